@@ -1,0 +1,1 @@
+"""TOML in, typed settings out; every mistake at once, with its line."""

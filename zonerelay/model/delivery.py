@@ -1,0 +1,80 @@
+"""A delivery: the durable state of one recipient of one message, from acceptance to final outcome.
+
+Deliveries are small and change often; the message they belong to is large and never changes.
+Whether a delivery is being attempted right now is not part of it: that is the scheduler's
+knowledge, and a crash must forget it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from zonerelay.model.address import Mailbox, domain_of
+from zonerelay.model.envelope import Notify
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outcome import Attempt
+
+
+class DeliveryState(enum.StrEnum):
+    READY = "ready"
+    ACTIVE = "active"
+    DEFERRED = "deferred"
+    HELD = "held"
+
+
+class DeliveryKey(NamedTuple):
+    """Names a delivery in every store. The same recipient twice in one message is one delivery."""
+
+    zone: str
+    message_id: MessageId
+    recipient: Mailbox
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """`created` and `next_attempt` are Unix times in seconds; `next_attempt` 0.0 means at once.
+
+    `attempts` counts finished attempts that reached out to a peer. `last` is the most recent
+    attempt or postponement, `None` before the first. `warned` is set once a delay warning
+    for this recipient has been stored.
+    """
+
+    zone: str
+    message_id: MessageId
+    recipient: Mailbox
+    created: float
+    attempts: int = 0
+    next_attempt: float = 0.0
+    held: bool = False
+    warned: bool = False
+    notify: Notify = Notify.UNSET
+    orcpt: str = ""
+    last: Attempt | None = None
+
+    @property
+    def key(self) -> DeliveryKey:
+        return DeliveryKey(self.zone, self.message_id, self.recipient)
+
+    @property
+    def domain(self) -> str:
+        return domain_of(self.recipient)
+
+    def is_due(self, now: float) -> bool:
+        return not self.held and self.next_attempt <= now
+
+    def state(self, now: float) -> DeliveryState:
+        """Held, deferred or ready; only the scheduler can say that one is active."""
+        if self.held:
+            return DeliveryState.HELD
+        return DeliveryState.READY if self.next_attempt <= now else DeliveryState.DEFERRED
+
+    def deferred(self, until: float, attempt: Attempt, *, counts: bool = True) -> Delivery:
+        """The next state after a deferral; `counts` is false when no peer was asked."""
+        return replace(
+            self,
+            attempts=self.attempts + (1 if counts else 0),
+            next_attempt=until,
+            last=attempt,
+        )

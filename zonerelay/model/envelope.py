@@ -1,0 +1,101 @@
+"""What the client said before the message: who it is from, who it is for, and how it came.
+
+An envelope is written once, at acceptance, and never changes. What changes for a recipient
+(attempts, next attempt, last reply) is a `Delivery`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from zonerelay.model.address import Mailbox
+from zonerelay.model.message_id import MessageId
+
+
+class Notify(enum.IntFlag):
+    """RFC 3461 4.1 NOTIFY. `UNSET` means the client did not say: failures and delays are reported."""
+
+    UNSET = 0
+    NEVER = 1
+    SUCCESS = 2
+    FAILURE = 4
+    DELAY = 8
+
+
+class Ret(enum.StrEnum):
+    """RFC 3461 4.3 RET: how much of the message a failure report returns."""
+
+    UNSET = ""
+    FULL = "FULL"
+    HDRS = "HDRS"
+
+
+class Body(enum.StrEnum):
+    """RFC 6152 BODY."""
+
+    SEVEN_BIT = "7BIT"
+    EIGHT_BIT = "8BITMIME"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipient:
+    """One accepted RCPT with the client's DSN wishes (`orcpt` is the raw `type;xtext`, `""` if absent)."""
+
+    address: Mailbox
+    notify: Notify = Notify.UNSET
+    orcpt: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a message came from: for the Received header, the trace and routing, never for metrics."""
+
+    client_address: str = ""
+    client_port: int = 0
+    helo: str = ""
+    protocol: str = "ESMTP"
+    listener: str = ""
+    user: str = ""
+    tls: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """The immutable envelope of one message. `created` is Unix time in seconds."""
+
+    id: MessageId
+    sender: Mailbox
+    recipients: tuple[Recipient, ...]
+    created: float
+    body: Body = Body.SEVEN_BIT
+    smtputf8: bool = False
+    ret: Ret = Ret.UNSET
+    envid: str = ""
+    origin: Origin = field(default_factory=Origin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A stored message: its envelope and what was learned while the body arrived.
+
+    `size` is the stored size in octets (CRLF line ends, no dot-stuffing, our own header fields
+    included); `headers` are the fields in order, values unfolded and decoded for people, capped;
+    `trace` are notes made at acceptance (`"listener=… bare_lf=3"`), for `queue trace`.
+    """
+
+    envelope: Envelope
+    size: int
+    chunks: int
+    eight_bit: bool = False
+    headers: tuple[tuple[str, str], ...] = ()
+    trace: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> MessageId:
+        return self.envelope.id
+
+    def header(self, name: str) -> str:
+        """The first value of a header field by case-insensitive name, `""` when absent."""
+        wanted = name.lower()
+        return next((value for key, value in self.headers if key.lower() == wanted), "")

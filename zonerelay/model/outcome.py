@@ -1,0 +1,81 @@
+"""What became of one recipient in one attempt, and how far the blame reaches.
+
+One type for every result, local or remote: a courier returns one `Outcome` per recipient, the
+retry policy may turn a deferral into an expiry, and `queue/settle.py` stores the consequence.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from zonerelay.model.reply import Reply
+
+
+class Verdict(enum.StrEnum):
+    """What is done with the recipient."""
+
+    DELIVERED = "delivered"
+    DEFERRED = "deferred"
+    BOUNCED = "bounced"
+    EXPIRED = "expired"
+
+
+class Scope(enum.StrEnum):
+    """Who failed (after Postfix's smtp_trouble): decides what else the failure touches.
+
+    RECIPIENT and MESSAGE concern only themselves. HOST means that the destination's hosts could not be
+    reached or would not talk: every delivery for the destination would fail the same way, so
+    the destination is suspended. DOMAIN is a routing failure (DNS) of one recipient domain.
+    LOCAL is our own trouble (store, configuration, a bug) and says nothing about any peer.
+    """
+
+    RECIPIENT = "recipient"
+    MESSAGE = "message"
+    HOST = "host"
+    DOMAIN = "domain"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The durable memory of an attempt: what `queue show` prints and a DSN reports.
+
+    `host` is the MX host's name, `peer` its address and port, both `""` when none was reached;
+    `local` is true when the reply is ours (DNS, connection, policy) and not a peer's.
+    """
+
+    at: float
+    reply: Reply
+    host: str = ""
+    peer: str = ""
+    local: bool = False
+    in_doubt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One recipient's result. `in_doubt`: the connection was lost after the final dot, before the
+    reply (RFC 1047), so the peer may or may not have taken the message. `tls` is the protocol
+    version used, `""` for clear text. `counts` false: no peer was asked, so no attempt was used up.
+    """
+
+    verdict: Verdict
+    reply: Reply
+    scope: Scope = Scope.RECIPIENT
+    host: str = ""
+    peer: str = ""
+    tls: str = ""
+    local: bool = False
+    in_doubt: bool = False
+    counts: bool = True
+
+    def attempt(self, at: float) -> Attempt:
+        return Attempt(
+            at=at,
+            reply=self.reply,
+            host=self.host,
+            peer=self.peer,
+            local=self.local,
+            in_doubt=self.in_doubt,
+        )

@@ -1,0 +1,54 @@
+"""An SMTP reply, ours or a peer's.
+
+The enhanced status class digit is derived from the reply code, never stored beside it: two
+numbers kept in step by hand drift apart (RFC 3463 2: the class must agree with the code).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """`code` 200–599; `detail` is the RFC 3463 subject and detail (`"1.1"`), `""` when none applies.
+
+    `text` may hold several lines separated by `\\n`; it is shown to people and never parsed again.
+    """
+
+    code: int
+    detail: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if not 200 <= self.code <= 599:
+            raise ValueError(f"not an SMTP reply code: {self.code}")
+
+    @property
+    def status(self) -> str:
+        """RFC 3463 status such as `5.1.1`; `X.0.0` when the peer sent no enhanced code."""
+        kind = {2: 2, 3: 2, 4: 4, 5: 5}[self.code // 100]
+        return f"{kind}.{self.detail or '0.0'}"
+
+    @property
+    def is_positive(self) -> bool:
+        return self.code < 400
+
+    @property
+    def is_transient(self) -> bool:
+        return 400 <= self.code < 500
+
+    @property
+    def is_permanent(self) -> bool:
+        return self.code >= 500
+
+    def encode(self) -> bytes:
+        """The reply on the wire, one CRLF-ended line per line of text (RFC 5321 4.2.1, RFC 2034 4)."""
+        prefix = f"{self.status} " if self.detail and self.code // 100 != 3 else ""
+        lines = self.text.split("\n")
+        head = "".join(f"{self.code}-{prefix}{line}\r\n" for line in lines[:-1])
+        return f"{head}{self.code} {prefix}{lines[-1]}\r\n".encode("utf-8", "replace")
+
+    def __str__(self) -> str:
+        status = f"{self.status} " if self.detail else ""
+        return f"{self.code} {status}{self.text}".replace("\n", " ")

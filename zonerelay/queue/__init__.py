@@ -1,0 +1,1 @@
+"""Deciding when: scheduling, destinations, retry, settling. Sends nothing itself."""

@@ -1,0 +1,50 @@
+"""What the scheduler needs from others, declared here and satisfied structurally.
+
+The queue imports neither the delivery nor the inbound side; they meet in these values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from zonerelay.config.models import ZoneSettings
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Envelope, Message
+from zonerelay.model.outcome import Outcome
+from zonerelay.routing.nexthop import Route, Unroutable
+
+Notify = Callable[[str], None]
+"""`notify(zone)`: there may be something to claim. Cheap, synchronous, never raises."""
+
+ChooseZone = Callable[[Envelope, str], str]
+"""`choose_zone(envelope, recipient) -> zone name`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Deliveries of one message that go to one destination in one transaction."""
+
+    zone: ZoneSettings
+    route: Route
+    message: Message
+    deliveries: tuple[Delivery, ...]
+
+
+class Courier(Protocol):
+    """Carries one batch to one of the route's hosts."""
+
+    async def deliver(self, batch: Batch) -> Sequence[Outcome]:
+        """One outcome per delivery, in order. Raises nothing but CancelledError: unknown trouble
+        is a deferral. Outcomes of scope HOST mean that no host of the route would talk."""
+
+
+class Router(Protocol):
+    """Finds the hosts for a domain."""
+
+    def static_route(self, zone: ZoneSettings) -> Route | None:
+        """The route of a zone whose next hop needs no DNS to be told apart; `None` for MX routing."""
+
+    async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
+        """Hosts for a domain, from cache when fresh. Raises nothing but CancelledError."""

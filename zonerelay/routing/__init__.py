@@ -1,0 +1,1 @@
+"""Which zone, which next hop, which hosts."""

@@ -1,0 +1,56 @@
+"""Values that say where mail for a domain goes, and how a configured next hop is written.
+
+`Route` is the answer for one zone and one domain. Its `destination` is what limits and suspension apply
+to: the zone and the set of hosts, so that domains hosted by one provider are one destination.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+from zonerelay.model.outcome import Outcome
+
+DestinationKey = NewType("DestinationKey", str)
+
+
+@dataclass(frozen=True, slots=True)
+class MxHost:
+    """One host to try: a name to resolve, or an IP address when `literal`. A lower preference is tried first."""
+
+    name: str
+    port: int
+    preference: int = 0
+    literal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`hosts` sorted by preference (equal ones are shuffled per attempt, RFC 5321 5.1).
+
+    `name` is for people: the MX domain or the next hop as configured. `expires` is Unix time.
+    """
+
+    zone: str
+    name: str
+    hosts: tuple[MxHost, ...]
+    expires: float
+    private_allowed: bool = False
+
+    @property
+    def destination(self) -> DestinationKey:
+        hosts = ",".join(sorted(f"{host.name}:{host.port}" for host in self.hosts))
+        return DestinationKey(f"{self.zone} {hosts}")
+
+
+@dataclass(frozen=True, slots=True)
+class Unroutable:
+    """No host to try: `outcome` says why (bounced only where RFC 5321 and RFC 7505 say so).
+
+    `expires` is Unix time: how long the answer may be reused for other mail to the domain.
+    """
+
+    zone: str
+    name: str
+    outcome: Outcome
+    expires: float

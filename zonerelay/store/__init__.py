@@ -1,0 +1,1 @@
+"""Where accepted mail lives until its outcome is stored."""

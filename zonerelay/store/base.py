@@ -1,0 +1,205 @@
+"""What every store promises, as Protocols, and the errors it may raise.
+
+Promises (DESIGN rules 1 and 2):
+
+- When `MessageWriter.commit` returns, the message survives a power cut. Before, it does not exist.
+- When `settle` returns, every change in it survives, all or none. An outcome, the removal of
+  its delivery and the bounce that reports it are one `settle`.
+- The last delivery to leave takes the message and its body with it, in the same atomic write.
+- A claimed delivery is handed out to nobody else until it is settled or released. Private
+  stores forget claims in a crash; shared ones let them expire.
+
+Failure: every method raises `StoreError` or a subclass and nothing else. After an error nothing of
+that call is visible, except that a `settle` whose result was lost may or may not have happened
+(the delivery is then attempted again: at least once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Envelope, Message
+from zonerelay.model.message_id import MessageId
+
+CHUNK_SIZE = 64 * 1024
+
+
+class StoreError(Exception):
+    """The store could not do it now; asking again later may work. Clients see 451 4.3.0."""
+
+
+class StoreFullError(StoreError):
+    """No space left, or less than `min_free_space`. Clients see 452 4.3.1."""
+
+
+class StoreCorruptError(StoreError):
+    """A record could not be read back. It stays where it is for `zonerelay spool repair`."""
+
+
+class StoreOpenError(StoreError):
+    """The store cannot be opened at all; the text says what the operator should do."""
+
+
+class MessageNotFoundError(StoreError):
+    """No such message: it was settled, dropped, or never committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The delivery has its final outcome and leaves the store."""
+
+    delivery: Delivery
+
+
+@dataclass(frozen=True, slots=True)
+class Postpone:
+    """The delivery stays. `delivery` is its new durable state (deferred, held, warned, or due now)."""
+
+    delivery: Delivery
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A message of our own making (a DSN) that must appear in the same write as what it reports."""
+
+    message: Message
+    body: bytes
+    deliveries: tuple[Delivery, ...]
+
+
+Change = Finish | Postpone | Submit
+
+
+class MessageWriter(Protocol):
+    """Takes one message's body. Leaving the `async with` block without commit aborts.
+
+    Abort removes what was written, in the background and at the latest at the next start.
+    """
+
+    async def write(self, chunk: bytes) -> None:
+        """Append body bytes (CRLF line ends, no dot-stuffing), any length; waits while the store is behind."""
+
+    async def commit(
+        self,
+        deliveries: Sequence[Delivery],
+        *,
+        headers: tuple[tuple[str, str], ...] = (),
+        eight_bit: bool = False,
+        trace: tuple[str, ...] = (),
+    ) -> Message:
+        """Make the message and its deliveries exist, durably. 250 may be sent when this returns."""
+
+    async def abort(self) -> None: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class QueueStore(Protocol):
+    """The verbs that the running relay needs."""
+
+    def begin(self, envelope: Envelope) -> MessageWriter:
+        """Start a message; raises nothing. `envelope.recipients` must be complete."""
+
+    async def claim(
+        self,
+        zone: str,
+        limit: int,
+        *,
+        now: float,
+        skip_domains: Collection[str] = (),
+    ) -> list[Delivery]:
+        """Up to `limit` unclaimed deliveries of the zone that are due at `now`, oldest message first.
+
+        Deliveries to a domain in `skip_domains` are passed over and remembered: `claim_domain`
+        finds them again without another scan of the zone. Deferred deliveries that have come due
+        and fresh ones share one call; each appears once. Fewer than `limit` means that no more is due.
+        """
+
+    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
+        """Like `claim`, from the deliveries of one domain that `claim` passed over."""
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        """Give claims back unattempted; the deliveries are due again as they were."""
+
+    async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
+        """Apply changes in one atomic durable write and drop the claims on their deliveries.
+
+        `lazy` may wait up to 50 ms for company. A `Finish` or `Postpone` of a delivery that no
+        longer exists is ignored (an operator dropped it meanwhile).
+        """
+
+    async def read_message(self, message_id: MessageId) -> Message:
+        """Envelope and metadata. Raises MessageNotFoundError or StoreCorruptError."""
+
+    def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+        """The body in order, in pieces of at most `CHUNK_SIZE`. Raises StoreCorruptError when a chunk is missing."""
+
+    async def next_due(self, zone: str) -> float | None:
+        """Unix time of the earliest unclaimed deferred delivery of the zone, `None` if there is none."""
+
+    def has_ready(self, zone: str) -> bool:
+        """True when `claim` could return a delivery that is not deferred. Cheap, may be wrongly true."""
+
+    def unhealthy(self) -> str | None:
+        """A bland reason why no new mail should be taken now, or `None`. Cheap; asked before each message."""
+
+    async def probe(self) -> None:
+        """Write and sync a mark now. Raises StoreError when it cannot: this is what /readyz asks."""
+
+    def counts(self) -> dict[str, QueueCounts]:
+        """Per zone, from memory; claimed ones are counted where their durable state puts them."""
+
+    async def oldest(self, zone: str) -> float | None:
+        """Acceptance time (Unix seconds) of the zone's oldest delivery, `None` when the zone is empty."""
+
+    async def zones(self) -> set[str]:
+        """Names of zones that hold deliveries, so that none is orphaned when the configuration drops it."""
+
+    async def close(self) -> None:
+        """Finish what was submitted, then release every resource."""
+
+
+@dataclass(slots=True)
+class QueueCounts:
+    """Deliveries of one zone by durable state."""
+
+    ready: int = 0
+    deferred: int = 0
+    held: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.ready + self.deferred + self.held
+
+
+class QueueOperations(Protocol):
+    """The verbs that operators need on top. Callers withdraw the deliveries from the scheduler first."""
+
+    def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
+        """Every delivery, zone by zone in MSGID order, from one snapshot; claimed ones included."""
+
+    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        """The deliveries of one message that are still open, in recipient order."""
+
+    async def update(
+        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
+    ) -> int:
+        """Rewrite deliveries in durable writes; `change` returns the new state, or `None` to remove it.
+
+        Returns how many still existed. Hold, release, reschedule and remove are made of this.
+        """
+
+
+class Store(QueueStore, QueueOperations, Protocol):
+    """What a backend implements."""
