@@ -43,8 +43,8 @@ class Courier(Protocol):
 class Router(Protocol):
     """Finds the hosts for a domain."""
 
-    def static_route(self, zone: ZoneSettings) -> Route | None:
-        """The route of a zone whose next hop needs no DNS to be told apart; `None` for MX routing."""
-
     async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
-        """Hosts for a domain, from cache when fresh. Raises nothing but CancelledError."""
+        """Hosts for a domain, from cache when fresh. Raises nothing but CancelledError.
+
+        A zone with a `next_hop` has one route for every domain; the scheduler then passes `""`.
+        """

@@ -35,7 +35,6 @@ class Route:
     name: str
     hosts: tuple[MxHost, ...]
     expires: float
-    private_allowed: bool = False
 
     @property
     def destination(self) -> DestinationKey:

@@ -166,6 +166,9 @@ class QueueStore(Protocol):
     async def zones(self) -> set[str]:
         """Names of zones that hold deliveries, so that none is orphaned when the configuration drops it."""
 
+    def last_message_id(self) -> MessageId | None:
+        """The highest id this spool has ever committed, so that ids stay monotonic over restarts."""
+
     async def close(self) -> None:
         """Finish what was submitted, then release every resource."""
 

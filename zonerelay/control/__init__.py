@@ -1,0 +1,1 @@
+"""One Unix socket through which operators ask and command."""

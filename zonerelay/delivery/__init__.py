@@ -1,0 +1,1 @@
+"""Sending mail: connections to peers and the transactions on them."""

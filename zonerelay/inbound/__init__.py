@@ -1,0 +1,1 @@
+"""Taking mail: the listener, its sessions, and the intake of one message."""

@@ -1,0 +1,1 @@
+"""Building and rewriting messages, streaming: no sockets, no store."""

@@ -1,0 +1,179 @@
+"""The relay's vocabulary of mail events: each function logs one line and moves its counters.
+
+No other module writes a log line about mail. Fields, not sentences; addresses go through the
+redactor (rule 7), remote text through `redact.text`, and nothing here ever becomes a metric
+label except zone names, outcomes and reasons from our own fixed lists. Never raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from zonerelay.model.address import Mailbox
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message, Origin
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outcome import Outcome
+from zonerelay.model.reply import Reply
+from zonerelay.telemetry.metrics import Metrics
+from zonerelay.telemetry.redact import Redactor
+
+Field = str | int | float | bool | None
+
+
+class LogSink(Protocol):
+    """Takes finished events; `telemetry.logs` has the real one."""
+
+    def emit(self, level: str, event: str, fields: dict[str, Field]) -> None: ...
+
+
+class Events:
+    """One per worker. Levels: info for the life of a message, warning for what an operator should look at."""
+
+    def __init__(self, sink: LogSink, metrics: Metrics, redactor: Redactor, clock: Clock) -> None:
+        self._emit = sink.emit
+        self.metrics = metrics
+        self._redact = redactor
+        self._clock = clock
+
+    def accepted(self, message: Message, *, bare_lf: int = 0, bare_cr: int = 0) -> None:
+        """A 250 is about to be sent: the message is durable."""
+        envelope = message.envelope
+        self.metrics.accepted(message.size, len(envelope.recipients))
+        fields: dict[str, Field] = {
+            "id": message.id,
+            "sender": self._redact.mailbox(envelope.sender),
+            "recipients": len(envelope.recipients),
+            "size": message.size,
+            "client": self._redact.client(envelope.origin.client_address),
+            "protocol": envelope.origin.protocol,
+        }
+        if envelope.origin.user:
+            fields["user"] = self._redact.mailbox(Mailbox(envelope.origin.user))
+        if bare_lf or bare_cr:
+            self.metrics.bare_line_ends(bare_lf + bare_cr)
+            fields |= {"bare_lf": bare_lf, "bare_cr": bare_cr}
+        self._emit("info", "accepted", fields)
+
+    def refused(
+        self,
+        origin: Origin,
+        command: str,
+        reply: Reply,
+        reason: str,
+        *,
+        message_id: MessageId | None = None,
+        mailbox: Mailbox | None = None,
+        detail: str = "",
+    ) -> None:
+        """A command or a connection was refused. `reason` is one of a fixed list (a metric label);
+        `detail` is what the operator may know and the client may not."""
+        self.metrics.refused(reason)
+        fields: dict[str, Field] = {
+            "command": command,
+            "reason": reason,
+            "reply": self._redact.text(str(reply)),
+            "client": self._redact.client(origin.client_address),
+        }
+        if message_id:
+            fields["id"] = message_id
+        if mailbox is not None:
+            fields["mailbox"] = self._redact.mailbox(mailbox)
+        if detail:
+            fields["detail"] = self._redact.text(detail)
+        self._emit("info" if reply.code != 451 else "warning", "refused", fields)
+
+    def settled(
+        self,
+        delivery: Delivery,
+        outcome: Outcome,
+        *,
+        destination: str,
+        next_attempt: float | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """One recipient's result of one attempt: `delivered`, `deferred`, `bounced` or `expired`.
+
+        `next_attempt` (Unix time) goes with a deferral, `seconds` is how long the attempt took.
+        """
+        now = self._clock.now()
+        verdict = outcome.verdict.value
+        age = now - delivery.created
+        self.metrics.settled(delivery.zone, verdict, age, in_doubt=outcome.in_doubt)
+        fields: dict[str, Field] = {
+            "id": delivery.message_id,
+            "recipient": self._redact.mailbox(delivery.recipient),
+            "zone": delivery.zone,
+            "destination": destination,
+            "host": outcome.host,
+            "peer": outcome.peer,
+            "tls": outcome.tls,
+            "attempt": delivery.attempts + (1 if outcome.counts else 0),
+            "reply": self._redact.text(str(outcome.reply)),
+            "age": round(age, 3),
+        }
+        if seconds is not None:
+            fields["seconds"] = round(seconds, 3)
+        if next_attempt is not None:
+            fields["next_attempt"] = round(next_attempt, 3)
+        if outcome.in_doubt:
+            fields["in_doubt"] = True
+        self._emit("info", verdict, fields)
+
+    def dsn(
+        self, kind: str, message_id: MessageId, about: MessageId, recipients: Sequence[Mailbox]
+    ) -> None:
+        """A report was queued to a sender; `kind` is `failed`, `delayed` or `delivered`."""
+        self.metrics.dsn(kind)
+        fields: dict[str, Field] = {
+            "id": message_id,
+            "about": about,
+            "kind": kind,
+            "recipients": len(recipients),
+        }
+        self._emit("info", "dsn", fields)
+
+    def no_dsn(self, about: MessageId, reason: str) -> None:
+        """A report was owed to nobody: null sender, NOTIFY=NEVER, or bounces switched off."""
+        self._emit("info", "no-dsn", {"about": about, "reason": reason})
+
+    def suspended(self, zone: str, destination: str, until: float, reply: Reply) -> None:
+        self.metrics.suspended(zone)
+        self._emit(
+            "warning",
+            "suspended",
+            {
+                "zone": zone,
+                "destination": destination,
+                "until": round(until, 3),
+                "reply": self._redact.text(str(reply)),
+            },
+        )
+
+    def resumed(self, zone: str, destination: str) -> None:
+        self._emit("info", "resumed", {"zone": zone, "destination": destination})
+
+    def operated(self, verb: str, count: int, *, detail: str = "") -> None:
+        """An operator changed the queue."""
+        self._emit("warning", "operated", {"verb": verb, "count": count, "detail": detail})
+
+    def store_unhealthy(self, reason: str) -> None:
+        self._emit("error", "store-unhealthy", {"reason": reason})
+
+    def store_recovered(self) -> None:
+        self._emit("info", "store-recovered", {})
+
+    def lifecycle(self, event: str, **fields: Field) -> None:
+        """`starting`, `ready`, `reloading`, `stopping`, `stopped`."""
+        self._emit("info", event, fields)
+
+    def trouble(self, where: str, error: BaseException, *, message_id: MessageId | None = None) -> None:
+        """Something that should not happen did. The mail is safe; the text is for the operator."""
+        self.metrics.trouble(where)
+        text = self._redact.text(f"{type(error).__name__}: {error}")
+        fields: dict[str, Field] = {"where": where, "error": text}
+        if message_id:
+            fields["id"] = message_id
+        self._emit("error", "trouble", fields)
