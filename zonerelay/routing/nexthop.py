@@ -53,3 +53,11 @@ class Unroutable:
     name: str
     outcome: Outcome
     expires: float
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """The addresses of one host, most wanted first; `failure` says why there are none."""
+
+    ips: tuple[str, ...]
+    failure: Outcome | None = None
