@@ -69,7 +69,8 @@ class Events:
         detail: str = "",
     ) -> None:
         """A command or a connection was refused. `reason` is one of a fixed list (a metric label);
-        `detail` is what the operator may know and the client may not."""
+        `detail` is what the operator may know and the client may not.
+        """
         self.metrics.refused(reason)
         fields: dict[str, Field] = {
             "command": command,
@@ -122,9 +123,7 @@ class Events:
             fields["in_doubt"] = True
         self._emit("info", verdict, fields)
 
-    def dsn(
-        self, kind: str, message_id: MessageId, about: MessageId, recipients: Sequence[Mailbox]
-    ) -> None:
+    def dsn(self, kind: str, message_id: MessageId, about: MessageId, recipients: Sequence[Mailbox]) -> None:
         """A report was queued to a sender; `kind` is `failed`, `delayed` or `delivered`."""
         self.metrics.dsn(kind)
         fields: dict[str, Field] = {

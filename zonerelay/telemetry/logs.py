@@ -1,0 +1,227 @@
+"""One JSON (or text) line per event on standard error, without ever getting in the way of mail.
+
+Lines gather during one turn of the event loop and leave in one write at its end; at exit, and when an
+error reaches the top, what is left is written. `emit` never raises and never waits: when the reader
+of a pipe is behind, lines wait in a bounded buffer, then are dropped, and a `log-dropped` event says
+how many as soon as there is room. Only `close` waits for a slow reader, for at most a second.
+
+Python's own `logging` (libraries, and asyncio's reports of our bugs) arrives here as event `log`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import logging
+import os
+import select
+import stat
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from zonerelay.config.models import LogFormat, LogSettings
+from zonerelay.model.clock import Clock
+
+Field = str | int | float | bool | None
+
+MAX_BUFFERED = 1024 * 1024
+MAX_TRACEBACK_LINES = 40
+RETRY_SECONDS = 0.1
+CLOSE_SECONDS = 1.0
+# A pipe that polls as writable takes this much without blocking (POSIX write(2), PIPE_BUF).
+PIPE_BUF = select.PIPE_BUF
+
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:@/+,<>[]…")
+
+
+class Stream(Protocol):
+    def fileno(self) -> int: ...
+
+
+class LogWriter:
+    """The sink that `configure` builds. One per process; other threads may emit too."""
+
+    def __init__(self, *, clock: Clock, descriptor: int, format: LogFormat) -> None:
+        self._now = clock.now
+        self._descriptor = descriptor
+        self._never_blocks = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        self._render = _json_line if format is LogFormat.JSON else _text_line
+        self._lines: deque[bytes] = deque()
+        self._buffered = 0
+        self._lock = threading.RLock()
+        self._scheduled = False
+        self._second = -1
+        self._stamp = ""
+        self._unreported = 0
+        self.dropped = 0
+
+    def emit(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
+        """Queue one event for the end of this turn of the loop (or write it, when no loop runs here)."""
+        line = self._line(level, event, fields)
+        if self._buffered + len(line) > MAX_BUFFERED:
+            self.dropped += 1
+            self._unreported += 1
+            return
+        self._buffered += len(line)
+        self._lines.append(line)
+        if self._scheduled:
+            return
+        try:
+            asyncio.get_running_loop().call_soon(self._flush_turn)
+        except RuntimeError:  # no loop in this thread, or it is closing
+            self.flush()
+        else:
+            self._scheduled = True
+
+    def flush(self) -> bool:
+        """Write what can be written without waiting; true when nothing is left."""
+        with self._lock:
+            while self._lines:
+                if not self._is_writable(0.0):
+                    return False
+                self._write(self._next_piece())
+            if self._unreported:
+                count, self._unreported = self._unreported, 0
+                self._write(self._line("error", "log-dropped", {"count": count}))
+            return True
+
+    def close(self) -> None:
+        """Write the rest, waiting a little for a slow reader. Later events are still written."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while not self.flush() and time.monotonic() < deadline:
+            self._is_writable(RETRY_SECONDS)
+
+    def _flush_turn(self) -> None:
+        self._scheduled = False
+        if not self.flush():
+            self._scheduled = True
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush_turn)
+
+    def _is_writable(self, wait: float) -> bool:
+        if self._never_blocks:
+            return True
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        return bool(poll.poll(wait * 1000))
+
+    def _next_piece(self) -> bytes:
+        """Whole lines up to what one write takes; a longer line goes in parts."""
+        lines = self._lines
+        if self._never_blocks:
+            piece = b"".join(lines)
+            lines.clear()
+            return piece
+        taken = [lines.popleft()]
+        size = len(taken[0])
+        if size > PIPE_BUF:
+            lines.appendleft(taken[0][PIPE_BUF:])
+            return taken[0][:PIPE_BUF]
+        while lines and size + len(lines[0]) <= PIPE_BUF:
+            size += len(lines[0])
+            taken.append(lines.popleft())
+        return b"".join(taken)
+
+    def _write(self, piece: bytes) -> None:
+        self._buffered = max(self._buffered - len(piece), 0)
+        try:
+            written = os.write(self._descriptor, piece)
+            if written < len(piece):  # a full disk, or a signal in between
+                os.write(self._descriptor, piece[written:])
+        except OSError:
+            # The reader is gone or the disk is full. There is nobody to tell; the count remains.
+            self.dropped += piece.count(b"\n")
+
+    def _line(self, level: str, event: str, fields: Mapping[str, Field]) -> bytes:
+        try:
+            return self._render(self._timestamp(), level, event, fields)
+        except Exception as error:  # noqa: BLE001 - a log line must never stop mail
+            return _last_resort(self._timestamp(), level, event, fields, error)
+
+    def _timestamp(self) -> str:
+        now = self._now()
+        second = int(now)
+        if second != self._second:
+            self._stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            self._second = second
+        return f"{self._stamp}.{int((now - second) * 1000):03d}Z"
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def _json_line(stamp: str, level: str, event: str, fields: Mapping[str, Field]) -> bytes:
+    return _encode({"time": stamp, "level": level, "event": event, **fields}) + b"\n"
+
+
+def _text_line(stamp: str, level: str, event: str, fields: Mapping[str, Field]) -> bytes:
+    words = [stamp, f"{level:<7}", event]
+    words += [f"{name}={_text_value(value)}" for name, value in fields.items() if value not in ("", None)]
+    return (" ".join(words) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _text_value(value: Field) -> str:
+    text = str(value)
+    return text if _PLAIN.issuperset(text) else json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def _last_resort(stamp: str, level: str, event: str, fields: Mapping[str, Field], error: Exception) -> bytes:
+    """A value was not what its type says (text with half a surrogate pair, say): show it in ASCII."""
+    shown = {str(name): ascii(value) for name, value in fields.items()}
+    whole = {"time": stamp, "level": level, "event": event, **shown, "log_error": ascii(error)}
+    return json.dumps(whole).encode("ascii") + b"\n"
+
+
+class _Bridge(logging.Handler):
+    """Python's logging into the sink. The text may quote anything, so it is redacted line by line."""
+
+    def __init__(self, sink: LogWriter, redact: Callable[[str], str]) -> None:
+        super().__init__()
+        self._sink = sink
+        self._redact = redact
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            fields: dict[str, Field] = {
+                "logger": record.name,
+                "text": self._redact(record.getMessage()),
+            }
+            if record.exc_info:
+                fields["traceback"] = self._traceback(record)
+            self._sink.emit(record.levelname.lower(), "log", fields)
+        except Exception as error:  # noqa: BLE001 - a bad format string in a library must not stop mail
+            self._sink.emit("error", "log", {"logger": record.name, "text": ascii(error)})
+
+    def _traceback(self, record: logging.LogRecord) -> str:
+        assert record.exc_info
+        lines = "".join(traceback.format_exception(*record.exc_info)).splitlines()
+        return "\n".join(self._redact(line) for line in lines[-MAX_TRACEBACK_LINES:])
+
+
+def configure(
+    settings: LogSettings,
+    *,
+    clock: Clock,
+    redact: Callable[[str], str] = str,
+    stream: Stream | None = None,
+) -> LogWriter:
+    """Build the sink and send Python's logging through it. Call again to replace an earlier one."""
+    descriptor = (stream or sys.stderr).fileno()
+    sink = LogWriter(clock=clock, descriptor=descriptor, format=settings.format)
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if isinstance(handler, _Bridge):
+            root.removeHandler(handler)
+    root.addHandler(_Bridge(sink, redact))
+    root.setLevel(logging.WARNING)
+    # aiosmtpd logs every command line and address at INFO, whatever the root says.
+    logging.getLogger("mail.log").setLevel(logging.WARNING)
+    atexit.register(sink.close)
+    return sink

@@ -1,0 +1,191 @@
+"""Pseudonyms for personal data in logs and traces (rule 7).
+
+    alice@example.com        u-mfrggzdfmztwq@d-nbswy3dpeb3w6
+    a client's IP address    c-orugs4zanfzsa
+    a login name             u-…
+
+A pseudonym is a keyed BLAKE2 hash (65 bits in base 32): the same mailbox always has the same one, so
+log lines join, and a list of guesses is useless without the key. The `d-` part depends on the domain
+alone, so lines join by domain; the `u-` part depends on the whole mailbox, so that `info@` at two
+domains does not give itself away by its frequency. Both ignore case: replies often change it.
+IP addresses and host names of peers stay as they are; they belong to servers, not to people.
+
+`text` is for what strangers wrote: addresses and Message-IDs in it become the same pseudonyms, control
+characters become visible ones, and it is cut. It is idempotent. Nothing here raises, except
+`load_or_create_key`, in words.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+from zonerelay.model.address import Mailbox
+
+KEY_SIZE = 32
+TEXT_LIMIT = 512
+CACHE_SIZE = 8192
+
+# More than TEXT_LIMIT is searched, because a long address shrinks to a short pseudonym.
+_SEARCHED = 4 * TEXT_LIMIT
+
+_SYLLABLES = "[a-z2-7]{13}"
+_PSEUDONYM = re.compile(f"u-{_SYLLABLES}@d-{_SYLLABLES}")
+
+# What may stand in a local part. Wider than RFC 5321: a stranger's text is not a grammar, and one
+# character too many only costs a join, while one too few shows part of an address.
+_LOCAL = r"[^\s<>()\[\],;:\"@\\\x00-\x1f\x7f␀-␡�]"
+# The look-behind lets the search start only at the head of a run, which keeps it linear.
+_ADDRESS = re.compile(
+    rf"""(?:(?<!{_LOCAL})('*)({_LOCAL}+)|("(?:[^"\\\x00-\x1f]|\\.)*"))(?:@|%40)(\[[^\]\s]*\]?|\w[\w.-]*\w|\w)"""
+)
+
+# Control characters become their visible pictures (U+2400…): one character stays one character.
+_PICTURES = {code: 0x2400 + code for code in range(32)} | {0x7F: 0x2421}
+
+
+class RedactKeyError(Exception):
+    """The key cannot be read or made; the text says what the operator should do."""
+
+
+class Redactor:
+    """Makes pseudonyms with one key. Disabled, it shows addresses as they are, but still cleans text."""
+
+    def __init__(self, key: bytes, *, enabled: bool) -> None:
+        self._key = key[: hashlib.blake2b.MAX_KEY_SIZE]
+        self.enabled = enabled
+        self._domain = lru_cache(CACHE_SIZE)(self._hash_domain)
+        self.mailbox: Callable[[Mailbox], str] = self._shown
+        self.client: Callable[[str], str] = printable
+        if enabled:
+            self.mailbox = lru_cache(CACHE_SIZE)(self._hash_mailbox)
+            self.client = lru_cache(CACHE_SIZE)(self._hash_client)
+
+    def text(self, text: str, *, limit: int = TEXT_LIMIT) -> str:
+        """A stranger's text, fit to be logged: no addresses, one line, printable, at most `limit` long."""
+        if len(text) > _SEARCHED:
+            text = _cut_between_words(text, _SEARCHED)
+        if self.enabled and ("@" in text or "%40" in text):
+            text = _ADDRESS.sub(self._replace, text)
+        if not text.isprintable():
+            text = printable(text)
+        return text if len(text) <= limit else _cut_outside_pseudonyms(text, limit)
+
+    def matches(self, pseudonym: str, mailbox: Mailbox) -> bool:
+        """True when `pseudonym` (or its domain part alone) is how this redactor writes the mailbox."""
+        wanted = pseudonym.strip().strip("<>").lower()
+        written = self._hash_mailbox(mailbox)
+        return wanted == written or (wanted.startswith("d-") and wanted == written.rpartition("@")[2])
+
+    def _replace(self, match: re.Match[str]) -> str:
+        lead, plain, quoted, domain = match.groups("")
+        found = f"{plain or quoted}@{domain}"
+        return lead + (found if _PSEUDONYM.fullmatch(found) else self.mailbox(Mailbox(found)))
+
+    def _shown(self, mailbox: Mailbox) -> str:
+        return printable(mailbox) if mailbox else "<>"
+
+    def _hash_mailbox(self, mailbox: Mailbox) -> str:
+        if not mailbox:
+            return "<>"
+        whole = mailbox.lower()
+        local, at, domain = whole.rpartition("@")
+        return f"u-{self._token(b'u', whole)}@{self._domain(domain)}" if at and local else self._user(whole)
+
+    def _user(self, name: str) -> str:
+        return f"u-{self._token(b'u', name)}"
+
+    def _hash_domain(self, domain: str) -> str:
+        return f"d-{self._token(b'd', domain.rstrip('.'))}"
+
+    def _hash_client(self, address: str) -> str:
+        return f"c-{self._token(b'c', address.lower().removeprefix('::ffff:'))}" if address else ""
+
+    def _token(self, kind: bytes, value: str) -> str:
+        data = value.encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(data, key=self._key, digest_size=9, person=kind).digest()
+        return base64.b32encode(digest)[:13].decode("ascii").lower()
+
+
+def printable(text: str) -> str:
+    """The text on one line with nothing that moves a cursor, turns writing around or is not Unicode."""
+    if text.isprintable():
+        return text
+    text = text.translate(_PICTURES)
+    return "".join(c if c.isprintable() else "�" for c in text)
+
+
+def _cut_between_words(text: str, limit: int) -> str:
+    """Cut where no address can be halved: the half would not be recognised."""
+    head = text[:limit]
+    return head[: head.rfind(" ") + 1] + "…"
+
+
+def _cut_outside_pseudonyms(text: str, limit: int) -> str:
+    end = limit - 1
+    for match in _PSEUDONYM.finditer(text):
+        if match.start() < end < match.end():
+            end = match.start()
+    return text[:end] + "…"
+
+
+def load_or_create_key(path: Path) -> bytes:
+    """The pseudonym key at `path`, made (mode 0600) when there is none. Safe when workers race."""
+    try:
+        return _read_key(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise RedactKeyError(f"cannot read the log redaction key {path}: {error.strerror}") from error
+    try:
+        _write_new_key(path)
+        return _read_key(path)
+    except OSError as error:
+        raise RedactKeyError(
+            f"cannot create the log redaction key {path}: {error.strerror}; "
+            "create the directory, or name another file in log.redact_key_file"
+        ) from error
+
+
+def _read_key(path: Path) -> bytes:
+    if path.stat().st_mode & 0o004:
+        raise RedactKeyError(
+            f"the log redaction key {path} can be read by everybody, which makes pseudonyms guessable: "
+            "chmod 640 it"
+        )
+    try:
+        key = bytes.fromhex(path.read_text("ascii"))
+    except ValueError as error:
+        key = b""
+        cause: Exception | None = error
+    else:
+        cause = None
+    if len(key) < KEY_SIZE:
+        raise RedactKeyError(
+            f"the log redaction key {path} is damaged (expected {2 * KEY_SIZE} hexadecimal digits): "
+            "remove it to get a new one; pseudonyms change with it"
+        ) from cause
+    return key
+
+
+def _write_new_key(path: Path) -> None:
+    """Write beside and link into place, so that another worker never reads half a key."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(KEY_SIZE) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        # When another worker was first, its key is the key.
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
