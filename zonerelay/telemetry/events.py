@@ -156,7 +156,7 @@ class Events:
 
     def operated(self, verb: str, count: int, *, detail: str = "") -> None:
         """An operator changed the queue."""
-        self._emit("warning", "operated", {"verb": verb, "count": count, "detail": detail})
+        self._emit("warning", "operated", {"verb": verb, "count": count, "detail": self._redact.text(detail)})
 
     def store_unhealthy(self, reason: str) -> None:
         self._emit("error", "store-unhealthy", {"reason": reason})
@@ -172,7 +172,18 @@ class Events:
         """Something that should not happen did. The mail is safe; the text is for the operator."""
         self.metrics.trouble(where)
         text = self._redact.text(f"{type(error).__name__}: {error}")
-        fields: dict[str, Field] = {"where": where, "error": text}
+        fields: dict[str, Field] = {"where": where, "error": text, "at": _raised_at(error)}
         if message_id:
             fields["id"] = message_id
         self._emit("error", "trouble", fields)
+
+
+def _raised_at(error: BaseException) -> str:
+    """File, line and function that raised: what turns a report from an operator into a fix."""
+    trace = error.__traceback__
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno} {code.co_name}"
