@@ -1,0 +1,293 @@
+"""Server and client over a real Unix socket; the handler is a small fake."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from zonerelay.control import messages
+from zonerelay.control import server as server_module
+from zonerelay.control.client import ControlClient
+from zonerelay.control.errors import ControlError, NotFoundError, NotRunningError
+from zonerelay.control.messages import (
+    Changed,
+    Count,
+    DeliveryRow,
+    End,
+    Frame,
+    Ping,
+    Pong,
+    QueueChange,
+    QueueList,
+    QueueShow,
+    Request,
+    Status,
+)
+from zonerelay.control.server import Answer, ControlServer
+
+
+def row(number: int) -> DeliveryRow:
+    return DeliveryRow(
+        message_id=f"{number:016x}",
+        zone="default",
+        sender="a@example.org",
+        recipient=f"user{number}@example.com",
+        domain="example.com",
+        state="ready",
+        created=1.0,
+        attempts=0,
+        next_attempt=0.0,
+    )
+
+
+class Fake:
+    """Answers like a relay; `slow` waits until `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.changed = asyncio.Event()
+        self.rows = 3
+
+    async def handle(self, request: Request, answer: Answer) -> End:
+        match request:
+            case Ping():
+                await answer.send(Pong(software="test", pid=1))
+            case QueueList():
+                for number in range(self.rows):
+                    await answer.send(row(number))
+                    answer.done += 1
+                return End(count=self.rows)
+            case QueueShow():
+                raise NotFoundError("no such message")
+            case QueueChange():
+                await self.go.wait()
+                self.changed.set()
+                await answer.send(Changed(action=request.action, matched=1, changed=1, busy=0))
+            case Status():
+                try:
+                    await self.go.wait()
+                except asyncio.CancelledError:
+                    self.cancelled.set()
+                    raise
+            case _:
+                raise RuntimeError("a secret that stays in the log")
+        return End()
+
+
+class Relay:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.handler = Fake()
+        self.troubles: list[BaseException] = []
+        self.server = ControlServer(path, self.handler, trouble=self._trouble)
+        self.client = ControlClient(path, timeout=5)
+
+    def _trouble(self, where: str, error: BaseException) -> None:
+        assert where == "control"
+        self.troubles.append(error)
+
+    async def ask(self, request: Request) -> list[Frame]:
+        return await asyncio.to_thread(lambda: list(self.client.stream(request)))
+
+
+@pytest.fixture
+async def relay(tmp_path: Path) -> AsyncIterator[Relay]:
+    relay = Relay(tmp_path / "control.sock")
+    await relay.server.start()
+    yield relay
+    await relay.server.close()
+
+
+async def raw(path: Path, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(data)
+    answer = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+async def until(condition: Callable[[], Awaitable[object]]) -> None:
+    await asyncio.wait_for(condition(), 5)
+
+
+async def test_a_question_gets_its_frames_and_then_the_end(relay: Relay) -> None:
+    assert await relay.ask(Ping()) == [Pong(software="test", pid=1), End()]
+
+
+async def test_a_list_arrives_row_by_row(relay: Relay) -> None:
+    frames = await relay.ask(QueueList())
+    assert frames == [row(0), row(1), row(2), End(count=3)]
+
+
+async def test_a_list_longer_than_every_buffer_arrives_whole(relay: Relay) -> None:
+    relay.handler.rows = 5000
+    frames = await relay.ask(QueueList())
+    assert len(frames) == 5001
+    assert frames[-1] == End(count=5000)
+
+
+async def test_the_socket_is_for_its_owner_only(relay: Relay) -> None:
+    assert stat.S_IMODE(relay.path.stat().st_mode) == 0o600
+
+
+async def test_what_is_not_found_is_told_apart(relay: Relay) -> None:
+    with pytest.raises(NotFoundError, match="no such message"):
+        await relay.ask(QueueShow(message_id="0"))
+
+
+async def test_an_unexpected_error_is_answered_blandly_and_reported(relay: Relay) -> None:
+    with pytest.raises(ControlError, match="unexpected RuntimeError") as caught:
+        await relay.ask(messages.Resolve(pseudonym="u-x"))
+    assert "secret" not in str(caught.value)
+    assert [str(error) for error in relay.troubles] == ["a secret that stays in the log"]
+    assert (await relay.ask(Ping()))[-1] == End()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"nonsense\n", "not a request"),
+        (b"{}\n", "command version 0"),
+        (b'{"verb":"ping","version":99}\n', "command version 99"),
+        (b'{"verb":"format-disk","version":1}\n', "not a request"),
+        (b'{"verb":"ping","version":1,"more":1}\n', "not a request"),
+        (b'{"verb":"queue-change","version":1,"action":"burn"}\n', "not a request"),
+        (b"x" * (messages.MAX_REQUEST + 10) + b"\n", "bytes long"),
+    ],
+)
+async def test_a_bad_request_is_refused_in_words(relay: Relay, line: bytes, words: str) -> None:
+    answer = await raw(relay.path, line)
+    assert words in answer.decode()
+    assert answer.count(b"\n") == 1
+
+
+async def test_a_client_that_vanishes_ends_its_question(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "HEARTBEAT", 0.01)
+    _, writer = await asyncio.open_unix_connection(str(relay.path))
+    writer.write(messages.encode(Status()))
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    await until(relay.handler.cancelled.wait)
+    assert (await relay.ask(Ping()))[-1] == End()
+
+
+async def test_a_client_that_vanishes_does_not_stop_its_change_half_way(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "HEARTBEAT", 0.01)
+    _, writer = await asyncio.open_unix_connection(str(relay.path))
+    writer.write(messages.encode(QueueChange(action="hold")))
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    await asyncio.sleep(0.05)
+    relay.handler.go.set()
+    await until(relay.handler.changed.wait)
+
+
+async def test_long_work_shows_progress(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "HEARTBEAT", 0.01)
+    asking = asyncio.create_task(relay.ask(Status()))
+    await asyncio.sleep(0.05)
+    relay.handler.go.set()
+    frames = await asking
+    assert messages.Progress(done=0) in frames
+    assert frames[-1] == End()
+
+
+async def test_a_client_that_does_not_read_holds_up_nobody(relay: Relay) -> None:
+    relay.handler.rows = 20_000
+    idle = socket.socket(socket.AF_UNIX)
+    with idle:
+        idle.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(idle, str(relay.path))
+        await asyncio.get_running_loop().sock_sendall(idle, messages.encode(QueueList()))
+        for _ in range(3):
+            assert (await relay.ask(Ping()))[-1] == End()
+
+
+async def test_more_clients_than_the_limit_are_told_to_wait(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "MAX_CLIENTS", 1)
+    _, writer = await asyncio.open_unix_connection(str(relay.path))
+    await asyncio.sleep(0.01)
+    with pytest.raises(ControlError, match="try again"):
+        await relay.ask(Ping())
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_silent_client_is_let_go(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "REQUEST_TIMEOUT", 0.02)
+    assert await raw(relay.path, b"") == b""
+
+
+async def test_closing_removes_the_socket_and_drops_clients(tmp_path: Path) -> None:
+    relay = Relay(tmp_path / "control.sock")
+    await relay.server.start()
+    asking = asyncio.create_task(relay.ask(Status()))
+    await asyncio.sleep(0.05)
+    await relay.server.close()
+    with pytest.raises(ControlError, match="did it stop"):
+        await asking
+    assert not relay.path.exists()
+    with pytest.raises(NotRunningError, match="zonerelay serve"):
+        await relay.ask(Ping())
+
+
+async def test_a_socket_left_by_a_crash_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    with socket.socket(socket.AF_UNIX) as crashed:
+        crashed.bind(str(path))
+    with pytest.raises(NotRunningError):
+        list(ControlClient(path).stream(Ping()))
+    relay = Relay(path)
+    await relay.server.start()
+    assert (await relay.ask(Ping()))[-1] == End()
+    await relay.server.close()
+
+
+async def test_a_running_relays_socket_is_not_taken_away(relay: Relay) -> None:
+    second = ControlServer(relay.path, Fake(), trouble=lambda where, error: None)
+    with pytest.raises(ControlError, match="another relay answers"):
+        await second.start()
+    assert (await relay.ask(Ping()))[-1] == End()
+
+
+async def test_a_file_in_the_way_is_not_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    path.write_text("precious")
+    with pytest.raises(ControlError, match="not a socket"):
+        await ControlServer(path, Fake(), trouble=lambda where, error: None).start()
+    assert path.read_text() == "precious"
+
+
+async def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "control.sock"
+    with pytest.raises(ControlError, match="no directory"):
+        await ControlServer(path, Fake(), trouble=lambda where, error: None).start()
+
+
+async def test_a_successors_socket_survives_the_close_of_its_predecessor(relay: Relay) -> None:
+    relay.path.unlink()
+    successor = Relay(relay.path)
+    await successor.server.start()
+    await relay.server.close()
+    assert (await successor.ask(Ping()))[-1] == End()
+    await successor.server.close()
+
+
+async def test_ask_wants_the_frame_it_was_promised(relay: Relay) -> None:
+    with pytest.raises(ControlError, match="holds no Count"):
+        await asyncio.to_thread(relay.client.ask, Ping(), Count)

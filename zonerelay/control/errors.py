@@ -1,0 +1,15 @@
+"""What goes wrong between an operator and the relay. Every text can be printed as it is."""
+
+from __future__ import annotations
+
+
+class ControlError(Exception):
+    """The control channel, or what was asked through it, does not work; the text says what to do."""
+
+
+class NotRunningError(ControlError):
+    """Nobody answers at the socket."""
+
+
+class NotFoundError(ControlError):
+    """What the request names does not exist, or no longer."""

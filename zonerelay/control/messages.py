@@ -1,0 +1,345 @@
+"""What travels between `zonerelay queue …` and a running relay: one JSON object per line.
+
+A client sends one request and reads frames until `End` or `Failure`; the connection is then done.
+A stream that stops without either was cut, and the client says so. Lists travel one frame per
+delivery, so neither side ever holds a whole queue. Times are Unix seconds, ages are seconds.
+
+The frames are also what `--json` prints, so their field names are an outside contract: fields may be
+added, never renamed or given another meaning without a new `VERSION`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+VERSION = 1
+MAX_REQUEST = 64 * 1024
+MAX_FRAME = 16 * 1024 * 1024
+"""One frame holds at most one message with all its recipients; this is far above any of them."""
+
+ChangeVerb = Literal["retry", "hold", "release", "bounce", "drop"]
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Which deliveries. Everything given must match; `*` in the text fields matches any text."""
+
+    sender: str | None = None
+    recipient: str | None = None
+    domain: str | None = None
+    zone: str | None = None
+    state: str | None = None
+    min_age: float | None = None
+    max_age: float | None = None
+    reply_text: str | None = None
+    message_id: str | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        return self == Filter()
+
+
+# --- requests ---------------------------------------------------------------------------------------
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="verb", forbid_unknown_fields=True):
+    version: int = VERSION
+
+
+class Ping(_Request, frozen=True, kw_only=True, tag="ping"):
+    """Is anybody there?"""
+
+
+class Status(_Request, frozen=True, kw_only=True, tag="status"):
+    """Queue depths, zones and destinations."""
+
+
+class QueueList(_Request, frozen=True, kw_only=True, tag="queue-list"):
+    """Stream matching deliveries, oldest message first; `limit` 0 means all."""
+
+    filter: Filter = Filter()
+    limit: int = 0
+
+
+class QueueCount(_Request, frozen=True, kw_only=True, tag="queue-count"):
+    """How many deliveries match, with the first `sample` of them: the preview of a bulk verb."""
+
+    filter: Filter = Filter()
+    sample: int = 5
+
+
+class QueueShow(_Request, frozen=True, kw_only=True, tag="queue-show"):
+    """One message with its open deliveries."""
+
+    message_id: str
+
+
+class QueueTrace(_Request, frozen=True, kw_only=True, tag="queue-trace"):
+    """What happened to one message so far, in order."""
+
+    message_id: str
+
+
+class QueueChange(_Request, frozen=True, kw_only=True, tag="queue-change"):
+    """Do `action` to every match. An empty filter needs `everything`, so that no slip empties a queue."""
+
+    action: ChangeVerb
+    filter: Filter = Filter()
+    reason: str = ""
+    everything: bool = False
+
+
+class Explain(_Request, frozen=True, kw_only=True, tag="explain"):
+    """Where mail for an address would go. Nothing is sent."""
+
+    address: str
+    sender: str = ""
+
+
+class Resolve(_Request, frozen=True, kw_only=True, tag="resolve"):
+    """Which addresses in the queue a pseudonym from the log stands for."""
+
+    pseudonym: str
+
+
+Request = Ping | Status | QueueList | QueueCount | QueueShow | QueueTrace | QueueChange | Explain | Resolve
+
+
+# --- frames -----------------------------------------------------------------------------------------
+
+
+class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """A line of an answer. Unknown fields are ignored, so that an older command reads a newer relay."""
+
+
+class Pong(_Frame, frozen=True, kw_only=True, tag="pong"):
+    software: str
+    pid: int
+
+
+class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
+    """One recipient of one message. `next_attempt` is 0 when it is due now; `sender` is "" for `<>`."""
+
+    message_id: str
+    zone: str
+    sender: str | None
+    recipient: str
+    domain: str
+    state: str
+    created: float
+    attempts: int
+    next_attempt: float
+    size: int | None = None
+    reply: str = ""
+    host: str = ""
+    peer: str = ""
+    last_attempt: float | None = None
+    in_doubt: bool = False
+
+
+class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
+    """Everything the relay knows about a stored message but its body."""
+
+    message_id: str
+    created: float
+    sender: str
+    size: int
+    chunks: int
+    body: str
+    smtputf8: bool
+    envid: str
+    client: str
+    helo: str
+    protocol: str
+    listener: str
+    user: str
+    tls: str
+    recipients_accepted: int
+    headers: tuple[tuple[str, str], ...]
+    deliveries: tuple[DeliveryRow, ...]
+
+
+class TraceStep(_Frame, frozen=True, kw_only=True, tag="step"):
+    """One thing that happened, or is going to: `at` is Unix seconds; `recipient` "" concerns them all."""
+
+    at: float
+    event: str
+    recipient: str = ""
+    text: str = ""
+
+
+class Progress(_Frame, frozen=True, kw_only=True, tag="progress"):
+    """Still working. `total` is what the queue held at the start, 0 when that is not known."""
+
+    done: int
+    total: int = 0
+
+
+class Count(_Frame, frozen=True, kw_only=True, tag="count"):
+    matched: int
+
+
+class Changed(_Frame, frozen=True, kw_only=True, tag="changed"):
+    """`busy` deliveries are on their way at this moment, so they were left alone."""
+
+    action: str
+    matched: int
+    changed: int
+    busy: int
+
+
+class Address(_Frame, frozen=True, kw_only=True, tag="address"):
+    """An address behind a pseudonym. `role` is `sender` or `recipient`."""
+
+    address: str
+    role: str
+    message_id: str
+
+
+class ZoneStatus(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    ready: int
+    active: int
+    deferred: int
+    held: int
+    oldest_seconds: float
+    connections: int
+    max_connections: int
+
+
+class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """`waiting` deliveries are in the scheduler's window; the rest of the queue is on disk."""
+
+    zone: str
+    destination: str
+    active: int
+    waiting: int
+    connections: int
+    max_connections: int
+    suspended_until: float | None = None
+    reply: str = ""
+
+
+class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
+    software: str
+    pid: int
+    hostname: str
+    backend: str
+    uptime: float
+    state: str
+    listeners: tuple[str, ...]
+    inbound_connections: int
+    zones: tuple[ZoneStatus, ...]
+    destinations: tuple[DestinationStatus, ...]
+    destinations_total: int
+    problems: tuple[str, ...] = ()
+
+
+class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One MX host. `error` says why it has no usable address."""
+
+    name: str
+    port: int
+    preference: int
+    addresses: tuple[str, ...] = ()
+    source_addresses: tuple[str, ...] = ()
+    error: str = ""
+
+
+class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
+    """Where mail would go and under which policy. `unroutable` holds the reply it would end with."""
+
+    address: str
+    sender: str
+    domain: str
+    zone: str
+    rule: str
+    next_hop: str
+    route: str
+    destination: str
+    hosts: tuple[HostPlan, ...]
+    unroutable: str
+    verdict: str
+    tls: str
+    ehlo_name: str
+    limits: dict[str, int | float]
+    suspended_until: float | None = None
+    suspended_reply: str = ""
+    relay_running: bool = True
+
+
+class End(_Frame, frozen=True, kw_only=True, tag="end"):
+    """The answer is complete. `more` is true when a limit cut a list short."""
+
+    count: int = 0
+    more: bool = False
+
+
+class Failure(_Frame, frozen=True, kw_only=True, tag="failure"):
+    """It did not work; `text` is for a person. `not_found` sets apart what does not exist (any more)."""
+
+    text: str
+    not_found: bool = False
+
+
+Frame = (
+    Pong
+    | DeliveryRow
+    | MessageDetail
+    | TraceStep
+    | Progress
+    | Count
+    | Changed
+    | Address
+    | RelayStatus
+    | Explanation
+    | End
+    | Failure
+)
+
+
+# --- lines ------------------------------------------------------------------------------------------
+
+
+class RequestError(Exception):
+    """The request cannot be read; the text goes back to whoever sent it."""
+
+
+class _Preamble(msgspec.Struct):
+    version: int = 0
+
+
+_preamble = msgspec.json.Decoder(_Preamble)
+_request = msgspec.json.Decoder(Request)
+_frame = msgspec.json.Decoder(Frame)
+_encoder = msgspec.json.Encoder()
+
+
+def encode(value: Request | Frame) -> bytes:
+    return _encoder.encode(value) + b"\n"
+
+
+def decode_request(line: bytes) -> Request:
+    """Raises RequestError, in words that fit a terminal."""
+    try:
+        # The version first: a newer request may hold fields that this relay would call wrong.
+        version = _preamble.decode(line).version
+        if version != VERSION:
+            raise RequestError(
+                f"this relay speaks control version {VERSION}, the command version {version}: "
+                "use the zonerelay command that the relay was started with"
+            )
+        request: Request = _request.decode(line)
+    except msgspec.DecodeError as error:
+        raise RequestError(f"not a request: {error}") from error
+    return request
+
+
+def decode_frame(line: bytes) -> Frame:
+    """Raises RequestError when the line is no frame of this version."""
+    try:
+        frame: Frame = _frame.decode(line)
+    except msgspec.DecodeError as error:
+        raise RequestError(f"not an answer that this command understands: {error}") from error
+    return frame

@@ -1,0 +1,25 @@
+"""Where the control socket of a relay is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zonerelay.config.models import Settings
+from zonerelay.control.errors import ControlError
+
+MAX_SOCKET_PATH = 107
+"""Linux unix(7): `sun_path` holds 108 octets, the last of which is a NUL."""
+
+SOCKET_NAME = "control.sock"
+
+
+def control_socket_path(settings: Settings) -> Path:
+    """`[admin] socket`, or `control.sock` beside the spool. Raises ControlError when it is too long."""
+    path = (settings.admin.socket or settings.spool.path.parent / SOCKET_NAME).absolute()
+    length = len(bytes(path))
+    if length > MAX_SOCKET_PATH:
+        raise ControlError(
+            f"the control socket's path is {length} bytes long and the system takes {MAX_SOCKET_PATH}: "
+            f"set [admin] socket to a shorter one than {path}"
+        )
+    return path
