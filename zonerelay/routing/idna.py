@@ -1,0 +1,56 @@
+"""Domains as DNS and TLS know them: A-labels in lower case, no final dot; and address literals.
+
+The idna library (IDNA 2008 with UTS #46 mapping) lives here only. Plain ASCII names skip it, because it
+refuses what is common in real names (underscores). ValueError says in words what is wrong.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from functools import lru_cache
+
+import idna
+
+MAX_NAME = 253  # RFC 1035 2.3.4, as text without the final dot
+
+_LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
+
+
+@lru_cache(8192)
+def ascii_domain(domain: str) -> str:
+    """`Bücher.Example.` becomes `xn--bcher-kva.example`."""
+    name = domain.lower().removesuffix(".")
+    if not name.isascii():
+        name = _encode(name)
+    if not name or len(name) > MAX_NAME:
+        raise ValueError(f"a domain name has 1 to {MAX_NAME} characters")
+    if not all(_LABEL.fullmatch(label) for label in name.split(".")):
+        raise ValueError("not a domain name")
+    return name
+
+
+def _encode(name: str) -> str:
+    try:
+        return idna.encode(name, uts46=True, std3_rules=True).decode("ascii").removesuffix(".")
+    except idna.IDNAError as error:
+        raise ValueError("not a valid internationalized domain name") from error
+
+
+def is_literal(domain: str) -> bool:
+    """True for what looks like an address literal, valid or not."""
+    return domain.startswith("[")
+
+
+def literal_address(domain: str) -> str | None:
+    """The address in `[192.0.2.1]` or `[IPv6:2001:db8::1]` (RFC 5321 4.1.3), `None` when it is not one."""
+    if not (domain.startswith("[") and domain.endswith("]")):
+        return None
+    inside = domain[1:-1]
+    try:
+        if inside[:5].lower() == "ipv6:":
+            # A scope such as %eth0 means something on the client's machine, nothing on ours.
+            return str(ipaddress.IPv6Address(inside[5:])) if "%" not in inside else None
+        return str(ipaddress.IPv4Address(inside))
+    except ValueError:
+        return None
