@@ -94,7 +94,7 @@ def parse_next_hop(text: str) -> NextHop:
         return NextHop(NextHopKind.ADDRESS, str(address), number)
     kind = NextHopKind.HOST if host.startswith("[") else NextHopKind.MX
     name = host.strip("[]").lower()
-    if not is_domain(name):
+    if not is_domain(name.replace("_", "-x")):  # container names have underscores, and resolve
         raise ValueError(
             f"{text!r} is not a next hop: "
             'write "host" (delivered to its MX), "[host]:587" (no MX lookup), '
@@ -116,14 +116,20 @@ def parse_name_server(text: str) -> NameServer:
 
 def is_domain(text: str) -> bool:
     """A host name in RFC 1123 letters; internationalized names are written as A-labels (xn--…)."""
-    return len(text) <= MAX_NAME and all(_LABEL.fullmatch(label) for label in text.split("."))
+    labels = text.split(".")
+    # An all-numeric last label is a mistyped IPv4 address (RFC 1123 2.1).
+    return (
+        len(text) <= MAX_NAME
+        and not labels[-1].isdigit()
+        and all(_LABEL.fullmatch(label) for label in labels)
+    )
 
 
 def is_ehlo_name(text: str) -> bool:
     """What may follow EHLO (RFC 5321 4.1.1.1): a domain, or an address literal in brackets."""
     if text.startswith("["):
         return _is_address_literal(text)
-    return is_domain(text) and not text.replace(".", "").isdigit()
+    return is_domain(text)
 
 
 def address_literal(address: IPAddress) -> str:
@@ -165,7 +171,9 @@ def _address(host: str) -> IPAddress | None:
         address = ipaddress.ip_address(host[1:-1] if host.startswith("[") else host)
     except ValueError:
         return None
-    return address
+    # The standard library lets anything follow "%", even ":25".
+    scope = getattr(address, "scope_id", None)
+    return address if scope is None or scope.isalnum() else None
 
 
 def _port(text: str, *, least: int) -> int:

@@ -1,0 +1,139 @@
+"""How one option is written: its form, its range and the reason for its default.
+
+An `Option` rides in a dataclass field's metadata; `models.py` declares each setting with one of
+the makers below. The loader, the error messages and the check of `config/zonerelay.toml` are
+derived from it, so there is no second list of options anywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T")
+Choice = TypeVar("Choice", bound=enum.StrEnum)
+
+KEY = "option"
+
+KB = 1024
+MB = 1024 * KB
+GB = 1024 * MB
+MINUTE = 60.0
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+YEAR = 365 * DAY
+
+
+class Form(enum.Enum):
+    """What is written in the file. Each form has one reader in `convert.py`."""
+
+    SWITCH = enum.auto()
+    COUNT = enum.auto()
+    RATIO = enum.auto()
+    SIZE = enum.auto()
+    DURATION = enum.auto()
+    DURATIONS = enum.auto()
+    CHOICE = enum.auto()
+    TEXT = enum.auto()
+    TEXTS = enum.auto()
+    PATH = enum.auto()
+    ZONE_NAME = enum.auto()
+    EHLO_NAME = enum.auto()
+    LISTEN = enum.auto()
+    NEXT_HOP = enum.auto()
+    NAME_SERVERS = enum.auto()
+    NETWORKS = enum.auto()
+    DOMAINS = enum.auto()
+    FUNCTION = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """`least` and `most` bound numbers (seconds, octets, counts); `off_at_zero` also takes 0, meaning off.
+
+    `later` are words that a coming version will take: they are refused with a text that says so.
+    """
+
+    form: Form
+    doc: str
+    least: float = 0
+    most: float = 0
+    off_at_zero: bool = False
+    choices: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+
+
+def switch(default: bool, doc: str) -> bool:
+    return _field(default, Option(Form.SWITCH, doc))
+
+
+def count(default: int, doc: str, *, least: int = 1, most: int = 1_000_000, off_at_zero: bool = False) -> int:
+    return _field(default, Option(Form.COUNT, doc, least, most, off_at_zero))
+
+
+def ratio(default: float, doc: str, *, most: float = 1.0) -> float:
+    return _field(default, Option(Form.RATIO, doc, 0, most))
+
+
+def size(default: int, doc: str, *, least: int = KB, most: int = 1024 * GB, off_at_zero: bool = False) -> int:
+    return _field(default, Option(Form.SIZE, doc, least, most, off_at_zero))
+
+
+def duration(
+    default: float, doc: str, *, least: float = 0.1, most: float = DAY, off_at_zero: bool = False
+) -> float:
+    return _field(default, Option(Form.DURATION, doc, least, most, off_at_zero))
+
+
+def durations(
+    default: tuple[float, ...], doc: str, *, least: float = 0.1, most: float = 30 * DAY
+) -> tuple[float, ...]:
+    return _field(default, Option(Form.DURATIONS, doc, least, most))
+
+
+def choice(default: Choice, doc: str, *, later: tuple[str, ...] = ()) -> Choice:
+    words = tuple(word.value for word in type(default))
+    return _field(default, Option(Form.CHOICE, doc, choices=words, later=later))
+
+
+def text(default: str, doc: str, *, form: Form = Form.TEXT) -> str:
+    return _field(default, Option(form, doc))
+
+
+def texts(default: tuple[str, ...], doc: str, *, form: Form = Form.TEXTS) -> tuple[str, ...]:
+    return _field(default, Option(form, doc))
+
+
+def path(default: Path, doc: str) -> Path:
+    return _field(default, Option(Form.PATH, doc))
+
+
+def optional_path(doc: str) -> Path | None:
+    return _field(None, Option(Form.PATH, doc, off_at_zero=True))
+
+
+def networks(default: tuple[T, ...], doc: str) -> tuple[T, ...]:
+    return _field(default, Option(Form.NETWORKS, doc))
+
+
+def _field(default: T, option: Option) -> T:
+    # typeshed declares field() the same way: the class body sees the default's type.
+    return dataclasses.field(default=default, metadata={KEY: option})
+
+
+def option_of(field: dataclasses.Field[object]) -> Option | None:
+    """`None` for a field that is a table of its own."""
+    # Metadata is an untyped mapping; only _field() puts this key there.
+    return cast("Option | None", field.metadata.get(KEY))
+
+
+def options_of(table: type[DataclassInstance]) -> dict[str, Option]:
+    """The options of one table in the order in which it declares them."""
+    found = {field.name: option_of(field) for field in dataclasses.fields(table)}
+    return {name: option for name, option in found.items() if option is not None}

@@ -1,0 +1,268 @@
+"""The settings for sending mail: [[zone]], [[route]], [retry], [bounce], [delivery] and [dns].
+
+Import them from `models`.
+"""
+
+# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from zonerelay.config.options import (
+    DAY,
+    HOUR,
+    KB,
+    MB,
+    MINUTE,
+    YEAR,
+    Form,
+    choice,
+    count,
+    duration,
+    durations,
+    ratio,
+    size,
+    switch,
+    text,
+    texts,
+)
+
+
+class TlsMode(enum.StrEnum):
+    """How a zone treats TLS towards MX hosts."""
+
+    NONE = "none"
+    OPPORTUNISTIC = "opportunistic"
+    REQUIRED = "required"
+    VERIFY = "verify"
+
+
+class InDoubt(enum.StrEnum):
+    RETRY = "retry"
+    HOLD = "hold"
+    BOUNCE = "bounce"
+
+
+class RetryPolicyName(enum.StrEnum):
+    SCHEDULE = "schedule"
+    EXPONENTIAL = "exponential"
+    QUADRATIC = "quadratic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZoneSettings:
+    """[[zone]]. Limits are totals over all workers."""
+
+    name: str = text(
+        "default",
+        "What routes, logs, metrics and the spool call this zone: letters, digits, dot, dash and underscore. "
+        "Mail that no route matches goes to the zone named default.",
+        form=Form.ZONE_NAME,
+    )
+    next_hop: str = text(
+        "",
+        "Where all mail of this zone goes. Empty: to the MX hosts of each recipient's domain. "
+        'A smarthost: "smtp.example.net" (its MX hosts), "[smtp.example.net]:587" (that host, no MX lookup), '
+        '"192.0.2.1:25" or "[2001:db8::1]:25".',
+        form=Form.NEXT_HOP,
+    )
+    port: int = count(
+        25, "The port of MX hosts, and of a next hop that names none. 25 is the port of mail.", most=65_535
+    )
+    allow_private_addresses: bool = switch(
+        False,
+        "Deliver to MX hosts that resolve to loopback or private addresses. Off, because anybody can point "
+        "an MX at them and so reach servers inside your network. A next_hop is not affected.",
+    )
+    tls: TlsMode = choice(
+        TlsMode.OPPORTUNISTIC,
+        "none; opportunistic: STARTTLS when it is offered, any certificate, clear text when it "
+        "fails, as most "
+        "of the Internet's mail is sent; required: never in clear text; verify: required, and the "
+        "certificate "
+        "must be valid for the host.",
+    )
+    ehlo_name: str = text("", "The name to say in EHLO. Empty: the relay's hostname.", form=Form.EHLO_NAME)
+    max_connections: int = count(
+        20, "Open connections of this zone, so that one zone's mail cannot crowd out another's.", most=10_000
+    )
+    max_connections_per_destination: int = count(
+        10,
+        "Open connections to one destination (one set of MX hosts, however many domains they serve). Large "
+        "providers start to refuse mail at 10 to 20.",
+        most=10_000,
+    )
+    max_recipients_per_transaction: int = count(
+        50,
+        "Recipients of one message that are sent in one transaction. Servers must take 100 (RFC 5321 "
+        "4.5.3.1.8); some take fewer.",
+        most=10_000,
+    )
+    max_messages_per_connection: int = count(
+        1000,
+        "Messages after which a connection is closed and made anew, so that load spreads over the "
+        "hosts again.",
+    )
+    connection_idle_timeout: float = duration(
+        5.0,
+        "How long an idle connection is kept for the next message; longer is impolite to busy servers.",
+        most=HOUR,
+    )
+    ipv6: bool = switch(True, "Also deliver over IPv6. Turn it off when this machine has no working IPv6.")
+    in_doubt: InDoubt = choice(
+        InDoubt.RETRY,
+        "The connection broke after the message was sent and before the reply: it may have been delivered. "
+        "retry risks a duplicate, hold waits for an operator, bounce risks a false report. None loses mail.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteSettings:
+    """[[route]]: first match wins; every condition given must match."""
+
+    zone: str = text("default", "The zone for what matches.", form=Form.ZONE_NAME)
+    recipient_domain: tuple[str, ...] = texts(
+        (), 'Domains of the recipient: "example.com", or "*.example.com" for all below it.', form=Form.DOMAINS
+    )
+    sender_domain: tuple[str, ...] = texts(
+        (), "Domains of the envelope sender, written the same way.", form=Form.DOMAINS
+    )
+    user: tuple[str, ...] = texts((), "Names of authenticated users.")
+    header: tuple[str, ...] = texts((), 'Header fields of the message, "Name: value".')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrySettings:
+    """[retry]. With `policy = "schedule"` the last delay repeats until `max_age`."""
+
+    policy: RetryPolicyName = choice(
+        RetryPolicyName.SCHEDULE,
+        "schedule: the list below. exponential: 1, 5, 25, 125 and 625 minutes. quadratic: 1, 4, 9, "
+        "16 … minutes, "
+        "ten attempts. schedule is the default because it alone tries for the 4 to 5 days that RFC 5321 "
+        "4.5.4.1 asks for.",
+    )
+    schedule: tuple[float, ...] = durations(
+        (1 * MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, 1 * HOUR, 2 * HOUR, 4 * HOUR),
+        "Delays between attempts; the last one repeats until max_age. Short ones first: greylisting and "
+        "restarts are over in minutes.",
+    )
+    max_attempts: int = count(
+        0,
+        "Attempts after which a delivery is given up; 0: no limit but the policy's own, and max_age.",
+        off_at_zero=True,
+        most=10_000,
+    )
+    backoff: str = text(
+        "",
+        'A Python function instead of a policy, "module:function"; it is given the envelope and the '
+        "number of "
+        "attempts and returns seconds, or None to give up.",
+        form=Form.FUNCTION,
+    )
+    jitter: float = ratio(
+        0.1,
+        "Each delay is varied by up to this part of it, so that mail deferred together does not come "
+        "back together.",
+    )
+    max_age: float = duration(
+        5 * DAY,
+        "Mail that could not be delivered for this long goes back to its sender.",
+        least=1.0,
+        most=YEAR,
+    )
+    suspend_min: float = duration(
+        30.0,
+        "The first pause of a destination none of whose hosts can be reached; it doubles up to suspend_max.",
+    )
+    suspend_max: float = duration(
+        10 * MINUTE, "The longest such pause: how late mail may be when a destination comes back."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BounceSettings:
+    """[bounce]. `delay_warning` 0 turns warnings off."""
+
+    enabled: bool = switch(True, "Report mail that could not be delivered to its sender (RFC 3464), from <>.")
+    delay_warning: float = duration(
+        4 * HOUR,
+        "Tell the sender once when a message has waited this long. 0 turns it off.",
+        most=YEAR,
+        off_at_zero=True,
+    )
+    max_age: float = duration(
+        1 * DAY,
+        "How long to try to deliver a report itself. Shorter than for mail: most senders that cannot be "
+        "reached for a day were forged.",
+        least=1.0,
+        most=YEAR,
+    )
+    return_size: int = size(
+        50 * KB,
+        "How much of the message a report returns at most, when the sender asked for it (RET=FULL).",
+        most=50 * MB,
+        off_at_zero=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverySettings:
+    """[delivery]: how long each phase of a conversation with a peer may take (RFC 5321 4.5.3.2)."""
+
+    connect_timeout: float = duration(
+        30.0, "Until a host accepts the connection. Short, because the next MX host may answer at once."
+    )
+    greeting_timeout: float = duration(5 * MINUTE, "Until the greeting; busy servers delay it on purpose.")
+    ehlo_timeout: float = duration(5 * MINUTE, "Until the reply to EHLO or HELO.")
+    starttls_timeout: float = duration(2 * MINUTE, "Until the reply to STARTTLS, and then for the handshake.")
+    mail_timeout: float = duration(5 * MINUTE, "Until the reply to MAIL.")
+    rcpt_timeout: float = duration(
+        5 * MINUTE, "Until the reply to each RCPT: servers look up each recipient."
+    )
+    data_timeout: float = duration(2 * MINUTE, "Until the reply to DATA.")
+    block_timeout: float = duration(3 * MINUTE, "Until the peer takes the next block of the message.")
+    final_dot_timeout: float = duration(
+        10 * MINUTE,
+        "Until the reply to the message. The longest, because giving up here duplicates mail (RFC 1047).",
+    )
+    quit_timeout: float = duration(5.0, "Until the reply to QUIT: nothing depends on it.")
+    max_hosts_per_attempt: int = count(
+        5,
+        "MX hosts tried in one attempt, as RFC 5321 5.1 lets us limit; the next attempt starts again.",
+        most=100,
+    )
+    remember_broken_tls: float = duration(
+        1 * HOUR,
+        "How long a host whose TLS handshake failed is sent mail in clear text (tls = opportunistic "
+        "only), so "
+        "that not every message pays for the failure.",
+        off_at_zero=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DnsSettings:
+    """[dns]. `servers` empty: the system's resolvers."""
+
+    servers: tuple[str, ...] = texts(
+        (),
+        'Resolvers to ask instead of the system\'s: "192.0.2.53", "127.0.0.1:5353". One on this '
+        "machine is best.",
+        form=Form.NAME_SERVERS,
+    )
+    timeout: float = duration(
+        10.0, "How long one look-up may take over all servers; then its mail is deferred.", most=5 * MINUTE
+    )
+    cache_size: int = count(
+        10_000, "Domains whose hosts are remembered; each takes about a kilobyte of memory.", least=0
+    )
+    max_ttl: float = duration(
+        1 * HOUR,
+        "The longest that an answer is reused, whatever its TTL: moves are noticed within this time.",
+    )
+    negative_ttl: float = duration(
+        1 * MINUTE, "How long a failed look-up is reused, so that a queue for one broken domain asks once."
+    )
