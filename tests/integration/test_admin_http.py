@@ -1,0 +1,190 @@
+"""The monitoring pages over real sockets, asked with raw HTTP so that every byte is ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from zonerelay.admin import http as http_module
+from zonerelay.admin.health import Readiness
+from zonerelay.admin.http import AdminError, AdminServer, is_local_name
+
+
+class Page:
+    def __init__(self, raw: bytes) -> None:
+        head, _, self.body = raw.partition(b"\r\n\r\n")
+        status, *fields = head.decode().split("\r\n")
+        self.status = int(status.split()[1])
+        self.headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in fields)}
+
+
+class Site:
+    def __init__(self) -> None:
+        self.reasons: tuple[str, ...] = ()
+        self.broken = False
+        self.refreshed = 0
+        self.troubles: list[str] = []
+        self.server = AdminServer(
+            "127.0.0.1:0",
+            metrics=self._metrics,
+            readiness=self._readiness,
+            trouble=lambda where, error: self.troubles.append(f"{where}: {error}"),
+            before_metrics=self._refresh,
+        )
+
+    def _metrics(self) -> bytes:
+        if self.broken:
+            raise RuntimeError("a secret")
+        return b"zonerelay_messages_accepted_total 7.0\n"
+
+    async def _refresh(self) -> None:
+        self.refreshed += 1
+
+    async def _readiness(self) -> Readiness:
+        return Readiness(self.reasons)
+
+    async def raw(self, data: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        writer.write(data)
+        try:
+            return await asyncio.wait_for(reader.read(), 5)
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+    async def get(self, path: str, *, method: str = "GET", host: str = "localhost:8025") -> Page:
+        return Page(await self.raw(f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()))
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    site = Site()
+    await site.server.start()
+    yield site
+    await site.server.close()
+
+
+async def test_metrics_are_prometheus_text(site: Site) -> None:
+    page = await site.get("/metrics")
+    assert page.status == 200
+    assert page.body == b"zonerelay_messages_accepted_total 7.0\n"
+    assert page.headers["content-type"].startswith("text/plain; version=")
+    assert site.refreshed == 1
+
+
+async def test_health_is_ok_while_the_loop_turns(site: Site) -> None:
+    page = await site.get("/healthz")
+    assert (page.status, page.body) == (200, b"ok\n")
+
+
+async def test_ready_is_json(site: Site) -> None:
+    page = await site.get("/readyz")
+    assert (page.status, page.body) == (200, b'{"ready":true,"reasons":[]}\n')
+    assert page.headers["content-type"] == "application/json"
+
+
+async def test_not_ready_is_503_with_every_reason(site: Site) -> None:
+    site.reasons = ("the disk is full", "no listener accepts connections")
+    page = await site.get("/readyz")
+    assert page.status == 503
+    assert page.body == b'{"ready":false,"reasons":["the disk is full","no listener accepts connections"]}\n'
+
+
+async def test_head_has_no_body(site: Site) -> None:
+    page = await site.get("/healthz", method="HEAD")
+    assert (page.status, page.body) == (200, b"")
+
+
+async def test_an_unknown_page_is_404_in_plain_text(site: Site) -> None:
+    page = await site.get("/../../etc/passwd")
+    assert (page.status, page.body) == (404, b"not found\n")
+    assert page.headers["content-type"].startswith("text/plain")
+
+
+async def test_a_write_is_405_and_names_what_is_allowed(site: Site) -> None:
+    page = await site.get("/metrics", method="POST")
+    assert (page.status, page.body) == (405, b"method not allowed\n")
+    assert page.headers["allow"] == "GET,HEAD"
+
+
+async def test_no_page_names_its_software(site: Site) -> None:
+    for path in ("/metrics", "/healthz", "/nothing"):
+        assert "server" not in (await site.get(path)).headers
+
+
+async def test_a_page_that_fails_says_nothing_and_reports_everything(site: Site) -> None:
+    site.broken = True
+    page = await site.get("/metrics")
+    assert page.status == 500
+    assert b"secret" not in page.body
+    assert site.troubles == ["admin-http: a secret"]
+
+
+async def test_a_rebound_name_is_refused(site: Site) -> None:
+    page = await site.get("/metrics", host="evil.example:8025")
+    assert page.status == 421
+    assert b"zonerelay_" not in page.body
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:8025", True),
+        ("127.0.0.1:8025", True),
+        ("[::1]:8025", True),
+        ("[::1]", True),
+        ("", True),  # HTTP/1.0
+        ("evil.example", False),
+        ("localhost.evil.example:8025", False),
+        ("127.0.0.1.evil.example", False),
+        ("[evil]:8025", False),
+    ],
+)
+def test_local_names_are_told_from_others(host: str, allowed: bool) -> None:
+    assert is_local_name(host) is allowed
+
+
+async def test_one_request_per_connection(site: Site) -> None:
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    answer = await site.raw(request * 3)
+    assert answer.count(b"HTTP/1.1 200") == 1
+    assert b"connection: close" in answer.lower()
+
+
+async def test_a_head_that_does_not_end_is_refused(site: Site) -> None:
+    answer = await site.raw(b"GET /" + b"x" * 100_000)
+    assert answer.startswith(b"HTTP/1.0 400")
+
+
+async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_module, "LIFETIME", 0.02)
+    site = Site()
+    await site.server.start()
+    assert await site.raw(b"GET /healthz HTTP/1.1\r\n") == b""
+    await site.server.close()
+
+
+async def test_more_connections_than_the_limit_are_closed_at_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_module, "MAX_CONNECTIONS", 1)
+    _, writer = await asyncio.open_connection("127.0.0.1", site.server.port)
+    await asyncio.sleep(0.01)
+    assert await site.raw(b"") == b""
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_an_address_in_use_is_named(site: Site) -> None:
+    second = AdminServer(
+        f"127.0.0.1:{site.server.port}",
+        metrics=site._metrics,
+        readiness=site._readiness,
+        trouble=lambda where, error: None,
+    )
+    with pytest.raises(AdminError, match=r"cannot listen on 127\.0\.0\.1"):
+        await second.start()
+    await second.close()

@@ -1,0 +1,127 @@
+"""Is this relay ready for mail? What `/readyz` says, and why.
+
+Ready means: it accepts connections, it is not draining, and its spool can write and sync *now*. The last is
+tried, not assumed: a disk that hangs shows only when asked. One trial serves everybody who asks meanwhile
+and for `FRESH_FOR` seconds after, so that asking often costs nothing, and a trial that hangs is never
+joined by a second one. Nothing here raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from zonerelay.model.clock import Clock
+from zonerelay.store.base import StoreError
+
+PROBE_TIMEOUT = 5.0
+FRESH_FOR = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Ready when there is no reason against it. Reasons are for the operator; they hold no addresses."""
+
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.reasons
+
+
+def readiness(
+    *, draining: bool, accepting: bool, unhealthy: str | None, probe_failure: str | None
+) -> Readiness:
+    """Every reason at once, the ones that an operator chose first."""
+    reasons = []
+    if draining:
+        reasons.append("the relay is shutting down")
+    elif not accepting:
+        reasons.append("no listener accepts connections")
+    if unhealthy is not None:
+        reasons.append(unhealthy)
+    if probe_failure is not None and probe_failure != unhealthy:
+        reasons.append(probe_failure)
+    return Readiness(tuple(reasons))
+
+
+class ReadinessCheck:
+    """Asks the worker's parts. `probe` writes and syncs a mark, as `QueueStore.probe` does."""
+
+    def __init__(
+        self,
+        *,
+        probe: Callable[[], Awaitable[None]],
+        unhealthy: Callable[[], str | None],
+        accepting: Callable[[], bool],
+        draining: Callable[[], bool],
+        clock: Clock,
+        timeout: float = PROBE_TIMEOUT,
+        fresh_for: float = FRESH_FOR,
+    ) -> None:
+        self._probe = SharedProbe(probe, clock, timeout=timeout, fresh_for=fresh_for)
+        self._unhealthy = unhealthy
+        self._accepting = accepting
+        self._draining = draining
+
+    async def __call__(self) -> Readiness:
+        failure = await self._probe.failure()
+        return readiness(
+            draining=self._draining(),
+            accepting=self._accepting(),
+            unhealthy=self._unhealthy(),
+            probe_failure=failure,
+        )
+
+    async def close(self) -> None:
+        """Forget a trial that hangs; call before the store is closed."""
+        await self._probe.close()
+
+
+class SharedProbe:
+    """Runs one trial at a time and lets its result serve a while."""
+
+    def __init__(
+        self, probe: Callable[[], Awaitable[None]], clock: Clock, *, timeout: float, fresh_for: float
+    ) -> None:
+        self._probe = probe
+        self._clock = clock
+        self._timeout = timeout
+        self._fresh_for = fresh_for
+        self._running: asyncio.Task[None] | None = None
+        self._failure: str | None = None
+        self._tried: float | None = None
+
+    async def failure(self) -> str | None:
+        """Why the spool cannot write and sync now, `None` when it can."""
+        if self._running is None and self._is_fresh():
+            return self._failure
+        trial = self._running
+        if trial is None:
+            trial = self._running = asyncio.create_task(self._try())
+        # wait() leaves the trial running when time is up: a sync cannot be called back.
+        done, _ = await asyncio.wait({trial}, timeout=self._timeout)
+        if not done:
+            return f"the spool did not write and sync within {self._timeout:.0f} seconds"
+        return self._failure
+
+    async def close(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+
+    def _is_fresh(self) -> bool:
+        return self._tried is not None and self._clock.monotonic() - self._tried < self._fresh_for
+
+    async def _try(self) -> None:
+        try:
+            await self._probe()
+            self._failure = None
+        except StoreError as error:
+            self._failure = str(error)
+        except Exception as error:  # noqa: BLE001 - an unknown trouble is a reason like any other
+            self._failure = f"the spool's probe met an unexpected {type(error).__name__}"
+        finally:
+            self._tried = self._clock.monotonic()
+            self._running = None

@@ -1,0 +1,201 @@
+"""The HTTP side for monitoring: `/metrics`, `/healthz` and `/readyz`. The only module that knows aiohttp.
+
+It reads and never writes. A stranger can hold at most `MAX_CONNECTIONS` connections for `LIFETIME` seconds
+each, one request per connection, with small heads; bodies are not read. Bound to loopback it answers only
+to loopback names and addresses, so that no web page reaches it through DNS rebinding. Errors are plain text
+without detail; the detail goes to `trouble`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from zonerelay.admin.health import Readiness
+from zonerelay.config.endpoints import ListenAddress, parse_listen
+from zonerelay.telemetry.metrics import CONTENT_TYPE
+
+MAX_CONNECTIONS = 64
+LIFETIME = 30.0
+MAX_LINE = 2048
+MAX_FIELD = 4096
+SHUTDOWN_TIMEOUT = 1.0
+_BACKLOG = 64
+
+Trouble = Callable[[str, BaseException], None]
+
+
+class AdminError(Exception):
+    """HTTP cannot be served; the text says what to do."""
+
+
+class AdminServer:
+    """`metrics` gives the exposition; `before_metrics` is awaited first, to bring slow gauges up to date."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        metrics: Callable[[], bytes],
+        readiness: Callable[[], Awaitable[Readiness]],
+        trouble: Trouble,
+        before_metrics: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._address = parse_listen(address)
+        self._metrics = metrics
+        self._before_metrics = before_metrics
+        self._readiness = readiness
+        self._trouble = trouble
+        self._runner = web.AppRunner(
+            self._application(),
+            access_log=None,
+            logger=_quiet_logger(),
+            max_line_size=MAX_LINE,
+            max_field_size=MAX_FIELD,
+            lingering_time=0.0,
+            shutdown_timeout=SHUTDOWN_TIMEOUT,
+        )
+        self._server: asyncio.Server | None = None
+
+    @property
+    def port(self) -> int:
+        """The port listened on, also when the address said 0."""
+        assert self._server is not None
+        name: tuple[str, int] = self._server.sockets[0].getsockname()
+        return name[1]
+
+    async def start(self) -> None:
+        """Raises AdminError."""
+        listener = _listen(self._address)
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._connection, sock=listener, backlog=_BACKLOG)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        await self._runner.cleanup()
+
+    def _application(self) -> web.Application:
+        application = web.Application(middlewares=[self._middleware()])
+        application.router.add_get("/metrics", self._get_metrics)
+        application.router.add_get("/healthz", self._get_health)
+        application.router.add_get("/readyz", self._get_readiness)
+        application.on_response_prepare.append(_without_server_name)
+        return application
+
+    def _connection(self) -> asyncio.Protocol:
+        """One client's protocol: aiohttp has no limit on connections or on their age by itself."""
+        server = self._runner.server
+        assert server is not None
+        if len(server.connections) >= MAX_CONNECTIONS:
+            return _Refusal()
+        handler = server()
+        asyncio.get_running_loop().call_later(LIFETIME, _abort, handler)
+        return handler
+
+    # --- pages --------------------------------------------------------------------------------------
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        if self._before_metrics is not None:
+            await self._before_metrics()
+        return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _get_health(self, request: web.Request) -> web.Response:
+        """Answering at all is the proof: the event loop turns."""
+        return web.Response(text="ok\n")
+
+    async def _get_readiness(self, request: web.Request) -> web.Response:
+        found = await self._readiness()
+        body = msgspec.json.encode({"ready": found.ok, "reasons": found.reasons}) + b"\n"
+        return web.Response(body=body, status=200 if found.ok else 503, content_type="application/json")
+
+    def _middleware(self) -> Middleware:
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if self._address.is_loopback and not is_local_name(request.headers.get("Host", "")):
+                response: web.StreamResponse = _plain(421, "this relay does not go by that name")
+            else:
+                response = await self._guarded(request, handler)
+            response.headers["Cache-Control"] = "no-store"
+            response.headers["X-Content-Type-Options"] = "nosniff"
+            response.force_close()
+            return response
+
+        return guard
+
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            response = _plain(error.status, error.reason.lower())
+            if "Allow" in error.headers:
+                response.headers["Allow"] = error.headers["Allow"]
+            return response
+        except Exception as error:  # noqa: BLE001 - a page that fails is trouble, not the end
+            self._trouble("admin-http", error)
+            return _plain(500, "something went wrong; the relay's log has it as `trouble`")
+
+
+def is_local_name(host: str) -> bool:
+    """May a request with this Host field be for us? A rebound name is never an address or `localhost`."""
+    if not host:
+        return True  # HTTP/1.0; browsers always send one
+    name = host.removeprefix("[").partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if name.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class _Refusal(asyncio.Protocol):
+    """One connection too many: closed at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+def _abort(handler: web.RequestHandler) -> None:
+    if handler.transport is not None:
+        handler.transport.abort()
+
+
+def _plain(status: int, text: str) -> web.Response:
+    return web.Response(status=status, text=f"{text}\n")
+
+
+async def _without_server_name(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.popall("Server", None)
+
+
+def _quiet_logger() -> logging.Logger:
+    """Aiohttp logs every malformed request as an error with a traceback: noise that a stranger controls."""
+    logger = logging.getLogger("zonerelay.admin.http")
+    logger.setLevel(logging.CRITICAL)
+    return logger
+
+
+def _listen(address: ListenAddress) -> socket.socket:
+    if address.is_unix:
+        raise AdminError(f"admin HTTP needs an address and a port, not {address}")
+    is_v6 = ":" in address.host
+    try:
+        return socket.create_server(
+            (address.host, address.port),
+            family=socket.AF_INET6 if is_v6 else socket.AF_INET,
+            backlog=_BACKLOG,
+            # "[::]" is written for every address of the machine, IPv4 included.
+            dualstack_ipv6=is_v6 and address.is_wildcard and socket.has_dualstack_ipv6(),
+        )
+    except OSError as error:
+        raise AdminError(f"cannot listen on {address} for admin HTTP: {error.strerror or error}") from error
