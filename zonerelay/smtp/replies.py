@@ -1,0 +1,108 @@
+"""A peer's replies, from bytes to `Reply`, incrementally.
+
+Tolerant where servers differ (bare LF, missing text, missing or misplaced enhanced codes, several codes
+in one multi-line reply: the last line counts, as in Postfix), strict where a stranger could
+harm: a line or a reply beyond its cap, or one without a code from 200 to 599, is a `PeerError`.
+After a `PeerError` the stream is out of step and the connection must be closed.
+
+The text is for people only, so whatever could move a cursor or forge a log line is replaced here.
+"""
+
+from __future__ import annotations
+
+import re
+
+from zonerelay.model.reply import Reply
+
+MAX_LINE = 8 * 1024
+MAX_REPLY = 64 * 1024
+# Unread input, reached only by a peer that sends while nobody asks: twice the longest reply.
+MAX_BACKLOG = 2 * MAX_REPLY
+
+_LINE = re.compile(rb"([2-5][0-9][0-9])(?:([ -])(.*))?\Z", re.DOTALL)
+# RFC 3463 2: class "." subject "." detail, each of up to three digits.
+_ENHANCED = re.compile(r"([245])\.([0-9]{1,3}\.[0-9]{1,3})(?: +|\Z)")
+
+
+class PeerError(Exception):
+    """The peer said something that is not SMTP; the conversation cannot go on."""
+
+
+class ReplyParser:
+    """Bytes in, replies out: `feed`, then `next_reply` until it returns `None`.
+
+    Replies that were complete before the offending bytes are still returned, in order:
+    a `250` for the final dot must not be lost because of what follows it.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._at = 0
+        self._flooded = False
+        self._lines: list[bytes] = []
+        self._size = 0
+
+    @property
+    def has_input(self) -> bool:
+        """True when bytes wait that no returned reply has used up."""
+        return bool(self._buffer or self._lines)
+
+    def feed(self, data: bytes) -> None:
+        if not self._buffer:
+            self._buffer = data
+        elif len(self._buffer) - self._at <= MAX_BACKLOG:
+            self._buffer = self._buffer[self._at :] + data
+            self._at = 0
+        else:
+            self._flooded = True
+
+    def next_reply(self) -> Reply | None:
+        """The next complete reply, or `None` when more bytes are needed."""
+        buffer, at = self._buffer, self._at
+        while (end := buffer.find(b"\n", at)) >= 0:
+            line = buffer[at : end + 1]
+            at = self._at = end + 1
+            if at == len(buffer):
+                self._buffer, self._at = b"", 0
+            reply = self._take(line)
+            if reply is not None:
+                return reply
+        if self._flooded or len(self._buffer) - self._at > MAX_LINE:
+            raise PeerError("the peer sends more than a reply")
+        return None
+
+    def _take(self, line: bytes) -> Reply | None:
+        self._size += len(line)
+        if len(line) > MAX_LINE or self._size > MAX_REPLY:
+            raise PeerError("a reply is too long")
+        match = _LINE.match(line.rstrip(b"\r\n"))
+        if match is None:
+            raise PeerError(f"not an SMTP reply: {printable(line[:80])}")
+        code, mark, text = match.groups()
+        self._lines.append(text or b"")
+        if mark == b"-":
+            return None
+        lines, self._lines, self._size = self._lines, [], 0
+        return make_reply(int(code), [printable(each) for each in lines])
+
+
+def make_reply(code: int, lines: list[str]) -> Reply:
+    """A reply of a peer from its printable lines, the enhanced code moved from the text to `detail`.
+
+    A code whose class contradicts the reply code is no enhanced code (RFC 2034 4) and stays text.
+    """
+    kind = str(code // 100)
+    match = _ENHANCED.match(lines[0])
+    if match is None or match[1] != kind:
+        return Reply(code, "", "\n".join(lines))
+    prefix = f"{kind}.{match[2]}"
+    texts = [line[len(prefix) :].lstrip(" ") if line.startswith(prefix) else line for line in lines]
+    return Reply(code, match[2], "\n".join(texts))
+
+
+def printable(raw: bytes | str) -> str:
+    """Text safe to show and log: no control, format (bidi) or surrogate character survives."""
+    text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+    return text

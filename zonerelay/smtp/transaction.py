@@ -1,0 +1,314 @@
+"""The client's half of one mail transaction, as values: replies in, bytes to write out. No I/O.
+
+The caller writes what `begin` and `receive` return and reads one reply at a time until `phase` is
+DONE; in BODY it sends the stuffed body and the final dot and then calls `body_sent`. What became
+of each recipient is in `outcome(index)`: always something once DONE, whatever went wrong.
+
+Policies:
+
+- PIPELINING (RFC 2920): MAIL, every RCPT and DATA are one write; otherwise step by step. A server
+  that answers DATA with 354 although nobody is left gets a lone dot, whose reply does not matter.
+- Only the first digit of a reply decides (RFC 5321 4.2.1), except 421 and 552.
+- 421 at any time ends the session (RFC 5321 3.8). At MAIL nobody has been asked yet, so the
+  transaction is `unanswered` and may be tried on another connection; later it is a deferral.
+- 452 or 552 at RCPT means too many recipients (RFC 5321 4.5.3.1.10) unless the enhanced code names
+  another reason. If somebody was accepted before, the rest is `overflow`, to be sent in a next transaction.
+- MAIL or DATA refused concerns everybody in the transaction; who was refused at RCPT keeps that.
+- After the final dot the peer is responsible or not, and only its reply says so: when that reply
+  does not come the outcome is a deferral `in_doubt` (RFC 1047).
+- 8-bit content goes out as it is when 8BITMIME is missing, without BODY: servers that clear
+  the eighth bit are extinct, and rewriting would break signatures (Exim and qmail do the same).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from zonerelay.model.address import Mailbox
+from zonerelay.model.envelope import Body, Message
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.smtp.extensions import Capabilities
+from zonerelay.smtp.stuffing import END
+
+TOO_MANY_RECIPIENTS = "5.3"
+
+
+class Phase(enum.Enum):
+    """What the next reply answers; the value completes "connection lost during …"."""
+
+    MAIL = "MAIL"
+    RCPT = "RCPT"
+    DATA = "DATA"
+    BODY = "the message body"
+    FINAL_DOT = "the reply to the final dot"
+    LONE_DOT = "the reply to a lone dot"
+    RSET = "RSET"
+    DONE = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Whom an outcome is about: MX host name, address and port, TLS version (`""` in clear text)."""
+
+    host: str = ""
+    address: str = ""
+    tls: str = ""
+
+
+def needs_smtputf8(mailbox: Mailbox) -> bool:
+    return not mailbox.isascii()
+
+
+def too_large(message: Message, capabilities: Capabilities) -> Reply | None:
+    """The refusal that the peer has announced with SIZE (RFC 1870 6.1): asking it would change nothing."""
+    if capabilities.size is None or message.size <= capabilities.size:
+        return None
+    return Reply(
+        552, "3.4", f"message of {message.size} octets exceeds the peer's limit of {capabilities.size}"
+    )
+
+
+class Transaction:
+    """One attempt to hand one message to one peer for `recipients`."""
+
+    def __init__(
+        self,
+        message: Message,
+        recipients: Sequence[Mailbox],
+        capabilities: Capabilities,
+        peer: Peer,
+    ) -> None:
+        self.phase = Phase.MAIL
+        self.closing = False
+        """True when the connection must not be used any more."""
+        self.unanswered = False
+        """True when the session ended before MAIL was answered: no recipient has been asked."""
+        self.delivered = False
+        self.overflow: list[int] = []
+        self._peer = peer
+        self._pipelining = capabilities.pipelining
+        self._commands = _commands(message, recipients, capabilities)
+        self._outcomes: list[Outcome | None] = [None] * len(recipients)
+        self._asked = 0
+        self._accepted: list[int] = []
+        self._mail_refused = False
+
+    def begin(self) -> bytes:
+        """What to write first."""
+        if self._pipelining:
+            return b"".join(self._commands) + b"DATA\r\n"
+        return self._commands[0]
+
+    def receive(self, reply: Reply) -> bytes:
+        """Take the reply to the oldest unanswered command; returns what to write next, maybe nothing."""
+        if reply.code == 421:
+            return self._session_ends(reply)
+        return _ON_REPLY[self.phase](self, reply)
+
+    def body_sent(self) -> None:
+        """The final dot has been written: from here on only the peer's reply can tell."""
+        self.phase = Phase.FINAL_DOT
+
+    def lost(self, reply: Reply) -> None:
+        """The connection failed, in words of our own; recipients without an answer are deferred."""
+        self._end(reply, local=True)
+
+    def abandon(self, reply: Reply) -> None:
+        """Our own trouble in the middle of the body: the message must not be completed."""
+        self.closing = True
+        self._settle(self._waiting(), reply, Verdict.DEFERRED, Scope.LOCAL, local=True, counts=False)
+        self.phase = Phase.DONE
+
+    def outcome(self, index: int) -> Outcome | None:
+        """What became of a recipient; `None` before DONE and for one in `overflow`."""
+        return self._outcomes[index]
+
+    # What each reply means, one method per phase.
+
+    def _on_mail(self, reply: Reply) -> bytes:
+        kind = reply.code // 100
+        if kind == 3:
+            return self._confused(reply)
+        if kind != 2:
+            self._mail_refused = True
+            self._refuse(range(len(self._outcomes)), reply, Scope.MESSAGE)
+            if not self._pipelining:
+                self.phase = Phase.DONE
+                return b""
+        self.phase = Phase.RCPT
+        return b"" if self._pipelining else self._commands[1]
+
+    def _on_rcpt(self, reply: Reply) -> bytes:
+        if reply.code // 100 == 3:
+            return self._confused(reply)
+        index, self._asked = self._asked, self._asked + 1
+        if not self._mail_refused:
+            self._take_recipient(index, reply)
+        if self._asked < len(self._outcomes):
+            return b"" if self._pipelining else self._commands[self._asked + 1]
+        self.phase = Phase.DATA
+        if self._pipelining:
+            return b""
+        return b"DATA\r\n" if self._accepted else self._reset()
+
+    def _take_recipient(self, index: int, reply: Reply) -> None:
+        if reply.code < 300:
+            self._accepted.append(index)
+        elif reply.code in (452, 552) and reply.detail in ("", TOO_MANY_RECIPIENTS):
+            if self._accepted:
+                self.overflow.append(index)
+            else:
+                self._refuse((index,), Reply(452, TOO_MANY_RECIPIENTS, reply.text), Scope.RECIPIENT)
+        else:
+            self._refuse((index,), reply, Scope.RECIPIENT)
+
+    def _on_data(self, reply: Reply) -> bytes:
+        kind = reply.code // 100
+        if kind == 3:
+            self.phase = Phase.BODY if self._accepted else Phase.LONE_DOT
+            return b"" if self._accepted else END
+        if kind == 2:
+            return self._confused(reply)
+        self._refuse(self._accepted, reply, Scope.MESSAGE)
+        return self._finish() if self._mail_refused else self._reset()
+
+    def _on_early_reply(self, reply: Reply) -> bytes:
+        """A reply before the final dot. Where the peer's reading stands is unknown: never reuse."""
+        if reply.code < 400:
+            return self._confused(reply)
+        self.closing = True
+        self._refuse(self._accepted, reply, Scope.MESSAGE)
+        return self._finish()
+
+    def _on_final_dot(self, reply: Reply) -> bytes:
+        kind = reply.code // 100
+        if kind == 3:
+            return self._confused(reply)
+        if kind == 2:
+            self.delivered = True
+            self._settle(self._accepted, reply, Verdict.DELIVERED, Scope.RECIPIENT)
+        else:
+            self._refuse(self._accepted, reply, Scope.MESSAGE)
+        return self._finish()
+
+    def _on_lone_dot(self, reply: Reply) -> bytes:
+        return self._finish()
+
+    def _on_reset(self, reply: Reply) -> bytes:
+        self.closing = not reply.is_positive
+        return self._finish()
+
+    def _reset(self) -> bytes:
+        # Servers differ in whether a refused DATA ends the transaction; RSET makes them agree.
+        self.phase = Phase.RSET
+        return b"RSET\r\n"
+
+    # Ends.
+
+    def _finish(self) -> bytes:
+        self.phase = Phase.DONE
+        for index in self.overflow if not self.delivered else ():
+            # Nobody was refused for good, so nothing of the attempt is held against the rest.
+            self._outcomes[index] = self._make(_later(), Verdict.DEFERRED, Scope.RECIPIENT, counts=False)
+        return b""
+
+    def _session_ends(self, reply: Reply) -> bytes:
+        if self.phase is Phase.FINAL_DOT:
+            self._refuse(self._accepted, reply, Scope.MESSAGE)
+        self._end(reply, local=False)
+        return b""
+
+    def _confused(self, reply: Reply) -> bytes:
+        self._end(Reply(451, "5.0", f"unexpected reply during {self.phase.value}: {reply}"), local=True)
+        return b""
+
+    def _end(self, reply: Reply, *, local: bool) -> None:
+        self.closing = True
+        self.unanswered = self.phase is Phase.MAIL
+        self._settle(
+            self._waiting(),
+            reply,
+            Verdict.DEFERRED,
+            Scope.HOST if self.unanswered else Scope.MESSAGE,
+            local=local,
+            in_doubt=self.phase is Phase.FINAL_DOT,
+        )
+        self._finish()
+
+    def _waiting(self) -> list[int]:
+        overflow = set(self.overflow)
+        return [i for i, known in enumerate(self._outcomes) if known is None and i not in overflow]
+
+    def _refuse(self, indices: Sequence[int], reply: Reply, scope: Scope) -> None:
+        verdict = Verdict.BOUNCED if reply.is_permanent else Verdict.DEFERRED
+        self._settle(indices, reply, verdict, scope)
+
+    def _settle(
+        self,
+        indices: Sequence[int],
+        reply: Reply,
+        verdict: Verdict,
+        scope: Scope,
+        *,
+        local: bool = False,
+        in_doubt: bool = False,
+        counts: bool = True,
+    ) -> None:
+        outcome = self._make(reply, verdict, scope, local=local, in_doubt=in_doubt, counts=counts)
+        for index in indices:
+            self._outcomes[index] = outcome
+
+    def _make(
+        self,
+        reply: Reply,
+        verdict: Verdict,
+        scope: Scope,
+        *,
+        local: bool = False,
+        in_doubt: bool = False,
+        counts: bool = True,
+    ) -> Outcome:
+        peer = self._peer
+        return Outcome(verdict, reply, scope, peer.host, peer.address, peer.tls, local, in_doubt, counts)
+
+
+_ON_REPLY: dict[Phase, Callable[[Transaction, Reply], bytes]] = {
+    Phase.MAIL: Transaction._on_mail,
+    Phase.RCPT: Transaction._on_rcpt,
+    Phase.DATA: Transaction._on_data,
+    Phase.BODY: Transaction._on_early_reply,
+    Phase.FINAL_DOT: Transaction._on_final_dot,
+    Phase.LONE_DOT: Transaction._on_lone_dot,
+    Phase.RSET: Transaction._on_reset,
+}
+
+
+def _later() -> Reply:
+    return Reply(452, TOO_MANY_RECIPIENTS, "too many recipients for one transaction")
+
+
+def _commands(message: Message, recipients: Sequence[Mailbox], capabilities: Capabilities) -> list[bytes]:
+    """MAIL and the RCPTs, one command each.
+
+    Mailboxes were parsed on the way in; that no line break is among them is checked once more,
+    because one would be a command of a stranger's choice.
+    """
+    envelope = message.envelope
+    mail = f"MAIL FROM:<{envelope.sender}>"
+    if capabilities.size_offered:
+        mail += f" SIZE={message.size}"
+    if capabilities.eight_bit_mime and (message.eight_bit or envelope.body is Body.EIGHT_BIT):
+        mail += " BODY=8BITMIME"
+    if capabilities.smtputf8 and (
+        envelope.smtputf8 or not envelope.sender.isascii() or any(map(needs_smtputf8, recipients))
+    ):
+        mail += " SMTPUTF8"
+    commands = [f"{mail}\r\n".encode()]
+    commands += [f"RCPT TO:<{recipient}>\r\n".encode() for recipient in recipients]
+    for command in commands:
+        if command.find(b"\r") != len(command) - 2 or command.find(b"\n") != len(command) - 1:
+            raise ValueError("an envelope address holds a line break")
+    return commands
