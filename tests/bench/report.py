@@ -1,0 +1,146 @@
+"""The tables on the terminal, the JSON file, and the verdict on each goal."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from tests.bench.profiling import top_functions
+from tests.bench.relays import POSTFIX, ZONERELAY
+from tests.bench.results import METRICS, NOISY, Result, ratio
+from tests.bench.rows import Goal
+
+LABELS = {
+    "accepted_rate": "accepted, messages/s",
+    "delivered_rate": "delivered, messages/s",
+    "recipient_rate": "delivered, recipients/s",
+    "delivered_mb": "delivered, MiB/s",
+    "cpu_ms": "CPU, ms per message",
+    "memory_mb": "peak memory (PSS), MiB",
+    "rss_mb": "peak memory (RSS summed), MiB",
+    "fsyncs": "fsyncs per message",
+    "accept_p50": "final dot to 250, p50 ms",
+    "accept_p99": "final dot to 250, p99 ms",
+    "arrive_p50": "final dot to sink, p50 ms",
+    "arrive_p99": "final dot to sink, p99 ms",
+}
+
+
+def metrics_of(result: Result) -> list[str]:
+    """Rates mean nothing one at a time, recipients not with one each, MiB/s not for small messages."""
+    hidden = {"rss_mb"}
+    if result.row.sessions == 1:
+        hidden |= {"accepted_rate", "delivered_rate"}
+    if result.row.recipients == 1:
+        hidden.add("recipient_rate")
+    if "delivered_mb" not in {goal.metric for goal in result.row.goals}:
+        hidden.add("delivered_mb")
+    return [metric for metric in METRICS if metric not in hidden]
+
+
+def row_table(results: Sequence[Result]) -> Table:
+    """One row of the bench: its figures downwards, the relays and their ratio across."""
+    by_relay = {result.relay: result for result in results}
+    ours, theirs = by_relay.get(ZONERELAY), by_relay.get(POSTFIX)
+    row = results[0].row
+    table = Table(title=f"{row.key}: {row.title} ({row.source})", title_justify="left")
+    table.add_column("")
+    for name in by_relay:
+        table.add_column(name, justify="right")
+    table.add_column(f"{ZONERELAY} / {POSTFIX}", justify="right")
+    table.add_column("goal")
+    for metric in metrics_of(results[0]):
+        values = [result.figure(metric) for result in results]
+        if any(value is not None for value in values):
+            share = ratio(ours.figure(metric), theirs.figure(metric)) if ours and theirs else None
+            goals = [verdict(goal, ours, theirs) for goal in row.goals if goal.metric == metric]
+            table.add_row(LABELS[metric], *map(number, values), number(share), "; ".join(filter(None, goals)))
+    return table
+
+
+def verdict(goal: Goal, ours: Result | None, theirs: Result | None) -> str:
+    """`≥ 3 reached (4.2)` or by how much it is missed; empty when it cannot be told."""
+    value = ours.figure(goal.metric) if ours else None
+    if not goal.absolute:
+        value = ratio(value, theirs.figure(goal.metric) if theirs else None)
+    if value is None:
+        return ""
+    sign = "≥" if goal.at_least else "≤"
+    unit = "" if goal.absolute else " ×"
+    if goal.reached(value):
+        return f"[green]{sign} {goal.limit:g}{unit} reached[/green]"
+    short = abs(value / goal.limit - 1) * 100
+    return f"[red]{sign} {goal.limit:g}{unit} missed by {short:.0f} %[/red]"
+
+
+def remarks(results: Sequence[Result]) -> list[str]:
+    """What a reader has to know about the figures: failures and noise."""
+    found = []
+    for result in results:
+        found += [f"{result.row.key}: {result.relay} failed: {note}" for note in result.notes]
+        if result.spread > NOISY:
+            times = ", ".join(f"{sample.delivered:.2f} s" for sample in result.samples)
+            found.append(
+                f"{result.row.key}: {result.relay} is noisy: {times} ({result.spread:.0%} apart); is the machine busy?"
+            )
+    return found
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, thousands separated."""
+    if value is None:
+        return "–"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def print_row(console: Console, results: Sequence[Result]) -> None:
+    console.print(row_table(results))
+    for remark in remarks(results):
+        console.print(f"  ! {remark}", markup=False)
+    console.print()
+
+
+def print_profile(console: Console, path: Path) -> None:
+    table = Table(title=f"{path.name}: samples by function", title_justify="left")
+    table.add_column("function")
+    table.add_column("own", justify="right")
+    table.add_column("with callees", justify="right")
+    for name, own, below in top_functions(path):
+        table.add_row(name, f"{own:.1%}", f"{below:.1%}")
+    console.print(table)
+
+
+def write_json(path: Path, results: Sequence[Result], *, machine: dict[str, object]) -> None:
+    document = {"machine": machine, "results": [result.as_json() for result in results]}
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+
+
+def describe_machine(
+    directory: Path, cores: int, load: float, cpu_meter: str, postfix: str
+) -> dict[str, object]:
+    return {
+        "cores": cores,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "filesystem": filesystem(directory),
+        "load_before": round(load, 2),
+        "cpu_measured_by": cpu_meter,
+        "postfix": postfix,
+    }
+
+
+def filesystem(directory: Path) -> str:
+    """The kind of file system that holds it: on tmpfs an fsync costs nothing."""
+    best, kind = "", "unknown"
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, mount, fstype, *_ = line.split()
+        if directory.is_relative_to(mount) and len(mount) >= len(best):
+            best, kind = mount, fstype
+    return kind

@@ -1,0 +1,147 @@
+"""Debian packages without installing them: downloaded and unpacked into a private directory.
+
+Only `apt-get download` and `dpkg-deb -x` are used, so nothing of the system's package state, /etc
+or /var is touched; everything is in `.cache/` of the repository, which git ignores. Shared
+libraries that the machine lacks come the same way, from the package's own dependencies. Every
+failure is a DebianError whose text says what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CACHE = REPOSITORY / ".cache"
+COMMAND_TIMEOUT = 300.0
+MAX_PACKAGES = 20
+
+Say = Callable[[str], None]
+
+
+class DebianError(Exception):
+    """A package could not be had privately; the text tells a person why and what helps."""
+
+
+class UnpackedPackage:
+    """One Debian package and the libraries it needs, below `.cache/<name>`."""
+
+    def __init__(self, name: str, *, cache: Path = CACHE, say: Say = lambda _: None) -> None:
+        self.name = name
+        self.home = cache / name
+        self.root = self.home / "root"
+        self._debs = self.home / "debs"
+        self._say = say
+
+    def ensure(self, programs: Sequence[str]) -> None:
+        """Makes every program (a path inside the package) runnable, downloading only what is missing."""
+        if not self._runnable(programs):
+            self._say(f"{self.name}: apt-get download into {_shown(self.home)} (nothing is installed)")
+            self._fetch([self.name])
+            self._fetch_libraries(programs)
+        if missing := missing_libraries(self._paths(programs), self.library_path()):
+            raise DebianError(f"{self.name} needs shared libraries this machine lacks: {sorted(missing)}")
+
+    def path(self, program: str) -> Path:
+        return self.root / program
+
+    def library_path(self) -> str:
+        """LD_LIBRARY_PATH: the private libraries, which shadow no system library unless unpacked here."""
+        folders = {library.parent for library in self.root.glob("**/*.so*")}
+        return os.pathsep.join(sorted(str(folder) for folder in folders))
+
+    def _paths(self, programs: Iterable[str]) -> list[Path]:
+        return [self.path(program) for program in programs]
+
+    def _runnable(self, programs: Sequence[str]) -> bool:
+        paths = self._paths(programs)
+        return all(path.exists() for path in paths) and not missing_libraries(paths, self.library_path())
+
+    def _fetch_libraries(self, programs: Sequence[str]) -> None:
+        """Dependencies level by level, only as long as the dynamic linker still misses something."""
+        level, seen = [self.name], {self.name}
+        while missing_libraries(self._paths(programs), self.library_path()) and level:
+            wanted = [name for parent in level for name in self._library_packages(parent)]
+            level = [name for name in dict.fromkeys(wanted) if name not in seen]
+            seen.update(level)
+            if len(seen) > MAX_PACKAGES:
+                raise DebianError(f"{self.name}: more than {MAX_PACKAGES} packages of libraries; giving up")
+            self._say(f"{self.name}: also its libraries {', '.join(level)}")
+            self._fetch(level)
+
+    def _library_packages(self, name: str) -> list[str]:
+        control = _run(["dpkg-deb", "-f", str(self._deb(name)), "Depends"])
+        return parse_depends(control)
+
+    def _fetch(self, names: Sequence[str]) -> None:
+        if not names:
+            return
+        for tool in ("apt-get", "dpkg-deb"):
+            if shutil.which(tool) is None:
+                raise DebianError(
+                    f"no {tool} here: the comparison needs Debian or a derivative to get {self.name}"
+                )
+        self._debs.mkdir(parents=True, exist_ok=True)
+        # apt's own sandbox user may not write here; as root it warns about that on every call.
+        _run(["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", *names], cwd=self._debs)
+        for name in names:
+            _run(["dpkg-deb", "-x", str(self._deb(name)), str(self.root)])
+
+    def _deb(self, name: str) -> Path:
+        found = sorted(self._debs.glob(f"{name}_*.deb"), key=lambda path: path.stat().st_mtime)
+        if not found:
+            raise DebianError(f"apt-get download {name} succeeded but left no {name}_*.deb")
+        return found[-1]
+
+
+def parse_depends(control: str) -> list[str]:
+    """The shared-library packages of a Depends field, first alternative only, libc left out."""
+    names = []
+    for clause in control.replace("\n", " ").split(","):
+        name = re.split(r"[\s(|:]", clause.strip(), maxsplit=1)[0]
+        if name.startswith("lib") and not name.startswith("libc6"):
+            names.append(name)
+    return names
+
+
+def parse_ldd(output: str) -> set[str]:
+    """The sonames that ldd could not find."""
+    return {
+        line.split("=>")[0].strip() for line in output.splitlines() if line.rstrip().endswith("not found")
+    }
+
+
+def missing_libraries(programs: Iterable[Path], library_path: str) -> set[str]:
+    missing: set[str] = set()
+    for program in programs:
+        if program.exists():
+            missing |= parse_ldd(_run(["ldd", str(program)], env={"LD_LIBRARY_PATH": library_path}))
+    return missing
+
+
+def _run(command: Sequence[str], *, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
+    environment = {**os.environ, "LC_ALL": "C", **(env or {})}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT,
+            check=True,
+        )
+    except subprocess.CalledProcessError as error:
+        hint = " (stale package lists? try: apt-get update)" if command[0] == "apt-get" else ""
+        raise DebianError(f"{' '.join(command[:6])} failed{hint}:\n{error.stderr.strip()}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DebianError(f"{command[0]} could not be run: {error}") from error
+    return done.stdout
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY)) if path.is_relative_to(REPOSITORY) else str(path)
