@@ -98,7 +98,11 @@ class OwnAddresses:
             else:
                 self._exact.add((ipaddress.ip_address(listener.host), listener.port))
 
-    def __call__(self, ip: str, port: int) -> bool:
+    def has_port(self, port: int) -> bool:
+        """False when no address with this port can be ours, so that nobody needs to resolve names."""
+        return port in self._wildcard_ports or any(own == port for _, own in self._exact)
+
+    def includes(self, ip: str, port: int) -> bool:
         try:
             address = ipaddress.ip_address(ip)
         except ValueError:

@@ -1,0 +1,43 @@
+"""What DNS said, as values that keep the kinds of "no" apart.
+
+Which of them bounce mail is decided in `mx`: a name that does not exist is the domain's last word, a name
+server that does not answer is everybody's bad day.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+Record = TypeVar("Record")
+
+
+class DnsStatus(enum.StrEnum):
+    OK = "ok"
+    NXDOMAIN = "no such name"
+    NODATA = "no record of this type"
+    SERVFAIL = "the name server failed"
+    TIMEOUT = "no name server answered in time"
+    BAD = "the name server's answer made no sense"
+
+    @property
+    def is_definite(self) -> bool:
+        """True when the domain's own data said so; everything else may be different in a minute."""
+        return self in (DnsStatus.OK, DnsStatus.NXDOMAIN, DnsStatus.NODATA)
+
+
+class MxRecord(NamedTuple):
+    """`host` is an ASCII name in lower case without the final dot; `""` is the root (RFC 7505)."""
+
+    preference: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class DnsAnswer(Generic[Record]):
+    """`records` is empty unless the status is OK. `expires` is on the monotonic clock."""
+
+    status: DnsStatus
+    records: tuple[Record, ...]
+    expires: float

@@ -1,0 +1,224 @@
+"""DNS: asynchronous, cached within bounds, and never an exception (dnspython lives here only).
+
+Answers are cached by their TTL, between `MIN_TTL` and `dns.max_ttl`; "no such name" and "no data" by the
+zone's negative TTL up to `dns.negative_ttl`; failures only for `FAILURE_TTL`, so that a name server's
+bad minute is not remembered. Questions that are being asked already are joined, not repeated, and a
+caller that gives up does not take the answer from the others. Names are asked for as they are
+(no search list), except that a name without dots follows the system's search list for addresses: that is
+how a container finds `mailhog`.
+
+Every failure is a value. What it means for mail is decided in `mx`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+from collections.abc import Callable, Sequence
+from itertools import chain, zip_longest
+
+import dns.asyncbackend
+import dns.asyncresolver
+import dns.exception
+import dns.message
+import dns.name
+import dns.nameserver
+import dns.rdatatype
+import dns.resolver
+
+from zonerelay.config.endpoints import parse_name_server
+from zonerelay.config.models import DnsSettings
+from zonerelay.model.clock import Clock
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.routing.answers import DnsAnswer, DnsStatus, MxRecord, Record
+from zonerelay.routing.cache import AnswerCache
+from zonerelay.routing.hosts import Hosts, is_localhost, read_hosts
+from zonerelay.routing.idna import ascii_domain
+from zonerelay.routing.nexthop import Addresses
+
+MIN_TTL = 5.0
+FAILURE_TTL = 15.0
+MAX_RECORDS = 100  # as Postfix since 3.9: a name with more is an attack, not a mail system
+MAX_CONCURRENT = 200
+TRY_TIMEOUT = 2.0  # one name server's time to answer, of the `dns.timeout` for all of them
+EDNS_PAYLOAD = 1232  # avoids fragments (DNS flag day 2020)
+
+_HOST = re.compile(r"[a-z0-9_.-]+", re.ASCII)
+
+
+class Resolver:
+    """One per worker. `hosts` is what needs no DNS; by default the machine's hosts file."""
+
+    def __init__(self, settings: DnsSettings, clock: Clock, *, hosts: Hosts | None = None) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._hosts = read_hosts() if hosts is None else hosts
+        self._backend = dns.asyncbackend.get_backend("asyncio")
+        self._dns = _dns_resolver(settings)
+        self._mx_cache: AnswerCache[MxRecord] = AnswerCache(settings.cache_size, clock)
+        self._ip_cache: AnswerCache[str] = AnswerCache(settings.cache_size, clock)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+
+    async def mx(self, domain: str) -> DnsAnswer[MxRecord]:
+        """The MX records of an ASCII domain, by preference. The root as a host is `""` (null MX)."""
+        if is_localhost(domain):
+            return self._negative(DnsStatus.NODATA, 0.0)
+        return await self._mx_cache.get(("MX", domain), lambda: self._ask(domain, "MX", _mx_records))
+
+    async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
+        """The addresses of a host, IPv6 and IPv4 in turn, so that one broken family costs one attempt.
+
+        A failure is a deferral: an MX host without an address is its owner's mistake of today.
+        """
+        if _is_ip(name):
+            return Addresses((name,))
+        local = self._hosts.lookup(name.lower())
+        if local:
+            return _addresses(name, [ip for ip in local if ipv6 or ":" not in ip], ())
+        try:
+            name = ascii_domain(name)
+        except ValueError as error:
+            return Addresses((), _no_address(f"{name}: {error}"))
+        if not ipv6:
+            four = await self.lookup(name, "A")
+            return _addresses(name, four.records, (four.status,))
+        six, four = await asyncio.gather(self.lookup(name, "AAAA"), self.lookup(name, "A"))
+        turns = chain.from_iterable(zip_longest(six.records, four.records))
+        return _addresses(name, [ip for ip in turns if ip is not None], (six.status, four.status))
+
+    async def lookup(self, name: str, kind: str) -> DnsAnswer[str]:
+        """The A or AAAA records of an ASCII name from DNS or the cache, never from the hosts file."""
+        return await self._ip_cache.get((kind, name), lambda: self._ask(name, kind, _ip_records))
+
+    async def close(self) -> None:
+        """Give up what is being asked."""
+        await self._mx_cache.close()
+        await self._ip_cache.close()
+
+    async def _ask(
+        self, name: str, kind: str, read: Callable[[dns.resolver.Answer], list[Record]]
+    ) -> DnsAnswer[Record]:
+        try:
+            answer = await self._query(name, kind)
+        except dns.resolver.NXDOMAIN as error:
+            return self._negative(DnsStatus.NXDOMAIN, _nxdomain_ttl(error))
+        except dns.resolver.NoNameservers as error:
+            return self._failure(_blame(error))
+        except dns.exception.Timeout:
+            return self._failure(DnsStatus.TIMEOUT)
+        except (dns.exception.DNSException, OSError, ValueError):
+            return self._failure(DnsStatus.BAD)
+        return self._understand(answer, tuple(read(answer)[:MAX_RECORDS]))
+
+    async def _query(self, name: str, kind: str) -> dns.resolver.Answer:
+        async with self._slots:
+            return await self._dns.resolve(
+                name,
+                kind,
+                raise_on_no_answer=False,
+                lifetime=self._settings.timeout,
+                search=kind != "MX" and "." not in name and not self._settings.servers,
+                backend=self._backend,
+            )
+
+    def _understand(self, answer: dns.resolver.Answer, records: tuple[Record, ...]) -> DnsAnswer[Record]:
+        ttl = float(answer.chaining_result.minimum_ttl)
+        if records:
+            return self._answer(DnsStatus.OK, records, min(ttl, self._settings.max_ttl))
+        if answer.rrset:
+            # Records that all made no sense are not the same as no records: an implicit MX would be wrong.
+            return self._failure(DnsStatus.BAD)
+        return self._negative(DnsStatus.NODATA, ttl)
+
+    def _negative(self, status: DnsStatus, ttl: float) -> DnsAnswer[Record]:
+        return self._answer(status, (), min(ttl, self._settings.negative_ttl))
+
+    def _failure(self, status: DnsStatus) -> DnsAnswer[Record]:
+        return self._answer(status, (), min(FAILURE_TTL, self._settings.negative_ttl))
+
+    def _answer(self, status: DnsStatus, records: tuple[Record, ...], ttl: float) -> DnsAnswer[Record]:
+        return DnsAnswer(status, records, self._clock.monotonic() + max(ttl, MIN_TTL))
+
+
+def _dns_resolver(settings: DnsSettings) -> dns.asyncresolver.Resolver:
+    """The configured servers, or the system's; without either, one on this machine, as libc has it."""
+    resolver = dns.asyncresolver.Resolver(configure=False)
+    if settings.servers:
+        servers = [parse_name_server(server) for server in settings.servers]
+        resolver.nameservers = [dns.nameserver.Do53Nameserver(s.address, s.port) for s in servers]
+    else:
+        try:
+            resolver.read_resolv_conf("/etc/resolv.conf")
+        except dns.resolver.NoResolverConfiguration:
+            resolver.nameservers = ["127.0.0.1"]
+    resolver.use_edns(0, 0, EDNS_PAYLOAD)
+    resolver.timeout = min(TRY_TIMEOUT, settings.timeout)
+    return resolver
+
+
+def _mx_records(answer: dns.resolver.Answer) -> list[MxRecord]:
+    records = [
+        MxRecord(record.preference, "" if record.exchange == dns.name.root else _text(record.exchange))
+        for record in answer.rrset or ()
+    ]
+    return sorted(record for record in records if not record.host or _HOST.fullmatch(record.host))
+
+
+def _ip_records(answer: dns.resolver.Answer) -> list[str]:
+    return [record.address for record in answer.rrset or ()]
+
+
+def _text(name: dns.name.Name) -> str:
+    return name.to_text(omit_final_dot=True).lower()
+
+
+def _nxdomain_ttl(error: dns.resolver.NXDOMAIN) -> float:
+    """RFC 2308 5: the smaller of the SOA's TTL and its minimum, as dnspython works it out."""
+    ttls = []
+    responses = error.responses()  # type: ignore[no-untyped-call]  # dnspython left it untyped
+    for response in responses.values():
+        try:
+            ttls.append(response.resolve_chaining().minimum_ttl)
+        except dns.exception.DNSException:  # a denial without its SOA
+            ttls.append(0)
+    return float(min(ttls, default=0))
+
+
+def _blame(error: dns.resolver.NoNameservers) -> DnsStatus:
+    """Servers that answered with a failure code, or nonsense, or could not be reached at all."""
+    # dnspython's list of (server, tcp, port, error, response).
+    failures = [(failure[3], failure[4]) for failure in error.kwargs["errors"]]
+    if any(response is not None and not isinstance(what, Exception) for what, response in failures):
+        return DnsStatus.SERVFAIL
+    if all(isinstance(what, OSError) for what, _ in failures):
+        return DnsStatus.TIMEOUT
+    return DnsStatus.BAD
+
+
+def _addresses(name: str, ips: Sequence[str], statuses: Sequence[DnsStatus]) -> Addresses:
+    if ips:
+        return Addresses(tuple(ips[:MAX_RECORDS]))
+    doubts = [status for status in statuses if not status.is_definite]
+    why = (doubts or list(statuses) or [DnsStatus.NODATA])[0]
+    return Addresses((), _no_address(f"{name}: {why}", detail="4.3" if doubts else "4.4"))
+
+
+def _no_address(text: str, *, detail: str = "4.4") -> Outcome:
+    return Outcome(
+        Verdict.DEFERRED,
+        Reply(451, detail, f"cannot find an address of {text}"),
+        scope=Scope.HOST,
+        local=True,
+    )
+
+
+def _is_ip(name: str) -> bool:
+    if not (":" in name or name[-1:].isdigit()):
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
