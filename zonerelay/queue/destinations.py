@@ -1,0 +1,166 @@
+"""Where claimed deliveries wait in memory: a line per destination, oldest message first.
+
+Pure bookkeeping: nothing here awaits, and `now` is a parameter. A `Line` holds deliveries grouped by
+message; an `Unrouted` line waits for a look-up of its domain; a `Destination` has a route, counts its
+active transactions and knows whether it is suspended. Limits and turns between destinations are
+`zone_queue.py`'s.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zonerelay.config.models import RetrySettings
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
+from zonerelay.queue.suspension import Suspension
+from zonerelay.routing.nexthop import DestinationKey, Route
+
+ROUTE_MIN_USE = 30.0
+"""Seconds that a route is used at least, so that a zero TTL does not look up again for every delivery."""
+
+
+class Line:
+    """Deliveries in message order, and the domains they belong to.
+
+    `passed_over` are the domains that claims skip because this line is long enough; the store
+    holds more for them.
+    """
+
+    __slots__ = ("_groups", "_order", "domains", "passed_over", "waiting")
+
+    def __init__(self) -> None:
+        self._groups: dict[MessageId, list[Delivery]] = {}
+        self._order: list[MessageId] = []
+        self.waiting = 0
+        self.domains: set[str] = set()
+        self.passed_over: dict[str, None] = {}
+
+    def add(self, delivery: Delivery) -> None:
+        group = self._groups.get(delivery.message_id)
+        if group is None:
+            self._groups[delivery.message_id] = [delivery]
+            heapq.heappush(self._order, delivery.message_id)
+        else:
+            group.append(delivery)
+        self.waiting += 1
+
+    def take(self, limit: int) -> tuple[Delivery, ...]:
+        """Up to `limit` deliveries of the oldest message; the line must not be empty."""
+        # Withdrawing leaves ids behind in the heap: finding them there would cost a scan.
+        while self._order[0] not in self._groups:
+            heapq.heappop(self._order)
+        message_id = self._order[0]
+        group = self._groups[message_id]
+        if len(group) <= limit:
+            heapq.heappop(self._order)
+            del self._groups[message_id]
+            self.waiting -= len(group)
+            return tuple(group)
+        self._groups[message_id] = group[limit:]
+        self.waiting -= limit
+        return tuple(group[:limit])
+
+    def remove(self, key: DeliveryKey) -> bool:
+        """Forget one delivery; false when it is not waiting here."""
+        group = self._groups.get(key.message_id)
+        if group is None:
+            return False
+        rest = [delivery for delivery in group if delivery.recipient != key.recipient]
+        if len(rest) == len(group):
+            return False
+        self.waiting -= len(group) - len(rest)
+        if rest:
+            self._groups[key.message_id] = rest
+        else:
+            del self._groups[key.message_id]
+        return True
+
+    def drain(self) -> list[Delivery]:
+        """Everything that waits, oldest message first; the line is empty afterwards."""
+        deliveries = list(self)
+        self._groups.clear()
+        self._order.clear()
+        self.waiting = 0
+        return deliveries
+
+    def __iter__(self) -> Iterator[Delivery]:
+        for message_id in sorted(self._groups):
+            yield from self._groups[message_id]
+
+
+class Unrouted(Line):
+    """The deliveries of one domain that wait for its route."""
+
+    __slots__ = ("sought",)
+
+    def __init__(self, domain: str) -> None:
+        super().__init__()
+        self.domains.add(domain)
+        self.sought = False
+        """A look-up is wanted or under way."""
+
+
+class Destination(Line):
+    """A line with a route: what limits and suspension apply to."""
+
+    __slots__ = ("active", "in_ring", "key", "route", "suspension", "usable_until")
+
+    def __init__(self, key: DestinationKey, route: Route, settings: RetrySettings, now: float) -> None:
+        super().__init__()
+        self.key = key
+        self.active = 0
+        self.in_ring = False
+        self.suspension = Suspension(settings)
+        self.renew(route, now)
+
+    def renew(self, route: Route, now: float) -> None:
+        self.route = route
+        self.usable_until = max(route.expires, now + ROUTE_MIN_USE)
+
+    def is_free(self, configured: int, now: float) -> bool:
+        """Another transaction may start."""
+        return self.active < self.suspension.limit(configured, now)
+
+    def status(self) -> DestinationStatus:
+        suspension = self.suspension
+        return DestinationStatus(
+            key=self.key,
+            name=self.route.name,
+            active=self.active,
+            waiting=self.waiting,
+            suspended_until=suspension.until if suspension.is_troubled else None,
+            reply=str(suspension.reply or ""),
+        )
+
+    def is_forgettable(self, now: float) -> bool:
+        return not (self.waiting or self.active or self.passed_over) and self.suspension.is_forgettable(now)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """One batch to attempt now: deliveries of one message for one destination."""
+
+    destination: Destination
+    route: Route
+    deliveries: tuple[Delivery, ...]
+    epoch: int
+    started: float
+
+    @property
+    def message_id(self) -> MessageId:
+        return self.deliveries[0].message_id
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationStatus:
+    """For `status`. `reply` is the reason of the last failure to reach any host, `""` if none."""
+
+    key: DestinationKey
+    name: str
+    active: int
+    waiting: int
+    suspended_until: float | None
+    reply: str

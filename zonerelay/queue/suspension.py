@@ -1,0 +1,112 @@
+"""Whether a destination may be connected to now. Pure: no clock, no timers, `now` is a parameter.
+
+    open ──a batch finds no host that talks──▶ suspended ──its time is over──▶ probing ──success──▶ open
+                                                   ▲                              │
+                                                   └────────── failure, twice as long ──┘
+
+A failure of a transaction that began before the present suspension says nothing new and changes
+nothing: ten connections that time out together are one failure, not ten doublings. A failure while
+other transactions get through is not the destination's end either (a peer that answers 421 to the
+eleventh connection): it lowers the ceiling on connections instead, and successes raise it again.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from zonerelay.config.models import RetrySettings
+from zonerelay.model.reply import Reply
+
+
+class Transition(enum.Enum):
+    NONE = enum.auto()
+    SUSPENDED = enum.auto()
+    RESUMED = enum.auto()
+
+
+class Suspension:
+    """The state of one destination."""
+
+    __slots__ = (
+        "_ceiling",
+        "_failures",
+        "_last_success",
+        "_longest",
+        "_shortest",
+        "_since_raise",
+        "epoch",
+        "reply",
+        "until",
+    )
+
+    def __init__(self, settings: RetrySettings) -> None:
+        self._shortest = settings.suspend_min
+        self._longest = max(settings.suspend_min, settings.suspend_max)
+        self._failures = 0
+        self._last_success = float("-inf")
+        self._ceiling: int | None = None
+        self._since_raise = 0
+        self.until = 0.0
+        self.epoch = 0
+        self.reply: Reply | None = None
+
+    def is_suspended(self, now: float) -> bool:
+        return now < self.until
+
+    @property
+    def is_troubled(self) -> bool:
+        """Suspended, or waiting for the probe that ends it."""
+        return self._failures > 0
+
+    def is_forgettable(self, now: float) -> bool:
+        """Nothing is lost by starting afresh: no trouble, or none for as long as a suspension can last."""
+        return not self._failures or now >= self.until + self._longest
+
+    def limit(self, configured: int, now: float) -> int:
+        """How many transactions may be active now."""
+        if self._failures:
+            return 0 if now < self.until else 1
+        return configured if self._ceiling is None else min(configured, self._ceiling)
+
+    def duration(self) -> float:
+        """Of the present or the last suspension."""
+        return min(self._shortest * 2.0 ** min(self._failures - 1, 30), self._longest)
+
+    def failed(self, epoch: int, started: float, reply: Reply, others: int, now: float) -> Transition:
+        """A transaction begun at `started` reached no host while `others` are active."""
+        self.reply = reply
+        if epoch != self.epoch:
+            return Transition.NONE
+        if others and self._last_success >= started and not self._failures:
+            self._ceiling = others
+            self._since_raise = 0
+            return Transition.NONE
+        self._failures += 1
+        self.epoch += 1
+        self.until = now + self.duration()
+        return Transition.SUSPENDED
+
+    def succeeded(self, epoch: int, now: float) -> Transition:
+        """A peer talked to us, whatever it said about the mail."""
+        self._last_success = now
+        if self._failures:
+            # A connection from before the suspension proves nothing about new ones.
+            return self.resume() if epoch == self.epoch else Transition.NONE
+        self._raise_ceiling()
+        return Transition.NONE
+
+    def resume(self) -> Transition:
+        """Open again: a probe got through, or an operator said so."""
+        if not self._failures:
+            return Transition.NONE
+        self._failures = 0
+        self.until = 0.0
+        return Transition.RESUMED
+
+    def _raise_ceiling(self) -> None:
+        if self._ceiling is None:
+            return
+        self._since_raise += 1
+        if self._since_raise >= self._ceiling:
+            self._ceiling += 1
+            self._since_raise = 0

@@ -1,0 +1,379 @@
+"""One zone's plan: what waits in memory, what to claim next, which batch goes next. Pure and synchronous.
+
+Nothing here awaits, reads a clock or touches a store: the driver (`zone_runner.py`) reports what happened
+and asks what to do. Between two calls the state is consistent, so there is nothing to lock.
+
+STRATEGIES (policy → the harm it prevents; compare the list at the head of Postfix's qmgr.c)
+
+- Fair turns: destinations with work and a free slot stand in a ring and get one batch per turn
+  → a destination with a long line cannot starve the others of the zone's connections.
+- Oldest message first within a destination → nothing waits for ever behind newer mail.
+- Window: at most `WINDOW` deliveries of a zone wait in memory → memory does not grow with the queue.
+- Shares (`shares.py`): in a zone routed by MX a line may hold only its share of the window
+  → a slow destination cannot fill the window and hide the others' mail.
+- Company: a zone that has `LOW_MARK` deliveries waiting and one route claims no more until it has fewer
+  → under load one claim brings hundreds of deliveries, not one each.
+- Suspension (`suspension.py`): nothing waits for a suspended destination; what is claimed for it is
+  handed back to be deferred without a connection; one probe at a time ends it
+  → dead hosts cost neither connections nor window.
+- Routes live as long as their TTL, then the line is looked up again → mail follows a changed MX.
+- Withdrawn deliveries are not planned until they are given back → an operator's change and an
+  attempt never cross.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+
+from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.model.address import domain_of
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.queue.destinations import Destination, DestinationStatus, Line, Unrouted, Work
+from zonerelay.queue.shares import Claim, Refill, Shares
+from zonerelay.queue.suspension import Transition
+from zonerelay.routing.nexthop import DestinationKey, Route
+
+WINDOW = 4000
+LOW_MARK = 1000
+CLAIM_LIMIT = 500
+LOOK_UPS = 50
+MAX_DOMAINS = 10_000
+MAX_DESTINATIONS = 1000
+"""Idle domains and destinations are forgotten when there are more than this."""
+
+
+class ZoneQueue:
+    """The plan of one zone. Deliveries enter by `add` and leave by `next_work`, `take_parked`,
+    `take_returned`, `unroutable`, `withdraw` or `drain`; each is in one place at a time.
+    """
+
+    def __init__(self, zone: ZoneSettings, retry: RetrySettings, *, window: int = WINDOW) -> None:
+        self.zone = zone
+        self._retry = retry
+        self._by_domain = not zone.next_hop
+        self._window = window
+        self._low_mark = min(LOW_MARK, max(1, window // 4))
+        self._shares = Shares(window)
+        self.waiting = 0
+        self.active = 0
+        self._lines: dict[str, Line] = {}
+        self._destinations: dict[DestinationKey, Destination] = {}
+        self._ring: deque[Destination] = deque()
+        self._works: set[Work] = set()
+        self._to_look_up: deque[str] = deque()
+        self._look_ups = 0
+        self._refilled_last = False
+        self._parked: dict[Destination, list[Delivery]] = {}
+        self._returned: list[Delivery] = []
+        self._withdrawn: set[DeliveryKey] = set()
+        self._max_domains = MAX_DOMAINS
+        self._max_destinations = MAX_DESTINATIONS
+
+    # What happened
+
+    def add(self, claimed: Iterable[Delivery], now: float) -> None:
+        """Freshly claimed deliveries."""
+        if self._withdrawn:
+            claimed = [delivery for delivery in claimed if delivery.key not in self._withdrawn]
+        self._enter(claimed, now)
+        if len(self._lines) > self._max_domains:
+            self._forget_domains()
+
+    def claimed(self, plan: Claim | Refill, count: int) -> None:
+        """The answer to a plan held `count` deliveries, which have been added."""
+        if not isinstance(plan, Refill) or count >= plan.limit:
+            return
+        line = self._lines[plan.domain]
+        self._shares.exhausted(line, plan.domain)
+        if isinstance(line, Unrouted) and not line.sought:
+            del self._lines[plan.domain]
+
+    def found(self, domain: str, route: Route, now: float) -> None:
+        """A look-up ended with a route."""
+        self._look_ups -= 1
+        line = self._lines[domain]
+        destination = self._destination(route, now)
+        self._lines[domain] = destination
+        destination.domains.add(domain)
+        destination.passed_over.update(line.passed_over)
+        self._shares.forget(line)
+        self._move(line, destination, domain, now)
+        self._placed(destination, now)
+        self._shares.shortened(destination, self.waiting)
+
+    def unroutable(self, domain: str) -> list[Delivery]:
+        """A look-up ended without a route: the deliveries that waited for it."""
+        self._look_ups -= 1
+        line = self._lines.pop(domain)
+        deliveries = line.drain()
+        self.waiting -= len(deliveries)
+        self._shares.forget(line)
+        if line.passed_over:
+            self._replace(domain)
+        return deliveries
+
+    def finished(self, work: Work, outcomes: Sequence[Outcome], now: float) -> Transition:
+        """An attempt ended; no outcomes: it never reached out, and nothing was learned about the hosts."""
+        destination = work.destination
+        destination.active -= 1
+        self.active -= 1
+        self._works.discard(work)
+        transition = _learn(work, outcomes, now)
+        if transition is Transition.SUSPENDED:
+            self._park(destination)
+        else:
+            self._offer(destination, now)
+        return transition
+
+    # What to do
+
+    def take_look_ups(self) -> list[str]:
+        """Domains to look up now; each must end in `found` or `unroutable`."""
+        domains: list[str] = []
+        while self._to_look_up and self._look_ups < LOOK_UPS:
+            domains.append(self._to_look_up.popleft())
+            self._look_ups += 1
+        return domains
+
+    def next_work(self, now: float) -> Work | None:
+        """The next batch, if a slot is free; it must end in `finished`."""
+        while self._ring and self.active < self.zone.max_connections:
+            destination = self._ring.popleft()
+            destination.in_ring = False
+            if not destination.waiting or not self._is_free(destination, now):
+                continue
+            if destination.usable_until <= now:
+                self._reroute(destination, now)
+                continue
+            return self._start(destination, now)
+        return None
+
+    def wants_claim(self, more: bool) -> bool:
+        """There is room, and perhaps something to claim (`more`: the store may hold due deliveries)."""
+        if self.waiting >= self._window:
+            return False
+        return (more and (self._by_domain or self.waiting < self._low_mark)) or self._shares.any_hungry
+
+    @property
+    def is_crowded(self) -> bool:
+        """Enough waits that the next claim may wait for company."""
+        return self.waiting >= self._low_mark
+
+    def plan_claim(self, more: bool) -> Claim | Refill | None:
+        """The next question to the store; its answer goes to `add`, then to `claimed`."""
+        if not self.wants_claim(more):
+            return None
+        # By turns, so that neither new mail nor what was passed over waits for the other.
+        if not more or not self._refilled_last:
+            refill = self._shares.plan_refill(self.waiting)
+            if refill is not None or not more:
+                self._refilled_last = True
+                return refill
+        self._refilled_last = False
+        skip = self._shares.skip_list(self.waiting) if self._by_domain else frozenset()
+        return Claim(min(CLAIM_LIMIT, self._window - self.waiting), skip)
+
+    def take_parked(self) -> list[tuple[Destination, list[Delivery]]]:
+        """Deliveries whose destination is suspended: to be deferred without connecting."""
+        parked = list(self._parked.items())
+        self._parked.clear()
+        return parked
+
+    def take_returned(self) -> list[Delivery]:
+        """Deliveries to be released: their destination holds its share already."""
+        returned, self._returned = self._returned, []
+        return returned
+
+    # Operators
+
+    def active_keys(self) -> set[DeliveryKey]:
+        return {delivery.key for work in self._works for delivery in work.deliveries}
+
+    def withdraw(self, keys: Collection[DeliveryKey]) -> None:
+        """Forget these, and do not take them up again before `give_back`. They must not be active."""
+        self._withdrawn.update(keys)
+        for key in keys:
+            line = self._lines.get(domain_of(key.recipient) if self._by_domain else "")
+            if line is not None and line.remove(key):
+                self.waiting -= 1
+                self._shares.shortened(line, self.waiting)
+
+    def give_back(self, keys: Collection[DeliveryKey]) -> None:
+        self._withdrawn.difference_update(keys)
+
+    def resume(self, key: DestinationKey | None) -> list[Destination]:
+        """Lift the suspension of one destination or all; the ones that were troubled."""
+        chosen = list(self._destinations.values()) if key is None else [self._destinations.get(key)]
+        return [
+            destination
+            for destination in chosen
+            if destination is not None and destination.suspension.resume() is Transition.RESUMED
+        ]
+
+    def destination_of(self, domain: str) -> DestinationKey | None:
+        """Where mail for a domain goes, if that is known without asking."""
+        line = self._lines.get(domain if self._by_domain else "")
+        return line.key if isinstance(line, Destination) else None
+
+    def drain(self) -> list[Delivery]:
+        """Everything that waits, for a stop."""
+        lines = dict.fromkeys(self._lines.values())
+        self.waiting = 0
+        self._ring.clear()
+        self._to_look_up.clear()
+        return [delivery for line in lines for delivery in line.drain()]
+
+    def status(self, now: float) -> tuple[DestinationStatus, ...]:
+        return tuple(
+            destination.status()
+            for destination in self._destinations.values()
+            if destination.waiting or destination.active or not destination.suspension.is_forgettable(now)
+        )
+
+    # Lines
+
+    def _enter(self, deliveries: Iterable[Delivery], now: float) -> None:
+        touched: dict[Line, None] = {}
+        for delivery in deliveries:
+            domain = delivery.domain if self._by_domain else ""
+            line = self._lines.get(domain)
+            if line is None:
+                line = self._lines[domain] = Unrouted(domain)
+            line.add(delivery)
+            self.waiting += 1
+            touched[line] = None
+        for line in touched:
+            self._placed(line, now)
+
+    def _placed(self, line: Line, now: float) -> None:
+        """Something was added to a line."""
+        if isinstance(line, Destination):
+            if line.suspension.is_suspended(now):
+                self._park(line)
+                return
+            self._offer(line, now)
+        elif isinstance(line, Unrouted) and not line.sought:
+            line.sought = True
+            self._to_look_up.append(next(iter(line.domains)))
+        if self._by_domain:
+            self._shares.grew(line)
+
+    def _move(self, line: Line, destination: Destination, domain: str, now: float) -> None:
+        """From an unrouted line to its destination; what is too much for it goes back to the store."""
+        deliveries = line.drain()
+        if self._by_domain and not destination.suspension.is_suspended(now) and self._shares.may_pass_over():
+            room = max(0, self._shares.share(self.waiting) - destination.waiting)
+            if len(deliveries) > room:
+                self._shares.pass_over(destination, domain)
+                self._returned += deliveries[room:]
+                self.waiting -= len(deliveries) - room
+                del deliveries[room:]
+        for delivery in deliveries:
+            destination.add(delivery)
+
+    def _destination(self, route: Route, now: float) -> Destination:
+        key = route.destination
+        destination = self._destinations.get(key)
+        if destination is not None:
+            destination.renew(route, now)
+            return destination
+        if len(self._destinations) >= self._max_destinations:
+            self._forget_destinations(now)
+        destination = self._destinations[key] = Destination(key, route, self._retry, now)
+        return destination
+
+    def _park(self, destination: Destination) -> None:
+        deliveries = destination.drain()
+        self.waiting -= len(deliveries)
+        if deliveries:
+            self._parked.setdefault(destination, []).extend(deliveries)
+        self._shares.shortened(destination, self.waiting)
+
+    def _reroute(self, destination: Destination, now: float) -> None:
+        """The route is too old: its domains are looked up again before anything more is sent."""
+        for domain in destination.domains:
+            del self._lines[domain]
+        destination.domains.clear()
+        for domain in destination.passed_over:
+            self._replace(domain)
+        destination.passed_over.clear()
+        self._shares.forget(destination)
+        deliveries = destination.drain()
+        self.waiting -= len(deliveries)
+        self._enter(deliveries, now)
+
+    def _replace(self, domain: str) -> None:
+        """A line for a domain that is passed over and has lost its own."""
+        line = self._lines[domain] = Unrouted(domain)
+        line.passed_over[domain] = None
+        self._shares.shortened(line, self.waiting)
+
+    # Turns
+
+    def _is_free(self, destination: Destination, now: float) -> bool:
+        return destination.is_free(self.zone.max_connections_per_destination, now)
+
+    def _offer(self, destination: Destination, now: float) -> None:
+        if destination.waiting and not destination.in_ring and self._is_free(destination, now):
+            destination.in_ring = True
+            self._ring.append(destination)
+
+    def _start(self, destination: Destination, now: float) -> Work:
+        deliveries = destination.take(self.zone.max_recipients_per_transaction)
+        self.waiting -= len(deliveries)
+        destination.active += 1
+        self.active += 1
+        work = Work(destination, destination.route, deliveries, destination.suspension.epoch, now)
+        self._works.add(work)
+        self._offer(destination, now)
+        if self._by_domain:
+            self._shares.shortened(destination, self.waiting)
+        return work
+
+    # Forgetting
+
+    def _forget_domains(self) -> None:
+        """Keep the routes of domains that have something waiting; the others are asked for again."""
+        for destination in self._destinations.values():
+            keep = {delivery.domain for delivery in destination} | destination.passed_over.keys()
+            for domain in destination.domains - keep:
+                del self._lines[domain]
+            destination.domains &= keep
+        self._max_domains = max(MAX_DOMAINS, 2 * len(self._lines))
+
+    def _forget_destinations(self, now: float) -> None:
+        for key, destination in list(self._destinations.items()):
+            if destination.is_forgettable(now):
+                del self._destinations[key]
+                for domain in destination.domains:
+                    del self._lines[domain]
+        self._max_destinations = max(MAX_DESTINATIONS, 2 * len(self._destinations))
+
+
+def _learn(work: Work, outcomes: Sequence[Outcome], now: float) -> Transition:
+    suspension = work.destination.suspension
+    failure = host_failure(outcomes)
+    if failure is not None:
+        others = work.destination.active
+        return suspension.failed(work.epoch, work.started, failure.reply, others, now)
+    if any(_talked(outcome) for outcome in outcomes):
+        return suspension.succeeded(work.epoch, now)
+    return Transition.NONE
+
+
+def _talked(outcome: Outcome) -> bool:
+    """A peer had its say, whatever it said."""
+    if outcome.scope is Scope.HOST:
+        return outcome.verdict is not Verdict.DEFERRED
+    return outcome.scope is Scope.RECIPIENT or outcome.scope is Scope.MESSAGE
+
+
+def host_failure(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """The first outcome when the whole batch found no host that would talk, else `None`."""
+    if not outcomes or outcomes[0].scope is not Scope.HOST:
+        return None
+    if all(outcome.scope is Scope.HOST and not _talked(outcome) for outcome in outcomes):
+        return outcomes[0]
+    return None
