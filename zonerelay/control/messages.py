@@ -204,19 +204,19 @@ class ZoneStatus(msgspec.Struct, frozen=True, kw_only=True):
     deferred: int
     held: int
     oldest_seconds: float
-    connections: int
-    max_connections: int
 
 
 class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`waiting` deliveries are in the scheduler's window; the rest of the queue is on disk."""
+    """`active` and `waiting` are deliveries in the scheduler's window; the rest of the queue is on disk.
+
+    `destination` is the MX domain or next hop that it was first seen as, `hosts` what it stands for.
+    """
 
     zone: str
     destination: str
+    hosts: str
     active: int
     waiting: int
-    connections: int
-    max_connections: int
     suspended_until: float | None = None
     reply: str = ""
 
@@ -236,34 +236,43 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     problems: tuple[str, ...] = ()
 
 
+class AddressPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """An IP address of a host, and ours that packets to it leave from. `problem`: it would not be used."""
+
+    address: str
+    source: str = ""
+    problem: str = ""
+
+
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One MX host. `error` says why it has no usable address."""
+    """One MX host, or the next hop. `problem` says why it has no address now."""
 
     name: str
     port: int
     preference: int
-    addresses: tuple[str, ...] = ()
-    source_addresses: tuple[str, ...] = ()
-    error: str = ""
+    addresses: tuple[AddressPlan, ...] = ()
+    problem: str = ""
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
-    """Where mail would go and under which policy. `unroutable` holds the reply it would end with."""
+    """Where mail would go and under which policy. With `unroutable` it would get that reply instead, and
+    `verdict` says whether that defers or bounces it. `relay_running` false: read from the configuration.
+    """
 
     address: str
     sender: str
     domain: str
     zone: str
-    rule: str
+    rule: int
+    reason: str
     next_hop: str
     route: str
-    destination: str
     hosts: tuple[HostPlan, ...]
     unroutable: str
     verdict: str
     tls: str
     ehlo_name: str
-    limits: dict[str, int | float]
+    limits: dict[str, int]
     suspended_until: float | None = None
     suspended_reply: str = ""
     relay_running: bool = True

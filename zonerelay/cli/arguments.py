@@ -1,0 +1,177 @@
+"""The command line's grammar: every command, option and help text. Imports nothing heavy.
+
+`parse` returns a namespace whose `command` names what to run; values are already what the commands need
+(durations in seconds, a control Filter), so that a mistake is reported before anything is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zonerelay.config.units import parse_duration
+from zonerelay.model.delivery import DeliveryState
+from zonerelay.model.message_id import is_message_id
+
+if TYPE_CHECKING:
+    from zonerelay.control.messages import Filter
+
+    # argparse has no public name for what add_subparsers returns.
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+DEFAULT_ROWS = 1000
+
+_CONFIG_HELP = (
+    "configuration file; without it $ZONERELAY_CONFIG, /etc/zonerelay/zonerelay.toml "
+    "or ./config/zonerelay.toml, the first that there is"
+)
+_FILTER_HELP = "Everything given must match; * stands for any text. Quote it from the shell."
+_EXIT_HELP = "Exit status: 0 done, 1 not possible or not found, 2 usage or configuration."
+
+CHANGES = {
+    "retry": "try deliveries again now, whatever their schedule says",
+    "hold": "keep deliveries in the queue and do not try them until released; survives restarts",
+    "release": "let held deliveries go on",
+    "bounce": "give deliveries up and report to their senders",
+    "drop": "remove deliveries for good, without a report to anybody",
+}
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Exits with status 2 and a usage text on a mistake, as argparse does."""
+    return build().parse_args(arguments)
+
+
+def build() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="zonerelay",
+        description="An SMTP relay that never loses what it acknowledged.",
+        epilog=_EXIT_HELP,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _command(commands, "serve", "run the relay in the foreground")
+    _command(commands, "check-config", "check the configuration file and say everything that is wrong")
+    _json(_command(commands, "status", "what the running relay is doing"))
+    _queue(commands)
+    _explain(commands)
+    resolve = _command(commands, "resolve", "addresses in the queue behind a pseudonym from the log")
+    resolve.add_argument("pseudonym", help="u-…@d-… for a mailbox, d-… for every mailbox of a domain")
+    _json(resolve)
+    commands.add_parser("sandbox", help="relay and scriptable sink on loopback: watch mail flow")
+    commands.add_parser("version", help="print the version")
+    return parser
+
+
+def _command(commands: Commands, name: str, help_text: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".", allow_abbrev=False
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help=_CONFIG_HELP)
+    return parser
+
+
+def _json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="for scripts; see docs/operating.md")
+
+
+def _queue(commands: Commands) -> None:
+    queue = commands.add_parser("queue", help="look at the queue and change it")
+    verbs = queue.add_subparsers(dest="verb", required=True, metavar="VERB")
+    listing = _command(verbs, "list", "list deliveries, oldest message first")
+    _filters(listing)
+    listing.add_argument(
+        "--limit",
+        type=_count,
+        metavar="N",
+        help=f"at most N rows, 0 for all (default: {DEFAULT_ROWS} in a table, all with --json)",
+    )
+    _json(listing)
+    for name, help_text in (
+        ("show", "one message: envelope, headers and the state of each recipient"),
+        ("trace", "one message: what happened to it so far and what comes next"),
+    ):
+        one = _command(verbs, name, help_text)
+        one.add_argument("message_id", type=_message_id, metavar="ID", help="message id, as in the log")
+        _json(one)
+    for name, help_text in CHANGES.items():
+        _change(verbs, name, help_text)
+
+
+def _change(verbs: Commands, name: str, help_text: str) -> None:
+    parser = _command(verbs, name, help_text)
+    parser.add_argument("message_ids", type=_message_id, nargs="*", metavar="ID", help="message ids")
+    _filters(parser)
+    parser.add_argument("--all", action="store_true", help="the whole queue, when no filter is given")
+    parser.add_argument("--yes", action="store_true", help="do not ask, which scripts need")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    if name == "bounce":
+        parser.add_argument(
+            "--reason", type=_one_line, default="", metavar="TEXT", help="told to the senders in the report"
+        )
+    _json(parser)
+
+
+def _filters(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("filters", _FILTER_HELP)
+    group.add_argument("--sender", metavar="ADDRESS", help="envelope sender; <> for the null sender")
+    group.add_argument("--recipient", metavar="ADDRESS")
+    group.add_argument("--domain", help="recipient domain")
+    group.add_argument("--zone")
+    group.add_argument("--state", choices=[state.value for state in DeliveryState])
+    group.add_argument("--older-than", type=_age, metavar="AGE", help="accepted longer ago, e.g. 30m, 4h, 2d")
+    group.add_argument("--younger-than", type=_age, metavar="AGE")
+    group.add_argument("--reply", metavar="TEXT", help="the last reply contains this text")
+
+
+def _explain(commands: Commands) -> None:
+    explain = _command(commands, "explain", "say how mail for an address would travel; sends nothing")
+    explain.add_argument("address", metavar="ADDRESS", help="recipient; a bare domain will do")
+    explain.add_argument("--from", dest="sender", default="", metavar="ADDRESS", help="envelope sender")
+    _json(explain)
+
+
+def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> Filter:
+    """The filter options as the control protocol has them."""
+    from zonerelay.control.messages import Filter
+
+    return Filter(
+        sender=arguments.sender,
+        recipient=arguments.recipient,
+        domain=arguments.domain,
+        zone=arguments.zone,
+        state=arguments.state,
+        min_age=arguments.older_than,
+        max_age=arguments.younger_than,
+        reply_text=arguments.reply,
+        message_id=message_id,
+    )
+
+
+def _age(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows")
+    return int(text)
+
+
+def _message_id(text: str) -> str:
+    if not is_message_id(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a message id: it has 16 hexadecimal digits, as `zonerelay queue list` shows"
+        )
+    return text
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable() or len(text) > 400:
+        raise argparse.ArgumentTypeError("a reason is one printable line of at most 400 characters")
+    return text

@@ -1,0 +1,19 @@
+"""Exit statuses, and the one error that ends a command with a sentence instead of a traceback."""
+
+from __future__ import annotations
+
+OK = 0
+FAILED = 1
+USAGE = 2
+"""Also a configuration that is wrong."""
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+"""What a shell shows for a program that SIGPIPE ended, as `zonerelay queue list | head` should."""
+
+
+class CliError(Exception):
+    """The text goes to standard error as it is; `status` is the exit status."""
+
+    def __init__(self, text: str, status: int = FAILED) -> None:
+        super().__init__(text)
+        self.status = status

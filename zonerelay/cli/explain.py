@@ -1,0 +1,100 @@
+"""`explain ADDRESS`: asked of the running relay, or of the configuration alone when none runs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from zonerelay.cli import output, text
+from zonerelay.cli.exits import FAILED, OK
+from zonerelay.cli.relay import client_of, load_settings
+from zonerelay.control.errors import NotRunningError
+from zonerelay.control.messages import Explain, Explanation, HostPlan
+
+if TYPE_CHECKING:
+    from zonerelay.config.models import Settings
+
+_TLS = {
+    "none": "never",
+    "opportunistic": "when the host offers STARTTLS; clear text otherwise",
+    "required": "always; mail waits when the host has none",
+    "verify": "always, with a certificate for the host's name; mail waits otherwise",
+}
+
+
+def explain(arguments: Namespace) -> int:
+    """Fails (status 1) when mail would not get anywhere, so that a script can ask."""
+    settings = load_settings(arguments.config)
+    request = Explain(address=arguments.address, sender=arguments.sender)
+    try:
+        found = client_of(settings).ask(request, Explanation)
+    except NotRunningError:
+        found = asyncio.run(offline(settings, request))
+    if arguments.json:
+        output.print_document(found)
+    else:
+        console = output.console()
+        console.print(output.facts(_facts(found, time.time())))
+        if not found.relay_running:
+            output.chatter().print("\nNo relay is running: this is what the configuration says.")
+    return FAILED if found.unroutable else OK
+
+
+async def offline(settings: Settings, request: Explain) -> Explanation:
+    """The same answer without a relay; suspensions are a running scheduler's and stay unknown."""
+    from zonerelay.config.endpoints import parse_listen
+    from zonerelay.config.hostname import resolve_hostname
+    from zonerelay.control.explain import Explainer
+    from zonerelay.model.clock import SystemClock
+    from zonerelay.routing.addresses import OwnAddresses
+    from zonerelay.routing.mx import MxRouter
+    from zonerelay.routing.resolver import Resolver
+    from zonerelay.routing.zones import Zones
+
+    clock = SystemClock()
+    hostname = resolve_hostname(settings)
+    resolver = Resolver(settings.dns, clock)
+    own = OwnAddresses(parse_listen(listener.address) for listener in settings.listener)
+    router = MxRouter(resolver, hostname=hostname, clock=clock, random=random.Random(), own_addresses=own)
+    zones = Zones(settings.zone, settings.route)
+    try:
+        explainer = Explainer(zones, router, resolver, hostname=hostname, relay_running=False)
+        return await explainer.explain(request)
+    finally:
+        await resolver.close()
+
+
+def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
+    yield "address", text.clean(found.address)
+    if found.sender:
+        yield "from", text.clean(found.sender)
+    rule = f"[[route]] number {found.rule}" if found.rule else "no [[route]]"
+    yield "zone", f"{found.zone} ({rule}: {text.clean(found.reason)})"
+    yield "next hop", found.next_hop or f"MX of {text.clean(found.route)}"
+    if found.unroutable:
+        yield "result", Text(f"{found.verdict}: {text.clean(found.unroutable)}", style="red")
+    for host in found.hosts:
+        yield from _host_facts(host)
+    if found.suspended_until is not None:
+        left = text.until(found.suspended_until, now)
+        yield "suspended", Text(f"next try {left}: {text.clean(found.suspended_reply)}", style="yellow")
+    yield "tls", f"{found.tls}: {_TLS.get(found.tls, '')}"
+    yield "EHLO name", found.ehlo_name
+    yield "limits", "\n".join(f"{name} = {value}" for name, value in found.limits.items())
+
+
+def _host_facts(host: HostPlan) -> Iterator[tuple[str, output.Cell]]:
+    yield "host", f"{text.clean(host.name)} port {host.port}, preference {host.preference}"
+    if host.problem:
+        yield "", Text(text.clean(host.problem), style="yellow")
+    for each in host.addresses:
+        if each.problem:
+            yield "", Text(f"{each.address}: {each.problem}", style="yellow")
+        else:
+            yield "", f"{each.address} from {each.source}"

@@ -1,0 +1,95 @@
+"""The `zonerelay` command: parses, runs one command, and turns every end into an exit status.
+
+Commands are imported when they run: `zonerelay queue list` must answer at once, and `zonerelay serve`
+must not carry table printing into a daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+
+from zonerelay import __version__
+from zonerelay.cli import arguments as grammar
+from zonerelay.cli.exits import BROKEN_PIPE, FAILED, INTERRUPTED, OK, CliError
+from zonerelay.control.errors import ControlError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = grammar.parse(argv)
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+    except (CliError, ControlError) as error:
+        if str(error):
+            print(f"zonerelay: {error}", file=sys.stderr)
+        return error.status if isinstance(error, CliError) else FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has what it wants. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return status
+
+
+def _run(arguments: Namespace) -> int:
+    match arguments.command:
+        case "serve":
+            from zonerelay.cli.relay import config_path
+            from zonerelay.worker import serve
+
+            return serve(config_path(arguments.config))
+        case "check-config":
+            from zonerelay.cli.check_config import run
+            from zonerelay.cli.relay import config_path
+
+            return run(config_path(arguments.config))
+        case "sandbox":
+            from zonerelay.sandbox.run import main as sandbox
+
+            return sandbox()
+        case "version":
+            print(f"zonerelay {__version__}")
+            return OK
+        case "queue":
+            return _run_queue(arguments)
+    return _run_question(arguments)
+
+
+def _run_question(arguments: Namespace) -> int:
+    match arguments.command:
+        case "status":
+            from zonerelay.cli.status import status
+
+            return status(arguments)
+        case "explain":
+            from zonerelay.cli.explain import explain
+
+            return explain(arguments)
+        case "resolve":
+            from zonerelay.cli.resolve import resolve
+
+            return resolve(arguments)
+    raise AssertionError(arguments.command)
+
+
+def _run_queue(arguments: Namespace) -> int:
+    match arguments.verb:
+        case "list":
+            from zonerelay.cli.queue_read import list_deliveries
+
+            return list_deliveries(arguments)
+        case "show":
+            from zonerelay.cli.queue_read import show
+
+            return show(arguments)
+        case "trace":
+            from zonerelay.cli.queue_read import trace
+
+            return trace(arguments)
+    from zonerelay.cli.queue_change import change
+
+    return change(arguments)

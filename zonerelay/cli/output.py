@@ -1,0 +1,91 @@
+"""Where output goes: tables for people on standard output, JSON for scripts, chatter on standard error.
+
+Colour only on a terminal. A pipe gets the same tables, never cut to a width that nobody chose. The only
+module that knows rich, with `patience`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from zonerelay.control.messages import Frame
+
+PIPE_WIDTH = 100_000
+WIDE = 110
+"""Columns of a terminal from which a table of deliveries shows everything."""
+
+Cell = str | Text
+
+
+def console() -> Console:
+    return _console(stderr=False)
+
+
+def chatter() -> Console:
+    return _console(stderr=True)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would exit with status 1; `main` knows the right one."""
+        raise BrokenPipeError
+
+
+def _console(*, stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    return _Console(
+        stderr=stderr,
+        width=None if stream.isatty() else PIPE_WIDTH,
+        # Addresses and replies are strangers' text: nothing in them is markup, an emoji or a number.
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
+    """One line per row; what does not fit a terminal ends in an ellipsis."""
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in columns:
+        # An id that is cut cannot be copied into the next command.
+        made.add_column(
+            name.upper(), no_wrap=True, overflow="ellipsis", min_width=16 if name == "id" else None
+        )
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def facts(pairs: Iterable[tuple[str, Cell]]) -> Table:
+    """Names and values, one below the other; long values wrap."""
+    made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in pairs:
+        if value:
+            made.add_row(name, value)
+    return made
+
+
+def state(text: str) -> Text:
+    """A delivery's state in the colour that it has everywhere."""
+    word = text.split(" ", maxsplit=1)[0]
+    return Text(text, style={"deferred": "yellow", "held": "magenta", "active": "green"}.get(word, ""))
+
+
+def print_document(frame: Frame) -> None:
+    """One JSON document, indented: `jq` does not mind and people can read it."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(frame), indent=2).decode() + "\n")
+
+
+def print_line(frame: Frame) -> None:
+    """One JSON object on one line."""
+    sys.stdout.write(msgspec.json.encode(frame).decode() + "\n")

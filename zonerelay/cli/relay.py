@@ -1,0 +1,58 @@
+"""From command line options to a client of the running relay: which file, which socket."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zonerelay.cli.exits import USAGE, CliError
+
+if TYPE_CHECKING:
+    from zonerelay.config.models import Settings
+    from zonerelay.control.client import ControlClient
+
+ENVIRONMENT = "ZONERELAY_CONFIG"
+SYSTEM_CONFIG = Path("/etc/zonerelay/zonerelay.toml")
+LOCAL_CONFIG = Path("config/zonerelay.toml")
+
+
+def config_path(option: Path | None) -> Path:
+    """`--config`, else $ZONERELAY_CONFIG, else the machine's file, else the one in the source tree.
+
+    The machine's file comes before the working directory's: where a relay is installed, a command means
+    that one, wherever it is typed.
+    """
+    if option is not None:
+        return option
+    if named := os.environ.get(ENVIRONMENT):
+        return Path(named)
+    for path in (SYSTEM_CONFIG, LOCAL_CONFIG):
+        if path.exists():
+            return path
+    raise CliError(
+        f"no configuration: there is neither {SYSTEM_CONFIG} nor ./{LOCAL_CONFIG}; name one with --config",
+        USAGE,
+    )
+
+
+def load_settings(option: Path | None) -> Settings:
+    """Raises CliError with everything that is wrong with the file."""
+    from zonerelay.config.settings import ConfigError, load
+
+    path = config_path(option)
+    try:
+        return load(path)
+    except ConfigError as error:
+        raise CliError(str(error), USAGE) from error
+
+
+def client_of(settings: Settings) -> ControlClient:
+    from zonerelay.control.client import ControlClient
+    from zonerelay.control.paths import control_socket_path
+
+    return ControlClient(control_socket_path(settings))
+
+
+def connect(option: Path | None) -> ControlClient:
+    return client_of(load_settings(option))

@@ -1,0 +1,31 @@
+"""`resolve PSEUDONYM`: whom the log means, as long as the queue still holds their mail."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from zonerelay.cli import output, text
+from zonerelay.cli.exits import FAILED, OK
+from zonerelay.cli.patience import Patience
+from zonerelay.cli.relay import connect
+from zonerelay.control.messages import Address, Resolve
+
+
+def resolve(arguments: Namespace) -> int:
+    found: list[Address] = []
+    with Patience("Looking through the queue") as patience:
+        for frame in connect(arguments.config).stream(Resolve(pseudonym=arguments.pseudonym)):
+            patience.saw(frame)
+            if isinstance(frame, Address):
+                found.append(frame)
+    if arguments.json:
+        for address in found:
+            output.print_line(address)
+    elif found:
+        rows = [(text.clean(each.address), each.role, each.message_id) for each in found]
+        output.console().print(output.table(["address", "role", "message"], rows))
+    if not found:
+        output.chatter().print(
+            "No mail in the queue has this pseudonym: it was delivered since, or the key has changed."
+        )
+    return OK if found else FAILED

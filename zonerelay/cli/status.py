@@ -1,0 +1,77 @@
+"""`status`: the running relay at a glance, what needs attention first."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+
+from rich.table import Table
+from rich.text import Text
+
+from zonerelay.cli import output, text
+from zonerelay.cli.exits import OK
+from zonerelay.cli.relay import connect
+from zonerelay.control.messages import DestinationStatus, RelayStatus, Status, ZoneStatus
+
+
+def status(arguments: Namespace) -> int:
+    found = connect(arguments.config).ask(Status(), RelayStatus)
+    if arguments.json:
+        output.print_document(found)
+        return OK
+    console = output.console()
+    console.print(output.facts(_facts(found)))
+    console.print()
+    console.print(_zones(found.zones))
+    if found.destinations:
+        console.print()
+        console.print(_destinations(found.destinations, time.time()))
+        if found.destinations_total > len(found.destinations):
+            console.print(f"… and {found.destinations_total - len(found.destinations):,} more destinations")
+    return OK
+
+
+def _facts(found: RelayStatus) -> Iterator[tuple[str, output.Cell]]:
+    for problem in found.problems:
+        yield "problem", Text(text.clean(problem), style="bold red")
+    yield "relay", f"{found.hostname}, zonerelay {found.software}, process {found.pid}"
+    yield "state", f"{found.state} for {text.span(found.uptime)}"
+    yield "spool", found.backend
+    yield "listeners", ", ".join(found.listeners)
+    yield "clients", f"{text.plural(found.inbound_connections, 'connection')} open"
+
+
+def _zones(zones: tuple[ZoneStatus, ...]) -> Table:
+    columns = ["zone", "ready", "active", "deferred", "held", "oldest"]
+    rows = [
+        (
+            zone.name,
+            f"{zone.ready:,}",
+            f"{zone.active:,}",
+            f"{zone.deferred:,}",
+            f"{zone.held:,}",
+            text.span(zone.oldest_seconds) if zone.oldest_seconds else "–",
+        )
+        for zone in zones
+    ]
+    return output.table(columns, rows)
+
+
+def _destinations(destinations: tuple[DestinationStatus, ...], now: float) -> Table:
+    rows = [
+        (
+            each.destination,
+            each.zone,
+            str(each.active),
+            str(each.waiting),
+            ""
+            if each.suspended_until is None
+            else Text(text.until(each.suspended_until, now), style="yellow"),
+            text.clean(each.reply),
+        )
+        for each in destinations
+    ]
+    return output.table(
+        ["destination", "zone", "active", "waiting", "suspended, resumes", "last reply"], rows
+    )

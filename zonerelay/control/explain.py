@@ -1,0 +1,140 @@
+"""`explain`: how mail for an address would travel, asked of the very parts that would carry it.
+
+Nothing is sent: DNS is asked as for real mail, and the source address is what the system's routing table
+says. The same code runs inside the relay and, when none runs, in the command line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import NamedTuple
+
+from zonerelay.config.models import ZoneSettings
+from zonerelay.control.errors import ControlError
+from zonerelay.control.messages import AddressPlan, Explain, Explanation, HostPlan
+from zonerelay.model.address import Mailbox, domain_of
+from zonerelay.queue.protocols import Router
+from zonerelay.routing.addresses import is_private
+from zonerelay.routing.nexthop import DestinationKey, MxHost, Route, Unroutable
+from zonerelay.routing.resolver import Resolver
+from zonerelay.routing.zones import Zones
+
+MAX_ADDRESS = 512
+
+
+class Suspended(NamedTuple):
+    until: float
+    reply: str
+
+
+Suspensions = Callable[[DestinationKey], Suspended | None]
+
+
+def nothing_is_suspended(destination: DestinationKey) -> Suspended | None:
+    return None
+
+
+class Explainer:
+    """`hostname` is what the relay calls itself; `suspended` knows the scheduler's suspensions."""
+
+    def __init__(
+        self,
+        zones: Zones,
+        router: Router,
+        resolver: Resolver,
+        *,
+        hostname: str,
+        suspended: Suspensions = nothing_is_suspended,
+        relay_running: bool = True,
+    ) -> None:
+        self._zones = zones
+        self._router = router
+        self._resolver = resolver
+        self._hostname = hostname
+        self._suspended = suspended
+        self._relay_running = relay_running
+
+    async def explain(self, request: Explain) -> Explanation:
+        """Raises ControlError when there is no address to explain."""
+        address, sender = _mailbox(request.address), request.sender.strip("<> ")
+        choice = self._zones.explain(address, sender=sender)
+        zone = self._zones.get(choice.zone)
+        domain = domain_of(Mailbox(address))
+        found = await self._router.route(zone, "" if zone.next_hop else domain)
+        hosts = await self._hosts(zone, found)
+        suspended = self._suspended(found.destination) if isinstance(found, Route) else None
+        return Explanation(
+            address=address,
+            sender=sender,
+            domain=domain,
+            zone=zone.name,
+            rule=choice.rule,
+            reason=choice.reason,
+            next_hop=zone.next_hop,
+            route=found.name,
+            hosts=hosts,
+            unroutable=str(found.outcome.reply) if isinstance(found, Unroutable) else "",
+            verdict=found.outcome.verdict.value if isinstance(found, Unroutable) else "",
+            tls=zone.tls.value,
+            ehlo_name=zone.ehlo_name or self._hostname,
+            limits=_limits(zone),
+            suspended_until=suspended.until if suspended else None,
+            suspended_reply=suspended.reply if suspended else "",
+            relay_running=self._relay_running,
+        )
+
+    async def _hosts(self, zone: ZoneSettings, found: Route | Unroutable) -> tuple[HostPlan, ...]:
+        if isinstance(found, Unroutable):
+            return ()
+        return tuple(await asyncio.gather(*(self._host(zone, host) for host in found.hosts)))
+
+    async def _host(self, zone: ZoneSettings, host: MxHost) -> HostPlan:
+        addresses = await self._resolver.addresses(host.name, ipv6=zone.ipv6)
+        failure = addresses.failure
+        return HostPlan(
+            name=host.name,
+            port=host.port,
+            preference=host.preference,
+            addresses=tuple(_address(zone, ip, host.port) for ip in addresses.ips),
+            problem=failure.reply.text if failure is not None and not addresses.ips else "",
+        )
+
+
+def _mailbox(text: str) -> str:
+    """The address asked about; a bare domain stands for a mailbox in it."""
+    address = text.strip("<> ")
+    if not address or len(address) > MAX_ADDRESS or not address.isprintable():
+        raise ControlError("that is no address: give one like user@example.com, or a domain")
+    return address if "@" in address else f"postmaster@{address}"
+
+
+def _address(zone: ZoneSettings, ip: str, port: int) -> AddressPlan:
+    if is_private(ip) and not zone.allow_private_addresses:
+        return AddressPlan(
+            address=ip, problem="private address, refused: the zone does not set allow_private_addresses"
+        )
+    try:
+        return AddressPlan(address=ip, source=source_address(ip, port))
+    except OSError as error:
+        return AddressPlan(address=ip, problem=f"not reachable from this machine: {error.strerror or error}")
+
+
+def source_address(ip: str, port: int) -> str:
+    """Our address in packets to `ip`. Connecting a datagram socket sends nothing, it looks up the route."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.setblocking(False)
+        probe.connect((ip, port))
+        name: tuple[str, int] = probe.getsockname()
+        return name[0]
+
+
+def _limits(zone: ZoneSettings) -> dict[str, int]:
+    return {
+        "max_connections": zone.max_connections,
+        "max_connections_per_destination": zone.max_connections_per_destination,
+        "max_recipients_per_transaction": zone.max_recipients_per_transaction,
+        "max_messages_per_connection": zone.max_messages_per_connection,
+    }
