@@ -14,6 +14,8 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
+from zonerelay.config.wording import quoted
+
 MAX_NAME = 253  # RFC 1035 2.3.4, as text without the final dot
 DNS_PORT = 53
 
@@ -77,10 +79,10 @@ def parse_listen(text: str) -> ListenAddress:
     host, port = _split(text)
     address = _address(host)
     if port is None:
-        raise ValueError(f'{text!r} has no port: write it as "127.0.0.1:2525" or "[::1]:2525"')
+        raise ValueError(f'{quoted(text)} has no port: write it as "127.0.0.1:2525" or "[::1]:2525"')
     if address is None:
         raise ValueError(
-            f"{host!r} is a name, not an address: a name may stand for several. "
+            f"{quoted(host)} is a name, not an address: a name may stand for several. "
             'Write "127.0.0.1:2525", "[::]:25" (every address) or "unix:/run/zonerelay/smtp.sock"'
         )
     return ListenAddress(host=str(address), port=_port(port, least=0))
@@ -96,7 +98,7 @@ def parse_next_hop(text: str) -> NextHop:
     name = host.strip("[]").lower()
     if not is_domain(name.replace("_", "-x")):  # container names have underscores, and resolve
         raise ValueError(
-            f"{text!r} is not a next hop: "
+            f"{quoted(text)} is not a next hop: "
             'write "host" (delivered to its MX), "[host]:587" (no MX lookup), '
             'or an address such as "192.0.2.1:25"'
         )
@@ -108,7 +110,7 @@ def parse_name_server(text: str) -> NameServer:
     address = _address(host)
     if address is None:
         raise ValueError(
-            f"{text!r} is not a name server: "
+            f"{quoted(text)} is not a name server: "
             'write its address, as in "192.0.2.53", "127.0.0.1:5353" or "[::1]:5353"'
         )
     return NameServer(str(address), DNS_PORT if port is None else _port(port, least=1))
@@ -150,7 +152,9 @@ def _is_address_literal(text: str) -> bool:
 def _unix(path: str) -> ListenAddress:
     # sockaddr_un holds 108 octets with the final NUL: better refused here than by bind().
     if not path.startswith("/") or len(path.encode()) > 107 or "\0" in path:
-        raise ValueError(f"'unix:{path}': a Unix socket needs an absolute path of at most 107 octets")
+        raise ValueError(
+            f"{quoted(f'unix:{path}')}: a Unix socket needs an absolute path of at most 107 octets"
+        )
     return ListenAddress(path=path)
 
 
@@ -160,9 +164,11 @@ def _split(text: str) -> tuple[str, str | None]:
         return text, None
     match = _HOST_AND_PORT.fullmatch(text)
     if match is None:
-        raise ValueError(f'{text!r} is not an address and port: an IPv6 address goes in brackets, "[::1]:25"')
+        raise ValueError(
+            f'{quoted(text)} is not an address and port: an IPv6 address goes in brackets, "[::1]:25"'
+        )
     if not match[1].strip("[]"):
-        raise ValueError(f'{text!r} has no host: write "[::]:25" for every address of this machine')
+        raise ValueError(f'{quoted(text)} has no host: write "[::]:25" for every address of this machine')
     return match[1], match[2]
 
 
@@ -178,5 +184,5 @@ def _address(host: str) -> IPAddress | None:
 
 def _port(text: str, *, least: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and least <= int(text) <= 65_535):
-        raise ValueError(f"{text!r} is not a port: it is a number from {least} to 65535")
+        raise ValueError(f"{quoted(text)} is not a port: it is a number from {least} to 65535")
     return int(text)

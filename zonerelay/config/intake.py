@@ -54,7 +54,7 @@ class SpoolSettings:
         "With less free space than this on the spool's file system new mail is answered 452 4.3.1 and "
         "/readyz says no, so that what is queued can still be delivered. 0 turns the check off.",
         least=MB,
-        off_at_zero=True,
+        optional=True,
     )
     write_buffer: int = size(
         8 * MB,

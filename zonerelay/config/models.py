@@ -31,11 +31,11 @@ from zonerelay.config.options import (
     MINUTE,
     Form,
     choice,
-    count,
     duration,
     optional_path,
     switch,
     text,
+    workers,
 )
 from zonerelay.config.sending import (
     BounceSettings,
@@ -56,6 +56,8 @@ __all__ = [
     "MB",
     "MINUTE",
     "OPEN_RELAY_WORDS",
+    "REPEATED",
+    "TABLES",
     "AdminSettings",
     "Backend",
     "BareLineEnds",
@@ -74,6 +76,7 @@ __all__ = [
     "RouteSettings",
     "Settings",
     "SpoolSettings",
+    "Table",
     "TlsMode",
     "ZoneSettings",
 ]
@@ -108,7 +111,10 @@ class AdminSettings:
     """[admin]. `address` empty: no HTTP at all. `socket` empty: `control.sock` beside the spool."""
 
     address: str = text(
-        "127.0.0.1:8025", "HTTP: /metrics, /healthz, /readyz. Empty: none at all.", form=Form.LISTEN
+        "127.0.0.1:8025",
+        "HTTP: /metrics, /healthz, /readyz. Empty: none at all.",
+        form=Form.LISTEN,
+        optional=True,
     )
     token_file: Path | None = optional_path(
         "A file with the bearer token that writes need. Empty: writes over HTTP are refused."
@@ -117,6 +123,20 @@ class AdminSettings:
         "The Unix socket that the command line talks to; its file rights decide who may. "
         "Empty: control.sock beside the spool."
     )
+
+
+Table = (
+    SpoolSettings
+    | ListenerSettings
+    | ZoneSettings
+    | RouteSettings
+    | RetrySettings
+    | BounceSettings
+    | DeliverySettings
+    | DnsSettings
+    | LogSettings
+    | AdminSettings
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +149,7 @@ class Settings:
         "resolve back to it. Empty: the machine's fully qualified name.",
         form=Form.EHLO_NAME,
     )
-    workers: int = count(1, "Processes that share the work. This version runs one.")
+    workers: int = workers(1, "Processes that share the work. This version runs one.")
     shutdown_timeout: float = duration(
         30.0,
         "How long a stopping relay waits for what is in flight. What is cut off is tried again at the next "
@@ -146,3 +166,21 @@ class Settings:
     dns: DnsSettings = field(default_factory=DnsSettings)
     log: LogSettings = field(default_factory=LogSettings)
     admin: AdminSettings = field(default_factory=AdminSettings)
+
+
+TABLES: dict[str, type[Table]] = {
+    "spool": SpoolSettings,
+    "listener": ListenerSettings,
+    "zone": ZoneSettings,
+    "route": RouteSettings,
+    "retry": RetrySettings,
+    "bounce": BounceSettings,
+    "delivery": DeliverySettings,
+    "dns": DnsSettings,
+    "log": LogSettings,
+    "admin": AdminSettings,
+}
+"""Every table of the file in its order."""
+
+REPEATED = frozenset({"listener", "zone", "route"})
+"""Those written in double brackets, [[zone]], as often as wanted."""

@@ -35,6 +35,7 @@ class Form(enum.Enum):
 
     SWITCH = enum.auto()
     COUNT = enum.auto()
+    WORKERS = enum.auto()
     RATIO = enum.auto()
     SIZE = enum.auto()
     DURATION = enum.auto()
@@ -47,15 +48,18 @@ class Form(enum.Enum):
     EHLO_NAME = enum.auto()
     LISTEN = enum.auto()
     NEXT_HOP = enum.auto()
+    NAME_SERVER = enum.auto()
     NAME_SERVERS = enum.auto()
+    NETWORK = enum.auto()
     NETWORKS = enum.auto()
+    DOMAIN = enum.auto()
     DOMAINS = enum.auto()
     FUNCTION = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`least` and `most` bound numbers (seconds, octets, counts); `off_at_zero` also takes 0, meaning off.
+    """`least` and `most` bound numbers; `optional` also takes 0 or "", meaning none.
 
     `later` are words that a coming version will take: they are refused with a text that says so.
     """
@@ -64,7 +68,7 @@ class Option:
     doc: str
     least: float = 0
     most: float = 0
-    off_at_zero: bool = False
+    optional: bool = False
     choices: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
 
@@ -73,22 +77,26 @@ def switch(default: bool, doc: str) -> bool:
     return _field(default, Option(Form.SWITCH, doc))
 
 
-def count(default: int, doc: str, *, least: int = 1, most: int = 1_000_000, off_at_zero: bool = False) -> int:
-    return _field(default, Option(Form.COUNT, doc, least, most, off_at_zero))
+def count(default: int, doc: str, *, least: int = 1, most: int = 1_000_000, optional: bool = False) -> int:
+    return _field(default, Option(Form.COUNT, doc, least, most, optional))
+
+
+def workers(default: int, doc: str) -> int:
+    return _field(default, Option(Form.WORKERS, doc, 1, 1))
 
 
 def ratio(default: float, doc: str, *, most: float = 1.0) -> float:
     return _field(default, Option(Form.RATIO, doc, 0, most))
 
 
-def size(default: int, doc: str, *, least: int = KB, most: int = 1024 * GB, off_at_zero: bool = False) -> int:
-    return _field(default, Option(Form.SIZE, doc, least, most, off_at_zero))
+def size(default: int, doc: str, *, least: int = KB, most: int = 1024 * GB, optional: bool = False) -> int:
+    return _field(default, Option(Form.SIZE, doc, least, most, optional))
 
 
 def duration(
-    default: float, doc: str, *, least: float = 0.1, most: float = DAY, off_at_zero: bool = False
+    default: float, doc: str, *, least: float = 0.1, most: float = DAY, optional: bool = False
 ) -> float:
-    return _field(default, Option(Form.DURATION, doc, least, most, off_at_zero))
+    return _field(default, Option(Form.DURATION, doc, least, most, optional))
 
 
 def durations(
@@ -102,8 +110,8 @@ def choice(default: Choice, doc: str, *, later: tuple[str, ...] = ()) -> Choice:
     return _field(default, Option(Form.CHOICE, doc, choices=words, later=later))
 
 
-def text(default: str, doc: str, *, form: Form = Form.TEXT) -> str:
-    return _field(default, Option(form, doc))
+def text(default: str, doc: str, *, form: Form = Form.TEXT, optional: bool = False) -> str:
+    return _field(default, Option(form, doc, optional=optional or not default))
 
 
 def texts(default: tuple[str, ...], doc: str, *, form: Form = Form.TEXTS) -> tuple[str, ...]:
@@ -115,7 +123,7 @@ def path(default: Path, doc: str) -> Path:
 
 
 def optional_path(doc: str) -> Path | None:
-    return _field(None, Option(Form.PATH, doc, off_at_zero=True))
+    return _field(None, Option(Form.PATH, doc, optional=True))
 
 
 def networks(default: tuple[T, ...], doc: str) -> tuple[T, ...]:

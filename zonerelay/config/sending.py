@@ -152,7 +152,7 @@ class RetrySettings:
     max_attempts: int = count(
         0,
         "Attempts after which a delivery is given up; 0: no limit but the policy's own, and max_age.",
-        off_at_zero=True,
+        optional=True,
         most=10_000,
     )
     backoff: str = text(
@@ -191,7 +191,7 @@ class BounceSettings:
         4 * HOUR,
         "Tell the sender once when a message has waited this long. 0 turns it off.",
         most=YEAR,
-        off_at_zero=True,
+        optional=True,
     )
     max_age: float = duration(
         1 * DAY,
@@ -204,7 +204,7 @@ class BounceSettings:
         50 * KB,
         "How much of the message a report returns at most, when the sender asked for it (RET=FULL).",
         most=50 * MB,
-        off_at_zero=True,
+        optional=True,
     )
 
 
@@ -239,7 +239,7 @@ class DeliverySettings:
         "How long a host whose TLS handshake failed is sent mail in clear text (tls = opportunistic "
         "only), so "
         "that not every message pays for the failure.",
-        off_at_zero=True,
+        optional=True,
     )
 
 

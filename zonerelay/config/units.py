@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from zonerelay.config.wording import quoted
+
 _NUMBER_AND_UNIT = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([A-Za-z]*)", re.ASCII)
 
 _SECONDS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
@@ -28,9 +30,11 @@ def parse_duration(value: str | float) -> float:
     if not unit and float(number) == 0:
         return 0.0
     if not unit:
-        raise ValueError(f"{value!r} has no unit: write a duration such as {DURATION_EXAMPLE}")
+        raise ValueError(f"{_shown(value)} has no unit: write a duration such as {DURATION_EXAMPLE}")
     if unit not in _SECONDS:
-        raise ValueError(f"{unit!r} is not a unit of time: use ms, s, m, h or d, as in {DURATION_EXAMPLE}")
+        raise ValueError(
+            f"{quoted(unit)} is not a unit of time: use ms, s, m, h or d, as in {DURATION_EXAMPLE}"
+        )
     return float(number) * _SECONDS[unit]
 
 
@@ -40,9 +44,9 @@ def parse_size(value: str | float) -> int:
     if not unit and float(number) == 0:
         return 0
     if not unit:
-        raise ValueError(f"{value!r} has no unit: write a size such as {SIZE_EXAMPLE}")
+        raise ValueError(f"{_shown(value)} has no unit: write a size such as {SIZE_EXAMPLE}")
     if unit.lower() not in _OCTETS_BY_ANY_NAME:
-        raise ValueError(f"{unit!r} is not a unit of size: use B, KB, MB or GB, as in {SIZE_EXAMPLE}")
+        raise ValueError(f"{quoted(unit)} is not a unit of size: use B, KB, MB or GB, as in {SIZE_EXAMPLE}")
     return round(float(number) * _OCTETS_BY_ANY_NAME[unit.lower()])
 
 
@@ -50,8 +54,12 @@ def _split(value: str | float, expected: str) -> tuple[str, str]:
     """Number and unit as text; the unit is "" when there is none."""
     match = _NUMBER_AND_UNIT.fullmatch(str(value).strip())
     if match is None:
-        raise ValueError(f"{value!r} is not {expected}")
+        raise ValueError(f"{_shown(value)} is not {expected}")
     return match[1], match[2]
+
+
+def _shown(value: str | float) -> str:
+    return quoted(value) if isinstance(value, str) else str(value)
 
 
 def format_duration(seconds: float) -> str:

@@ -1,0 +1,61 @@
+"""What a valid configuration implies that its operator may not expect; nothing here refuses anything.
+
+Shown by `zonerelay check-config` and logged at start. One sentence each, `path.to.key: …`, as problems are.
+"""
+
+from __future__ import annotations
+
+from zonerelay.config.endpoints import parse_listen
+from zonerelay.config.hostname import is_fully_qualified
+from zonerelay.config.models import OPEN_RELAY_WORDS, Backend, Settings, TlsMode
+
+
+def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
+    """`hostname` is what `resolve_hostname` made of the settings."""
+    return (
+        *_hostname(hostname),
+        *_spool(settings),
+        *_listeners(settings),
+        *_zones(settings),
+        *_admin(settings),
+    )
+
+
+def _hostname(hostname: str) -> list[str]:
+    if is_fully_qualified(hostname):
+        return []
+    return [f'hostname: this relay calls itself "{hostname}", which many servers refuse: set its full name']
+
+
+def _spool(settings: Settings) -> list[str]:
+    found = []
+    if settings.spool.backend is Backend.MEMORY:
+        found.append("spool.backend: memory: every queued message is lost when the relay stops")
+    if settings.spool.min_free_space == 0:
+        found.append("spool.min_free_space: 0: nothing is refused before the disk is full")
+    return found
+
+
+def _listeners(settings: Settings) -> list[str]:
+    return [
+        f"listener[{at}].open_relay: anybody who reaches {listener.address} may relay"
+        for at, listener in enumerate(settings.listener)
+        if listener.open_relay == OPEN_RELAY_WORDS
+    ]
+
+
+def _zones(settings: Settings) -> list[str]:
+    return [
+        f"zone[{at}].tls: none: mail of zone {zone.name} is sent in clear text even where TLS is offered"
+        for at, zone in enumerate(settings.zone)
+        if zone.tls is TlsMode.NONE and not zone.next_hop
+    ]
+
+
+def _admin(settings: Settings) -> list[str]:
+    if not settings.admin.address or parse_listen(settings.admin.address).is_loopback:
+        return []
+    return [
+        f"admin.address: metrics and health at {settings.admin.address} can be read from other machines "
+        "(nothing can be changed there)"
+    ]

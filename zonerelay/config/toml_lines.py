@@ -1,0 +1,151 @@
+"""On which line each key of a TOML document stands: tomllib does not say.
+
+`line_numbers` reads only documents that tomllib has accepted, so it looks for structure and
+checks nothing. A test compares its paths with tomllib's result over odd and generated documents.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from bisect import bisect_right
+
+Path = tuple[str | int, ...]
+"""Keys and list positions from the top of the document: `("zone", 1, "tls")`."""
+
+_BLANK = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
+_KEY_PART = re.compile(r"""[ \t]*("(?:\\.|[^"\\\n])*"|'[^'\n]*'|[A-Za-z0-9_-]+)[ \t]*""")
+_SCALAR = re.compile(
+    r'"""(?:\\.|[^\\])*?""""{0,2}'  # up to two quotes may stand before the closing three
+    r"|'''.*?''''{0,2}"
+    r'|"(?:\\.|[^"\\\n])*"'
+    r"|'[^'\n]*'"
+    r"|[^,\]}#\n]+",
+    re.DOTALL,
+)
+
+
+def line_numbers(document: str) -> dict[Path, int]:
+    """The line (from 1) of every key, table header and list item, by its path."""
+    return _Scanner(document.replace("\r\n", "\n")).scan()
+
+
+class _Scanner:
+    """One pass over one document; `_at` is where the next thing begins."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
+        self._lines: dict[Path, int] = {}
+        self._tables_in: dict[Path, int] = {}  # how many [[name]] headers each array of tables has had
+
+    def scan(self) -> dict[Path, int]:
+        table: Path = ()
+        self._skip(_BLANK)
+        while self._at < len(self._text):
+            if self._text[self._at] == "[":
+                table = self._header()
+            else:
+                self._key_and_value(table)
+            self._skip(_BLANK)
+        return self._lines
+
+    def _header(self) -> Path:
+        line = self._line()
+        array = self._text.startswith("[[", self._at)
+        self._at += 2 if array else 1
+        parts = self._key()
+        self._at += 2 if array else 1
+        path: Path = ()
+        for part in parts[:-1]:
+            path = self._enter(*path, part, line=line)
+        if not array:
+            return self._enter(*path, parts[-1], line=line)
+        path = (*path, parts[-1])
+        position = self._tables_in.get(path, 0)
+        self._tables_in[path] = position + 1
+        self._lines.setdefault(path, line)
+        self._lines[*path, position] = line
+        return (*path, position)
+
+    def _enter(self, *path: str | int, line: int) -> Path:
+        """In a header, the name of an array of tables means its last table so far."""
+        self._lines.setdefault(path, line)
+        count = self._tables_in.get(path)
+        return path if count is None else (*path, count - 1)
+
+    def _key_and_value(self, table: Path) -> None:
+        line = self._line()
+        path = table
+        for part in self._key():
+            path = (*path, part)
+            self._lines.setdefault(path, line)
+        self._at += 1  # =
+        self._skip_spaces()
+        self._value(path)
+
+    def _value(self, path: Path) -> None:
+        opening = self._text[self._at]
+        if opening == "[":
+            self._array(path)
+        elif opening == "{":
+            self._inline_table(path)
+        else:
+            self._skip(_SCALAR)
+
+    def _array(self, path: Path) -> None:
+        self._at += 1
+        position = 0
+        while not self._closed_by("]"):
+            self._lines[*path, position] = self._line()
+            self._value((*path, position))
+            position += 1
+
+    def _inline_table(self, path: Path) -> None:
+        self._at += 1
+        while not self._closed_by("}"):
+            self._key_and_value(path)
+
+    def _closed_by(self, bracket: str) -> bool:
+        """Step over blanks and a comma to the next item (False), or over the bracket (True)."""
+        self._skip(_BLANK)
+        if self._text[self._at] == ",":
+            self._at += 1
+            self._skip(_BLANK)
+        if self._text[self._at] != bracket:
+            return False
+        self._at += 1
+        return True
+
+    def _key(self) -> list[str]:
+        parts: list[str] = []
+        while True:
+            match = _KEY_PART.match(self._text, self._at)
+            assert match is not None, "tomllib accepted a key that is none"
+            self._at = match.end()
+            parts.append(_unquote(match[1]))
+            if self._text[self._at] != ".":
+                return parts
+            self._at += 1
+
+    def _skip(self, pattern: re.Pattern[str]) -> None:
+        match = pattern.match(self._text, self._at)
+        assert match is not None, "tomllib accepted a value that is none"
+        self._at = match.end()
+
+    def _skip_spaces(self) -> None:
+        while self._text[self._at] in " \t":
+            self._at += 1
+
+    def _line(self) -> int:
+        return bisect_right(self._line_starts, self._at)
+
+
+def _unquote(part: str) -> str:
+    if part[0] == "'":
+        return part[1:-1]
+    if part[0] == '"':
+        # tomllib knows the escapes, and it has just accepted this very string.
+        return str(tomllib.loads(f"key = {part}")["key"])
+    return part
