@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -58,7 +59,7 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
     from zonerelay.routing.zones import Zones
 
     clock = SystemClock()
-    hostname = resolve_hostname(settings)
+    hostname = resolve_hostname(settings, socket.getfqdn)
     resolver = Resolver(settings.dns, clock)
     own = OwnAddresses(parse_listen(listener.address) for listener in settings.listener)
     router = MxRouter(resolver, hostname=hostname, clock=clock, random=random.Random(), own_addresses=own)

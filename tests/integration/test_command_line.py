@@ -1,0 +1,322 @@
+"""The command line against a control server: what it prints, what it refuses, how it exits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.fake_relay import FakeRelay, delivery
+from zonerelay.cli.main import main
+
+RUN = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
+
+
+@dataclass
+class Ran:
+    status: int
+    out: str
+    err: str
+
+
+@dataclass
+class Shell:
+    relay: FakeRelay
+    capture: pytest.CaptureFixture[str]
+
+    async def run(self, *words: str) -> Ran:
+        """In this process: standard input is no terminal here, as in a script."""
+        self.capture.readouterr()
+        line = [*words, "--config", str(self.relay.config)]
+        try:
+            status = await asyncio.to_thread(main, line)
+        except SystemExit as error:
+            status = int(error.code or 0)
+        out, err = self.capture.readouterr()
+        return Ran(status, out, err)
+
+    async def typing(self, text: str, *words: str) -> Ran:
+        """As a process on a terminal, with somebody who types."""
+        ours, theirs = pty.openpty()
+        os.write(ours, text.encode())
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            RUN,
+            *words,
+            "--config",
+            str(self.relay.config),
+            stdin=theirs,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=theirs,
+            env={**os.environ, "COLUMNS": "160", "TERM": "xterm"},
+        )
+        os.close(theirs)
+        out, _ = await asyncio.wait_for(process.communicate(), 20)
+        err = b""
+        try:
+            while piece := os.read(ours, 65536):
+                err += piece
+        except OSError:  # EIO: the other side is closed
+            pass
+        os.close(ours)
+        assert process.returncode is not None
+        return Ran(process.returncode, out.decode(), err.decode())
+
+
+@pytest.fixture
+async def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Shell]:
+    relay = FakeRelay(tmp_path)
+    relay.rows = [
+        delivery(1, state="deferred", attempts=3, reply="451 4.2.0 later\x1b[2J", next_attempt=4e9),
+        delivery(2, sender="", recipient="bob@example.net", domain="example.net"),
+        delivery(3, state="held"),
+    ]
+    await relay.start()
+    yield Shell(relay, capsys)
+    await relay.server.close()
+
+
+async def test_list_prints_a_line_per_delivery(shell: Shell) -> None:
+    ran = await shell.run("queue", "list")
+    assert ran.status == 0
+    head, *rows = ran.out.splitlines()
+    assert head.split() == ["ID", "AGE", "STATE", "NEXT", "ZONE", "FROM", "TO", "LAST", "REPLY"]
+    assert len(rows) == 3
+    assert "deferred ×3" in rows[0]
+    assert "<>" in rows[1]
+    assert "user3@example.com" in rows[2]
+
+
+async def test_a_strangers_text_cannot_move_the_cursor(shell: Shell) -> None:
+    for words in (("queue", "list"), ("queue", "show", f"{1:016x}")):
+        ran = await shell.run(*words)
+        assert "\x1b" not in ran.out
+        assert "later␛[2J" in ran.out
+
+
+async def test_list_json_is_one_object_per_line(shell: Shell) -> None:
+    ran = await shell.run("queue", "list", "--json", "--domain", "example.com")
+    rows = [json.loads(line) for line in ran.out.splitlines()]
+    assert [row["recipient"] for row in rows] == ["user1@example.com", "user3@example.com"]
+    assert rows[0]["kind"] == "delivery"
+    assert rows[0]["reply"] == "451 4.2.0 later\x1b[2J"
+    assert ran.err == ""
+
+
+async def test_list_says_when_there_is_more(shell: Shell) -> None:
+    ran = await shell.run("queue", "list", "--limit", "2")
+    assert len(ran.out.splitlines()) == 3
+    assert "there are more" in ran.err
+
+
+async def test_an_empty_list_is_not_a_failure(shell: Shell) -> None:
+    ran = await shell.run("queue", "list", "--domain", "nowhere.example")
+    assert (ran.status, ran.out) == (0, "")
+    assert "no such delivery" in ran.err
+
+
+async def test_show_prints_the_message_and_its_deliveries(shell: Shell) -> None:
+    ran = await shell.run("queue", "show", f"{1:016x}")
+    assert ran.status == 0
+    facts = dict(line.split(maxsplit=1) for line in ran.out.splitlines() if line)
+    assert facts["from"].strip() == "<>"
+    assert facts["size"].strip() == "4.0 KB, 8BITMIME"
+    assert facts["client"].strip() == "192.0.2.1 (app.example.org)"
+    assert facts["recipients"].strip() == "2 accepted, 1 still in the queue"
+    assert facts["attempts"].strip() == "3"
+
+
+async def test_show_json_is_one_document(shell: Shell) -> None:
+    ran = await shell.run("queue", "show", f"{1:016x}", "--json")
+    shown = json.loads(ran.out)
+    assert shown["deliveries"][0]["attempts"] == 3
+    assert shown["headers"] == [["Subject", "hello \x1b[31mred"]]
+
+
+async def test_a_message_that_is_gone_is_status_1(shell: Shell) -> None:
+    ran = await shell.run("queue", "show", "f" * 16)
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err == f"zonerelay: no message {'f' * 16} in the queue\n"
+
+
+async def test_trace_tells_the_story(shell: Shell) -> None:
+    ran = await shell.run("queue", "trace", f"{1:016x}")
+    assert "accepted" in ran.out
+    assert "from 192.0.2.1" in ran.out
+
+
+async def test_named_messages_are_changed_without_asking(shell: Shell) -> None:
+    ran = await shell.run("queue", "hold", f"{1:016x}", f"{2:016x}")
+    assert ran.status == 0
+    assert "2 deliveries held." in ran.out
+    assert [change.filter.message_id for change in shell.relay.changes] == [f"{1:016x}", f"{2:016x}"]
+
+
+async def test_a_named_message_that_is_gone_is_status_1(shell: Shell) -> None:
+    ran = await shell.run("queue", "drop", "f" * 16)
+    assert ran.status == 1
+    assert "No such message" in ran.err
+
+
+async def test_a_bulk_verb_without_a_terminal_needs_yes(shell: Shell) -> None:
+    ran = await shell.run("queue", "drop", "--domain", "example.com")
+    assert ran.status == 2
+    assert "--yes" in ran.err
+    assert shell.relay.requests == []
+
+
+async def test_a_bulk_verb_with_yes_is_done(shell: Shell) -> None:
+    ran = await shell.run("queue", "drop", "--domain", "example.com", "--yes", "--json")
+    assert ran.status == 0
+    assert json.loads(ran.out) == {
+        "kind": "changed",
+        "action": "drop",
+        "matched": 2,
+        "changed": 2,
+        "busy": 0,
+    }
+
+
+async def test_no_filter_is_not_everything(shell: Shell) -> None:
+    ran = await shell.run("queue", "drop", "--yes")
+    assert ran.status == 2
+    assert "--all" in ran.err
+    assert shell.relay.requests == []
+
+
+async def test_all_is_everything(shell: Shell) -> None:
+    ran = await shell.run("queue", "retry", "--all", "--yes")
+    assert ran.status == 0
+    assert "3 deliveries will be tried now." in ran.out
+    assert shell.relay.changes[0].everything
+
+
+async def test_a_dry_run_changes_nothing(shell: Shell) -> None:
+    ran = await shell.run("queue", "bounce", "--domain", "example.com", "--dry-run")
+    assert ran.status == 0
+    assert "would change 2 deliveries; nothing was changed." in ran.out
+    assert shell.relay.changes == []
+
+
+async def test_deliveries_under_way_are_reported_and_fail(shell: Shell) -> None:
+    shell.relay.busy = 1
+    ran = await shell.run("queue", "drop", "--domain", "example.com", "--yes")
+    assert ran.status == 1
+    assert "1 delivery dropped." in ran.out
+    assert "1 delivery being attempted" in ran.err
+
+
+async def test_a_reason_travels_with_a_bounce(shell: Shell) -> None:
+    await shell.run("queue", "bounce", f"{1:016x}", "--reason", "domain is gone")
+    assert shell.relay.changes[0].reason == "domain is gone"
+
+
+async def test_on_a_terminal_a_bulk_verb_shows_and_asks(shell: Shell) -> None:
+    ran = await shell.typing("y\n", "queue", "hold", "--domain", "example.com")
+    assert ran.status == 0
+    assert "user1@example.com" in ran.err
+    assert "Hold 2 deliveries? [y/N]" in ran.err
+    assert "2 deliveries held." in ran.out
+
+
+async def test_anything_but_yes_changes_nothing(shell: Shell) -> None:
+    ran = await shell.typing("\n", "queue", "drop", "--all")
+    assert ran.status == 1
+    assert "Nothing was changed." in ran.err
+    assert shell.relay.changes == []
+
+
+async def test_status_shows_what_needs_attention(shell: Shell) -> None:
+    ran = await shell.run("status")
+    assert ran.status == 0
+    assert "the disk is full" in ran.out
+    assert "12,345" in ran.out
+    assert "421 4.4.1 no answer" in ran.out
+    assert "2 more destinations" in ran.out
+
+
+async def test_status_json_is_one_document(shell: Shell) -> None:
+    ran = await shell.run("status", "--json")
+    assert json.loads(ran.out)["zones"][0]["ready"] == 12_345
+
+
+async def test_explain_shows_the_way(shell: Shell) -> None:
+    ran = await shell.run("explain", "alice@example.com", "--from", "app@example.org")
+    assert ran.status == 0
+    for words in (
+        "recipient_domain matches example.com",
+        "mx.example.com port 25",
+        "192.0.2.9 from 192.0.2.1",
+    ):
+        assert words in ran.out
+
+
+async def test_explain_works_without_a_relay(shell: Shell) -> None:
+    await shell.relay.server.close()
+    with shell.relay.config.open("a") as config:
+        config.write(
+            '[[zone]]\nname = "default"\nnext_hop = "127.0.0.1:2626"\nallow_private_addresses = true\n'
+        )
+    ran = await shell.run("explain", "alice@example.com", "--json")
+    assert ran.status == 0
+    explained = json.loads(ran.out)
+    assert explained["relay_running"] is False
+    assert explained["hosts"][0]["addresses"] == [
+        {"address": "127.0.0.1", "source": "127.0.0.1", "problem": ""}
+    ]
+
+
+async def test_resolve_prints_addresses(shell: Shell) -> None:
+    ran = await shell.run("resolve", "u-aaaa@d-bbbb")
+    assert ran.status == 0
+    assert "alice@example.com" in ran.out
+
+
+async def test_an_unknown_pseudonym_is_status_1(shell: Shell) -> None:
+    ran = await shell.run("resolve", "u-zzzz@d-bbbb")
+    assert (ran.status, ran.out) == (1, "")
+
+
+async def test_no_relay_is_said_in_words(shell: Shell) -> None:
+    await shell.relay.server.close()
+    ran = await shell.run("status")
+    assert ran.status == 1
+    assert "is `zonerelay serve` running with this config?" in ran.err
+    assert "Traceback" not in ran.err
+
+
+async def test_a_wrong_config_is_status_2(shell: Shell) -> None:
+    shell.relay.config.write_text("[spol]\n")
+    ran = await shell.run("queue", "list")
+    assert ran.status == 2
+    assert "spol" in ran.err
+
+
+async def test_a_closed_pipe_ends_quietly(shell: Shell) -> None:
+    shell.relay.rows = [delivery(number) for number in range(20_000)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        RUN,
+        "queue",
+        "list",
+        "--json",
+        "--config",
+        str(shell.relay.config),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert b"delivery" in await process.stdout.readline()
+    process.stdout._transport.close()  # type: ignore[attr-defined]  # as `head` does; there is no public way
+    assert await process.stderr.read() == b""
+    assert await process.wait() == 141

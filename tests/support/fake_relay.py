@@ -1,0 +1,207 @@
+"""A relay as the command line sees it: a real control server over a handful of made-up deliveries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from zonerelay.control.client import ControlClient
+from zonerelay.control.errors import NotFoundError
+from zonerelay.control.messages import (
+    Address,
+    AddressPlan,
+    Changed,
+    Count,
+    DeliveryRow,
+    DestinationStatus,
+    End,
+    Explain,
+    Explanation,
+    Filter,
+    HostPlan,
+    MessageDetail,
+    Ping,
+    Pong,
+    QueueChange,
+    QueueCount,
+    QueueList,
+    QueueShow,
+    QueueTrace,
+    RelayStatus,
+    Request,
+    Resolve,
+    Status,
+    TraceStep,
+    ZoneStatus,
+)
+from zonerelay.control.server import Answer, ControlServer
+
+
+def delivery(number: int, **changes: object) -> DeliveryRow:
+    row = DeliveryRow(
+        message_id=f"{number:016x}",
+        zone="default",
+        sender="app@example.org",
+        recipient=f"user{number}@example.com",
+        domain="example.com",
+        state="ready",
+        created=1_700_000_000.0,
+        attempts=0,
+        next_attempt=0.0,
+    )
+    return replace(row, **changes)
+
+
+@dataclass
+class FakeRelay:
+    """Serves `rows`; records the changes it was asked for."""
+
+    directory: Path
+    rows: list[DeliveryRow] = field(default_factory=list)
+    busy: int = 0
+    requests: list[Request] = field(default_factory=list)
+
+    @property
+    def config(self) -> Path:
+        return self.directory / "zonerelay.toml"
+
+    async def start(self) -> None:
+        socket = self.directory / "control.sock"
+        self.config.write_text(
+            f'[spool]\npath = "{self.directory}/spool"\n[admin]\naddress = ""\nsocket = "{socket}"\n'
+        )
+        self.server = ControlServer(socket, self, trouble=self._trouble)
+        self.client = ControlClient(socket)
+        await self.server.start()
+
+    def _trouble(self, where: str, error: BaseException) -> None:
+        raise AssertionError(where) from error
+
+    @property
+    def changes(self) -> list[QueueChange]:
+        return [request for request in self.requests if isinstance(request, QueueChange)]
+
+    def _matching(self, wanted: Filter) -> list[DeliveryRow]:
+        return [
+            row
+            for row in self.rows
+            if wanted.message_id in (None, row.message_id)
+            and wanted.domain in (None, row.domain)
+            and wanted.state in (None, row.state)
+        ]
+
+    async def handle(self, request: Request, answer: Answer) -> End:
+        self.requests.append(request)
+        match request:
+            case Ping():
+                await answer.send(Pong(software="1.0", pid=7))
+            case QueueList():
+                found = self._matching(request.filter)
+                shown = found[: request.limit] if request.limit else found
+                for row in shown:
+                    await answer.send(row)
+                return End(count=len(shown), more=len(shown) < len(found))
+            case QueueCount():
+                found = self._matching(request.filter)
+                for row in found[: request.sample]:
+                    await answer.send(row)
+                await answer.send(Count(matched=len(found)))
+            case QueueChange():
+                found = self._matching(request.filter)
+                busy = min(self.busy, len(found))
+                await answer.send(
+                    Changed(action=request.action, matched=len(found), changed=len(found) - busy, busy=busy)
+                )
+            case QueueShow():
+                await answer.send(self._detail(request.message_id))
+            case QueueTrace():
+                await answer.send(TraceStep(at=1_700_000_000.0, event="accepted", text="from 192.0.2.1"))
+            case Status():
+                await answer.send(_status())
+            case Explain():
+                await answer.send(_explanation(request))
+            case Resolve():
+                if request.pseudonym.startswith("u-a"):
+                    await answer.send(
+                        Address(address="alice@example.com", role="recipient", message_id=f"{1:016x}")
+                    )
+        return End()
+
+    def _detail(self, message_id: str) -> MessageDetail:
+        rows = tuple(row for row in self.rows if row.message_id == message_id)
+        if not rows:
+            raise NotFoundError(f"no message {message_id} in the queue")
+        return MessageDetail(
+            message_id=message_id,
+            created=1_700_000_000.0,
+            sender="",
+            size=4096,
+            chunks=1,
+            body="8BITMIME",
+            smtputf8=False,
+            envid="",
+            client="192.0.2.1",
+            helo="app.example.org",
+            protocol="ESMTP",
+            listener="127.0.0.1:2525",
+            user="",
+            tls="",
+            recipients_accepted=2,
+            headers=(("Subject", "hello \x1b[31mred"),),
+            deliveries=rows,
+        )
+
+
+def _status() -> RelayStatus:
+    return RelayStatus(
+        software="1.0",
+        pid=7,
+        hostname="relay.example.org",
+        backend="leveldb",
+        uptime=3700.0,
+        state="running",
+        listeners=("127.0.0.1:2525",),
+        inbound_connections=1,
+        zones=(ZoneStatus(name="default", ready=12_345, active=2, deferred=3, held=1, oldest_seconds=90.0),),
+        destinations=(
+            DestinationStatus(
+                zone="default",
+                destination="example.com",
+                hosts="mx.example.com:25",
+                active=0,
+                waiting=0,
+                suspended_until=4_000_000_000.0,
+                reply="421 4.4.1 no answer",
+            ),
+        ),
+        destinations_total=3,
+        problems=("the disk is full",),
+    )
+
+
+def _explanation(request: Explain) -> Explanation:
+    return Explanation(
+        address=request.address,
+        sender=request.sender,
+        domain="example.com",
+        zone="default",
+        rule=1,
+        reason="recipient_domain matches example.com",
+        next_hop="",
+        route="example.com",
+        hosts=(
+            HostPlan(
+                name="mx.example.com",
+                port=25,
+                preference=10,
+                addresses=(AddressPlan(address="192.0.2.9", source="192.0.2.1"),),
+            ),
+        ),
+        unroutable="",
+        verdict="",
+        tls="opportunistic",
+        ehlo_name="relay.example.org",
+        limits={"max_connections": 20},
+    )
