@@ -52,6 +52,14 @@ def _zones(settings: Settings) -> list[str]:
     ]
 
 
+def _routes(settings: Settings) -> list[str]:
+    return [
+        f"route[{at}].user: never matches: this version has no AUTH"
+        for at, route in enumerate(settings.route)
+        if route.user
+    ]
+
+
 def _admin(settings: Settings) -> list[str]:
     if not settings.admin.address or parse_listen(settings.admin.address).is_loopback:
         return []

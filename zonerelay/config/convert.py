@@ -18,6 +18,7 @@ from zonerelay.config.wording import did_you_mean, in_words, quoted
 
 _ZONE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _FUNCTION = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
+_HEADER = re.compile(r"[!-9;-~]+(?::.*)?", re.ASCII)  # RFC 5322 2.2: a field name is printable ASCII but ":"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 MAX_TEXT = 1000
@@ -177,6 +178,15 @@ def _domain(value: object, option: Option) -> str:
     return text
 
 
+def _header(value: object, option: Option) -> str:
+    text = _text(value, option)
+    if not _HEADER.fullmatch(text):
+        raise ValueError(
+            f'{quoted(text)} is not a header condition: write "Name" or "Name: part of its value"'
+        )
+    return text
+
+
 def _function(value: object, option: Option) -> str:
     text = _text(value, option)
     if text and not _FUNCTION.fullmatch(text):
@@ -203,6 +213,7 @@ _READERS: dict[Form, Callable[[object, Option], object]] = {
     Form.NAME_SERVER: _name_server,
     Form.NETWORK: _network,
     Form.DOMAIN: _domain,
+    Form.HEADER: _header,
     Form.FUNCTION: _function,
 }
 
@@ -212,6 +223,7 @@ _ITEMS = {
     Form.NAME_SERVERS: Form.NAME_SERVER,
     Form.NETWORKS: Form.NETWORK,
     Form.DOMAINS: Form.DOMAIN,
+    Form.HEADERS: Form.HEADER,
 }
 
 

@@ -40,14 +40,14 @@ class SpoolSettings:
 
     backend: Backend = choice(
         Backend.LEVELDB,
-        "leveldb keeps every acknowledged message through a crash or a power cut. "
-        "memory loses everything when the relay stops: for tests and throw-away use.",
+        "leveldb keeps every acknowledged message through a crash or a power cut. memory loses everything "
+        "when the relay stops: for tests and throw-away use.",
         later=("disk", "redis", "postgres", "s3"),
     )
     path: Path = path(
         Path("/var/lib/zonerelay/spool"),
-        "The spool's directory, for one relay alone; the default is the systemd unit's state directory. "
-        "A relative path starts at the directory the relay is started in.",
+        "The spool's directory, for one relay alone; the default is the systemd unit's state directory. A "
+        "relative path starts at the directory the relay is started in.",
     )
     min_free_space: int = size(
         100 * MB,
@@ -58,8 +58,8 @@ class SpoolSettings:
     )
     write_buffer: int = size(
         8 * MB,
-        "What LevelDB gathers in memory before it writes a table file. Larger buffers were not faster here "
-        "and cost about five times their size in memory.",
+        "What LevelDB gathers in memory before it writes a table file. Larger buffers were not faster "
+        "here and cost about four times their size in memory.",
         least=MB,
         most=256 * MB,
     )
@@ -116,8 +116,8 @@ class ListenerSettings:
     )
     max_commands: int = count(
         100_000,
-        "Commands in one connection: enough for a client that keeps its connection all day, and an end for "
-        "one that only sends NOOP.",
+        "Commands in one connection: enough for a client that keeps its connection all day, and an end "
+        "for one that only sends NOOP.",
         least=10,
         most=1_000_000_000,
     )
@@ -128,8 +128,8 @@ class ListenerSettings:
     )
     max_received: int = count(
         100,
-        "Received fields in a message; more means that it goes in circles: 554 5.4.6. RFC 5321 6.3 asks for "
-        "at least 100.",
+        "Received fields in a message; more means that it goes in circles: 554 5.4.6. RFC 5321 6.3 asks "
+        "for at least 100.",
         least=10,
         most=1000,
     )
@@ -145,6 +145,6 @@ class ListenerSettings:
     )
     transaction_timeout: float = duration(
         30 * MINUTE,
-        "How long one message may take from MAIL to its last octet, so that a client that sends an octet a "
-        "minute does not hold a connection for ever.",
+        "How long one message may take from MAIL to its last octet, so that a client that sends an octet "
+        "a minute does not hold a connection for ever.",
     )

@@ -96,13 +96,12 @@ class LogSettings:
     )
     redact: bool = switch(
         True,
-        "Replace addresses in log text by stable pseudonyms (a keyed hash), so that logs hold no "
-        "personal data "
-        "and can still be searched.",
+        "Replace addresses in log text by stable pseudonyms (a keyed hash), so that logs hold no personal "
+        "data and can still be searched.",
     )
     redact_key_file: Path | None = optional_path(
-        "The key of those pseudonyms. Empty: a key of its own, made beside the spool. Share one file between "
-        "machines whose logs are to be joined."
+        "The key of those pseudonyms. Empty: a key of its own, made beside the spool. Share one file "
+        "between machines whose logs are to be joined."
     )
 
 
@@ -120,8 +119,8 @@ class AdminSettings:
         "A file with the bearer token that writes need. Empty: writes over HTTP are refused."
     )
     socket: Path | None = optional_path(
-        "The Unix socket that the command line talks to; its file rights decide who may. "
-        "Empty: control.sock beside the spool."
+        "The Unix socket that the command line talks to; its file rights decide who may. Empty: "
+        "control.sock beside the spool."
     )
 
 
@@ -145,15 +144,15 @@ class Settings:
 
     hostname: str = text(
         "",
-        "The name this relay calls itself in EHLO, in greetings and in Received fields; its address should "
-        "resolve back to it. Empty: the machine's fully qualified name.",
+        "The name this relay calls itself in EHLO, in greetings and in Received fields; its address "
+        "should resolve back to it. Empty: the machine's fully qualified name.",
         form=Form.EHLO_NAME,
     )
     workers: int = workers(1, "Processes that share the work. This version runs one.")
     shutdown_timeout: float = duration(
         30.0,
-        "How long a stopping relay waits for what is in flight. What is cut off is tried again at the next "
-        "start, so a longer wait avoids duplicates.",
+        "How long a stopping relay waits for what is in flight. What is cut off is tried again at the "
+        "next start, so a longer wait avoids duplicates.",
         most=HOUR,
     )
     spool: SpoolSettings = field(default_factory=SpoolSettings)

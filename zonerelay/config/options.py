@@ -54,6 +54,8 @@ class Form(enum.Enum):
     NETWORKS = enum.auto()
     DOMAIN = enum.auto()
     DOMAINS = enum.auto()
+    HEADER = enum.auto()
+    HEADERS = enum.auto()
     FUNCTION = enum.auto()
 
 

@@ -57,15 +57,15 @@ class ZoneSettings:
 
     name: str = text(
         "default",
-        "What routes, logs, metrics and the spool call this zone: letters, digits, dot, dash and underscore. "
-        "Mail that no route matches goes to the zone named default.",
+        "What routes, logs, metrics and the spool call this zone: letters, digits, dot, dash and "
+        "underscore. Mail that no route matches goes to the zone named default.",
         form=Form.ZONE_NAME,
     )
     next_hop: str = text(
         "",
-        "Where all mail of this zone goes. Empty: to the MX hosts of each recipient's domain. "
-        'A smarthost: "smtp.example.net" (its MX hosts), "[smtp.example.net]:587" (that host, no MX lookup), '
-        '"192.0.2.1:25" or "[2001:db8::1]:25".',
+        "Where all mail of this zone goes. Empty: to the MX hosts of each recipient's domain. A "
+        'smarthost: "smtp.example.net" (its MX hosts), "[smtp.example.net]:587" (that host, no MX '
+        'lookup), "192.0.2.1:25" or "[2001:db8::1]:25".',
         form=Form.NEXT_HOP,
     )
     port: int = count(
@@ -73,16 +73,14 @@ class ZoneSettings:
     )
     allow_private_addresses: bool = switch(
         False,
-        "Deliver to MX hosts that resolve to loopback or private addresses. Off, because anybody can point "
-        "an MX at them and so reach servers inside your network. A next_hop is not affected.",
+        "Deliver to MX hosts that resolve to loopback or private addresses. Off, because anybody can "
+        "point an MX at them and so reach servers inside your network. A next_hop is not affected.",
     )
     tls: TlsMode = choice(
         TlsMode.OPPORTUNISTIC,
-        "none; opportunistic: STARTTLS when it is offered, any certificate, clear text when it "
-        "fails, as most "
-        "of the Internet's mail is sent; required: never in clear text; verify: required, and the "
-        "certificate "
-        "must be valid for the host.",
+        "none; opportunistic: STARTTLS when it is offered, any certificate, clear text when it fails, as "
+        "most of the Internet's mail is sent; required: never in clear text; verify: required, and the "
+        "certificate must be valid for the host.",
     )
     ehlo_name: str = text("", "The name to say in EHLO. Empty: the relay's hostname.", form=Form.EHLO_NAME)
     max_connections: int = count(
@@ -90,8 +88,8 @@ class ZoneSettings:
     )
     max_connections_per_destination: int = count(
         10,
-        "Open connections to one destination (one set of MX hosts, however many domains they serve). Large "
-        "providers start to refuse mail at 10 to 20.",
+        "Open connections to one destination (one set of MX hosts, however many domains they serve). "
+        "Large providers start to refuse mail at 10 to 20.",
         most=10_000,
     )
     max_recipients_per_transaction: int = count(
@@ -102,8 +100,8 @@ class ZoneSettings:
     )
     max_messages_per_connection: int = count(
         1000,
-        "Messages after which a connection is closed and made anew, so that load spreads over the "
-        "hosts again.",
+        "Messages after which a connection is closed and made anew, so that load spreads over the hosts "
+        "again.",
     )
     connection_idle_timeout: float = duration(
         5.0,
@@ -113,8 +111,9 @@ class ZoneSettings:
     ipv6: bool = switch(True, "Also deliver over IPv6. Turn it off when this machine has no working IPv6.")
     in_doubt: InDoubt = choice(
         InDoubt.RETRY,
-        "The connection broke after the message was sent and before the reply: it may have been delivered. "
-        "retry risks a duplicate, hold waits for an operator, bounce risks a false report. None loses mail.",
+        "The connection broke after the message was sent and before the reply: it may have been "
+        "delivered. retry risks a duplicate, hold waits for an operator, bounce risks a false report. "
+        "None loses mail.",
     )
 
 
@@ -122,15 +121,25 @@ class ZoneSettings:
 class RouteSettings:
     """[[route]]: first match wins; every condition given must match."""
 
-    zone: str = text("default", "The zone for what matches.", form=Form.ZONE_NAME)
+    zone: str = text(
+        "default", "The zone that mail goes to when all conditions given match.", form=Form.ZONE_NAME
+    )
     recipient_domain: tuple[str, ...] = texts(
-        (), 'Domains of the recipient: "example.com", or "*.example.com" for all below it.', form=Form.DOMAINS
+        (),
+        'The recipient\'s domain is one of these: "example.com"; "*.example.com" is every name below it; '
+        '"*" is any.',
+        form=Form.DOMAINS,
     )
     sender_domain: tuple[str, ...] = texts(
-        (), "Domains of the envelope sender, written the same way.", form=Form.DOMAINS
+        (), "The envelope sender's domain is one of these, written the same way.", form=Form.DOMAINS
     )
-    user: tuple[str, ...] = texts((), "Names of authenticated users.")
-    header: tuple[str, ...] = texts((), 'Header fields of the message, "Name: value".')
+    user: tuple[str, ...] = texts((), "The client authenticated as one of these.")
+    header: tuple[str, ...] = texts(
+        (),
+        'The message has one of these fields: "X-Stream" (any value) or "X-Stream: bulk" (its value '
+        "contains the text).",
+        form=Form.HEADERS,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +148,9 @@ class RetrySettings:
 
     policy: RetryPolicyName = choice(
         RetryPolicyName.SCHEDULE,
-        "schedule: the list below. exponential: 1, 5, 25, 125 and 625 minutes. quadratic: 1, 4, 9, "
-        "16 … minutes, "
-        "ten attempts. schedule is the default because it alone tries for the 4 to 5 days that RFC 5321 "
-        "4.5.4.1 asks for.",
+        "schedule: the list below. exponential: 1, 5, 25, 125 and 625 minutes. quadratic: 1, 4, 9, 16 … "
+        "minutes, ten attempts. schedule is the default because it alone tries for the 4 to 5 days that "
+        "RFC 5321 4.5.4.1 asks for.",
     )
     schedule: tuple[float, ...] = durations(
         (1 * MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, 1 * HOUR, 2 * HOUR, 4 * HOUR),
@@ -158,14 +166,13 @@ class RetrySettings:
     backoff: str = text(
         "",
         'A Python function instead of a policy, "module:function"; it is given the envelope and the '
-        "number of "
-        "attempts and returns seconds, or None to give up.",
+        "number of attempts and returns seconds, or None to give up.",
         form=Form.FUNCTION,
     )
     jitter: float = ratio(
         0.1,
-        "Each delay is varied by up to this part of it, so that mail deferred together does not come "
-        "back together.",
+        "Each delay is varied by up to this part of it, so that mail deferred together does not come back "
+        "together.",
     )
     max_age: float = duration(
         5 * DAY,
@@ -237,8 +244,7 @@ class DeliverySettings:
     remember_broken_tls: float = duration(
         1 * HOUR,
         "How long a host whose TLS handshake failed is sent mail in clear text (tls = opportunistic "
-        "only), so "
-        "that not every message pays for the failure.",
+        "only), so that not every message pays for the failure.",
         optional=True,
     )
 
@@ -249,8 +255,8 @@ class DnsSettings:
 
     servers: tuple[str, ...] = texts(
         (),
-        'Resolvers to ask instead of the system\'s: "192.0.2.53", "127.0.0.1:5353". One on this '
-        "machine is best.",
+        'Resolvers to ask instead of the system\'s: "192.0.2.53", "127.0.0.1:5353". One on this machine is '
+        "best.",
         form=Form.NAME_SERVERS,
     )
     timeout: float = duration(
