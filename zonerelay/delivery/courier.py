@@ -1,0 +1,237 @@
+"""Carries batches to hosts: the next hop's order of events, from an idle connection to the last MX host.
+
+For one batch: read the first piece of the body, use an idle connection if there is one, otherwise
+open connections to the route's hosts in the order of preference (equal ones shuffled, RFC 5321 5.1) until
+every recipient has an answer or `max_hosts_per_attempt` addresses have been tried.
+
+Policies:
+
+- An idle connection that turns out to be closed before it answered MAIL costs nothing: the
+  transaction runs again on a fresh one.
+- Before MAIL is answered, whatever fails concerns the host: the next one is tried. Afterwards a failure
+  is a deferral, because a second host would be asked to take what the first may have taken.
+- All failures of hosts are deferrals, also a 5yz greeting and addresses that are not allowed. Bounced is
+  only what a peer refuses with 5yz, and what it announced it would: a message beyond
+  its SIZE (5.3.4), an address that needs SMTPUTF8 where no host of the route has it (5.6.7).
+- Unknown trouble is a deferral of scope LOCAL, and goes to the event loop's exception handler.
+
+A cancelled delivery aborts its connection: a reply that came late could be paired with another message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random as random_module
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from itertools import groupby
+from typing import Protocol
+
+from zonerelay.config.models import DeliverySettings, ZoneSettings
+from zonerelay.delivery.exchange import Body, ReadBody, carry_out, phase_timeouts, unreadable
+from zonerelay.delivery.pool import Pool
+from zonerelay.delivery.progress import Progress
+from zonerelay.delivery.session import Session, SessionOpener
+from zonerelay.delivery.slots import Slot
+from zonerelay.delivery.sources import HostTrouble
+from zonerelay.delivery.tls import TlsPolicy
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.routing.nexthop import Addresses, MxHost, Route
+from zonerelay.smtp.transaction import Transaction, needs_smtputf8, too_large
+from zonerelay.store.base import StoreError
+
+
+class AddressLookup(Protocol):
+    """Where the addresses of an MX host come from."""
+
+    async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
+        """Most wanted first; `failure` when there are none. Raises nothing but CancelledError."""
+
+
+class Batch(Protocol):
+    """Deliveries of one message to one route, as the scheduler puts them together."""
+
+    @property
+    def zone(self) -> ZoneSettings: ...
+
+    @property
+    def route(self) -> Route: ...
+
+    @property
+    def message(self) -> Message: ...
+
+    @property
+    def deliveries(self) -> tuple[Delivery, ...]: ...
+
+
+class SmtpCourier:
+    """One per worker: owns every outgoing connection."""
+
+    def __init__(
+        self,
+        settings: DeliverySettings,
+        *,
+        hostname: str,
+        addresses: AddressLookup,
+        read_body: ReadBody,
+        clock: Clock,
+        random: random_module.Random,
+    ) -> None:
+        self._max_hosts = settings.max_hosts_per_attempt
+        self._timeouts = phase_timeouts(settings)
+        self._addresses = addresses
+        self._read_body = read_body
+        self._random = random
+        tls = TlsPolicy(clock, remember_broken=settings.remember_broken_tls)
+        self._opener = SessionOpener(settings, tls, hostname=hostname)
+        self._pool = Pool(quit_timeout=settings.quit_timeout)
+
+    async def deliver(self, batch: Batch) -> Sequence[Outcome]:
+        """One outcome per delivery, in order. Raises nothing but CancelledError."""
+        errand = _Errand(batch, self._read_body)
+        try:
+            await errand.body.open()
+            await self._find_takers(errand)
+        except StoreError as error:
+            errand.progress.settle_open(_local(unreadable(error)))
+        except Exception as error:  # noqa: BLE001  DESIGN rule 3: unknown trouble is temporary
+            context = {"message": f"delivery of {batch.message.id} failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+            reply = Reply(451, "3.0", f"internal error: {type(error).__name__}")
+            errand.progress.settle_open(_local(reply))
+        finally:
+            await errand.body.close()
+        return errand.progress.outcomes(_local(Reply(451, "4.4", "the route has no host to try")))
+
+    async def close(self) -> None:
+        """Say goodbye to idle peers, within `quit_timeout`; active sessions end when they are done."""
+        await self._pool.close()
+
+    def close_idle(self) -> None:
+        self._pool.close_idle()
+
+    def open_connections(self, zone: str) -> int:
+        return self._pool.open_connections(zone)
+
+    async def _find_takers(self, errand: _Errand) -> None:
+        """Go from connection to connection until nobody is open or nothing is left to try."""
+        zone, destination = errand.batch.zone, errand.batch.route.destination
+        slot: Slot | None = None
+        got = await self._pool.acquire(zone, destination)
+        if isinstance(got, Slot):
+            slot = got
+        else:
+            await self._use(got, errand)
+            if not errand.progress.open:
+                return
+        try:
+            async with aclosing(self._endpoints(errand)) as endpoints:
+                async for host, ip in endpoints:
+                    slot = slot or await self._pool.reserve(zone, destination)
+                    try:
+                        session = await self._opener.open(zone, host, ip, slot)
+                    except HostTrouble as trouble:
+                        errand.progress.host_failed(host.name, trouble)
+                        continue
+                    slot = None  # the session's now
+                    await self._use(session, errand)
+                    if not errand.progress.open:
+                        return
+        finally:
+            if slot is not None:
+                slot.release()
+
+    async def _endpoints(self, errand: _Errand) -> AsyncGenerator[tuple[MxHost, str], None]:
+        """Hosts and addresses to try; a host that cannot be found counts as one that was tried."""
+        left = self._max_hosts
+        for host in self._in_order(errand.batch.route.hosts):
+            ips = await self._addresses_of(host, errand)
+            for ip in ips[:left]:
+                yield host, ip
+            left -= max(len(ips), 1)
+            if left <= 0:
+                return
+
+    def _in_order(self, hosts: tuple[MxHost, ...]) -> Iterator[MxHost]:
+        for _, equal in groupby(hosts, key=lambda host: host.preference):
+            group = list(equal)
+            self._random.shuffle(group)
+            yield from group
+
+    async def _addresses_of(self, host: MxHost, errand: _Errand) -> tuple[str, ...]:
+        if host.literal:
+            return (host.name,)
+        found = await self._addresses.addresses(host.name, ipv6=errand.batch.zone.ipv6)
+        if not found.ips:
+            reply = found.failure.reply if found.failure else Reply(451, "4.3", "no address")
+            # Transient even if the name does not exist: the MX record names it, and may be corrected.
+            reply = Reply(451, reply.detail if reply.is_transient else "4.3", f"{host.name}: {reply.text}")
+            errand.progress.host_failed(host.name, HostTrouble(reply, asked=False))
+        return found.ips
+
+    async def _use(self, session: Session, errand: _Errand) -> None:
+        """Run transactions on a connection until nobody is open or it is good for nothing more."""
+        in_step = False
+        try:
+            while (transaction := await errand.transaction(session)) is not None:
+                session.transactions += 1
+                await carry_out(transaction, session.wire, errand.body, self._timeouts)
+                errand.record(transaction, session)
+                if transaction.closing or not (transaction.delivered and transaction.overflow):
+                    break
+            in_step = transaction is None or not transaction.closing
+        finally:
+            if in_step:
+                self._pool.give_back(session)
+            else:
+                session.wire.abort()
+
+
+class _Errand:
+    """One batch on its way: its progress, its body, and the transaction that fits the next peer."""
+
+    def __init__(self, batch: Batch, read_body: ReadBody) -> None:
+        self.batch = batch
+        self.progress = Progress(batch.deliveries)
+        self.body = Body(read_body, batch.message)
+        self._read_body = read_body
+        self._asking: list[int] = []
+
+    async def transaction(self, session: Session) -> Transaction | None:
+        """For those who are open and whom this peer can serve; `None` when there are none."""
+        self._asking = self._servable(session)
+        if not self._asking:
+            return None
+        if self.body.spent:
+            await self.body.close()
+            self.body = Body(self._read_body, self.batch.message)
+            await self.body.open()
+        deliveries = self.batch.deliveries
+        recipients = [deliveries[index].recipient for index in self._asking]
+        return Transaction(self.batch.message, recipients, session.capabilities, session.peer)
+
+    def record(self, transaction: Transaction, session: Session) -> None:
+        self.progress.record(self._asking, transaction, session.peer)
+
+    def _servable(self, session: Session) -> list[int]:
+        message, progress, capabilities = self.batch.message, self.progress, session.capabilities
+        refusal = too_large(message, capabilities)
+        if refusal is not None:
+            progress.refuse_open(refusal, session.peer)
+        elif not capabilities.smtputf8:
+            sender_needs = needs_smtputf8(message.envelope.sender)
+            needy = [
+                i for i in progress.open if sender_needs or needs_smtputf8(self.batch.deliveries[i].recipient)
+            ]
+            if needy:
+                progress.unsupported(needy, session.peer)
+                return [index for index in progress.open if index not in needy]
+        return progress.open
+
+
+def _local(reply: Reply) -> Outcome:
+    return Outcome(Verdict.DEFERRED, reply, Scope.LOCAL, local=True, counts=False)

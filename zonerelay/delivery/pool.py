@@ -1,0 +1,172 @@
+"""Connections between transactions: which wait for more mail, which make room, which are closed.
+
+- The connection that became idle last is reused first: few stay warm, the others time out.
+- An idle connection never keeps a new one from opening. When a limit is reached the one that has been
+  idle longest makes room: of the same destination if that is full, else of the zone.
+- One timer closes idle connections on time; taking one and giving it back touch no timer.
+- A connection ends with QUIT, bounded by `quit_timeout`. One on which the peer has said anything unasked is
+  not used again.
+
+The scheduler starts no more batches than the limits allow; should it, they wait here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from zonerelay.config.models import ZoneSettings
+from zonerelay.delivery.session import Session
+from zonerelay.delivery.slots import Slot, Slots
+from zonerelay.routing.nexthop import DestinationKey
+
+# In the order in which they became idle.
+_Idle = dict[Slot, Session]
+_Key = TypeVar("_Key")
+
+
+class Pool:
+    """All connections of one courier. Belongs to one event loop."""
+
+    def __init__(self, *, quit_timeout: float) -> None:
+        self._quit_timeout = quit_timeout
+        self._slots = Slots(self._on_release)
+        self._idle_to: dict[DestinationKey, _Idle] = {}
+        self._idle_in: dict[str, _Idle] = {}
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def open_connections(self, zone: str) -> int:
+        return self._slots.open_in(zone)
+
+    async def acquire(self, zone: ZoneSettings, destination: DestinationKey) -> Session | Slot:
+        """An idle connection, or else the right to open one; waits while there is neither."""
+        while (session := self._take(zone, destination)) is None:
+            if self._has_room(zone, destination):
+                return self._slots.take(zone, destination)
+            await self._change()
+        return session
+
+    async def reserve(self, zone: ZoneSettings, destination: DestinationKey) -> Slot:
+        """The right to open a connection; waits for room."""
+        while not self._has_room(zone, destination):
+            await self._change()
+        return self._slots.take(zone, destination)
+
+    def give_back(self, session: Session) -> None:
+        """The transaction is over and the connection is in step: keep it for the next one, or say goodbye."""
+        zone = session.zone
+        if not session.wire.usable:
+            session.wire.abort()
+        elif self._closed or session.transactions >= zone.max_messages_per_connection:
+            session.wire.quit(self._quit_timeout)
+        else:
+            self._keep(session, zone.connection_idle_timeout)
+
+    def close_idle(self) -> None:
+        for idle in list(self._idle_in.values()):
+            for session in list(idle.values()):
+                self._dismiss(session)
+
+    async def close(self) -> None:
+        """Close what is idle and wait until it is; what is active is closed when it is given back."""
+        self._closed = True
+        closing = [slot for idle in self._idle_in.values() for slot in idle]
+        self.close_idle()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while not all(slot.released for slot in closing):
+            await self._change()
+
+    # Idle connections.
+
+    def _take(self, zone: ZoneSettings, destination: DestinationKey) -> Session | None:
+        while waiting := self._idle_to.get(destination):
+            session = waiting[next(reversed(waiting))]
+            self._forget(session.slot)
+            session.wire.idle = False
+            if not session.wire.usable:
+                session.wire.abort()
+            elif session.zone is zone or session.zone == zone:
+                return session
+            else:  # opened under settings that no longer hold: TLS, names, source
+                session.wire.quit(self._quit_timeout)
+        return None
+
+    def _keep(self, session: Session, timeout: float) -> None:
+        slot = session.slot
+        session.wire.idle = True
+        loop = asyncio.get_running_loop()
+        session.idle_until = loop.time() + timeout
+        self._idle_to.setdefault(slot.destination, {})[slot] = session
+        self._idle_in.setdefault(slot.zone, {})[slot] = session
+        if self._timer is None or self._timer.when() > session.idle_until:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(session.idle_until, self._sweep)
+        if self._waiters:
+            self._wake()
+
+    def _forget(self, slot: Slot) -> None:
+        _remove(self._idle_to, slot.destination, slot)
+        _remove(self._idle_in, slot.zone, slot)
+
+    def _dismiss(self, session: Session) -> None:
+        self._forget(session.slot)
+        session.wire.quit(self._quit_timeout)
+
+    def _sweep(self) -> None:
+        """Close what has been idle too long; within a zone the first is always the oldest."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._timer = None
+        upcoming: list[float] = []
+        for idle in list(self._idle_in.values()):
+            for session in list(idle.values()):
+                if session.idle_until > now:
+                    upcoming.append(session.idle_until)
+                    break
+                self._dismiss(session)
+        if upcoming:
+            self._timer = loop.call_at(min(upcoming), self._sweep)
+
+    # Limits.
+
+    def _has_room(self, zone: ZoneSettings, destination: DestinationKey) -> bool:
+        """True when a connection may be opened now. If not, an idle one is told to make room."""
+        if self._slots.destination_is_full(zone, destination):
+            self._evict(self._idle_to.get(destination))
+            return False
+        if self._slots.zone_is_full(zone):
+            self._evict(self._idle_in.get(zone.name))
+            return False
+        return True
+
+    def _evict(self, idle: _Idle | None) -> None:
+        if idle:
+            self._dismiss(next(iter(idle.values())))
+
+    def _on_release(self, slot: Slot) -> None:
+        self._forget(slot)
+        self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _change(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+
+def _remove(group: dict[_Key, _Idle], key: _Key, slot: Slot) -> None:
+    idle = group.get(key)
+    if idle is not None and idle.pop(slot, None) is not None and not idle:
+        del group[key]  # destinations come and go by the million

@@ -1,0 +1,92 @@
+"""How far one batch has come while the courier goes from connection to connection.
+
+A recipient is *open* until a peer has answered for it. What is known about an open one is
+*tentative*: the outcome it gets when no connection is left to try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from zonerelay.delivery.sources import HostTrouble
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.smtp.transaction import Peer, Transaction
+
+OVERFLOW = Reply(452, "5.3", "too many recipients for one transaction")
+NOT_UTF8 = Reply(550, "6.7", "the host does not support SMTPUTF8, which the addresses need")
+
+
+class Progress:
+    """Outcomes of a batch's deliveries, by their position in it."""
+
+    def __init__(self, deliveries: Sequence[Delivery]) -> None:
+        self.open = list(range(len(deliveries)))
+        self._known: list[Outcome | None] = [None] * len(deliveries)
+        self._tentative: list[Outcome | None] = [None] * len(deliveries)
+
+    def settle_open(self, outcome: Outcome) -> None:
+        """The same final outcome for everybody who has none."""
+        for index in self.open:
+            self._known[index] = outcome
+        self.open = []
+
+    def host_failed(self, host: str, trouble: HostTrouble) -> None:
+        """Nobody was asked there; that the next host cannot be asked either outweighs what another said."""
+        self._suppose(
+            Outcome(
+                Verdict.DEFERRED,
+                trouble.reply,
+                Scope.HOST,
+                host=host,
+                peer=trouble.address,
+                local=True,
+                counts=trouble.asked,
+            )
+        )
+
+    def refuse_open(self, reply: Reply, peer: Peer) -> None:
+        """The peer announced that it would refuse the message, so it is not asked."""
+        self.settle_open(
+            Outcome(Verdict.BOUNCED, reply, Scope.MESSAGE, peer.host, peer.address, peer.tls, local=True)
+        )
+
+    def unsupported(self, indices: Sequence[int], peer: Peer) -> None:
+        """This host cannot take these addresses; final only when every host of the route says so."""
+        outcome = Outcome(
+            Verdict.BOUNCED, NOT_UTF8, Scope.RECIPIENT, peer.host, peer.address, peer.tls, local=True
+        )
+        for index in indices:
+            if self._tentative[index] is None:
+                self._tentative[index] = outcome
+
+    def record(self, indices: Sequence[int], transaction: Transaction, peer: Peer) -> None:
+        """Take over what a finished transaction for these recipients has brought."""
+        if transaction.unanswered:
+            self._suppose(transaction.outcome(0))
+            return
+        for position, index in enumerate(indices):
+            self._known[index] = transaction.outcome(position)
+        if transaction.overflow:
+            later = Outcome(
+                Verdict.DEFERRED, OVERFLOW, Scope.RECIPIENT, peer.host, peer.address, peer.tls, counts=False
+            )
+            for position in transaction.overflow:
+                self._tentative[indices[position]] = later
+        self.open = [index for index in self.open if self._known[index] is None]
+
+    def outcomes(self, otherwise: Outcome) -> list[Outcome]:
+        """The result. A host that answered for some would talk, so the rest is no HOST trouble."""
+        answered = len(self.open) < len(self._known)
+        for index in self.open:
+            outcome = self._tentative[index] or otherwise
+            if answered and outcome.scope is Scope.HOST:
+                outcome = replace(outcome, scope=Scope.MESSAGE)
+            self._known[index] = outcome
+        return [outcome or otherwise for outcome in self._known]
+
+    def _suppose(self, outcome: Outcome | None) -> None:
+        for index in self.open:
+            self._tentative[index] = outcome

@@ -1,0 +1,183 @@
+"""One connection to a peer as lines in and bytes out: the asyncio protocol that transactions use.
+
+Made for reuse thousands of times: no task, no timeout context and at most one future per wait, and one
+timer for the life of the connection that is moved, not remade, from phase to phase.
+
+Promises: replies that arrived before the connection broke are still returned; every wait ends by its
+deadline; memory is bounded by the write limit and the reply parser's caps; bytes that
+arrive while nobody waits (`idle`) close the connection, because the next command
+would be paired with the wrong reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from zonerelay.model.reply import Reply
+from zonerelay.smtp.replies import ReplyParser
+
+WRITE_LIMIT = 256 * 1024
+"""Octets queued in this process before the writer has to wait."""
+
+
+class WireError(Exception):
+    """The connection cannot be used any more; `detail` is the RFC 3463 subject and detail."""
+
+    detail = "4.2"
+
+
+class LostError(WireError):
+    """Connection lost"""
+
+
+class SilentError(WireError):
+    """Timed out"""
+
+
+class Wire(asyncio.Protocol):
+    """Owns an open transport; `on_lost` is called exactly once, when the socket is gone."""
+
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, on_lost: Callable[[], None]
+    ) -> None:
+        self.lost = False
+        self.idle = False
+        self._transport = transport
+        self._loop = loop
+        self._on_lost = on_lost
+        self._parser = ReplyParser()
+        self._paused = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        transport.set_write_buffer_limits(high=WRITE_LIMIT)
+        transport.set_protocol(self)
+
+    # What the transport calls.
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed(data)
+        if self.idle:
+            self.abort()
+        self._wake()
+
+    def eof_received(self) -> None:
+        # No reply can come any more, so nothing that is queued can end well.
+        self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._wake()
+        self._on_lost()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._wake()
+
+    # What a transaction calls.
+
+    @property
+    def usable(self) -> bool:
+        """True when a new transaction may start: open, and every byte that came was asked for."""
+        return not (self.lost or self._parser.has_input or self._transport.is_closing())
+
+    @property
+    def heard(self) -> bool:
+        """True when the peer has begun to say something that was not read yet."""
+        return self._parser.has_input
+
+    @property
+    def unsent(self) -> int:
+        """Octets written that the kernel has not taken yet."""
+        return self._transport.get_write_buffer_size()
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    async def reply(self, timeout: float) -> Reply:
+        """The next reply; `timeout` covers all of it. Raises LostError, SilentError or PeerError."""
+        reply = self._parser.next_reply()
+        if reply is not None:
+            return reply
+        self._start_clock(timeout)
+        while not self.lost:
+            await self._wait()
+            reply = self._parser.next_reply()
+            if reply is not None:
+                return reply
+        raise LostError
+
+    async def drain(self, timeout: float) -> None:
+        """Wait while the peer reads slower than we write, until it does, says something, or is gone."""
+        if self._paused:
+            self._start_clock(timeout)
+        while self._paused and not self.lost and not self._parser.has_input:
+            await self._wait()
+        if self.lost and not self._parser.has_input:
+            raise LostError
+
+    async def flush(self, timeout: float) -> None:
+        """Like `drain`, until the kernel has taken everything written."""
+        self._transport.set_write_buffer_limits(high=0)
+        try:
+            await self.drain(timeout)
+        finally:
+            self._transport.set_write_buffer_limits(high=WRITE_LIMIT)
+
+    def quit(self, timeout: float) -> None:
+        """Say goodbye without waiting for the answer; `timeout` bounds how long closing may take.
+
+        Not hearing the 221 is what Postfix does too: there is nothing left that it could tell us.
+        """
+        if not self._transport.is_closing():
+            self.idle = False
+            self._transport.write(b"QUIT\r\n")
+            self._transport.close()
+            if self._timer is not None:
+                self._timer.cancel()
+            # TLS and a full socket both wait for the peer while closing.
+            self._timer = self._loop.call_later(timeout, self._transport.abort)
+
+    def abort(self) -> None:
+        """Close now and drop what is queued: a body that must not be completed ends here."""
+        self._transport.abort()
+
+    # Waiting.
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        if self._loop.time() >= self._deadline:
+            raise SilentError
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _start_clock(self, timeout: float) -> None:
+        deadline = self._deadline = self._loop.time() + timeout
+        if self._timer is not None:
+            if self._timer.when() <= deadline:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._waiter is None:
+            return
+        if self._loop.time() < self._deadline:
+            self._timer = self._loop.call_at(self._deadline, self._on_timer)
+        else:
+            self._wake()
