@@ -7,7 +7,7 @@ module that knows rich, with `patience`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -51,17 +51,23 @@ def _console(*, stderr: bool) -> Console:
     )
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
-    """One line per row; what does not fit a terminal ends in an ellipsis."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, cut: Collection[str] = ()) -> Table:
+    """One line per row. On a narrow terminal the columns named in `cut` end in an ellipsis, no others:
+    an id that is cut cannot be copied into the next command.
+    """
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in columns:
-        # An id that is cut cannot be copied into the next command.
-        made.add_column(
-            name.upper(), no_wrap=True, overflow="ellipsis", min_width=16 if name == "id" else None
-        )
+        # rich narrows columns that may wrap; the cells below then refuse to wrap.
+        made.add_column(name.upper(), no_wrap=name not in cut)
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*(_one_line(cell) for cell in row))
     return made
+
+
+def _one_line(cell: Cell) -> Text:
+    if isinstance(cell, Text):
+        return cell
+    return Text(cell, no_wrap=True, overflow="ellipsis")
 
 
 def facts(pairs: Iterable[tuple[str, Cell]]) -> Table:

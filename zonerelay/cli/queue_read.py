@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from rich.table import Table
+from rich.text import Text
 
 from zonerelay.cli import output, text
 from zonerelay.cli.arguments import DEFAULT_ROWS, filter_of
@@ -90,7 +91,8 @@ def delivery_table(rows: Iterable[DeliveryRow], *, now: float, wide: bool) -> Ta
     columns = ["id", "age", "state", "next", "zone", "from", "to", "last reply"]
     if not wide:
         columns = [name for name in columns if name not in ("zone", "from")]
-    return output.table(columns, (_delivery_cells(row, now, columns) for row in rows))
+    cells = (_delivery_cells(row, now, columns) for row in rows)
+    return output.table(columns, cells, cut=("from", "to", "last reply"))
 
 
 def _delivery_cells(row: DeliveryRow, now: float, columns: Sequence[str]) -> list[output.Cell]:
@@ -173,6 +175,6 @@ def trace(arguments: Namespace) -> int:
         for step in steps:
             output.print_line(step)
         return OK
-    rows = [(text.when(s.at), s.event, text.clean(s.recipient), text.clean(s.text)) for s in steps]
-    output.console().print(output.table(["time", "event", "recipient", "detail"], rows))
+    rows = [(text.when(s.at), s.event, text.clean(s.recipient), Text(text.clean(s.text))) for s in steps]
+    output.console().print(output.table(["time", "event", "recipient", "detail"], rows, cut=("detail",)))
     return OK

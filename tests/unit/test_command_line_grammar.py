@@ -1,0 +1,159 @@
+"""Arguments to requests, and values to text."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from tests.support.fake_relay import delivery
+from zonerelay.cli import arguments, relay, text
+from zonerelay.cli.exits import CliError
+from zonerelay.control.messages import Filter
+
+ID = "019aa1f2b3c01f00"
+
+
+def test_every_filter_reaches_the_request() -> None:
+    line = (
+        "queue list --sender a@b --recipient *@c --domain d --zone z --state held "
+        "--older-than 2h --younger-than 5d --reply full"
+    )
+    parsed = arguments.parse(line.split())
+    assert arguments.filter_of(parsed, ID) == Filter(
+        sender="a@b",
+        recipient="*@c",
+        domain="d",
+        zone="z",
+        state="held",
+        min_age=7200.0,
+        max_age=432_000.0,
+        reply_text="full",
+        message_id=ID,
+    )
+
+
+def test_no_option_is_no_filter() -> None:
+    assert arguments.filter_of(arguments.parse(["queue", "list"])).is_everything
+
+
+def test_an_empty_sender_is_a_filter() -> None:
+    """`--sender "$UNSET"` in a script must not become the whole queue."""
+    assert not arguments.filter_of(arguments.parse(["queue", "drop", "--sender", ""])).is_everything
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", "required: COMMAND"),
+        ("queue", "required: VERB"),
+        ("queue burn", "invalid choice: 'burn'"),
+        ("queue list --older-than 5", "has no unit"),
+        ("queue list --older-than soon", "is not a duration"),
+        ("queue list --state lost", "invalid choice: 'lost'"),
+        ("queue list --limit -1", "not a number of rows"),
+        ("queue show 12", "not a message id"),
+        ("queue drop example.com", "not a message id"),
+        (
+            "queue drop --all --dom=example.com",
+            "unrecognized arguments",
+        ),  # no guessing what a cut option meant
+        ("queue hold --all --reason=x", "unrecognized arguments"),
+        ("explain", "required: ADDRESS"),
+    ],
+)
+def test_a_mistake_is_status_2_and_says_what(
+    line: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        arguments.parse(line.split())
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["--help", "serve --help", "queue --help", "queue list --help", "queue bounce --help", "explain --help"],
+)
+def test_every_help_text_can_be_printed(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        arguments.parse(line.split())
+    assert caught.value.code == 0
+    assert "usage: zonerelay" in capsys.readouterr().out
+
+
+def test_the_named_config_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(relay.ENVIRONMENT, "/from/environment.toml")
+    assert relay.config_path(Path("here.toml")) == Path("here.toml")
+    assert relay.config_path(None) == Path("/from/environment.toml")
+
+
+def test_the_machines_config_comes_before_the_source_trees(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(relay.ENVIRONMENT, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(relay, "SYSTEM_CONFIG", tmp_path / "etc.toml")
+    with pytest.raises(CliError, match="no configuration") as caught:
+        relay.config_path(None)
+    assert caught.value.status == 2
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "zonerelay.toml").touch()
+    assert relay.config_path(None) == Path("config/zonerelay.toml")
+    (tmp_path / "etc.toml").touch()
+    assert relay.config_path(None) == tmp_path / "etc.toml"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (-5, "0s"),
+        (0, "0s"),
+        (59.9, "59s"),
+        (60, "1m"),
+        (3599, "59m"),
+        (3600, "1h"),
+        (3660, "1h1m"),
+        (86_400, "1d"),
+        (90_000, "1d1h"),
+        (5 * 86_400 + 59 * 60, "5d"),
+    ],
+)
+def test_a_span_shows_its_two_largest_units(seconds: float, shown: str) -> None:
+    assert text.span(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("octets", "shown"),
+    [(0, "0 B"), (999, "999 B"), (4096, "4.0 KB"), (50 * 1024**2, "50 MB"), (3 * 1024**3, "3.0 GB")],
+)
+def test_a_size_is_rounded_for_people(octets: int, shown: str) -> None:
+    assert text.size(octets) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(0, "0 deliveries"), (1, "1 delivery"), (12_345, "12,345 deliveries")]
+)
+def test_counts_agree_with_their_noun(count: int, shown: str) -> None:
+    assert text.deliveries(count) == shown
+
+
+def test_senders_that_are_null_or_unknown_are_told_apart() -> None:
+    assert (text.path(""), text.path(None), text.path("a@b")) == ("<>", "?", "a@b")
+
+
+def test_a_narrow_terminal_keeps_ids_and_recipients() -> None:
+    from rich.console import Console
+
+    from zonerelay.cli.queue_read import delivery_table
+
+    row = delivery(1, reply="451 " + "x" * 300, recipient="someone@example.com")
+    console = Console(width=80, file=io.StringIO(), markup=False)
+    with console.capture() as capture:
+        console.print(delivery_table([row], now=row.created + 60, wide=False))
+    shown = capture.get().splitlines()[1]
+    assert f"{1:016x}" in shown
+    assert "someone@example.com" in shown
+    assert "…" in shown
+    assert len(shown) <= 80

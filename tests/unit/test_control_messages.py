@@ -1,0 +1,143 @@
+"""The control protocol's lines, and where its socket is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zonerelay.config.models import AdminSettings, Settings, SpoolSettings
+from zonerelay.control import messages
+from zonerelay.control.errors import ControlError
+from zonerelay.control.messages import (
+    DeliveryRow,
+    End,
+    Explain,
+    Failure,
+    Filter,
+    Frame,
+    Ping,
+    Progress,
+    QueueChange,
+    QueueCount,
+    QueueList,
+    QueueShow,
+    QueueTrace,
+    Request,
+    RequestError,
+    Resolve,
+    Status,
+)
+from zonerelay.control.paths import control_socket_path
+
+REQUESTS: list[Request] = [
+    Ping(),
+    Status(),
+    QueueList(filter=Filter(domain="example.com", min_age=3600.0), limit=10),
+    QueueCount(filter=Filter(state="held"), sample=3),
+    QueueShow(message_id="0" * 16),
+    QueueTrace(message_id="0" * 16),
+    QueueChange(action="bounce", filter=Filter(reply_text="full"), reason="gone"),
+    Explain(address="ü@exämple.com", sender=""),
+    Resolve(pseudonym="u-x@d-y"),
+]
+
+ROW = DeliveryRow(
+    message_id="0" * 16,
+    zone="default",
+    sender=None,
+    recipient="a@example.com",
+    domain="example.com",
+    state="deferred",
+    created=1.5,
+    attempts=2,
+    next_attempt=9.0,
+    reply="451 4.3.0 two\nlines",
+)
+FRAMES: list[Frame] = [ROW, End(count=1, more=True), Failure(text="no", not_found=True), Progress(done=3)]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: type(request).__name__)
+def test_a_request_survives_the_wire(request_: Request) -> None:
+    line = messages.encode(request_)
+    assert line.count(b"\n") == 1
+    assert messages.decode_request(line) == request_
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
+def test_a_frame_survives_the_wire_on_one_line(frame: Frame) -> None:
+    line = messages.encode(frame)
+    assert line.count(b"\n") == 1
+    assert messages.decode_frame(line) == frame
+
+
+def test_every_request_says_its_version() -> None:
+    assert all(json.loads(messages.encode(request))["version"] == 1 for request in REQUESTS)
+
+
+def test_a_newer_relays_extra_field_does_not_hurt_an_older_command() -> None:
+    line = messages.encode(ROW).replace(b'{"kind"', b'{"flavour":"new","kind"')
+    assert messages.decode_frame(line) == ROW
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\n",
+        b"[]\n",
+        b"null\n",
+        b'{"version":1}\n',
+        b'{"verb":"queue-change","version":1,"action":"burn"}\n',
+        # A filter that is ignored is a queue emptied.
+        b'{"verb":"queue-list","version":1,"filter":{"colour":"red"}}\n',
+        b'{"verb":"queue-list","version":1,"limit":"many"}\n',
+        b'{"verb":"ping","version":1} trailing\n',
+        b"\xff\xfe\n",
+    ],
+)
+def test_what_is_no_request_is_refused(line: bytes) -> None:
+    with pytest.raises(RequestError):
+        messages.decode_request(line)
+
+
+def test_another_version_is_named_even_when_the_rest_is_unknown() -> None:
+    with pytest.raises(RequestError, match="the command version 2"):
+        messages.decode_request(b'{"verb":"teleport","version":2,"to":"mars"}\n')
+
+
+def test_only_an_empty_filter_is_everything() -> None:
+    assert Filter().is_everything
+    for some in (Filter(sender=""), Filter(domain="a"), Filter(min_age=0.0), Filter(state="held")):
+        assert not some.is_everything
+
+
+def _settings(spool: str, socket: str | None = None) -> Settings:
+    return Settings(
+        spool=SpoolSettings(path=Path(spool)), admin=AdminSettings(socket=Path(socket) if socket else None)
+    )
+
+
+def test_the_socket_is_beside_the_spool_by_default() -> None:
+    assert control_socket_path(_settings("/var/lib/zonerelay/spool")) == Path(
+        "/var/lib/zonerelay/control.sock"
+    )
+
+
+def test_the_socket_can_be_named() -> None:
+    assert control_socket_path(_settings("/spool", "/run/z/c.sock")) == Path("/run/z/c.sock")
+
+
+def test_a_relative_spool_is_beside_the_working_directory() -> None:
+    assert control_socket_path(_settings("var/spool")) == Path.cwd() / "var" / "control.sock"
+
+
+@pytest.mark.parametrize(("length", "fits"), [(107, True), (108, False)])
+def test_a_path_that_the_system_cannot_hold_is_refused_in_words(length: int, fits: bool) -> None:
+    settings = _settings("/spool", "/" + "s" * (length - 1))
+    if fits:
+        assert len(str(control_socket_path(settings))) == length
+        return
+    with pytest.raises(ControlError, match=r"108 bytes long .* set \[admin\] socket"):
+        control_socket_path(settings)
