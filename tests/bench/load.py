@@ -23,7 +23,7 @@ from tests.support.debian import REPOSITORY
 from tests.support.ports import LOOPBACK, greets, wait_until
 from tests.support.postfix import PostfixTools
 
-TIME_LIMIT = 300.0
+TIME_LIMIT = 180.0
 STALLED = 30.0
 POLL = 0.002
 _COUNTERS = re.compile(rb"sess=(\d+) quit=(\d+) mesg=(\d+)")

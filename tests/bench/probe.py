@@ -11,11 +11,12 @@ import asyncio
 import gc
 import sys
 import time
+from typing import cast
 
 import msgspec
 import uvloop
 
-from tests.bench.driver import Load, Refused, envelope, message
+from tests.bench.driver import Load, Refused, envelope, give_up, message
 from tests.bench.sink import SinkProtocol
 
 ARRIVAL_LIMIT = 30.0
@@ -47,8 +48,8 @@ class Client(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are none of asyncio's classes, only alike.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         now = time.monotonic()
@@ -82,6 +83,7 @@ class Client(asyncio.Protocol):
 
 async def run(probe: Probe) -> Latencies:
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(give_up)
     arrived: asyncio.Future[float] = loop.create_future()
 
     def note(_recipients: int, now: float) -> None:

@@ -85,9 +85,8 @@ def remarks(results: Sequence[Result]) -> list[str]:
         found += [f"{result.row.key}: {result.relay} failed: {note}" for note in result.notes]
         if result.spread > NOISY:
             times = ", ".join(f"{sample.delivered:.2f} s" for sample in result.samples)
-            found.append(
-                f"{result.row.key}: {result.relay} is noisy: {times} ({result.spread:.0%} apart); is the machine busy?"
-            )
+            apart = f"{result.spread:.0%} apart; is the machine busy?"
+            found.append(f"{result.row.key}: {result.relay} is noisy: {times} ({apart})")
     return found
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import uvloop
 
@@ -52,10 +53,10 @@ class SinkProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are none of asyncio's classes, only alike.
+        self._transport = cast(asyncio.Transport, transport)
         self._connected()
-        transport.write(b"220 sink ESMTP\r\n")
+        self._transport.write(b"220 sink ESMTP\r\n")
 
     def data_received(self, data: bytes) -> None:
         transport = self._transport
