@@ -57,7 +57,8 @@ class LogWriter:
         self._lines: deque[bytes] = deque()
         self._buffered = 0
         self._lock = threading.RLock()
-        self._scheduled = False
+        # The loop itself, not a flag: one that was closed in between will never flush.
+        self._scheduled_on: asyncio.AbstractEventLoop | None = None
         self._second = -1
         self._stamp = ""
         self._unreported = 0
@@ -72,14 +73,14 @@ class LogWriter:
             return
         self._buffered += len(line)
         self._lines.append(line)
-        if self._scheduled:
-            return
         try:
-            asyncio.get_running_loop().call_soon(self._flush_turn)
-        except RuntimeError:  # no loop in this thread, or it is closing
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # none in this thread
             self.flush()
-        else:
-            self._scheduled = True
+            return
+        if self._scheduled_on is not loop:
+            loop.call_soon(self._flush_turn, loop)
+            self._scheduled_on = loop
 
     def flush(self) -> bool:
         """Write what can be written without waiting; true when nothing is left."""
@@ -99,11 +100,11 @@ class LogWriter:
         while not self.flush() and time.monotonic() < deadline:
             self._is_writable(RETRY_SECONDS)
 
-    def _flush_turn(self) -> None:
-        self._scheduled = False
+    def _flush_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._scheduled_on = None
         if not self.flush():
-            self._scheduled = True
-            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush_turn)
+            self._scheduled_on = loop
+            loop.call_later(RETRY_SECONDS, self._flush_turn, loop)
 
     def _is_writable(self, wait: float) -> bool:
         if self._never_blocks:
@@ -184,7 +185,7 @@ class _Bridge(logging.Handler):
 
     def __init__(self, sink: LogWriter, redact: Callable[[str], str]) -> None:
         super().__init__()
-        self._sink = sink
+        self.sink = sink
         self._redact = redact
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -195,9 +196,9 @@ class _Bridge(logging.Handler):
             }
             if record.exc_info:
                 fields["traceback"] = self._traceback(record)
-            self._sink.emit(record.levelname.lower(), "log", fields)
+            self.sink.emit(record.levelname.lower(), "log", fields)
         except Exception as error:  # noqa: BLE001 - a bad format string in a library must not stop mail
-            self._sink.emit("error", "log", {"logger": record.name, "text": ascii(error)})
+            self.sink.emit("error", "log", {"logger": record.name, "text": ascii(error)})
 
     def _traceback(self, record: logging.LogRecord) -> str:
         assert record.exc_info
@@ -219,6 +220,8 @@ def configure(
     for handler in list(root.handlers):
         if isinstance(handler, _Bridge):
             root.removeHandler(handler)
+            atexit.unregister(handler.sink.close)
+            handler.sink.close()
     root.addHandler(_Bridge(sink, redact))
     root.setLevel(logging.WARNING)
     # aiosmtpd logs every command line and address at INFO, whatever the root says.

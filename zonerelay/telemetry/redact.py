@@ -23,6 +23,7 @@ import hashlib
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -177,8 +178,8 @@ def _read_key(path: Path) -> bytes:
 
 def _write_new_key(path: Path) -> None:
     """Write beside and link into place, so that another worker never reads half a key."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)  # mode 0600
+    draft = Path(name)
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(secrets.token_hex(KEY_SIZE) + "\n")

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from zonerelay.telemetry.metrics import MAX_LABEL_VALUES, Metrics, ZoneQueue
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def samples(metrics: Metrics) -> Samples:
+    families = text_string_to_metric_families(metrics.exposition().decode())
+    return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    return samples(metrics).get((name, frozenset(labels.items())), 0.0)
+
+
+def delivered_count(metrics: Metrics, outcome: str) -> float:
+    return value(metrics, "zonerelay_deliveries_total", zone="default", outcome=outcome)
+
+
+def test_acceptance_counts_messages_recipients_and_octets() -> None:
+    metrics = Metrics()
+    metrics.accepted(4096, 3)
+    metrics.accepted(100, 1)
+    assert value(metrics, "zonerelay_messages_accepted_total") == 2
+    assert value(metrics, "zonerelay_recipients_accepted_total") == 4
+    assert value(metrics, "zonerelay_accepted_bytes_total") == 4196
+
+
+def test_every_outcome_has_its_counter_and_only_delivery_its_time() -> None:
+    metrics = Metrics()
+    for outcome in ("delivered", "deferred", "bounced", "expired"):
+        metrics.settled("default", outcome, 0.2)
+        assert delivered_count(metrics, outcome) == 1
+    assert value(metrics, "zonerelay_delivery_seconds_count") == 1
+    assert value(metrics, "zonerelay_delivery_seconds_bucket", le="0.1") == 0
+    assert value(metrics, "zonerelay_delivery_seconds_bucket", le="0.25") == 1
+
+
+def test_a_doubtful_deferral_counts_as_in_doubt_alone() -> None:
+    metrics = Metrics()
+    metrics.settled("default", "deferred", 1.0, in_doubt=True)
+    assert delivered_count(metrics, "in_doubt") == 1
+    assert delivered_count(metrics, "deferred") == 0
+
+
+def test_a_doubtful_end_counts_as_in_doubt_and_as_an_end() -> None:
+    metrics = Metrics()
+    metrics.settled("default", "bounced", 1.0, in_doubt=True)
+    assert (delivered_count(metrics, "in_doubt"), delivered_count(metrics, "bounced")) == (1, 1)
+
+
+def test_a_clock_that_was_set_back_does_not_make_time_negative() -> None:
+    metrics = Metrics()
+    metrics.settled("default", "delivered", -5.0)
+    assert value(metrics, "zonerelay_delivery_seconds_sum") == 0
+
+
+def test_the_queue_is_asked_at_scrape_time() -> None:
+    metrics = Metrics()
+    queue = [ZoneQueue("default", 1, 2, 3, 4, 5.5)]
+    metrics.attach_queue(lambda: queue)
+    states = ("ready", "active", "deferred", "held")
+    assert [value(metrics, "zonerelay_queue_deliveries", zone="default", state=s) for s in states] == [
+        1,
+        2,
+        3,
+        4,
+    ]
+    queue[0] = ZoneQueue("default", 0, 0, 0, 0, 0.0)
+    assert value(metrics, "zonerelay_queue_oldest_seconds", zone="default") == 0
+
+
+def test_label_values_are_bounded_and_the_rest_is_counted_as_other() -> None:
+    metrics = Metrics()
+    for number in range(MAX_LABEL_VALUES + 50):
+        metrics.refused(f"reason-{number}")
+        metrics.settled(f"zone-{number}", "delivered", 0.1)
+    assert value(metrics, "zonerelay_inbound_refused_total", reason="other") == 50
+    assert value(metrics, "zonerelay_deliveries_total", zone="other", outcome="delivered") == 50
+    names = [name for name, _ in samples(metrics)]
+    assert names.count("zonerelay_inbound_refused_total") == MAX_LABEL_VALUES + 1
+
+
+def test_declared_zones_show_their_counters_before_any_mail() -> None:
+    metrics = Metrics()
+    metrics.declare_zones(["bulk"])
+    found = samples(metrics)
+    labels = frozenset({("zone", "bulk"), ("outcome", "in_doubt")})
+    assert found["zonerelay_deliveries_total", labels] == 0
+
+
+def test_connections_are_gauges() -> None:
+    metrics = Metrics()
+    metrics.inbound_opened()
+    metrics.inbound_opened()
+    metrics.inbound_closed()
+    metrics.outbound_opened("default")
+    assert value(metrics, "zonerelay_inbound_connections") == 1
+    assert value(metrics, "zonerelay_outbound_connections", zone="default") == 1
+
+
+def test_process_metrics_are_there_and_created_series_are_not() -> None:
+    names = {name for name, _ in samples(Metrics())}
+    assert "process_resident_memory_bytes" in names
+    assert not any(name.endswith("_created") for name in names)
+
+
+def test_two_relays_in_one_process_do_not_share_counters() -> None:
+    one, other = Metrics(), Metrics()
+    one.dsn("failed")
+    assert value(one, "zonerelay_dsn_total", kind="failed") == 1
+    assert value(other, "zonerelay_dsn_total", kind="failed") == 0
