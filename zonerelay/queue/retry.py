@@ -56,6 +56,9 @@ class RetryPolicy(Protocol):
     def lifetime(self, envelope: Envelope) -> float:
         """Seconds after acceptance at which a message expires."""
 
+    def shortest_lifetime(self) -> float:
+        """No message expires sooner."""
+
     async def next_attempt(self, envelope: Envelope, delivery: Delivery, now: float) -> float | None:
         """Unix time of the next attempt, `None` when there is to be none.
 
@@ -81,6 +84,9 @@ class Retries:
 
     def lifetime(self, envelope: Envelope) -> float:
         return self._bounce_max_age if envelope.sender == NULL_SENDER else self._settings.max_age
+
+    def shortest_lifetime(self) -> float:
+        return min(self._bounce_max_age, self._settings.max_age)
 
     async def next_attempt(self, envelope: Envelope, delivery: Delivery, now: float) -> float | None:
         last = delivery.created + self.lifetime(envelope)

@@ -1,0 +1,199 @@
+"""Changes on their way into the store. What is put here is written, or the process dies trying.
+
+What becomes known in one turn of the event loop is written in one `settle`. Promises:
+
+- Changes of one entry are in one atomic write (an outcome and the bounce that reports it).
+- `then` of an entry is called once, after its changes are durable.
+- While the store refuses, entries are kept in order and tried again with back-off; a sick entry (the store
+  works, this one fails) is tried again by itself and holds up nobody.
+- At most `MAX_UNSETTLED` deliveries are to be on their way: who produces more waits in `room`, and nobody
+  gets room while the store refuses, so that no more mail is sent whose outcome cannot be recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from zonerelay.model.delivery import DeliveryKey
+from zonerelay.queue.tasks import Once, Tasks
+from zonerelay.store.base import Change, QueueStore, StoreError, Submit
+from zonerelay.telemetry.events import Events
+
+MAX_UNSETTLED = 1000
+MAX_CHANGES = 1000
+RETRY_FIRST = 0.5
+RETRY_LONGEST = 30.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """Changes that belong together. `lazy`: they may wait for company (nobody waits for them)."""
+
+    changes: Sequence[Change]
+    then: Callable[[], None]
+    lazy: bool = False
+
+    def keys(self) -> list[DeliveryKey]:
+        return [change.delivery.key for change in self.changes if not isinstance(change, Submit)]
+
+
+class Journal:
+    """One per settler."""
+
+    def __init__(self, store: QueueStore, events: Events) -> None:
+        self._store = store
+        self._events = events
+        self._tasks = Tasks("queue.journal", events)
+        self._flush_once = Once(self._flush)
+        self._gathered: list[Entry] = []
+        self._entries: set[Entry] = set()
+        self._failed: list[Entry] = []
+        self._unsettled = 0
+        self._refusing = False
+        self._room = asyncio.Event()
+        self._room.set()
+
+    @property
+    def has_room(self) -> bool:
+        return self._room.is_set()
+
+    async def room(self) -> None:
+        await self._room.wait()
+
+    def reserve(self, count: int) -> None:
+        """Count deliveries whose entry is still being made."""
+        self._unsettled += count
+        self._update_room()
+
+    def unreserve(self, count: int) -> None:
+        self._unsettled -= count
+        self._update_room()
+
+    def keys(self) -> set[DeliveryKey]:
+        """Deliveries with an outcome that is not durable yet."""
+        return {key for entry in self._entries for key in entry.keys()}
+
+    def put(self, entry: Entry) -> None:
+        """Write it soon."""
+        self._entries.add(entry)
+        self._gathered.append(entry)
+        self._flush_once.ask()
+
+    async def drain(self, timeout: float | None) -> bool:
+        """Wait until everything is durable; false when the time is over first."""
+        if self._gathered:
+            self._flush()
+        return await self._tasks.wait(timeout)
+
+    async def close(self) -> None:
+        """Give up on what is left: those deliveries will be attempted again."""
+        await self._tasks.cancel()
+
+    def _flush(self) -> None:
+        entries, self._gathered = self._gathered, []
+        if not entries:
+            return
+        if self._refusing:
+            # The loop that tries the failed ones again takes these too.
+            self._failed += entries
+            return
+        self._tasks.start(self._write(entries))
+
+    async def _write(self, entries: list[Entry]) -> None:
+        for part in _parts(entries):
+            if not await self._settle(part):
+                self._keep(part)
+
+    async def _settle(self, entries: list[Entry]) -> bool:
+        if len(entries) == 1:
+            changes, lazy = entries[0].changes, entries[0].lazy
+        else:
+            changes = [change for entry in entries for change in entry.changes]
+            lazy = all(entry.lazy for entry in entries)
+        try:
+            await self._store.settle(changes, lazy=lazy)
+        except StoreError as error:
+            self._events.trouble("store.settle", error)
+            return False
+        except Exception as error:  # noqa: BLE001 - a bug in a store must not lose an outcome
+            self._events.trouble("store.settle", error)
+            return False
+        for entry in entries:
+            self._settled(entry)
+        return True
+
+    def _settled(self, entry: Entry) -> None:
+        self._entries.discard(entry)
+        self.unreserve(sum(1 for change in entry.changes if not isinstance(change, Submit)))
+        try:
+            entry.then()
+        except Exception as error:  # noqa: BLE001 - the write is done; its announcement must not stop others
+            self._events.trouble("queue.settled", error)
+
+    # Trying again
+
+    def _keep(self, entries: list[Entry]) -> None:
+        trying = bool(self._failed)
+        self._failed += entries
+        self._refusing = True
+        self._update_room()
+        if not trying:
+            self._tasks.start(self._try_again())
+
+    async def _try_again(self) -> None:
+        delay = RETRY_FIRST
+        while self._failed:
+            await asyncio.sleep(delay)
+            if await self._store_works():
+                progress = await self._try_each()
+                delay = RETRY_FIRST if progress else min(delay * 2, RETRY_LONGEST)
+                self._refusing = not progress and not await self._store_works()
+            else:
+                delay = min(delay * 2, RETRY_LONGEST)
+                self._refusing = True
+            self._update_room()
+        self._refusing = False
+        self._update_room()
+
+    async def _store_works(self) -> bool:
+        try:
+            await self._store.probe()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the answer is no
+            if not isinstance(error, StoreError):
+                self._events.trouble("store.probe", error)
+            return False
+        return True
+
+    async def _try_each(self) -> bool:
+        """One by one, so that a sick one is alone; true when any was written."""
+        progress = False
+        for entry in list(self._failed):
+            if await self._settle([entry]):
+                self._failed.remove(entry)
+                progress = True
+            elif not await self._store_works():
+                break
+        return progress
+
+    def _update_room(self) -> None:
+        if self._unsettled < MAX_UNSETTLED and not self._refusing:
+            self._room.set()
+        else:
+            self._room.clear()
+
+
+def _parts(entries: list[Entry]) -> list[list[Entry]]:
+    """Entries in parts of at most about `MAX_CHANGES` changes."""
+    if sum(len(entry.changes) for entry in entries) <= MAX_CHANGES:
+        return [entries]
+    parts: list[list[Entry]] = [[]]
+    size = 0
+    for entry in entries:
+        if size and size + len(entry.changes) > MAX_CHANGES:
+            parts.append([])
+            size = 0
+        parts[-1].append(entry)
+        size += len(entry.changes)
+    return parts

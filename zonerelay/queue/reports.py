@@ -1,0 +1,128 @@
+"""Makes the message that reports failures or delays to a sender, ready to be stored with what it reports.
+
+A report goes from the null sender to the original one (RFC 3464 2, RFC 5321 4.5.5) and is an ordinary message
+afterwards: routed, queued and retried like any other. When the original's header cannot be read, the
+report is made without it. `ReportError` means that no report can be made at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+from zonerelay.config.models import BounceSettings
+from zonerelay.message.dsn import DsnKind, RecipientReport, compose
+from zonerelay.message.headers import parse_header
+from zonerelay.model.address import NULL_SENDER, Mailbox
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Body, Envelope, Message, Origin, Recipient
+from zonerelay.model.message_id import MessageId, MessageIdSource
+from zonerelay.queue.protocols import ChooseZone
+from zonerelay.store.base import CHUNK_SIZE, QueueStore, StoreError, Submit
+from zonerelay.telemetry.events import Events
+
+PROTOCOL = "internal"
+"""`Origin.protocol` of messages of our own making."""
+
+_END_OF_HEADER = b"\r\n\r\n"
+
+
+class ReportError(Exception):
+    """The report could not be made; what it reports must not be forgotten."""
+
+
+class Reporter:
+    """One per settler."""
+
+    def __init__(
+        self,
+        *,
+        store: QueueStore,
+        ids: MessageIdSource,
+        choose_zone: ChooseZone,
+        bounce: BounceSettings,
+        hostname: str,
+        events: Events,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._ids = ids
+        self._choose_zone = choose_zone
+        self._return_size = bounce.return_size
+        self._hostname = hostname
+        self._events = events
+        self._clock = clock
+
+    async def report(
+        self,
+        kind: DsnKind,
+        message: Message,
+        reports: Sequence[RecipientReport],
+        *,
+        retry_until: float | None = None,
+    ) -> Submit:
+        """One report for all these recipients. Raises ReportError."""
+        header = await self._original_header(message.id)
+        now = self._clock.now()
+        try:
+            dsn_id = self._ids.next()
+            text = compose(
+                kind,
+                message=message,
+                original_header=header,
+                reports=reports,
+                hostname=self._hostname,
+                dsn_id=dsn_id,
+                now=now,
+                retry_until=retry_until,
+            )
+            return self._submit(dsn_id, message.envelope.sender, text, now)
+        except Exception as error:
+            raise ReportError(f"{kind} report: {type(error).__name__}: {error}") from error
+
+    def _submit(self, dsn_id: MessageId, sender: Mailbox, text: bytes, now: float) -> Submit:
+        header, _, _ = text.partition(_END_OF_HEADER)
+        envelope = Envelope(
+            id=dsn_id,
+            sender=NULL_SENDER,
+            recipients=(Recipient(address=sender),),
+            created=now,
+            body=Body.SEVEN_BIT if text.isascii() else Body.EIGHT_BIT,
+            smtputf8=not (header.isascii() and sender.isascii()),
+            origin=Origin(protocol=PROTOCOL),
+        )
+        message = Message(
+            envelope=envelope,
+            size=len(text),
+            chunks=-(-len(text) // CHUNK_SIZE),
+            eight_bit=not text.isascii(),
+            headers=parse_header(header + b"\r\n").fields,
+        )
+        zone = self._choose_zone(envelope, sender)
+        delivery = Delivery(zone=zone, message_id=dsn_id, recipient=sender, created=now)
+        return Submit(message, text, (delivery,))
+
+    async def _original_header(self, message_id: MessageId) -> bytes:
+        body = self._store.read_body(message_id)
+        try:
+            head = bytearray()
+            async for chunk in body:
+                searched = max(0, len(head) - len(_END_OF_HEADER) + 1)
+                head += chunk
+                if head.find(_END_OF_HEADER, searched) >= 0 or len(head) >= self._return_size:
+                    break
+            return self._header_of(bytes(head))
+        except StoreError as error:
+            self._events.trouble("queue.report_header", error, message_id=message_id)
+            return b""
+        finally:
+            if isinstance(body, AsyncGenerator):
+                await body.aclose()
+
+    def _header_of(self, head: bytes) -> bytes:
+        """Whole lines up to the end of the header or the size limit."""
+        end = head.find(_END_OF_HEADER)
+        header = head[: end + 2] if end >= 0 else head
+        if len(header) <= self._return_size:
+            return header
+        return header[: header.rfind(b"\r\n", 0, self._return_size) + 2]

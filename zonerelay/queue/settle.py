@@ -1,0 +1,312 @@
+"""Turns outcomes into what the store must remember, and reports what a sender must hear.
+
+Owns a delivery from the moment its outcome is known until that is durable. Promises:
+
+- One atomic write holds the outcomes of a message's attempt and the report about them (DESIGN rule 2).
+- `post` never waits and cannot be cancelled half-way: the caller's task may end, the outcome is recorded.
+- A report that cannot be made keeps its deliveries in the queue; an error here never removes mail.
+- A `delivered` event is emitted at once, for it is a fact about the peer, recorded by us or not; every other
+  event tells a decision of ours and follows the write that holds it.
+
+Callers wait in `room` before they start another attempt: see `journal.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from zonerelay.config.models import BounceSettings, InDoubt, ZoneSettings
+from zonerelay.message.dsn import DsnKind, RecipientReport
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId, MessageIdSource
+from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.queue.consequences import Consequence, Judge, deferred, put_off, unreported
+from zonerelay.queue.journal import Entry, Journal
+from zonerelay.queue.protocols import ChooseZone, Notify
+from zonerelay.queue.reports import Reporter, ReportError
+from zonerelay.queue.retry import RetryPolicy
+from zonerelay.queue.tasks import Tasks
+from zonerelay.store.base import Change, Finish, QueueStore, StoreError, Submit
+from zonerelay.telemetry.events import Events
+
+Postponed = Callable[[str, float], None]
+"""`postponed(zone, when)`: a deferral is durable; the earliest of its deliveries is due at `when`."""
+
+MAX_TOGETHER = 200
+"""Deferrals without an attempt that are written as one entry."""
+
+
+@dataclass(slots=True, eq=False)
+class _Parcel:
+    """Deliveries of one message with one outcome each, on their way to a write."""
+
+    message: Message | None
+    deliveries: Sequence[Delivery]
+    outcomes: Sequence[Outcome]
+    destination: str
+    seconds: float | None = None
+    until: float | None = None
+    durable: asyncio.Future[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    kind: DsnKind
+    submit: Submit
+    about: Sequence[Delivery]
+
+
+class Settler:
+    """One per worker. `zones` says what an in-doubt outcome means in each."""
+
+    def __init__(
+        self,
+        *,
+        store: QueueStore,
+        ids: MessageIdSource,
+        choose_zone: ChooseZone,
+        retry: RetryPolicy,
+        zones: Sequence[ZoneSettings],
+        bounce: BounceSettings,
+        hostname: str,
+        notify: Notify,
+        events: Events,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._in_doubt = {zone.name: zone.in_doubt for zone in zones}
+        self._default_in_doubt = self._in_doubt.get("default", InDoubt.RETRY)
+        self._notify = notify
+        self._events = events
+        self._clock = clock
+        self._judge = Judge(retry, bounce)
+        self._reporter = Reporter(
+            store=store,
+            ids=ids,
+            choose_zone=choose_zone,
+            bounce=bounce,
+            hostname=hostname,
+            events=events,
+            clock=clock,
+        )
+        self._journal = Journal(store, events)
+        self._tasks = Tasks("queue.settle", events)
+        self._in_work: set[_Parcel] = set()
+        self._postponed: Postponed = _nobody
+
+    # For the scheduler
+
+    def on_postponed(self, postponed: Postponed) -> None:
+        """Whom to tell when a deferral is durable."""
+        self._postponed = postponed
+
+    @property
+    def has_room(self) -> bool:
+        return self._journal.has_room
+
+    async def room(self) -> None:
+        """Wait until another outcome may be produced: not too many are under way, and the store takes them."""
+        await self._journal.room()
+
+    def unsettled_keys(self) -> set[DeliveryKey]:
+        """Deliveries with an outcome that is not durable yet."""
+        working = {delivery.key for parcel in self._in_work for delivery in parcel.deliveries}
+        return working | self._journal.keys()
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Wait until every outcome is durable; false when the time is over first."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        done = await self._tasks.wait(timeout)
+        left = None if deadline is None else max(0.0, deadline - loop.time())
+        return await self._journal.drain(left) and done
+
+    async def close(self) -> None:
+        """Give up on what is left; those deliveries are attempted again after a restart."""
+        await self._tasks.cancel()
+        await self._journal.close()
+
+    # Outcomes
+
+    def post(
+        self,
+        message: Message | None,
+        deliveries: Sequence[Delivery],
+        outcomes: Sequence[Outcome],
+        *,
+        destination: str,
+        seconds: float | None = None,
+    ) -> None:
+        """The outcomes of one attempt, in order. `message` is `None` when it cannot be read."""
+        simple = True
+        for delivery, outcome in zip(deliveries, outcomes, strict=True):
+            if outcome.verdict is Verdict.DELIVERED:
+                self._events.settled(delivery, outcome, destination=destination, seconds=seconds)
+            else:
+                simple = False
+        self._journal.reserve(len(deliveries))
+        if simple:
+            self._journal.put(Entry([Finish(delivery) for delivery in deliveries], _nothing, lazy=True))
+            return
+        parcel = _Parcel(message, deliveries, outcomes, destination, seconds)
+        self._start(parcel, self._settle(parcel))
+
+    def post_unattempted(
+        self,
+        deliveries: Iterable[Delivery],
+        outcome: Outcome,
+        *,
+        destination: str,
+        until: Callable[[], float] | None = None,
+    ) -> None:
+        """One outcome for deliveries (in message order) that nobody was asked about.
+
+        `until`: when to look again at each, for those of a suspended destination.
+        """
+        now = self._clock.now()
+        plain: list[Consequence] = []
+        for message_id, group in groupby(deliveries, key=_message_id):
+            some = list(group)
+            self._journal.reserve(len(some))
+            if until is not None and not any(self._judge.needs_message(delivery, now) for delivery in some):
+                plain += [deferred(delivery, outcome, until(), now) for delivery in some]
+                continue
+            when = None if until is None else until()
+            parcel = _Parcel(None, some, [outcome] * len(some), destination, until=when)
+            self._start(parcel, self._read_and_settle(message_id, parcel))
+        for start in range(0, len(plain), MAX_TOGETHER):
+            self._put(plain[start : start + MAX_TOGETHER], [], destination)
+
+    async def settle(
+        self, message: Message, deliveries: Sequence[Delivery], outcomes: Sequence[Outcome]
+    ) -> None:
+        """Like `post`, and returns when everything is durable: operators wait for it."""
+        self._journal.reserve(len(deliveries))
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        parcel = _Parcel(message, deliveries, outcomes, "", durable=durable)
+        self._start(parcel, self._settle(parcel))
+        await durable
+
+    def _start(self, parcel: _Parcel, work: Coroutine[object, object, None]) -> None:
+        self._in_work.add(parcel)
+        self._tasks.start(work)
+
+    async def _read_and_settle(self, message_id: MessageId, parcel: _Parcel) -> None:
+        try:
+            parcel.message = await self._store.read_message(message_id)
+        except StoreError as error:
+            self._events.trouble("queue.read_message", error, message_id=message_id)
+        await self._settle(parcel)
+
+    async def _settle(self, parcel: _Parcel) -> None:
+        try:
+            consequences = await self._judged(parcel)
+            consequences, reports = await self._reported(parcel.message, consequences)
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the outcome
+            self._events.trouble("queue.settle", error, message_id=parcel.deliveries[0].message_id)
+            now = self._clock.now()
+            pairs = zip(parcel.deliveries, parcel.outcomes, strict=True)
+            consequences, reports = [put_off(delivery, outcome, now) for delivery, outcome in pairs], []
+        finally:
+            self._in_work.discard(parcel)
+        self._put(consequences, reports, parcel.destination, parcel.seconds, parcel.durable)
+
+    async def _judged(self, parcel: _Parcel) -> list[Consequence]:
+        now = self._clock.now()
+        return [
+            await self._judge.judge(
+                parcel.message,
+                delivery,
+                outcome,
+                in_doubt=self._in_doubt.get(delivery.zone, self._default_in_doubt),
+                now=now,
+                until=parcel.until,
+            )
+            for delivery, outcome in zip(parcel.deliveries, parcel.outcomes, strict=True)
+        ]
+
+    async def _reported(
+        self, message: Message | None, consequences: list[Consequence]
+    ) -> tuple[list[Consequence], list[_Report]]:
+        """One report of each kind that is owed; consequences change when it cannot be made."""
+        reports: list[_Report] = []
+        for kind in (DsnKind.FAILED, DsnKind.DELAYED):
+            owed = [c for c in consequences if c.report is kind]
+            if not owed or message is None:
+                continue
+            try:
+                reports.append(await self._report(kind, message, owed))
+            except ReportError as error:
+                self._events.trouble("queue.report", error, message_id=message.id)
+                now = self._clock.now()
+                consequences = [unreported(c, now) if c.report is kind else c for c in consequences]
+        return consequences, reports
+
+    async def _report(self, kind: DsnKind, message: Message, owed: Sequence[Consequence]) -> _Report:
+        lines = [RecipientReport(c.delivery, c.outcome) for c in owed]
+        until = message.envelope.created + self._judge.lifetime(message.envelope)
+        retry_until = until if kind is DsnKind.DELAYED else None
+        submit = await self._reporter.report(kind, message, lines, retry_until=retry_until)
+        return _Report(kind, submit, [c.delivery for c in owed])
+
+    # Writing and telling
+
+    def _put(
+        self,
+        consequences: Sequence[Consequence],
+        reports: Sequence[_Report],
+        destination: str,
+        seconds: float | None = None,
+        durable: asyncio.Future[None] | None = None,
+    ) -> None:
+        changes: list[Change] = [c.change for c in consequences]
+        changes += [report.submit for report in reports]
+
+        def then() -> None:
+            if durable is not None and not durable.done():
+                durable.set_result(None)
+            for report in reports:
+                self._tell_report(report)
+            self._tell(consequences, destination, seconds)
+
+        self._journal.put(Entry(changes, then))
+
+    def _tell(self, consequences: Sequence[Consequence], destination: str, seconds: float | None) -> None:
+        for c in consequences:
+            if c.outcome.verdict is not Verdict.DELIVERED:
+                self._events.settled(
+                    c.delivery,
+                    c.outcome,
+                    destination=destination,
+                    next_attempt=c.next_attempt,
+                    seconds=seconds,
+                )
+        first = consequences[0].delivery
+        for silence in {c.silence for c in consequences if c.silence}:
+            self._events.no_dsn(first.message_id, silence)
+        due = [c.next_attempt for c in consequences if c.next_attempt is not None]
+        if due:
+            self._postponed(first.zone, min(due))
+
+    def _tell_report(self, report: _Report) -> None:
+        message_id, about = report.submit.message.id, report.about
+        self._events.dsn(report.kind, message_id, about[0].message_id, [d.recipient for d in about])
+        for delivery in report.submit.deliveries:
+            self._notify(delivery.zone)
+
+
+def _message_id(delivery: Delivery) -> MessageId:
+    return delivery.message_id
+
+
+def _nothing() -> None:
+    """Delivered: it has been told already, and nobody waits."""
+
+
+def _nobody(zone: str, when: float) -> None:
+    """Until a scheduler listens."""
