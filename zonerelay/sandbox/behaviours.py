@@ -1,0 +1,82 @@
+"""What a recipient's local part makes the sink do, so that any failure can be asked for by address.
+
+The table `ADDRESSES` is what people are shown; `behaviour_of` is what the sink follows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+ADDRESSES: tuple[tuple[str, str], ...] = (
+    ("anything-else", "accepted"),
+    ("reject-550", "RCPT refused for good, with any 5yz code"),
+    ("defer-451", "RCPT refused for now, with any 4yz code"),
+    ("reply-452-4.2.2", "RCPT answered with exactly this code and enhanced code"),
+    ("permerror", "RCPT refused: 550 5.1.1"),
+    ("temperror", "RCPT refused: 451 4.3.0"),
+    ("greylist", "RCPT refused with 451 4.7.1 the first time, accepted afterwards"),
+    ("datacmd-451", "DATA refused, with any 4yz or 5yz code"),
+    ("data-554", "the message refused after its final dot, with any 4yz or 5yz code"),
+    ("early-552", "refused in the middle of the message, then the connection is closed"),
+    ("slow-2s", "RCPT answered only after so many seconds"),
+    ("timeout", "RCPT never answered"),
+    ("close", "connection closed at RCPT"),
+    ("close-before-dot", "connection closed in the middle of the message"),
+    ("close-after-dot", "connection closed after the final dot, without an answer: in doubt"),
+)
+
+_REPLY = re.compile(r"(?:reject|defer|reply)-([245]\d\d)(?:-([245]\.\d{1,3}\.\d{1,3}))?\Z")
+_LATER = re.compile(r"(datacmd|data|early)-([45]\d\d)\Z")
+_SLOW = re.compile(r"slow-(\d{1,3})s\Z")
+_FIXED = {"permerror": "550 5.1.1 no such mailbox", "temperror": "451 4.3.0 try again later"}
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """Replies are without CRLF; an empty one means the usual. `delay` is in seconds."""
+
+    rcpt: str = ""
+    data: str = ""
+    early: str = ""
+    final: str = ""
+    delay: float = 0.0
+    greylist: bool = False
+    silent: bool = False
+    close_at_rcpt: bool = False
+    close_before_dot: bool = False
+    close_after_dot: bool = False
+
+
+_NAMED = {
+    "greylist": Behaviour(greylist=True),
+    "timeout": Behaviour(silent=True),
+    "close": Behaviour(close_at_rcpt=True),
+    "close-before-dot": Behaviour(close_before_dot=True),
+    "close-after-dot": Behaviour(close_after_dot=True),
+}
+_LATER_AT: dict[str, Callable[[str], Behaviour]] = {
+    "datacmd": lambda reply: Behaviour(data=reply),
+    "data": lambda reply: Behaviour(final=reply),
+    "early": lambda reply: Behaviour(early=reply),
+}
+_USUAL = Behaviour()
+
+
+def behaviour_of(recipient: str) -> Behaviour:
+    """What to do for a recipient; a `+suffix` of the local part only makes addresses different."""
+    local = recipient.rpartition("@")[0].partition("+")[0].lower()
+    if local in _FIXED:
+        return Behaviour(rcpt=_FIXED[local])
+    if match := _REPLY.match(local):
+        return Behaviour(rcpt=_reply(match[1], match[2]))
+    if match := _LATER.match(local):
+        return _LATER_AT[match[1]](_reply(match[2], None))
+    if match := _SLOW.match(local):
+        return Behaviour(delay=float(match[1]))
+    return _NAMED.get(local, _USUAL)
+
+
+def _reply(code: str, enhanced: str | None) -> str:
+    return f"{code} {enhanced or code[0] + '.0.0'} as the address asks"

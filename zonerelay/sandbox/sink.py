@@ -1,0 +1,93 @@
+"""An SMTP server that accepts everything, or fails exactly as it is asked to.
+
+`zonerelay sandbox` delivers to it, and so do the tests: people and developers try the same failures.
+The recipient's local part chooses what goes wrong (`behaviours.ADDRESSES`), `Manners` says what
+kind of server it is, and a `script` may answer any command itself.
+
+It keeps messages in memory and trusts its clients to be bounded, so it belongs on loopback.
+A client that leaves, stalls or breaks TLS ends its own connection and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from zonerelay.sandbox.conversation import READ_SIZE, Conversation, Manners, Received, Script
+
+
+class Sink:
+    """Listens after `start`; `messages` grows, newest last."""
+
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        manners: Manners | None = None,
+        script: Script | None = None,
+        keep_bodies: bool = True,
+        on_message: Callable[[Received], None] | None = None,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.manners = manners or Manners()
+        self.keep_bodies = keep_bodies
+        self.messages: list[Received] = []
+        self.commands: list[str] = []
+        self.connections = 0
+        self.open_now = 0
+        self.open_peak = 0
+        self.script = script
+        self.greylisted: set[tuple[str, str]] = set()
+        self._on_message = on_message
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._arrived = asyncio.Condition()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=READ_SIZE)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        await self.drop_connections()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    async def drop_connections(self) -> None:
+        """Close every connection without a word, as a restarted server does."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def wait_for(self, count: int, timeout: float = 5.0) -> list[Received]:
+        """Wait until `count` messages have been accepted in all."""
+        async with asyncio.timeout(timeout), self._arrived:
+            await self._arrived.wait_for(lambda: len(self.messages) >= count)
+        return self.messages
+
+    async def accept(self, message: Received) -> None:
+        async with self._arrived:
+            self.messages.append(message)
+            self._arrived.notify_all()
+        if self._on_message is not None:
+            self._on_message(message)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # start_server runs this as a task
+        self._tasks.add(task)
+        self.connections += 1
+        self.open_now += 1
+        self.open_peak = max(self.open_peak, self.open_now)
+        try:
+            await Conversation(self, reader, writer).run()
+        except (OSError, EOFError, asyncio.CancelledError):
+            pass  # the client left, or the sink is being closed: either way only this connection ends
+        finally:
+            self.open_now -= 1
+            self._tasks.discard(task)
+            writer.transport.abort() if task.cancelling() else writer.close()
