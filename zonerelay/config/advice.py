@@ -17,6 +17,7 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
         *_spool(settings),
         *_listeners(settings),
         *_zones(settings),
+        *_routes(settings),
         *_admin(settings),
     )
 

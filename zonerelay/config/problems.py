@@ -57,7 +57,9 @@ class Report:
 
     def raise_problems(self) -> None:
         if self._problems:
-            raise ConfigError(sorted(self._problems.values(), key=lambda problem: problem.line))
+            raise ConfigError(
+                sorted(self._problems.values(), key=lambda problem: (problem.line, problem.path))
+            )
 
     def _line(self, path: Path) -> int:
         """The line of the key; of the nearest table above it when the key itself is not in the file."""

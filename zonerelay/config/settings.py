@@ -41,7 +41,7 @@ def load_text(text: str, source: str = "configuration") -> Settings:
     try:
         document = tomllib.loads(text)
         lines = line_numbers(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, and what int() says of a number of 5000 digits
         raise ConfigError([_syntax_problem(str(error), text, source)]) from error
     except RecursionError as error:
         raise ConfigError([Problem(source, "lists or tables are nested too deeply", 1)]) from error

@@ -1,0 +1,308 @@
+"""What must hold between settings, and what a valid configuration still has to say for itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zonerelay.cli import check_config
+from zonerelay.config.advice import advice
+from zonerelay.config.hostname import resolve_hostname
+from zonerelay.config.settings import ConfigError, load_text
+
+WORDS = 'open_relay = "I understand that anybody may relay"'
+
+REFUSED = [
+    (
+        "all of IPv4",
+        '[[listener]]\nallow_networks = ["0.0.0.0/0"]',
+        "listener[0].allow_networks",
+        "open relay",
+    ),
+    (
+        "all of IPv6",
+        '[[listener]]\nallow_networks = ["::/0"]',
+        "listener[0].allow_networks",
+        '"::/0" would make',
+    ),
+    (
+        "half of IPv4",
+        '[[listener]]\nallow_networks = ["128.0.0.0/1"]',
+        "listener[0].allow_networks",
+        "open relay",
+    ),
+    (
+        "global IPv6",
+        '[[listener]]\nallow_networks = ["2000::/3"]',
+        "listener[0].allow_networks",
+        "open relay",
+    ),
+    (
+        "everything in pieces",
+        '[[listener]]\nallow_networks = ["0.0.0.0/2", "64.0.0.0/2", "128.0.0.0/1"]',
+        "listener[0].allow_networks",
+        '"0.0.0.0/0" would make this an open relay',
+    ),
+    (
+        "everything in 256 pieces",
+        f"[[listener]]\nallow_networks = {[f'{n}.0.0.0/8' for n in range(256)]}",
+        "listener[0].allow_networks",
+        '"0.0.0.0/0" would make this an open relay',
+    ),
+    (
+        "nearly the right words",
+        '[[listener]]\nallow_networks = ["10.0.0.0/8"]\nopen_relay = "i understand that anybody may relay"',
+        "listener[0].open_relay",
+        'say exactly "I understand that anybody may relay"',
+    ),
+    (
+        "the words on another listener",
+        f'[[listener]]\naddress = "127.0.0.1:1"\n{WORDS}\n[[listener]]\nallow_networks = ["::/0"]',
+        "listener[1].allow_networks",
+        "open relay",
+    ),
+    (
+        "nobody may relay",
+        "[[listener]]\nallow_networks = []",
+        "listener[0].allow_networks",
+        "nobody could relay",
+    ),
+    ("no listener", "listener = []", "listener", "nobody could hand in mail"),
+    (
+        "two listeners, one address",
+        '[[listener]]\naddress = "[::1]:25"\n[[listener]]\naddress = "[0::1]:25"',
+        "listener[1].address",
+        "[::1]:25 is already taken by listener[0]",
+    ),
+    (
+        "a listener on every address takes the port of all",
+        '[[listener]]\naddress = "0.0.0.0:25"\n[[listener]]\naddress = "127.0.0.1:25"',
+        "listener[1].address",
+        "is already taken by listener[0]",
+    ),
+    (
+        "the admin address",
+        '[[listener]]\naddress = "127.0.0.1:8025"',
+        "listener[0].address",
+        "is already taken by the admin address",
+    ),
+    (
+        "one Unix socket twice",
+        '[[listener]]\naddress = "unix:/x"\n[[listener]]\naddress = "unix:/x"',
+        "listener[1].address",
+        "is already taken",
+    ),
+    (
+        "two zones, one name",
+        '[[zone]]\n[[zone]]\nname = "default"',
+        "zone[1].name",
+        "is the name of zone[0] already",
+    ),
+    ("a zone without a name", "[[zone]]\n[[zone]]\nport = 26", "zone[1].name", "is missing"),
+    (
+        "no default zone",
+        '[[zone]]\nname = "bulk"',
+        "zone",
+        'goes to the zone "default", but the zones are "bulk"',
+    ),
+    ("no zone at all", "zone = []", "zone", "but there is none"),
+    (
+        "a route to nowhere",
+        '[[zone]]\n[[zone]]\nname = "bulk"\n[[route]]\nzone = "bluk"\nuser = ["x"]',
+        "route[0].zone",
+        'no zone is named "bluk"; did you mean bulk?',
+    ),
+    (
+        "a route for everything",
+        '[[route]]\nzone = "default"',
+        "route[0]",
+        "no later route would ever be asked",
+    ),
+    (
+        "a destination's share above the zone's total",
+        "[[zone]]\nmax_connections = 5\nmax_connections_per_destination = 6",
+        "zone[0].max_connections_per_destination",
+        "6 is more than max_connections = 5",
+    ),
+    ("an empty schedule", "[retry]\nschedule = []", "retry.schedule", "is empty"),
+    (
+        "a schedule that the policy ignores",
+        '[retry]\npolicy = "quadratic"\nschedule = ["1m"]',
+        "retry.schedule",
+        'is not used with policy = "quadratic"',
+    ),
+    (
+        "two policies",
+        '[retry]\npolicy = "schedule"\nbackoff = "m:f"',
+        "retry.backoff",
+        "takes the place of policy",
+    ),
+    ("pauses that shrink", '[retry]\nsuspend_min = "1h"', "retry.suspend_min", "is longer than suspend_max"),
+]
+
+
+@pytest.mark.parametrize(("reason", "text", "path", "said"), REFUSED, ids=[reason for reason, *_ in REFUSED])
+def test_settings_that_contradict_each_other_are_refused(
+    reason: str, text: str, path: str, said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_text(text)
+    (problem,) = caught.value.problems
+    assert problem.path == path, reason
+    assert said in problem.text, reason
+    assert problem.line > 0
+
+
+ACCEPTED = [
+    (
+        "a private network",
+        '[[listener]]\nallow_networks = ["10.0.0.0/8", "192.168.0.0/16", "fc00::/7", "fe80::/10"]',
+    ),
+    ("one provider's network", '[[listener]]\nallow_networks = ["203.0.0.0/8", "2001:db8::/32"]'),
+    ("an open relay that says so", f'[[listener]]\nallow_networks = ["0.0.0.0/0", "::/0"]\n{WORDS}'),
+    ("a Unix socket needs no network", '[[listener]]\naddress = "unix:/x"\nallow_networks = []'),
+    ("one port on two families", '[[listener]]\naddress = "0.0.0.0:25"\n[[listener]]\naddress = "[::1]:25"'),
+    (
+        "ports that the system chooses",
+        '[admin]\naddress = "127.0.0.1:0"\n[[listener]]\naddress = "127.0.0.1:0"',
+    ),
+    ("the first zone's name may be left out", '[[zone]]\n[[zone]]\nname = "bulk"'),
+    ("a route to the implied zone", '[[route]]\nrecipient_domain = ["example.com"]'),
+    ("a back-off function", '[retry]\nbackoff = "my.policy:backoff"\nmax_attempts = 3'),
+    ("a bounded exponential policy", '[retry]\npolicy = "exponential"\nmax_attempts = 3'),
+]
+
+
+@pytest.mark.parametrize(("reason", "text"), ACCEPTED, ids=[reason for reason, _ in ACCEPTED])
+def test_settings_that_only_look_odd_are_accepted(reason: str, text: str) -> None:
+    load_text(text)
+
+
+def test_the_default_share_of_a_destination_gives_way_to_a_small_zone() -> None:
+    (zone,) = load_text("[[zone]]\nmax_connections = 3").zone
+    assert zone.max_connections_per_destination == 3
+
+
+def test_a_value_that_is_refused_causes_no_second_complaint() -> None:
+    text = (
+        '[[listener]]\nallow_networks = ["x"]\n'
+        '[[zone]]\nname = "a b"\nmax_connections = "3"\nmax_connections_per_destination = 50\n'
+        '[[route]]\nzone = "bulk"\nsender_domain = ["a@b"]\n'
+        '[retry]\npolicy = "x"\nschedule = ["x"]\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_text(text)
+    assert [problem.path for problem in caught.value.problems] == [
+        "listener[0].allow_networks[0]",
+        "zone[0].name",
+        "zone[0].max_connections",
+        "route[0].sender_domain[0]",
+        "retry.policy",
+        "retry.schedule[0]",
+    ]
+
+
+def test_an_open_relay_is_found_beside_a_network_that_cannot_be_read() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_text('[[listener]]\nallow_networks = ["x", "0.0.0.0/0"]')
+    assert [problem.path for problem in caught.value.problems] == [
+        "listener[0].allow_networks",
+        "listener[0].allow_networks[0]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "fqdn", "name", "reason"),
+    [
+        (
+            'hostname = "relay.example.org"',
+            "other.example.org",
+            "relay.example.org",
+            "the operator's word counts",
+        ),
+        ("", "Mail.Example.org.", "mail.example.org", "the machine's full name"),
+        ("", "localhost", "[127.0.0.1]", "means every machine"),
+        ("", "localhost.localdomain", "[127.0.0.1]", "so does this"),
+        ("", "1f0c2d", "[127.0.0.1]", "a container's id is not a full name"),
+        ("", "my_host.example.org", "[127.0.0.1]", "not valid after EHLO"),
+        (
+            '[[listener]]\naddress = "[::]:25"\n[[listener]]\naddress = "192.0.2.5:26"',
+            "x",
+            "[192.0.2.5]",
+            "an own address",
+        ),
+        ('[[listener]]\naddress = "[2001:db8::5]:25"', "x", "[IPv6:2001:db8::5]", "an own IPv6 address"),
+    ],
+)
+def test_the_relay_always_has_a_valid_name(text: str, fqdn: str, name: str, reason: str) -> None:
+    assert resolve_hostname(load_text(text), lambda: fqdn) == name, reason
+
+
+ADVICE = [
+    ("", "relay", "hostname", "an EHLO name that is not a full name"),
+    ('[spool]\nbackend = "memory"', "relay.example.org", "spool.backend", "nothing survives"),
+    ("[spool]\nmin_free_space = 0", "relay.example.org", "spool.min_free_space", "full disks"),
+    (f"[[listener]]\n{WORDS}", "relay.example.org", "listener[0].open_relay", "anybody may relay"),
+    ('[[zone]]\ntls = "none"', "relay.example.org", "zone[0].tls", "clear text over the Internet"),
+    ('[[route]]\nuser = ["x"]', "relay.example.org", "route[0].user", "no AUTH in this version"),
+    ('[admin]\naddress = "0.0.0.0:8025"', "relay.example.org", "admin.address", "readable from elsewhere"),
+]
+
+
+@pytest.mark.parametrize(("text", "hostname", "path", "reason"), ADVICE, ids=[row[2] for row in ADVICE])
+def test_what_an_operator_may_not_expect_is_said_once(
+    text: str, hostname: str, path: str, reason: str
+) -> None:
+    (line,) = advice(load_text(text), hostname)
+    assert line.startswith(f"{path}: "), reason
+
+
+def test_sound_defaults_need_no_advice() -> None:
+    assert advice(load_text(""), "relay.example.org") == ()
+
+
+def test_check_config_says_what_it_understood(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "relay.toml"
+    path.write_text(
+        'hostname = "relay.example.org"\n'
+        '[[zone]]\n[[zone]]\nname = "bulk"\nnext_hop = "[smtp.example.net]:587"\n'
+        '[[route]]\nzone = "bulk"\nsender_domain = ["a.example", "b.example"]\nheader = ["X-Stream"]\n'
+        '[retry]\npolicy = "exponential"\n'
+    )
+    assert check_config.run(path) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.splitlines() == [
+        f"{path}: ok",
+        "  hostname relay.example.org",
+        "  listener 127.0.0.1:2525 from 127.0.0.0/8, ::1/128, up to 50 MB",
+        "  spool leveldb /var/lib/zonerelay/spool",
+        "  route sender_domain a.example | b.example and header X-Stream to zone bulk",
+        "  zone default to each domain's MX, tls opportunistic, 20 connections, 10 per destination",
+        "  zone bulk to [smtp.example.net]:587, tls opportunistic, 20 connections, 10 per destination",
+        "  retry by policy exponential, for 5d",
+        "  bounces to the sender",
+        "  admin 127.0.0.1:8025",
+    ]
+
+
+def test_check_config_prints_every_problem_on_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "relay.toml"
+    path.write_text("[[listener]]\nmax_connection = 5\n[log]\nredact = 1\n")
+    assert check_config.run(path) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "listener[0].max_connection: unknown key; did you mean max_connections? (line 2)",
+        "log.redact: expected true or false (no quotes), not a number (line 4)",
+    ]
+
+
+def test_check_config_says_that_a_file_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check_config.run(tmp_path / "none.toml") == 2
+    assert capsys.readouterr().err == f"{tmp_path}/none.toml: cannot be read: No such file or directory\n"
