@@ -1,0 +1,133 @@
+"""Everything the listener says, encoded once.
+
+Each reply but the greeting, EHLO's list and 354 carries an enhanced status (RFC 2034). Texts are bland: what an
+operator may know goes to the log. `counts` marks what a client did wrong, for `max_errors`; trouble
+of ours, and limits that a correct client may meet, do not count against it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from zonerelay.inbound.access import Reason
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.reply import Reply
+
+
+class Then(enum.Enum):
+    """What the session does after the reply."""
+
+    GO_ON = enum.auto()
+    TAKE_BODY = enum.auto()
+    CLOSE = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A reply on the wire. A `reason` makes it a refusal, which is logged and counted."""
+
+    reply: Reply
+    wire: bytes
+    then: Then = Then.GO_ON
+    reason: Reason | None = None
+    counts: bool = False
+
+
+_OURS = frozenset(
+    {Reason.STORE, Reason.STORE_FULL, Reason.TROUBLE, Reason.RECIPIENTS, Reason.SHUTDOWN, Reason.LOOP}
+)
+
+
+def said(code: int, detail: str, text: str, then: Then = Then.GO_ON) -> Answer:
+    reply = Reply(code, detail, text)
+    return Answer(reply, reply.encode(), then)
+
+
+def refused(reply: Reply, reason: Reason, then: Then = Then.GO_ON) -> Answer:
+    return Answer(reply, reply.encode(), then, reason, reason not in _OURS)
+
+
+def _no(code: int, detail: str, text: str, reason: Reason) -> Answer:
+    return refused(Reply(code, detail, text), reason)
+
+
+def _bye(code: int, detail: str, text: str, reason: Reason) -> Answer:
+    return refused(Reply(code, detail, text), reason, Then.CLOSE)
+
+
+_REASONS = {"5.4": Reason.PARAMETER, "6.7": Reason.SMTPUTF8, "1.3": Reason.ADDRESS, "1.7": Reason.ADDRESS}
+
+
+def bad_command(reply: Reply) -> Answer:
+    """The parser's reply to a command that it could not read."""
+    return refused(reply, _REASONS.get(reply.detail, Reason.SYNTAX))
+
+
+def greeting(hostname: str) -> bytes:
+    return f"220 {hostname} ESMTP\r\n".encode()
+
+
+def ehlo(hostname: str, *, max_message_size: int) -> Answer:
+    lines = (
+        hostname,
+        "PIPELINING",
+        f"SIZE {max_message_size}",
+        "8BITMIME",
+        "SMTPUTF8",
+        "ENHANCEDSTATUSCODES",
+    )
+    return said(250, "", "\n".join(lines))
+
+
+def helo(hostname: str) -> Answer:
+    return said(250, "", hostname)
+
+
+def queued(message_id: MessageId) -> Answer:
+    reply = Reply(250, "0.0", f"OK queued as {message_id}")
+    return Answer(reply, f"250 2.0.0 {reply.text}\r\n".encode())
+
+
+OK = said(250, "0.0", "OK")
+SENDER_OK = said(250, "1.0", "Sender OK")
+RECIPIENT_OK = said(250, "1.5", "Recipient OK")
+START_BODY = said(354, "", "End data with <CR><LF>.<CR><LF>", Then.TAKE_BODY)
+CANNOT_VERIFY = said(252, "5.0", "Send some mail, and it will be tried")
+HELP = said(214, "0.0", "See RFC 5321")
+BYE = said(221, "0.0", "Bye", Then.CLOSE)
+
+EHLO_FIRST = _no(503, "5.1", "Send EHLO first", Reason.SEQUENCE)
+MAIL_FIRST = _no(503, "5.1", "Send MAIL first", Reason.SEQUENCE)
+NESTED_MAIL = _no(503, "5.1", "Nested MAIL command", Reason.SEQUENCE)
+NO_RECIPIENTS = _no(554, "5.1", "No valid recipients", Reason.SEQUENCE)
+NO_ARGUMENT = _no(501, "5.4", "No argument allowed", Reason.SYNTAX)
+NEEDS_ARGUMENT = _no(501, "5.4", "Argument required", Reason.SYNTAX)
+UNKNOWN = _no(500, "5.1", "Command not recognized", Reason.UNKNOWN_COMMAND)
+NOT_OFFERED = _no(502, "5.1", "Command not implemented", Reason.NOT_OFFERED)
+LINE_TOO_LONG = _no(500, "5.2", "Line too long", Reason.SYNTAX)
+
+RELAYING_DENIED = _no(550, "7.1", "Relaying denied", Reason.RELAY)
+TOO_MANY_RECIPIENTS = _no(452, "5.3", "Too many recipients", Reason.RECIPIENTS)
+TOO_BIG = _no(552, "3.4", "Message too big", Reason.SIZE)
+HEADER_TOO_BIG = _no(552, "3.4", "Message header too big", Reason.HEADER_SIZE)
+BARE_LINE_ENDS = _no(550, "6.0", "Bare <CR> or <LF> in message", Reason.BARE_LINE_ENDS)
+MAIL_LOOP = _no(554, "4.6", "Too many Received fields: mail loop", Reason.LOOP)
+STORE_FULL = _no(452, "3.1", "Insufficient system storage", Reason.STORE_FULL)
+STORE_TROUBLE = _no(451, "3.0", "Cannot store the message now", Reason.STORE)
+TROUBLE = _no(451, "3.0", "Local error, try again later", Reason.TROUBLE)
+
+MUCH_TOO_BIG = _bye(552, "3.4", "Message too big", Reason.SIZE)
+BARE_LF_COMMAND = _bye(500, "5.2", "Command lines end with <CR><LF>", Reason.SYNTAX)
+PIPELINED = _bye(554, "5.0", "Input sent before the reply", Reason.PIPELINING)
+NOT_SMTP = _bye(554, "5.0", "This is SMTP", Reason.OTHER_PROTOCOL)
+TOO_MANY_CONNECTIONS = _bye(421, "3.2", "Too many connections", Reason.CONNECTIONS)
+TOO_MANY_FROM_CLIENT = _bye(421, "7.0", "Too many connections from you", Reason.CLIENT_CONNECTIONS)
+TOO_MANY_COMMANDS = _bye(421, "7.0", "Too many commands", Reason.COMMANDS)
+TOO_MANY_ERRORS = _bye(421, "7.0", "Too many errors", Reason.ERRORS)
+IDLE = _bye(421, "4.2", "Timeout waiting for the client", Reason.IDLE)
+TRANSACTION_TIME = _bye(421, "4.2", "Transaction took too long", Reason.TRANSACTION_TIME)
+SHUTTING_DOWN = _bye(421, "3.2", "Shutting down", Reason.SHUTDOWN)
+
+# Nobody hears this one: it is what the log says of a client that left inside DATA.
+CLIENT_LEFT = Reply(421, "4.2", "Connection lost before the end of data")

@@ -1,0 +1,233 @@
+"""One message on its way from the wire to the store.
+
+Owns the body between DATA and the answer: end of data, header, size, our fields in front, and the store's
+writer. The session feeds bytes in (synchronously, as they arrive) and runs `store` in a task of its
+own, which waits for the disk; between the two are at most `BACKLOG` octets and one piece, for
+the session stops reading beyond that.
+
+Promises:
+
+- 250 is answered only after `commit` returned (rule 1). Whoever runs `store` must not cancel it
+  once `complete` is true: the client's leaving is no reason to forget a message that it has sent.
+- A refusal is remembered, and the body is read to its true end and dropped: an answer in the middle would
+  let the rest of the body run as commands. Memory stays flat. A client that does not stop
+  far beyond the limit is `hopeless`.
+- Unexpected errors are temporary (rule 3): 451, never the error's text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from zonerelay.config.models import BareLineEnds
+from zonerelay.inbound import answers
+from zonerelay.inbound.answers import Answer
+from zonerelay.inbound.reception import Reception
+from zonerelay.message.headers import Header, HeaderScanner, HeaderTooLargeError
+from zonerelay.message.received import trace_fields
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Envelope, Message
+from zonerelay.smtp.dots import BodyReader
+from zonerelay.store.base import CHUNK_SIZE, MessageWriter, StoreError, StoreFullError
+
+BACKLOG = 256 * 1024
+MAX_DRAINED = 1024 * 1024  # octets beyond twice the size limit before we stop listening politely
+
+
+class Intake:
+    def __init__(self, envelope: Envelope, reception: Reception, on_room: Callable[[], None]) -> None:
+        settings = reception.settings
+        self.envelope = envelope
+        self.refusal: Answer | None = None
+        self.detail = ""
+        self._reception = reception
+        self._on_room = on_room
+        self._max_size = settings.max_message_size
+        self._rejects_bare = settings.bare_line_ends is BareLineEnds.REJECT
+        self._body = BodyReader()
+        self._scanner: HeaderScanner | None = HeaderScanner(settings.max_header_size)
+        self._header = Header()
+        self._eight_bit = False
+        self._size = 0
+        self._wire = 0
+        self._ready: list[bytes] = []
+        self._ready_size = 0
+        self._writing = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """The end of data has arrived."""
+        return self._body.done
+
+    @property
+    def rest(self) -> bytes:
+        """What followed the end of data: commands."""
+        return self._body.rest
+
+    @property
+    def backlog(self) -> int:
+        """Octets taken from the wire that the store has not taken yet."""
+        return self._ready_size + self._writing
+
+    @property
+    def hopeless(self) -> bool:
+        """The client has sent far more than the limit and still no end of data."""
+        return self._wire > 2 * self._max_size + MAX_DRAINED
+
+    @property
+    def worth_storing(self) -> bool:
+        """A chunk is waiting, or all there is."""
+        return self._ready_size >= CHUNK_SIZE or self._body.done
+
+    def feed(self, data: bytes) -> None:
+        self._wire += len(data)
+        piece = self._body.feed(data)
+        if self.refusal is None:
+            try:
+                self._take(piece)
+                if self._body.done:
+                    self._take_end()
+            except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
+                self._fail(error)
+        if self._waiter is not None and (self.worth_storing or self.refusal is not None):
+            self._wake()
+
+    async def store(self) -> Answer:
+        """Carry the body to the store; the answer to the client. Raises only CancelledError."""
+        try:
+            return await self._write_and_commit()
+        except StoreFullError as error:
+            self._refuse(answers.STORE_FULL, str(error))
+        except StoreError as error:
+            self._refuse(answers.STORE_TROUBLE, str(error))
+        except Exception as error:  # noqa: BLE001 - rule 3
+            self._fail(error)
+        assert self.refusal is not None
+        return self.refusal
+
+    def _take(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size > self._max_size:
+            self._refuse(answers.TOO_BIG)
+        elif self._rejects_bare and (self._body.bare_lf or self._body.bare_cr):
+            self._refuse(answers.BARE_LINE_ENDS, self._line_ends())
+        elif piece:
+            self._eight_bit = self._eight_bit or not piece.isascii()
+            if self._scanner is None:
+                self._append(piece)
+            else:
+                self._scan(self._scanner, piece)
+
+    def _scan(self, scanner: HeaderScanner, piece: bytes) -> None:
+        try:
+            scanner.feed(piece)
+        except HeaderTooLargeError:
+            self._refuse(answers.HEADER_TOO_BIG)
+            return
+        if scanner.header is not None:
+            self._begin_body(scanner, scanner.header)
+
+    def _take_end(self) -> None:
+        if self._scanner is not None and self.refusal is None:
+            self._begin_body(self._scanner, self._scanner.finish())
+
+    def _begin_body(self, scanner: HeaderScanner, header: Header) -> None:
+        """The header is known: ours go first, then what was held back."""
+        self._header = header
+        self._scanner = None
+        if header.received > self._reception.settings.max_received:
+            self._refuse(answers.MAIL_LOOP)
+            return
+        self._append(trace_fields(self.envelope, header, hostname=self._reception.hostname) + scanner.held)
+
+    def _append(self, piece: bytes) -> None:
+        self._ready.append(piece)
+        self._ready_size += len(piece)
+
+    def _refuse(self, answer: Answer, detail: str = "") -> None:
+        self.refusal = answer
+        self.detail = detail
+        self._scanner = None
+        self._ready = []
+        self._ready_size = 0
+
+    def _fail(self, error: Exception) -> None:
+        self._reception.events.trouble("inbound", error, message_id=self.envelope.id)
+        self._refuse(answers.TROUBLE)
+
+    async def _write_and_commit(self) -> Answer:
+        async with self._reception.store.begin(self.envelope) as writer:
+            while self.refusal is None:
+                if self._ready and self.worth_storing:
+                    await self._write(writer)
+                elif self.complete:
+                    return await self._commit(writer)
+                else:
+                    await self._wait()
+        # Left without commit: the store forgets what was written.
+        return self.refusal
+
+    async def _write(self, writer: MessageWriter) -> None:
+        ready, self._ready = self._ready, []
+        self._writing, self._ready_size = self._ready_size, 0
+        try:
+            await writer.write(ready[0] if len(ready) == 1 else b"".join(ready))
+        finally:
+            self._writing = 0
+            self._on_room()
+
+    async def _commit(self, writer: MessageWriter) -> Answer:
+        deliveries = self._deliveries()
+        message = await writer.commit(
+            deliveries,
+            headers=self._header.fields,
+            eight_bit=self._eight_bit,
+            trace=self._trace(),
+        )
+        self._announce(message, {delivery.zone for delivery in deliveries})
+        return answers.queued(self.envelope.id)
+
+    def _announce(self, message: Message, zones: set[str]) -> None:
+        """The message is durable: whatever goes wrong now, the client must hear 250."""
+        reception = self._reception
+        try:
+            reception.events.accepted(message, bare_lf=self._body.bare_lf, bare_cr=self._body.bare_cr)
+            for zone in zones:
+                reception.notify(zone)
+        except Exception as error:  # noqa: BLE001 - a 451 here would make the client send it twice
+            reception.events.trouble("inbound", error, message_id=message.id)
+
+    def _deliveries(self) -> list[Delivery]:
+        envelope = self.envelope
+        choose_zone = self._reception.choose_zone
+        headers = self._header.fields
+        return [
+            Delivery(
+                zone=choose_zone(envelope, recipient.address, headers=headers),
+                message_id=envelope.id,
+                recipient=recipient.address,
+                created=envelope.created,
+                notify=recipient.notify,
+                orcpt=recipient.orcpt,
+            )
+            for recipient in envelope.recipients
+        ]
+
+    def _trace(self) -> tuple[str, ...]:
+        listener = f"listener={self.envelope.origin.listener}"
+        bare = self._body.bare_lf or self._body.bare_cr
+        return (listener, self._line_ends()) if bare else (listener,)
+
+    def _line_ends(self) -> str:
+        return f"bare_lf={self._body.bare_lf} bare_cr={self._body.bare_cr}"
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

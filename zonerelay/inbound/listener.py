@@ -1,0 +1,185 @@
+"""A listening socket and the sessions it has made.
+
+Owns the server socket, the connection limits and the set of live sessions. `start` says in words why an address
+cannot be used. Stopping has two steps: `stop_accepting`, then `drain`, which gives clients in a
+transaction the time to finish it and never leaves a commit behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from zonerelay.config.endpoints import ListenAddress, join_port, parse_listen
+from zonerelay.config.models import ListenerSettings
+from zonerelay.inbound import answers
+from zonerelay.inbound.access import AccessPolicy, Client, Reason
+from zonerelay.inbound.answers import Answer
+from zonerelay.inbound.limits import ConnectionLimits
+from zonerelay.inbound.reception import ChooseZone, Reception
+from zonerelay.inbound.session import Session
+from zonerelay.model.clock import Clock
+from zonerelay.model.message_id import MessageIdSource
+from zonerelay.store.base import QueueStore
+from zonerelay.telemetry.events import Events
+
+BACKLOG = 1024  # connections the kernel holds while the loop is busy
+
+_WORDS = {
+    errno.EADDRINUSE: "the address is in use: another mail server, or a second zonerelay, listens there",
+    errno.EACCES: "permission denied: ports below 1024 need CAP_NET_BIND_SERVICE, a socket a writable directory",
+    errno.EADDRNOTAVAIL: "this machine does not have that address",
+    errno.ENOENT: "the socket's directory does not exist",
+}
+
+
+class ListenError(Exception):
+    """The address cannot be listened on; the text is for the operator."""
+
+
+class Listener:
+    def __init__(
+        self,
+        settings: ListenerSettings,
+        *,
+        hostname: str,
+        store: QueueStore,
+        ids: MessageIdSource,
+        choose_zone: ChooseZone,
+        notify: Callable[[str], None],
+        events: Events,
+        clock: Clock,
+    ) -> None:
+        self.settings = settings
+        self._reception = Reception(
+            settings=settings,
+            hostname=hostname,
+            store=store,
+            ids=ids,
+            choose_zone=choose_zone,
+            notify=notify,
+            events=events,
+            clock=clock,
+        )
+        self._metrics = events.metrics
+        self._policy = AccessPolicy(settings)
+        self._limits = ConnectionLimits(
+            total=settings.max_connections, per_client=settings.max_connections_per_client
+        )
+        self._sessions: set[Session] = set()
+        self._server: asyncio.Server | None = None
+        self._socket_path: Path | None = None
+        self._draining = False
+        self._empty: asyncio.Future[None] | None = None
+
+    @property
+    def connections(self) -> int:
+        return self._limits.count
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where this listener really listens, in the form of the configuration; empty when it does not."""
+        if self._server is None:
+            return []
+        if self._socket_path is not None:
+            return [f"unix:{self._socket_path}"]
+        names = [socket.getsockname() for socket in self._server.sockets]
+        return [join_port(name[0], name[1]) for name in names]
+
+    async def start(self) -> None:
+        """Raises ListenError."""
+        text = self.settings.address
+        try:
+            self._server = await self._listen(parse_listen(text))
+        except ValueError as error:
+            raise ListenError(f"cannot listen on {text}: {error}") from error
+        except OSError as error:
+            words = _WORDS.get(error.errno or 0, error.strerror or str(error))
+            raise ListenError(f"cannot listen on {text}: {words}") from error
+
+    async def _listen(self, address: ListenAddress) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+
+        def session() -> Session:
+            return Session(self._reception, self, loop)
+
+        if address.is_unix:
+            path = Path(address.path)
+            await _refuse_live_socket(path)
+            server = await loop.create_unix_server(session, address.path, backlog=BACKLOG)
+            self._socket_path = path
+            return server
+        return await loop.create_server(session, address.host, address.port, backlog=BACKLOG)
+
+    def stop_accepting(self) -> None:
+        """Close the listening socket; connections stay."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        if self._socket_path is not None:
+            self._socket_path.unlink(missing_ok=True)
+
+    async def drain(self, timeout: float) -> None:
+        """421 to idle clients now, to the others after their transaction; after `timeout` close hard.
+
+        Returns when no session is left. A message whose end of data has arrived is committed first,
+        however long the store takes.
+        """
+        self._draining = True
+        for session in tuple(self._sessions):
+            session.drain()
+        if not await self._emptied(timeout):
+            for session in tuple(self._sessions):
+                session.abort()
+            await self._emptied(None)
+
+    async def _emptied(self, timeout: float | None) -> bool:
+        if not self._sessions:
+            return True
+        self._empty = asyncio.get_running_loop().create_future()
+        done, _ = await asyncio.wait([self._empty], timeout=timeout)
+        self._empty = None
+        return bool(done)
+
+    # What sessions ask of their house.
+
+    def welcome(self, session: Session, peer: object) -> tuple[Client, Answer | None]:
+        client = self._policy.identify(peer)
+        self._sessions.add(session)
+        if self._draining:
+            return client, answers.SHUTTING_DOWN
+        reason = self._limits.enter(client.address)
+        if reason is not None:
+            total = reason is Reason.CONNECTIONS
+            return client, answers.TOO_MANY_CONNECTIONS if total else answers.TOO_MANY_FROM_CLIENT
+        self._metrics.inbound_opened()
+        return client, None
+
+    def farewell(self, client: Client) -> None:
+        self._limits.leave(client.address)
+        self._metrics.inbound_closed()
+
+    def forget(self, session: Session) -> None:
+        self._sessions.discard(session)
+        if not self._sessions and self._empty is not None and not self._empty.done():
+            self._empty.set_result(None)
+
+
+async def _refuse_live_socket(path: Path) -> None:
+    """asyncio replaces whatever socket is there; one that somebody listens on must not be taken over."""
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise OSError(errno.EEXIST, "a file that is not a socket is in the way")
+    except FileNotFoundError:
+        return
+    try:
+        _, writer = await asyncio.open_unix_connection(str(path))
+    except OSError:
+        return
+    writer.close()
+    await writer.wait_closed()
+    raise OSError(errno.EADDRINUSE, "in use")

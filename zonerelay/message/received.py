@@ -1,0 +1,61 @@
+"""The fields this relay puts in front of a message: Received (RFC 5321 4.4), and Date and Message-ID
+when they are missing (RFC 6409 8).
+
+What the client said about itself is a stranger's text in our own field: everything but the characters of a domain
+or an address literal becomes `?`, so that it can neither end the field nor open a comment. The
+recipient is named only when there is exactly one: otherwise a blind copy would show (RFC 5321 7.2).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+from zonerelay.message.headers import Header
+from zonerelay.model.address import path
+from zonerelay.model.envelope import Envelope, Origin
+
+_MAX_HELO = 255
+_NOT_IN_NAME = re.compile(r"[^A-Za-z0-9.:_\[\]-]")
+_NOT_IN_UTF8_NAME = re.compile(r"[^\w.:\[\]-]")
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("", "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def trace_fields(envelope: Envelope, header: Header, *, hostname: str) -> bytes:
+    """Everything that goes before the message as it came, `header.lead` included."""
+    date = rfc5322_date(envelope.created)
+    fields = received(envelope, date, hostname=hostname)
+    if "date" not in header.names:
+        fields += f"Date: {date}\r\n"
+    if "message-id" not in header.names:
+        fields += f"Message-ID: <{envelope.id}@{hostname}>\r\n"
+    return fields.encode() + header.lead
+
+
+def received(envelope: Envelope, date: str, *, hostname: str) -> str:
+    origin = envelope.origin
+    recipients = envelope.recipients
+    only_for = f"\r\n\tfor {path(recipients[0].address)}" if len(recipients) == 1 else ""
+    return (
+        f"Received: from {_helo(origin.helo, utf8=envelope.smtputf8)} ({_client(origin)})\r\n"
+        f"\tby {hostname} with {origin.protocol} id {envelope.id}{only_for};\r\n\t{date}\r\n"
+    )
+
+
+def rfc5322_date(timestamp: float) -> str:
+    """`Mon, 20 Nov 2023 17:53:01 +0000`, whatever the locale."""
+    year, month, day, hour, minute, second, weekday, _, _ = time.gmtime(timestamp)
+    return f"{_DAYS[weekday]}, {day:02} {_MONTHS[month]} {year} {hour:02}:{minute:02}:{second:02} +0000"
+
+
+def _helo(text: str, *, utf8: bool) -> str:
+    return (_NOT_IN_UTF8_NAME if utf8 else _NOT_IN_NAME).sub("?", text[:_MAX_HELO])
+
+
+def _client(origin: Origin) -> str:
+    """RFC 5321 4.4 TCP-info. A client on a Unix socket has no address."""
+    address = origin.client_address
+    if not address:
+        return "local"
+    return f"[IPv6:{address}]" if ":" in address else f"[{address}]"

@@ -1,0 +1,154 @@
+"""RFC 5321 paths: `<local@domain>`, `<>`, `<postmaster>`. The only builder of `Mailbox` values.
+
+Strict where the grammar is (brackets, one `@`, no white space, lengths of 4.5.3.1), because what is let in
+here ends in logs, in header fields and in the next server's parser. Departures, each for mail that exists:
+
+- an underscore in a domain (internal hosts have them and DNS allows it);
+- white space between the colon and the path, which is skipped by the caller (common clients send it).
+
+Refused although the grammar could be stretched to them:
+
+- source routes `<@a,@b:u@d>` and `u%d@relay`: both ask a relay to find another way than
+  the recipient's domain, which is how relays were borrowed (RFC 5321 3.6.1, F.2, lets a server refuse);
+- a final dot (`u@example.com.`): not in the grammar, and two spellings of one domain;
+- an all-numeric last label (`u@192.0.2.1`): an address that lacks its brackets.
+
+Case is kept as sent. Non-ASCII needs SMTPUTF8 (RFC 6531); U-labels are checked for letters,
+marks and digits here, and in full (IDNA 2008) by whoever looks the domain up.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import unicodedata
+
+from zonerelay.model.address import NULL_SENDER, Mailbox
+from zonerelay.model.reply import Reply
+
+MAX_LOCAL_PART = 64
+MAX_DOMAIN = 255
+MAX_PATH = 256
+MAX_LABEL = 63
+
+_ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
+_ATEXT_UTF8 = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\x80-\U0010ffff-]"
+_LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
+
+# Finds the end of the path; what is inside is checked piece by piece.
+_PATH = re.compile(r'<(@[^<>"]*:)?("(?:[^"\\]|\\.)*"|[^"<>@\[\]]*)(?:@(\[[^\[\]<>]*\]|[^<>@"\[\]]*))?>')
+_DOT_ATOM = re.compile(rf"{_ATEXT}+(?:\.{_ATEXT}+)*")
+_DOT_ATOM_UTF8 = re.compile(rf"{_ATEXT_UTF8}+(?:\.{_ATEXT_UTF8}+)*")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\[\x20-\x7e])*"')
+_DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_GENERAL_LITERAL = re.compile(r"\[[A-Za-z0-9-]*[A-Za-z0-9]:[\x21-\x5a\x5e-\x7e]+\]")
+
+
+class CommandError(Exception):
+    """The client's fault; `reply` says so."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(str(reply))
+        self.reply = reply
+
+
+def _error(code: int, detail: str, text: str) -> CommandError:
+    return CommandError(Reply(code, detail, text))
+
+
+def reverse_path(text: str) -> tuple[Mailbox, str]:
+    """The sender of MAIL and what follows its path. `<>` is `NULL_SENDER`."""
+    if text.startswith("<>"):
+        return NULL_SENDER, text[2:]
+    return _path(text, bad="1.7")
+
+
+def forward_path(text: str) -> tuple[Mailbox, str]:
+    """The recipient of RCPT and what follows its path. `<postmaster>` needs no domain (RFC 5321 4.5.1)."""
+    mailbox, rest = _path(text, bad="1.3", bare_postmaster=True)
+    local = mailbox.rpartition("@")[0]
+    if "%" in local.strip("%") and not local.startswith('"'):
+        raise _error(553, "1.3", "Routing by percent sign is not supported")
+    return mailbox, rest
+
+
+def require_ascii(mailbox: Mailbox) -> None:
+    """For a transaction that was not declared SMTPUTF8 (RFC 6531 3.5)."""
+    if not mailbox.isascii():
+        raise _error(553, "6.7", "Non-ASCII address needs SMTPUTF8")
+
+
+def _path(text: str, *, bad: str, bare_postmaster: bool = False) -> tuple[Mailbox, str]:
+    match = _PATH.match(text)
+    if match is None:
+        if not text.startswith("<"):
+            raise _error(501, "5.2", "Address must be enclosed in <>")
+        raise _error(501, bad, "Bad address syntax")
+    route, local, domain = match.groups()
+    if route is not None:
+        raise _error(553, bad, "Source routes are not supported")
+    if domain is None:
+        if not (bare_postmaster and local.lower() == "postmaster"):
+            raise _error(501, bad, "Address needs a domain")
+        return Mailbox(local), text[match.end() :]
+    if not (_is_local_part(local) and _is_domain_part(domain)):
+        raise _error(501, bad, "Bad address syntax")
+    mailbox = match[0][1:-1]
+    _check_lengths(local, domain, mailbox, bad)
+    return Mailbox(mailbox), text[match.end() :]
+
+
+def _check_lengths(local: str, domain: str, mailbox: str, bad: str) -> None:
+    """RFC 5321 4.5.3.1.1–3, in octets."""
+    if mailbox.isascii() and len(mailbox) <= MAX_LOCAL_PART:
+        return
+    if len(local.encode()) > MAX_LOCAL_PART:
+        raise _error(501, bad, "Local part too long")
+    # The brackets count as part of the path.
+    if len(domain.encode()) > MAX_DOMAIN or len(mailbox.encode()) + 2 > MAX_PATH:
+        raise _error(501, bad, "Address too long")
+
+
+def _is_local_part(local: str) -> bool:
+    if local.startswith('"'):
+        return _QUOTED.fullmatch(local) is not None and local.isprintable()
+    if local.isascii():
+        return _DOT_ATOM.fullmatch(local) is not None
+    return _DOT_ATOM_UTF8.fullmatch(local) is not None and local.isprintable()
+
+
+def _is_domain_part(domain: str) -> bool:
+    if domain.startswith("["):
+        return is_address_literal(domain)
+    if not domain.isascii():
+        return _is_u_domain(domain)
+    return _DOMAIN.fullmatch(domain) is not None and not domain.rpartition(".")[2].isdigit()
+
+
+def _is_u_domain(domain: str) -> bool:
+    return all(
+        0 < len(label.encode()) <= MAX_DOMAIN
+        and not label.startswith("-")
+        and not label.endswith("-")
+        and unicodedata.is_normalized("NFC", label)
+        and unicodedata.category(label[0])[0] != "M"  # RFC 5891 4.2.3.2: no leading combining mark
+        and all(c in "-_" or unicodedata.category(c)[0] in "LMN" for c in label)
+        for label in domain.split(".")
+    )
+
+
+def is_address_literal(text: str) -> bool:
+    """`[192.0.2.1]`, `[IPv6:2001:db8::1]` or a tagged literal of a kind yet unknown (RFC 5321 4.1.3)."""
+    if not (text.startswith("[") and text.endswith("]")):
+        return False
+    inside = text[1:-1]
+    try:
+        if inside[:5].lower() == "ipv6:":
+            ipaddress.IPv6Address(inside[5:])
+            return "%" not in inside  # a scope means nothing outside the client's machine
+        if ":" not in inside:
+            ipaddress.IPv4Address(inside)
+            return True
+    except ValueError:
+        return False
+    return _GENERAL_LITERAL.fullmatch(text) is not None
