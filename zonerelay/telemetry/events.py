@@ -86,6 +86,14 @@ class Events:
             fields["detail"] = self._redact.text(detail)
         self._emit("info" if reply.code != 451 else "warning", "refused", fields)
 
+    def reply_lost(self, message_id: MessageId, origin: Origin) -> None:
+        """The message is durable, but the client left before our 250: it may send it a second time."""
+        self._emit(
+            "warning",
+            "reply-lost",
+            {"id": message_id, "client": self._redact.client(origin.client_address)},
+        )
+
     def settled(
         self,
         delivery: Delivery,
