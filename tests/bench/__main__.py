@@ -17,11 +17,11 @@ from tests.bench.report import describe_machine, print_profile, print_row, write
 from tests.bench.results import Result
 from tests.bench.rows import Row, rows_named
 from tests.bench.runner import Plan, profile_path, run_row
-from tests.support.meters import open_group
+from tests.support.meters import busy_share, open_group
 from tests.support.postfix import PostfixError, PostfixTools
 
 DIRECTORY = Path("/var/tmp")  # survives on disk where /tmp is memory
-BUSY = 0.5
+BUSY = 0.1
 
 
 def arguments() -> argparse.Namespace:
@@ -103,16 +103,18 @@ def starters(only: str | None, tools: PostfixTools, console: Console) -> dict[st
 def describe(directory: Path, tools: PostfixTools) -> dict[str, object]:
     group = open_group()
     group.close()
-    load = os.getloadavg()[0]
-    return describe_machine(directory, os.cpu_count() or 1, load, group.how, tools.version)
+    cores = os.cpu_count() or 1
+    return describe_machine(
+        directory, cores=cores, busy=busy_share(), cpu_meter=group.how, postfix=tools.version
+    )
 
 
 def warn(machine: dict[str, object], console: Console) -> None:
     if machine["filesystem"] == "tmpfs":
         console.print("! the directory is in memory: fsync is free there; try --directory on a disk")
-    load = machine["load_before"]
-    if isinstance(load, float) and load > BUSY:
-        console.print(f"! the machine is already busy (load {load}): the figures will be noisy")
+    busy = machine["busy_before"]
+    if isinstance(busy, float) and busy > BUSY:
+        console.print(f"! {busy:.0%} of the cores are busy already: the figures will be noisy")
 
 
 if __name__ == "__main__":

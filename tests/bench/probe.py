@@ -27,7 +27,6 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     sink_port: int
     messages: int
     size: int
-    warm_up: int = 30
     pause: float = 0.010
 
 
@@ -98,7 +97,7 @@ async def run(probe: Probe) -> Latencies:
         _, client = await loop.create_connection(Client, "127.0.0.1", probe.relay_port)
         await client.greeting()
         await client.send(b"EHLO bench.example.org\r\n", 1)
-        for number in range(probe.warm_up + probe.messages):
+        for number in range(probe.messages):
             for command in envelope(load, number):
                 await client.send(command, 1)
             arrived = loop.create_future()
@@ -108,7 +107,7 @@ async def run(probe: Probe) -> Latencies:
                 arrive.append(await arrived - began)
             await asyncio.sleep(probe.pause)
         await client.send(b"QUIT\r\n", 1)
-    return Latencies(accept=accept[probe.warm_up :], arrive=arrive[probe.warm_up :])
+    return Latencies(accept=accept, arrive=arrive)
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ def row_table(results: Sequence[Result]) -> Table:
     by_relay = {result.relay: result for result in results}
     ours, theirs = by_relay.get(ZONERELAY), by_relay.get(POSTFIX)
     row = results[0].row
-    table = Table(title=f"{row.key}: {row.title} ({row.source})", title_justify="left")
+    table = Table(title=f"{row.key}: {row.title}", title_justify="left")
     table.add_column("")
     for name in by_relay:
         table.add_column(name, justify="right")
@@ -129,7 +129,7 @@ def describe_machine(
         "kernel": platform.release(),
         "python": platform.python_version(),
         "filesystem": filesystem(directory),
-        "load_before": round(load, 2),
+        "busy_before": round(busy, 2),
         "cpu_measured_by": cpu_meter,
         "postfix": postfix,
     }

@@ -40,7 +40,7 @@ class Goal:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     key: str
-    title: str
+    shape: str
     source: Source
     messages: int
     size: int
@@ -54,6 +54,10 @@ class Row:
     def scaled(self, factor: float) -> Row:
         """The same shape with fewer messages, for warm-ups and traced runs; never less than one a session."""
         return replace(self, messages=max(min(self.messages, self.sessions), round(self.messages * factor)))
+
+    @property
+    def title(self) -> str:
+        return f"{self.messages:,} × {self.shape} ({self.source})"
 
     @property
     def connections_out(self) -> int:
@@ -71,7 +75,7 @@ _SMALL = (
 ROWS: tuple[Row, ...] = (
     Row(
         key="new",
-        title="5,000 × 4 KiB, a new session each",
+        shape="4 KiB, a new session each",
         source=Source.POSTFIX,
         messages=5000,
         size=4 * KIB,
@@ -79,7 +83,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         key="reused",
-        title="5,000 × 4 KiB, sessions reused",
+        shape="4 KiB, sessions reused",
         source=Source.POSTFIX,
         messages=5000,
         size=4 * KIB,
@@ -88,7 +92,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         key="large",
-        title="200 × 2 MiB",
+        shape="2 MiB",
         source=Source.POSTFIX,
         messages=200,
         size=2 * MIB,
@@ -96,7 +100,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         key="fanout",
-        title="500 × 50 recipients in 10 domains, one next hop",
+        shape="50 recipients in 10 domains, one next hop",
         source=Source.OWN,
         messages=500,
         size=4 * KIB,
@@ -106,7 +110,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         key="spread",
-        title="500 × 50 recipients in 10 domains, a next hop per domain",
+        shape="50 recipients in 10 domains, a next hop per domain",
         source=Source.OWN,
         messages=500,
         size=4 * KIB,
@@ -117,7 +121,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         key="latency",
-        title="300 × 4 KiB, one at a time",
+        shape="4 KiB, one at a time",
         source=Source.PROBE,
         messages=300,
         size=4 * KIB,

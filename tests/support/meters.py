@@ -219,6 +219,22 @@ class PeakMemory:
             self._thread.join()
 
 
+def busy_share(*, seconds: float = 1.0) -> float:
+    """How much of all cores is in use right now, 0 to 1, by whatever runs on the machine."""
+    before = parse_busy(Path("/proc/stat").read_text())
+    time.sleep(seconds)
+    after = parse_busy(Path("/proc/stat").read_text())
+    total = after[1] - before[1]
+    return (after[0] - before[0]) / total if total else 0.0
+
+
+def parse_busy(text: str) -> tuple[int, int]:
+    """Busy and total ticks since boot; waiting for the disk counts as idle."""
+    ticks = [int(value) for value in text.splitlines()[0].split()[1:9]]
+    idle = ticks[3] + ticks[4]
+    return sum(ticks) - idle, sum(ticks)
+
+
 def settle(cpu_seconds: Callable[[], float], *, quiet: float = 0.2, limit: float = 5.0) -> None:
     """Waits until a process group does next to nothing (under 1 % of a core), or the limit is up."""
     deadline = time.monotonic() + limit
