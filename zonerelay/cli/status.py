@@ -72,6 +72,5 @@ def _destinations(destinations: tuple[DestinationStatus, ...], now: float) -> Ta
         )
         for each in destinations
     ]
-    return output.table(
-        ["destination", "zone", "active", "waiting", "suspended, resumes", "last reply"], rows
-    )
+    columns = ["destination", "zone", "active", "waiting", "suspended", "last reply"]
+    return output.table(columns, rows, cut=("destination", "last reply"))

@@ -1,0 +1,174 @@
+"""Requests to the relay's own parts: the queue's operations, the status, the explainer, the redactor.
+
+Failures of the store come back in the store's words; they are what the operator asked to hear about.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+
+from zonerelay import __version__
+from zonerelay.control import messages
+from zonerelay.control.errors import ControlError, NotFoundError
+from zonerelay.control.explain import Explainer
+from zonerelay.control.messages import (
+    Address,
+    Changed,
+    Count,
+    End,
+    Explain,
+    Ping,
+    Pong,
+    QueueChange,
+    QueueCount,
+    QueueList,
+    QueueShow,
+    QueueTrace,
+    RelayStatus,
+    Request,
+    Resolve,
+    Status,
+    TraceStep,
+)
+from zonerelay.control.server import Answer
+from zonerelay.control.views import delivery_row, message_detail
+from zonerelay.model.delivery import DeliveryState
+from zonerelay.model.message_id import MessageId
+from zonerelay.queue.operations import Operations, QueueFilter
+from zonerelay.store.base import MessageNotFoundError, StoreError
+from zonerelay.telemetry.redact import Redactor
+
+MAX_RESOLVED = 100
+"""Addresses in one answer to `resolve`: a domain's pseudonym may stand for a whole queue."""
+
+DEFAULT_REASON = "given up by the operator"
+
+
+class ControlHandler:
+    """Satisfies `control.server.Handler`. `status` composes the relay's own part of the answer."""
+
+    def __init__(
+        self,
+        operations: Operations,
+        *,
+        status: Callable[[], Awaitable[RelayStatus]],
+        explainer: Explainer,
+        redactor: Redactor,
+    ) -> None:
+        self._operations = operations
+        self._status = status
+        self._explainer = explainer
+        self._redactor = redactor
+
+    async def handle(self, request: Request, answer: Answer) -> End:
+        try:
+            return await self._handle(request, answer)
+        except MessageNotFoundError as error:
+            raise NotFoundError(str(error)) from error
+        except StoreError as error:
+            raise ControlError(f"the spool: {error}") from error
+
+    async def _handle(self, request: Request, answer: Answer) -> End:
+        match request:
+            case QueueList():
+                return await self._list(request, answer)
+            case QueueCount():
+                await self._count(request, answer)
+            case QueueChange():
+                await answer.send(await self._change(request))
+            case QueueShow():
+                await self._show(request, answer)
+            case QueueTrace():
+                await self._trace(request, answer)
+            case Resolve():
+                return await self._resolve(request, answer)
+            case Explain():
+                await answer.send(await self._explainer.explain(request))
+            case Status():
+                await answer.send(await self._status())
+            case Ping():
+                await answer.send(Pong(software=__version__, pid=os.getpid()))
+        return End()
+
+    async def _list(self, request: QueueList, answer: Answer) -> End:
+        # One more than asked for: that is how we know that there are more.
+        limit = request.limit + 1 if request.limit else 0
+        async with aclosing(self._operations.select(_queue_filter(request.filter), limit)) as found:
+            async for delivery, message, state in found:
+                if request.limit and answer.done == request.limit:
+                    return End(count=answer.done, more=True)
+                await answer.send(delivery_row(delivery, message, state))
+                answer.done += 1
+        return End(count=answer.done)
+
+    async def _count(self, request: QueueCount, answer: Answer) -> None:
+        wanted = _queue_filter(request.filter)
+        async with aclosing(self._operations.select(wanted, request.sample)) as found:
+            async for delivery, message, state in found:
+                await answer.send(delivery_row(delivery, message, state))
+        await answer.send(Count(matched=await self._operations.count(wanted)))
+
+    async def _change(self, request: QueueChange) -> Changed:
+        if request.filter.is_everything and not request.everything:
+            raise ControlError("no filter, and not everything either: which deliveries?")
+        wanted = _queue_filter(request.filter)
+        match request.action:
+            case "retry":
+                result = await self._operations.retry(wanted)
+            case "hold":
+                result = await self._operations.hold(wanted)
+            case "release":
+                result = await self._operations.release(wanted)
+            case "bounce":
+                result = await self._operations.bounce(wanted, request.reason or DEFAULT_REASON)
+            case "drop":
+                result = await self._operations.drop(wanted)
+        return Changed(
+            action=request.action, matched=result.matched, changed=result.changed, busy=result.busy
+        )
+
+    async def _show(self, request: QueueShow, answer: Answer) -> None:
+        message, deliveries = await self._operations.show(MessageId(request.message_id))
+        rows = [delivery_row(delivery, message, state) for delivery, state in deliveries]
+        await answer.send(message_detail(message, rows))
+
+    async def _trace(self, request: QueueTrace, answer: Answer) -> None:
+        for step in await self._operations.trace(MessageId(request.message_id)):
+            await answer.send(
+                TraceStep(at=step.at, event=step.event, recipient=step.recipient, text=step.text)
+            )
+
+    async def _resolve(self, request: Resolve, answer: Answer) -> End:
+        """Every address once, with one message that has it."""
+        matches, seen = self._redactor.matches, set[str]()
+        async with aclosing(self._operations.select(QueueFilter(), 0)) as found:
+            async for delivery, message, _ in found:
+                mailboxes = [(delivery.recipient, "recipient")]
+                if message is not None:
+                    mailboxes.append((message.envelope.sender, "sender"))
+                for mailbox, role in mailboxes:
+                    if mailbox in seen or not matches(request.pseudonym, mailbox):
+                        continue
+                    if len(seen) == MAX_RESOLVED:
+                        return End(count=len(seen), more=True)
+                    seen.add(mailbox)
+                    await answer.send(Address(address=mailbox, role=role, message_id=delivery.message_id))
+                answer.done += 1
+        return End(count=len(seen))
+
+
+def _queue_filter(wanted: messages.Filter) -> QueueFilter:
+    sender = wanted.sender
+    return QueueFilter(
+        sender="" if sender == "<>" else sender,
+        recipient=wanted.recipient,
+        domain=wanted.domain,
+        zone=wanted.zone,
+        state=None if wanted.state is None else DeliveryState(wanted.state),
+        min_age=wanted.min_age,
+        max_age=wanted.max_age,
+        reply_text=wanted.reply_text,
+        message_id=None if wanted.message_id is None else MessageId(wanted.message_id),
+    )
