@@ -1,0 +1,74 @@
+"""Every test here runs on asyncio's own loop and on uvloop: their transports differ where it hurts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Protocol
+
+import pytest
+import uvloop
+
+from tests.support.mail import Bodies, Names, make_courier
+from zonerelay.config.models import DeliverySettings
+from zonerelay.delivery.courier import SmtpCourier
+from zonerelay.model.clock import Clock
+from zonerelay.sandbox.conversation import Manners, Script
+from zonerelay.sandbox.sink import Sink
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+class StartSink(Protocol):
+    def __call__(
+        self, manners: Manners | None = None, *, script: Script | None = None, keep_bodies: bool = True
+    ) -> Awaitable[Sink]: ...
+
+
+class StartCourier(Protocol):
+    def __call__(
+        self,
+        bodies: Bodies | None = None,
+        *,
+        settings: DeliverySettings | None = None,
+        names: Names | None = None,
+        clock: Clock | None = None,
+    ) -> SmtpCourier: ...
+
+
+@pytest.fixture
+async def start_sink() -> AsyncIterator[StartSink]:
+    sinks: list[Sink] = []
+
+    async def start(
+        manners: Manners | None = None, *, script: Script | None = None, keep_bodies: bool = True
+    ) -> Sink:
+        sink = Sink(manners=manners, script=script, keep_bodies=keep_bodies)
+        await sink.start()
+        sinks.append(sink)
+        return sink
+
+    yield start
+    for sink in sinks:
+        await sink.close()
+
+
+@pytest.fixture
+async def start_courier() -> AsyncIterator[StartCourier]:
+    couriers: list[SmtpCourier] = []
+
+    def start(
+        bodies: Bodies | None = None,
+        *,
+        settings: DeliverySettings | None = None,
+        names: Names | None = None,
+        clock: Clock | None = None,
+    ) -> SmtpCourier:
+        couriers.append(make_courier(bodies, settings=settings, names=names, clock=clock))
+        return couriers[-1]
+
+    yield start
+    for courier in couriers:
+        await courier.close()

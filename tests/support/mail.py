@@ -1,0 +1,122 @@
+"""Messages, deliveries and a small body store for tests that send mail without a spool."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from zonerelay.config.models import DeliverySettings, ZoneSettings
+from zonerelay.delivery.courier import SmtpCourier
+from zonerelay.model.address import Mailbox
+from zonerelay.model.clock import Clock, ManualClock
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Body, Envelope, Message, Recipient
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.routing.nexthop import Addresses, MxHost, Route
+from zonerelay.store.base import CHUNK_SIZE, StoreError
+
+ZONE = ZoneSettings(allow_private_addresses=True)
+TEXT = b"Subject: test\r\n\r\nHello.\r\n"
+
+
+def make_message(
+    body: bytes = TEXT,
+    *,
+    sender: str = "sender@example.org",
+    recipients: Sequence[str] = ("anybody@example.com",),
+    eight_bit: bool = False,
+    declared: Body = Body.SEVEN_BIT,
+    smtputf8: bool = False,
+    size: int | None = None,
+) -> Message:
+    envelope = Envelope(
+        id=MessageId("00000000000000aa"),
+        sender=Mailbox(sender),
+        recipients=tuple(Recipient(address=Mailbox(each)) for each in recipients),
+        created=0.0,
+        body=declared,
+        smtputf8=smtputf8,
+    )
+    size = len(body) if size is None else size
+    return Message(envelope=envelope, size=size, chunks=1 + size // CHUNK_SIZE, eight_bit=eight_bit)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    zone: ZoneSettings
+    route: Route
+    message: Message
+    deliveries: tuple[Delivery, ...]
+
+
+def make_batch(message: Message, route: Route, zone: ZoneSettings = ZONE) -> Batch:
+    deliveries = tuple(
+        Delivery(zone=zone.name, message_id=message.id, recipient=each.address, created=0.0)
+        for each in message.envelope.recipients
+    )
+    return Batch(zone, route, message, deliveries)
+
+
+def route_to(*ports: int, host: str = "127.0.0.1", preferences: Sequence[int] = ()) -> Route:
+    """One literal host per port; without `preferences` each is less preferred than the one before."""
+    ranks = preferences or range(len(ports))
+    hosts = tuple(
+        MxHost(host, port, preference=rank, literal=True) for port, rank in zip(ports, ranks, strict=True)
+    )
+    return Route("default", "example.com", hosts, expires=1e12)
+
+
+@dataclass
+class Bodies:
+    """`read_body` for one message; `fails_after` pieces the store breaks."""
+
+    body: bytes = TEXT
+    piece_size: int = CHUNK_SIZE
+    fails_after: int | None = None
+    reads: int = 0
+    open_now: int = 0
+
+    async def read(self, message_id: MessageId) -> AsyncIterator[bytes]:
+        self.reads += 1
+        self.open_now += 1
+        try:
+            for number, at in enumerate(range(0, len(self.body), self.piece_size)):
+                if number == self.fails_after:
+                    raise StoreError("the disk is gone")
+                yield self.body[at : at + self.piece_size]
+        finally:
+            self.open_now -= 1
+
+
+@dataclass
+class Names:
+    """Answers for addresses; a name that is not listed is a DNS failure."""
+
+    known: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
+        ips = self.known.get(name, ())
+        if ips:
+            return Addresses(ips)
+        reply = Reply(451, "4.3", f"no answer for {name}")
+        return Addresses((), Outcome(Verdict.DEFERRED, reply, Scope.DOMAIN, local=True, counts=False))
+
+
+def make_courier(
+    bodies: Bodies | None = None,
+    *,
+    settings: DeliverySettings | None = None,
+    names: Names | None = None,
+    clock: Clock | None = None,
+) -> SmtpCourier:
+    return SmtpCourier(
+        settings or DeliverySettings(quit_timeout=0.5),
+        hostname="relay.example.org",
+        addresses=names or Names(),
+        read_body=(bodies or Bodies()).read,
+        clock=clock or ManualClock(),
+        random=random.Random(1),
+    )
