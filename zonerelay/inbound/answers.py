@@ -1,8 +1,8 @@
 """Everything the listener says, encoded once.
 
-Each reply but the greeting, EHLO's list and 354 carries an enhanced status (RFC 2034). Texts are bland: what an
-operator may know goes to the log. `counts` marks what a client did wrong, for `max_errors`; trouble
-of ours, and limits that a correct client may meet, do not count against it.
+Each reply but the greeting, EHLO's list and 354 carries an enhanced status (RFC 2034). Texts are bland:
+what an operator may know goes to the log. `counts` marks what a client did wrong, for `max_errors`;
+trouble of ours, and limits that a correct client may meet, do not count against it.
 """
 
 from __future__ import annotations

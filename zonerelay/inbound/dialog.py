@@ -6,9 +6,9 @@ errors. What a command means is decided here; how bytes travel is the session's 
 Policy, where the RFCs leave room:
 
 - EHLO and HELO may come again and reset the transaction. MAIL needs one of them first.
-- Input pipelined behind EHLO, HELO or DATA ends the session with 554 5.5.0 (RFC 2920 3.1): their answer decides
-  how the following bytes are to be read, and a client that did not wait for it may be a web page
-  that was made to post here. Pipelined groups as the RFC allows them are answered in order.
+- Input pipelined behind EHLO, HELO or DATA ends the session with 554 5.5.0 (RFC 2920 3.1): their answer
+  decides how the following bytes are to be read, and a client that did not wait for it may be a
+  web page that was made to post here. Pipelined groups as the RFC allows them are answered in order.
 - A recipient named twice (domains compared without case) is one recipient.
 - VRFY tells nothing; EXPN and the turn commands are not implemented; STARTTLS, AUTH and BDAT are
   refused with 502 while they are not offered.

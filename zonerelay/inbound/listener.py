@@ -1,7 +1,7 @@
 """A listening socket and the sessions it has made.
 
-Owns the server socket, the connection limits and the set of live sessions. `start` says in words why an address
-cannot be used. Stopping has two steps: `stop_accepting`, then `drain`, which gives clients in a
+Owns the server socket, the connection limits and the set of live sessions. `start` says in words why an
+address cannot be used. Stopping has two steps: `stop_accepting`, then `drain`, which gives clients in a
 transaction the time to finish it and never leaves a commit behind.
 """
 
@@ -30,7 +30,8 @@ BACKLOG = 1024  # connections the kernel holds while the loop is busy
 
 _WORDS = {
     errno.EADDRINUSE: "the address is in use: another mail server, or a second zonerelay, listens there",
-    errno.EACCES: "permission denied: ports below 1024 need CAP_NET_BIND_SERVICE, a socket a writable directory",
+    errno.EACCES: "permission denied: a port below 1024 needs CAP_NET_BIND_SERVICE, "
+    "a Unix socket needs a directory that zonerelay may write to",
     errno.EADDRNOTAVAIL: "this machine does not have that address",
     errno.ENOENT: "the socket's directory does not exist",
 }
@@ -170,7 +171,7 @@ class Listener:
 
 
 async def _refuse_live_socket(path: Path) -> None:
-    """asyncio replaces whatever socket is there; one that somebody listens on must not be taken over."""
+    """The loop would replace any socket in the way; one that somebody listens on must stay."""
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
             raise OSError(errno.EEXIST, "a file that is not a socket is in the way")

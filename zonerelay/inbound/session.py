@@ -1,7 +1,7 @@
 """One client's connection: the only module that knows aiosmtpd, and the only one here with a socket.
 
-Moves bytes between the transport and the parts that decide: `LineReader` and `Dialog` for commands, `Intake` for
-a body. Everything up to DATA is answered inside `data_received`, without a task; a message costs one
+Moves bytes between the transport and the parts that decide: `LineReader` and `Dialog` for commands,
+`Intake` for a body. Everything up to DATA is answered inside `data_received`, without a task; a message costs one
 task, which waits for the store. Replies to a pipelined group leave in one write, in order.
 
 What is replaced of aiosmtpd's SMTP, all of it with a reason: its constructor inspects every class on every
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import Protocol, cast
 
 from aiosmtpd.smtp import SMTP
 
@@ -85,8 +85,8 @@ class Session(SMTP):
     # The loop calls these.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._wire = transport
+        # A cast, because uvloop's transports have the methods but not the base class.
+        self._wire = cast(asyncio.Transport, transport)
         self._client, refusal = self._house.welcome(self, transport.get_extra_info("peername"))
         self.start_over()
         if refusal is not None:

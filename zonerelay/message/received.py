@@ -1,8 +1,8 @@
 """The fields this relay puts in front of a message: Received (RFC 5321 4.4), and Date and Message-ID
 when they are missing (RFC 6409 8).
 
-What the client said about itself is a stranger's text in our own field: everything but the characters of a domain
-or an address literal becomes `?`, so that it can neither end the field nor open a comment. The
+What the client said about itself is a stranger's text in our own field: everything but the characters of
+a domain or an address literal becomes `?`, so that it can neither end the field nor open a comment. The
 recipient is named only when there is exactly one: otherwise a blind copy would show (RFC 5321 7.2).
 """
 
