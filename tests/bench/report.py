@@ -122,7 +122,7 @@ def write_json(path: Path, results: Sequence[Result], *, machine: dict[str, obje
 
 
 def describe_machine(
-    directory: Path, cores: int, load: float, cpu_meter: str, postfix: str
+    directory: Path, *, cores: int, busy: float, cpu_meter: str, postfix: str
 ) -> dict[str, object]:
     return {
         "cores": cores,
