@@ -45,8 +45,12 @@ _PSEUDONYM = re.compile(f"u-{_SYLLABLES}@d-{_SYLLABLES}")
 _LOCAL = r"[^\s<>()\[\],;:\"@\\\x00-\x1f\x7f␀-␡�]"
 # The look-behind lets the search start only at the head of a run, which keeps it linear.
 _ADDRESS = re.compile(
-    rf"""(?:(?<!{_LOCAL})('*)({_LOCAL}+)|("(?:[^"\\\x00-\x1f]|\\.)*"))(?:@|%40)(\[[^\]\s]*\]?|\w[\w.-]*\w|\w)"""
+    rf"""(?:(?<!{_LOCAL})('*)({_LOCAL}+)|("(?:[^"\\]|\\.)*"))(?:@|%40)(\[[^\]\s]*\]?|\w[\w.-]*\w|\w)""",
+    re.DOTALL,
 )
+
+_JOINS_BEFORE = re.compile(rf"{_LOCAL}|@")
+_JOINS_AFTER = re.compile(r"[.-]*\w")
 
 # Control characters become their visible pictures (U+2400…): one character stays one character.
 _PICTURES = {code: 0x2400 + code for code in range(32)} | {0x7F: 0x2421}
@@ -88,7 +92,12 @@ class Redactor:
     def _replace(self, match: re.Match[str]) -> str:
         lead, plain, quoted, domain = match.groups("")
         found = f"{plain or quoted}@{domain}"
-        return lead + (found if _PSEUDONYM.fullmatch(found) else self.mailbox(Mailbox(found)))
+        if not _PSEUDONYM.fullmatch(found):
+            found = self.mailbox(Mailbox(found))
+        # What stands around must not look like a part of the pseudonym the next time.
+        before = match.string[max(match.start() - 1, 0) : match.start()]
+        gap = " " if _JOINS_BEFORE.fullmatch(before) else ""
+        return gap + lead + (f"{found} " if _JOINS_AFTER.match(match.string, match.end()) else found)
 
     def _shown(self, mailbox: Mailbox) -> str:
         return printable(mailbox) if mailbox else "<>"
