@@ -8,6 +8,7 @@ when this raises, also by cancellation, no socket is left open.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 
 from zonerelay.config.models import ZoneSettings
@@ -60,7 +61,7 @@ async def open_socket(zone: ZoneSettings, host: str, ip: str, port: int, *, time
         raise HostTrouble(Reply(451, "4.1", f"connecting to {address} timed out"), address=address) from error
     except OSError as error:
         sock.close()
-        reason = error.strerror or str(error)
+        reason = os.strerror(error.errno) if error.errno else str(error)
         text = f"connecting to {address} failed: {reason}"
         raise HostTrouble(Reply(451, "4.1", text), address=address) from error
     except BaseException:
