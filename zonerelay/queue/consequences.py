@@ -12,8 +12,8 @@ Policy, in this order:
   `LOCAL_DELAY` and `UNCOUNTED_LONGEST`; a suspended destination's mail when the suspension ends.
 - a delivery deferred for the first time after `bounce.delay_warning` owes one delay report.
 
-A failure report is owed when the sender is not null (RFC 5321 4.5.5), `[bounce]` is on, and NOTIFY says FAILURE
-or nothing (RFC 3461 4.1); a delay report likewise with DELAY.
+A failure report is owed when the sender is not null (RFC 5321 4.5.5), `[bounce]` is on, and NOTIFY says
+FAILURE or nothing (RFC 3461 4.1); a delay report likewise with DELAY.
 
 A message that cannot be read has no sender to tell, so its deliveries never leave: they are put off by
 `UNREADABLE_DELAY`, however old they are.

@@ -106,11 +106,12 @@ class Unrouted(Line):
 class Destination(Line):
     """A line with a route: what limits and suspension apply to."""
 
-    __slots__ = ("active", "in_ring", "key", "route", "suspension", "usable_until")
+    __slots__ = ("active", "in_ring", "key", "label", "route", "suspension", "usable_until")
 
     def __init__(self, key: DestinationKey, route: Route, settings: RetrySettings, now: float) -> None:
         super().__init__()
         self.key = key
+        self.label = key.partition(" ")[2] or route.name
         self.active = 0
         self.in_ring = False
         self.suspension = Suspension(settings)

@@ -35,7 +35,7 @@ class Entry:
     then: Callable[[], None]
     lazy: bool = False
 
-    def keys(self) -> list[DeliveryKey]:
+    def delivery_keys(self) -> list[DeliveryKey]:
         return [change.delivery.key for change in self.changes if not isinstance(change, Submit)]
 
 
@@ -73,7 +73,7 @@ class Journal:
 
     def keys(self) -> set[DeliveryKey]:
         """Deliveries with an outcome that is not durable yet."""
-        return {key for entry in self._entries for key in entry.keys()}
+        return {key for entry in self._entries for key in entry.delivery_keys()}
 
     def put(self, entry: Entry) -> None:
         """Write it soon."""

@@ -110,7 +110,7 @@ class Settler:
         return self._journal.has_room
 
     async def room(self) -> None:
-        """Wait until another outcome may be produced: not too many are under way, and the store takes them."""
+        """Wait until another outcome may be produced: few are under way, and the store takes them."""
         await self._journal.room()
 
     def unsettled_keys(self) -> set[DeliveryKey]:

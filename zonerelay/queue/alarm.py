@@ -1,0 +1,47 @@
+"""One timer for the earliest of many due times, on the wall clock that due times are written in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from zonerelay.model.clock import Clock
+
+LONGEST = 60.0
+"""Seconds after which the wall clock is looked at again: it may have been set meanwhile."""
+
+
+class Alarm:
+    """Calls `ring` when the clock has reached the earliest time it was set to."""
+
+    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+        self._clock = clock
+        self._ring = ring
+        self._when: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, when: float) -> None:
+        if self._when is None or when < self._when:
+            self._when = when
+            self._arm()
+
+    def cancel(self) -> None:
+        self._when = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._when is not None:
+            delay = min(max(0.0, self._when - self._clock.now()), LONGEST)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._when is not None and self._clock.now() < self._when:
+            self._arm()
+            return
+        self._when = None
+        self._ring()

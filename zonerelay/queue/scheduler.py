@@ -1,0 +1,193 @@
+"""All zones of one worker: who is woken, what an operator may touch, how it ends.
+
+STRATEGIES (policy → the harm it prevents). Those inside a zone head `zone_queue.py`; here:
+
+- Zones share nothing but the store and the settler → no zone waits for another's destinations.
+- Nothing polls: a zone wakes on new mail, on its earliest due time and on a freed connection
+  → an idle relay costs nothing, and new mail starts within a turn or two of the event loop.
+- Mail in zones that the configuration no longer names is served with the default zone's settings
+  → no mail is orphaned by an edit of the configuration.
+- Who wants to change deliveries withdraws them first and gives them back afterwards
+  → an operator's change and an attempt never cross.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import DeliveryKey
+from zonerelay.queue.destinations import DestinationStatus
+from zonerelay.queue.protocols import Courier, Router
+from zonerelay.queue.settle import Settler
+from zonerelay.queue.zone_queue import WINDOW
+from zonerelay.queue.zone_runner import Surroundings, ZoneRunner
+from zonerelay.routing.nexthop import DestinationKey
+from zonerelay.store.base import QueueStore
+from zonerelay.telemetry.events import Events
+
+DEFAULT_ZONE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneStatus:
+    """`active` counts transactions, `waiting` deliveries in memory; the rest of the queue is in the store."""
+
+    zone: str
+    active: int
+    waiting: int
+    destinations: tuple[DestinationStatus, ...]
+
+
+class Scheduler:
+    """Lives on one event loop. `start` before anything else; after `stop` it does nothing more."""
+
+    def __init__(
+        self,
+        *,
+        zones: Sequence[ZoneSettings],
+        store: QueueStore,
+        router: Router,
+        courier: Courier,
+        settler: Settler,
+        retry_settings: RetrySettings,
+        events: Events,
+        clock: Clock,
+        random: Random,
+        window: int = WINDOW,
+    ) -> None:
+        self._settler = settler
+        self._store = store
+        self._events = events
+        self._window = window
+        self._around = Surroundings(
+            store=store,
+            router=router,
+            courier=courier,
+            settler=settler,
+            retry=retry_settings,
+            events=events,
+            clock=clock,
+            random=random,
+        )
+        self._default = next((zone for zone in zones if zone.name == DEFAULT_ZONE), ZoneSettings())
+        self._runners = {zone.name: self._runner(zone) for zone in zones}
+        self._running = False
+        settler.on_postponed(self._postponed)
+
+    async def start(self) -> None:
+        """Take up what the store holds. Raises StoreError."""
+        for name in sorted(await self._store.zones() - self._runners.keys()):
+            self._adopt(name)
+        self._running = True
+        for runner in self._runners.values():
+            runner.wake()
+
+    async def stop(self, timeout: float) -> None:
+        """No new batches; those in flight may end within `timeout`, then they are cancelled.
+
+        Outcomes that are known are recorded, if the store takes them within what is left of the time
+        and one second more.
+        """
+        self._running = False
+        deadline = asyncio.get_running_loop().time() + timeout
+        await asyncio.gather(*(runner.stop(deadline) for runner in self._runners.values()))
+        left = max(0.0, deadline - asyncio.get_running_loop().time())
+        await self._settler.drain(left + 1.0)
+
+    # Reasons to wake
+
+    def notify(self, zone: str) -> None:
+        """There may be something to claim in the zone. Cheap; never raises."""
+        if self._running:
+            self._of(zone).notify()
+
+    def wake(self, zone: str) -> None:
+        """An operator changed deliveries of the zone."""
+        if self._running:
+            self._of(zone).wake()
+
+    def _postponed(self, zone: str, when: float) -> None:
+        if self._running:
+            self._of(zone).postponed(when)
+
+    # Operators
+
+    def withdraw(self, keys: Collection[DeliveryKey]) -> set[DeliveryKey]:
+        """Keep the scheduler's hands off deliveries; the ones that may be changed now.
+
+        Free are those that are neither being attempted nor waiting for their outcome to become durable,
+        whether they were claimed or not. They are attempted again only after `give_back`, which must follow.
+        """
+        free = set(keys) - self._settler.unsettled_keys()
+        for runner in self._runners.values():
+            free -= runner.active_keys()
+        for zone, some in _by_zone(free).items():
+            self._of(zone).withdraw(some)
+        return free
+
+    def give_back(self, keys: Collection[DeliveryKey]) -> None:
+        """The changes are stored: these may be attempted again when they are due."""
+        for zone, some in _by_zone(keys).items():
+            self._of(zone).give_back(some)
+
+    def resume(self, zone: str, destination: DestinationKey | None = None) -> None:
+        """Lift the suspension of a destination, or of all in the zone."""
+        self._of(zone).resume(destination)
+
+    def resume_domain(self, zone: str, domain: str) -> None:
+        """Lift the suspension of the destination that mail for a domain goes to, if one is known."""
+        destination = self._of(zone).destination_of(domain)
+        if destination is not None:
+            self.resume(zone, destination)
+
+    # For status
+
+    def snapshot(self) -> tuple[ZoneStatus, ...]:
+        return tuple(
+            ZoneStatus(name, runner.active, runner.waiting, runner.destinations())
+            for name, runner in self._runners.items()
+        )
+
+    def active_count(self, zone: str) -> int:
+        """Deliveries of the zone that are being attempted."""
+        runner = self._runners.get(zone)
+        return 0 if runner is None else len(runner.active_keys())
+
+    def active_keys(self) -> set[DeliveryKey]:
+        """Deliveries that are being attempted, or whose outcome is not durable yet."""
+        keys = self._settler.unsettled_keys()
+        for runner in self._runners.values():
+            keys |= runner.active_keys()
+        return keys
+
+    def is_active(self, key: DeliveryKey) -> bool:
+        return key in self.active_keys()
+
+    # Zones
+
+    def _of(self, zone: str) -> ZoneRunner:
+        return self._runners.get(zone) or self._adopt(zone)
+
+    def _adopt(self, name: str) -> ZoneRunner:
+        problem = LookupError(
+            f"zone {name!r} holds mail but is not configured; it is served like the default zone"
+        )
+        self._events.trouble("queue.unknown_zone", problem)
+        runner = self._runners[name] = self._runner(replace(self._default, name=name))
+        return runner
+
+    def _runner(self, zone: ZoneSettings) -> ZoneRunner:
+        return ZoneRunner(zone, self._around, window=self._window)
+
+
+def _by_zone(keys: Collection[DeliveryKey]) -> dict[str, list[DeliveryKey]]:
+    zones: dict[str, list[DeliveryKey]] = defaultdict(list)
+    for key in keys:
+        zones[key.zone].append(key)
+    return zones

@@ -1,0 +1,361 @@
+"""One zone at work: does what `ZoneQueue` decides. Claims, looks up routes, runs couriers, sets the timer.
+
+Every task here belongs to the zone and ends in `stop`. What a task does between two awaits is one
+call on the queue's plan, so no two tasks ever see it half changed.
+
+- A *lane* is a task that carries one batch after another while there are any: under load no task is
+  made per message, and the courier finds its connection idle and reuses it.
+- One claim at a time; the next one follows when there is room and a reason (new mail, a due time, a line
+  that has drained). Nothing is asked of the store when nothing has happened.
+
+Failure: a courier or router that raises costs its deliveries a deferral and the operator a `trouble` event. A
+store that cannot be asked is asked again with back-off. A cancelled attempt is forgotten (its claim is
+released); one whose outcome is known has been handed to the settler, which nobody cancels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.queue.alarm import Alarm
+from zonerelay.queue.consequences import LOCAL_DELAY
+from zonerelay.queue.destinations import Destination, DestinationStatus, Work
+from zonerelay.queue.protocols import Batch, Courier, Router
+from zonerelay.queue.settle import Settler
+from zonerelay.queue.shares import Claim, Refill
+from zonerelay.queue.suspension import Transition
+from zonerelay.queue.tasks import Tasks
+from zonerelay.queue.zone_queue import WINDOW, ZoneQueue
+from zonerelay.routing.nexthop import DestinationKey, Route
+from zonerelay.store.base import MessageNotFoundError, QueueStore, StoreCorruptError, StoreError
+from zonerelay.telemetry.events import Events
+
+CLAIM_PAUSE = 0.02
+"""Seconds between claims while plenty waits already: new mail for an idle destination waits no longer."""
+
+CLAIM_RETRY_FIRST = 1.0
+CLAIM_RETRY_LONGEST = 30.0
+
+OVERDUE_PAUSE = 1.0
+"""Seconds to the next look when the store names a due time that has passed although a claim found nothing."""
+
+TROUBLE = Outcome(
+    Verdict.DEFERRED,
+    Reply(451, "3.0", "temporary trouble in this relay"),
+    Scope.LOCAL,
+    local=True,
+    counts=False,
+)
+UNREADABLE = Outcome(
+    Verdict.DEFERRED,
+    Reply(451, "3.0", "the message cannot be read from the spool at present"),
+    Scope.LOCAL,
+    local=True,
+    counts=False,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every zone of one scheduler works with."""
+
+    store: QueueStore
+    router: Router
+    courier: Courier
+    settler: Settler
+    retry: RetrySettings
+    events: Events
+    clock: Clock
+    random: Random
+
+
+class ZoneRunner:
+    """One zone. `notify` and `postponed` are the only ways in from outside; everything else follows."""
+
+    def __init__(self, zone: ZoneSettings, around: Surroundings, *, window: int = WINDOW) -> None:
+        self.zone = zone
+        self._around = around
+        self._store = around.store
+        self._settler = around.settler
+        self._events = around.events
+        self._clock = around.clock
+        self._queue = ZoneQueue(zone, around.retry, window=window)
+        self._lanes = Tasks("queue.lane", around.events)
+        self._errands = Tasks("queue.errand", around.events)
+        self._alarm = Alarm(around.clock, self._due)
+        self._stopping = False
+        self._claiming = False
+        self._more = True
+        self._due_known = False
+        self._claimed_at = 0.0
+        self._claim_delay = CLAIM_RETRY_FIRST
+
+    # From outside
+
+    def notify(self) -> None:
+        """There may be something new to claim."""
+        self._more = True
+        self._claim_if_wanted()
+
+    def wake(self) -> None:
+        """Anything may have changed in the store: look for new, due and released deliveries."""
+        self._due_known = False
+        self.notify()
+
+    def postponed(self, when: float) -> None:
+        """A deferral to `when` is durable."""
+        if not self._stopping:
+            self._alarm.set(when)
+
+    async def stop(self, deadline: float) -> None:
+        """Start nothing, let attempts end until `deadline` (loop time), then cancel them."""
+        self._stopping = True
+        self._alarm.cancel()
+        # Claims and look-ups in progress are forgotten: nothing has been sent for them.
+        await self._errands.cancel()
+        self._release(self._queue.drain())
+        await self._lanes.wait(max(0.0, deadline - asyncio.get_running_loop().time()))
+        await self._lanes.cancel()
+
+    def active_keys(self) -> set[DeliveryKey]:
+        return self._queue.active_keys()
+
+    def withdraw(self, keys: Collection[DeliveryKey]) -> None:
+        self._queue.withdraw(keys)
+
+    def give_back(self, keys: Collection[DeliveryKey]) -> None:
+        self._queue.give_back(keys)
+        self._store.release(keys)
+        self.wake()
+
+    def resume(self, destination: DestinationKey | None) -> None:
+        for resumed in self._queue.resume(destination):
+            self._events.resumed(self.zone.name, resumed.label)
+        self.wake()
+
+    def destination_of(self, domain: str) -> DestinationKey | None:
+        return self._queue.destination_of(domain)
+
+    @property
+    def active(self) -> int:
+        return self._queue.active
+
+    @property
+    def waiting(self) -> int:
+        return self._queue.waiting
+
+    def destinations(self) -> tuple[DestinationStatus, ...]:
+        return self._queue.status(self._clock.now())
+
+    # Doing what the plan says
+
+    def _pump(self) -> None:
+        """Start whatever can be started now."""
+        if self._stopping:
+            return
+        now = self._clock.now()
+        while (work := self._queue.next_work(now)) is not None:
+            self._lanes.start(self._lane(work))
+        for domain in self._queue.take_look_ups():
+            self._errands.start(self._look_up(domain))
+        for destination, deliveries in self._queue.take_parked():
+            self._defer(destination, deliveries)
+        returned = self._queue.take_returned()
+        if returned:
+            self._release(returned)
+            self._more = True
+        self._claim_if_wanted()
+
+    def _claim_if_wanted(self) -> None:
+        if self._claiming or self._stopping:
+            return
+        if self._queue.wants_claim(self._more) or not (self._due_known or self._more):
+            self._claiming = True
+            self._errands.start(self._claim())
+
+    def _due(self) -> None:
+        """The timer: something deferred has come due, and what comes next is not known yet."""
+        self.wake()
+
+    def _release(self, deliveries: Sequence[Delivery]) -> None:
+        if deliveries:
+            self._store.release([delivery.key for delivery in deliveries])
+
+    # Claims
+
+    async def _claim(self) -> None:
+        try:
+            while not self._stopping and await self._claim_once():
+                self._pump()
+        finally:
+            self._claiming = False
+        self._claim_if_wanted()
+
+    async def _claim_once(self) -> bool:
+        """One question to the store; false when there is none left to ask."""
+        if not self._settler.has_room:
+            await self._settler.room()
+        plan = self._queue.plan_claim(self._more)
+        try:
+            if plan is not None:
+                await self._carry_out(plan)
+            elif self._more or self._due_known:
+                return False
+            else:
+                await self._ask_due()
+        except Exception as error:  # noqa: BLE001 - even a store's bug must not end the claims of a zone
+            self._more, self._due_known = True, False
+            await self._wait_for_store(error)
+            return True
+        self._claim_delay = CLAIM_RETRY_FIRST
+        if plan is not None and self._queue.is_crowded:
+            await asyncio.sleep(CLAIM_PAUSE)
+        return True
+
+    async def _carry_out(self, plan: Claim | Refill) -> None:
+        now = self._clock.now()
+        if isinstance(plan, Claim):
+            self._more = False
+            self._claimed_at = now
+            claimed = await self._store.claim(self.zone.name, plan.limit, now=now, skip_domains=plan.skip)
+            more = len(claimed) >= plan.limit
+        else:
+            claimed = await self._store.claim_domain(self.zone.name, plan.domain, plan.limit, now=now)
+            # The domain is no longer passed over: a claim may find what was released meanwhile.
+            more = len(claimed) < plan.limit
+        self._more = self._more or more
+        if self._stopping:
+            self._release(claimed)
+            return
+        self._queue.add(claimed, self._clock.now())
+        self._queue.claimed(plan, len(claimed))
+
+    async def _ask_due(self) -> None:
+        self._due_known = True
+        due = await self._store.next_due(self.zone.name)
+        if due is None or self._stopping:
+            return
+        # Something overdue that a claim passed over is fetched by name; the store need not know that.
+        self._alarm.set(due if due > self._claimed_at else self._clock.now() + OVERDUE_PAUSE)
+
+    async def _wait_for_store(self, error: Exception) -> None:
+        self._events.trouble("store.claim", error)
+        await asyncio.sleep(self._claim_delay)
+        self._claim_delay = min(self._claim_delay * 2, CLAIM_RETRY_LONGEST)
+
+    # Routes
+
+    async def _look_up(self, domain: str) -> None:
+        try:
+            answer = await self._around.router.route(self.zone, domain)
+        except Exception as error:  # noqa: BLE001 - a router's bug is temporary trouble
+            self._events.trouble("queue.router", error)
+            outcome = TROUBLE
+        else:
+            if isinstance(answer, Route):
+                self._queue.found(domain, answer, self._clock.now())
+                self._pump()
+                return
+            outcome = answer.outcome
+        deliveries = self._queue.unroutable(domain)
+        self._settler.post_unattempted(deliveries, outcome, destination=domain or self.zone.next_hop)
+        self._pump()
+
+    def _defer(self, destination: Destination, deliveries: Sequence[Delivery]) -> None:
+        """Its hosts cannot be reached: look again when the suspension is over, not all at the same moment."""
+        suspension = destination.suspension
+        spread = max(1.0, suspension.duration() * self._around.retry.jitter)
+        outcome = Outcome(
+            Verdict.DEFERRED,
+            Reply(451, "4.1", f"delivery temporarily suspended: {suspension.reply}"),
+            Scope.HOST,
+            local=True,
+            counts=False,
+        )
+        self._settler.post_unattempted(
+            deliveries,
+            outcome,
+            destination=destination.label,
+            until=lambda: suspension.until + self._around.random.uniform(0, spread),
+        )
+
+    # Attempts
+
+    async def _lane(self, first: Work) -> None:
+        work: Work | None = first
+        while work is not None:
+            await self._attempt(work)
+            work = None if self._stopping else self._queue.next_work(self._clock.now())
+            self._pump()
+
+    async def _attempt(self, work: Work) -> None:
+        outcomes: Sequence[Outcome] = ()
+        try:
+            if not self._settler.has_room:
+                await self._settler.room()
+            message = await self._read(work)
+            if message is not None:
+                started = self._clock.monotonic()
+                outcomes = await self._deliver(work, message)
+                # From here on nothing awaits: a cancelled lane cannot lose what is known.
+                self._settler.post(
+                    message,
+                    work.deliveries,
+                    outcomes,
+                    destination=work.destination.label,
+                    seconds=self._clock.monotonic() - started,
+                )
+        except asyncio.CancelledError:
+            self._release(work.deliveries)
+            raise
+        finally:
+            self._finished(work, outcomes)
+
+    async def _read(self, work: Work) -> Message | None:
+        try:
+            return await self._store.read_message(work.message_id)
+        except StoreError as error:
+            self._events.trouble("queue.read_message", error, message_id=work.message_id)
+            lasting = isinstance(error, MessageNotFoundError | StoreCorruptError)
+        label = work.destination.label
+        if lasting:
+            # Kept for `spool repair`. If it was dropped meanwhile, there is nothing left to change.
+            self._settler.post(None, work.deliveries, [UNREADABLE] * len(work.deliveries), destination=label)
+        else:
+            until = self._clock.now() + LOCAL_DELAY
+            self._settler.post_unattempted(
+                work.deliveries, UNREADABLE, destination=label, until=lambda: until
+            )
+        return None
+
+    async def _deliver(self, work: Work, message: Message) -> Sequence[Outcome]:
+        try:
+            batch = Batch(self.zone, work.route, message, work.deliveries)
+            outcomes = await self._around.courier.deliver(batch)
+            if len(outcomes) == len(work.deliveries):
+                return outcomes
+            error: Exception = ValueError(f"{len(outcomes)} outcomes for {len(work.deliveries)} deliveries")
+        except Exception as raised:  # noqa: BLE001 - a courier's bug is temporary trouble
+            error = raised
+        self._events.trouble("queue.courier", error, message_id=message.id)
+        return [TROUBLE] * len(work.deliveries)
+
+    def _finished(self, work: Work, outcomes: Sequence[Outcome]) -> None:
+        transition = self._queue.finished(work, outcomes, self._clock.now())
+        if transition is Transition.NONE:
+            return
+        destination = work.destination
+        suspension = destination.suspension
+        if transition is Transition.RESUMED:
+            self._events.resumed(self.zone.name, destination.label)
+        elif suspension.reply is not None:
+            self._events.suspended(self.zone.name, destination.label, suspension.until, suspension.reply)
