@@ -1,0 +1,89 @@
+"""Small builders, so that a store test says only what it is about."""
+
+from __future__ import annotations
+
+from zonerelay.model.address import Mailbox
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outcome import Attempt
+from zonerelay.model.reply import Reply
+from zonerelay.store.base import QueueStore
+from zonerelay.store.checks import split
+
+NOW = 1_700_000_000.0
+
+
+def message_id(number: int) -> MessageId:
+    return MessageId(f"{number:016x}")
+
+
+def envelope_for(
+    identity: MessageId, *recipients: str, created: float = NOW, sender: str = "from@example.org"
+) -> Envelope:
+    return Envelope(
+        id=identity,
+        sender=Mailbox(sender),
+        recipients=tuple(Recipient(address=Mailbox(address)) for address in recipients),
+        created=created,
+        origin=Origin(client_address="127.0.0.1", helo="client.example.org"),
+    )
+
+
+def delivery_for(
+    envelope: Envelope,
+    recipient: str,
+    *,
+    zone: str = "default",
+    next_attempt: float = 0.0,
+    held: bool = False,
+) -> Delivery:
+    return Delivery(
+        zone=zone,
+        message_id=envelope.id,
+        recipient=Mailbox(recipient),
+        created=envelope.created,
+        next_attempt=next_attempt,
+        held=held,
+    )
+
+
+def attempt(at: float = NOW) -> Attempt:
+    return Attempt(
+        at=at, reply=Reply(450, "2.0", "later, please"), host="mx.example.net", peer="192.0.2.1:25"
+    )
+
+
+def own_message(identity: MessageId, body: bytes, recipient: str) -> tuple[Message, Delivery]:
+    """A message as a DSN builder makes it."""
+    envelope = envelope_for(identity, recipient, sender="")
+    return (
+        Message(envelope=envelope, size=len(body), chunks=len(split(body))),
+        delivery_for(envelope, recipient),
+    )
+
+
+async def store_message(
+    store: QueueStore,
+    number: int,
+    *recipients: str,
+    body: bytes = b"Subject: x\r\n\r\nhello\r\n",
+    zone: str = "default",
+    next_attempt: float = 0.0,
+    held: bool = False,
+) -> list[Delivery]:
+    """Commit one message with one delivery per recipient (default: one)."""
+    addresses = recipients or ("to@example.net",)
+    envelope = envelope_for(message_id(number), *addresses)
+    deliveries = [
+        delivery_for(envelope, address, zone=zone, next_attempt=next_attempt, held=held)
+        for address in addresses
+    ]
+    async with store.begin(envelope) as writer:
+        await writer.write(body)
+        await writer.commit(deliveries)
+    return deliveries
+
+
+async def body_of(store: QueueStore, identity: MessageId) -> bytes:
+    return b"".join([chunk async for chunk in store.read_body(identity)])

@@ -1,0 +1,162 @@
+"""What the event loop knows about stored messages and deliveries while writes are under way.
+
+The ledger runs ahead of the disk: a change is planned from the state that earlier submissions will
+have left, so concurrent settles of one message need not wait for each other. That is sound
+because submissions are written in order and fail together; `reset` then drops every guess, and
+the next plan reads the disk.
+
+Claims live here: a claimed delivery is kept with its durable state, so settling it reads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+
+HOT_MESSAGES = 4096
+"""Messages whose metadata is kept in memory after acceptance or a read."""
+
+
+class OpenMessage:
+    """A message and how many of its deliveries stay open once everything submitted is written.
+
+    `message` is None when its metadata is missing or corrupt: the body then stays for the operator.
+    `count_stored` says whether `meta open {ID}` exists.
+    """
+
+    __slots__ = ("count_stored", "in_flight", "message", "open")
+
+    def __init__(self, message: Message | None, count: int, *, count_stored: bool = False) -> None:
+        self.message = message
+        self.open = count
+        self.count_stored = count_stored
+        self.in_flight = 0
+
+
+@dataclass(slots=True)
+class Found:
+    """What a cold read brought; what does not exist is absent."""
+
+    deliveries: dict[DeliveryKey, Delivery] = field(default_factory=dict)
+    messages: dict[MessageId, OpenMessage] = field(default_factory=dict)
+    asked: set[DeliveryKey] = field(default_factory=set)
+
+    def merge(self, read: Found, keys: Iterable[DeliveryKey]) -> None:
+        """Take over what was read of `keys`."""
+        for key in keys:
+            self.asked.add(key)
+            if key in read.deliveries:
+                self.deliveries[key] = read.deliveries[key]
+            if key.message_id in read.messages:
+                self.messages[key.message_id] = read.messages[key.message_id]
+
+    def drop(self, message_ids: Collection[MessageId]) -> None:
+        """Forget what concerns these messages."""
+        for key in [key for key in self.asked if key.message_id in message_ids]:
+            self.asked.discard(key)
+            self.deliveries.pop(key, None)
+            self.messages.pop(key.message_id, None)
+
+
+class Ledger:
+    """One per spool; changed only on the event loop."""
+
+    def __init__(self) -> None:
+        # The durable state of what is claimed; None: it has to be read (after the spool failed).
+        self.claims: dict[DeliveryKey, Delivery | None] = {}
+        # State after the last submitted write that is not durable yet; None: the delivery leaves.
+        self.in_flight: dict[DeliveryKey, Delivery | None] = {}
+        self._messages: dict[MessageId, OpenMessage] = {}
+        self._watches: list[set[MessageId]] = []
+        # Moves when the spool failed: a read that was begun before is void.
+        self.epoch = 0
+
+    def is_busy(self, key: DeliveryKey) -> bool:
+        """Claimed, or part of a write that is not durable yet: not to be handed out."""
+        return key in self.claims or key in self.in_flight
+
+    def state(self, key: DeliveryKey, found: Found) -> Delivery | None:
+        """The delivery as the next write will meet it, `None` if it no longer exists."""
+        if key in self.in_flight:
+            return self.in_flight[key]
+        return self.claims.get(key) or found.deliveries.get(key)
+
+    def message(self, message_id: MessageId) -> OpenMessage | None:
+        return self._messages.get(message_id)
+
+    def remember(self, message_id: MessageId, entry: OpenMessage) -> OpenMessage:
+        """Keep what is known of a message, unless newer knowledge is there; returns what counts."""
+        known = self._messages.get(message_id)
+        if known is not None:
+            return known
+        self._messages[message_id] = entry
+        if len(self._messages) > HOT_MESSAGES:
+            self._evict()
+        return entry
+
+    def _evict(self) -> None:
+        oldest = next(iter(self._messages))
+        entry = self._messages.pop(oldest)
+        if entry.in_flight:
+            # Its count is ahead of the disk: a read now would bring back the past.
+            self._messages[oldest] = entry
+
+    # --- cold reads
+
+    def unknown(self, keys: Iterable[DeliveryKey], found: Found) -> list[DeliveryKey]:
+        """Those of which the state or the message is not at hand and must be read."""
+        return [
+            key
+            for key in keys
+            if key not in found.asked
+            and (
+                (key not in self.in_flight and self.claims.get(key) is None)
+                or key.message_id not in self._messages
+            )
+        ]
+
+    def watch(self) -> set[MessageId]:
+        """Ids of the messages that are changed from now on: what is read of them meanwhile is stale."""
+        watch: set[MessageId] = set()
+        self._watches.append(watch)
+        return watch
+
+    def unwatch(self, watch: set[MessageId]) -> None:
+        self._watches = [other for other in self._watches if other is not watch]
+
+    # --- writes under way
+
+    def submitted(self, states: dict[DeliveryKey, Delivery | None], counts: dict[OpenMessage, int]) -> None:
+        """A write that leaves these states and open counts was handed to the committer."""
+        self.in_flight.update(states)
+        for entry, count in counts.items():
+            entry.open = count
+            entry.in_flight += 1
+        for watch in self._watches:
+            watch.update(key.message_id for key in states)
+
+    def landed(self, key: DeliveryKey, state: Delivery | None) -> bool:
+        """The write is durable; false when a later write for the same delivery is under way."""
+        if self.in_flight.get(key, self) is not state:
+            return False
+        del self.in_flight[key]
+        return True
+
+    def settled(self, message_id: MessageId, entry: OpenMessage) -> bool:
+        """One write for the message is durable; true when it took the message with it."""
+        entry.in_flight -= 1
+        if entry.open or entry.in_flight:
+            return False
+        self._messages.pop(message_id, None)
+        return True
+
+    def reset(self) -> None:
+        """The spool failed: what is durable has to be read again. Claims stay with their owners."""
+        self.in_flight.clear()
+        self._messages.clear()
+        self.claims = dict.fromkeys(self.claims)
+        self.epoch += 1

@@ -1,0 +1,59 @@
+"""Opening a LevelDB spool: threads, database, what the last run left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from zonerelay.config.models import SpoolSettings
+from zonerelay.model.clock import Clock
+from zonerelay.model.message_id import MessageId
+from zonerelay.store import leveldb_scan as scan
+from zonerelay.store.base import StoreError, StoreOpenError
+from zonerelay.store.ledger import Ledger
+from zonerelay.store.leveldb import LevelDbStore
+from zonerelay.store.leveldb_engine import LevelDb, View
+from zonerelay.store.leveldb_keeper import SpoolKeeper
+from zonerelay.store.leveldb_threads import SpoolThreads
+
+
+class _Opened(NamedTuple):
+    last_id: MessageId | None
+    is_empty: bool
+    view: View
+
+
+async def open_leveldb(
+    settings: SpoolSettings,
+    *,
+    clock: Clock,
+    on_health: Callable[[str | None], None],
+    observe_commit: Callable[[float], None],
+) -> LevelDbStore:
+    """Raises StoreOpenError. Delivering can begin at once; counting and sweeping go on behind it."""
+    threads = SpoolThreads(LevelDb(settings.path, write_buffer=settings.write_buffer))
+    try:
+        opened = await threads.read(_open)
+    except BaseException:
+        threads.db.close()
+        threads.stop()
+        raise
+    keeper = SpoolKeeper(
+        threads,
+        min_free_space=settings.min_free_space,
+        clock=clock,
+        on_health=on_health,
+        observe_commit=observe_commit,
+    )
+    store = LevelDbStore(keeper, Ledger(), last_id=opened.last_id, empty=opened.is_empty)
+    keeper.start(opened.view)
+    return store
+
+
+def _open(db: LevelDb) -> _Opened:
+    db.open()
+    try:
+        scan.drop_hints(db)
+        return _Opened(scan.last_message_id(db), not scan.zones(db), db.snapshot())
+    except StoreError as error:
+        raise StoreOpenError(db.explain(error)) from error

@@ -1,0 +1,215 @@
+"""Reads of the spool that walk key ranges. All of it blocks and runs in the store's reader thread.
+
+Walks are in pages, so that a queue of millions holds up nobody else's read for more than some
+milliseconds. An unreadable record is logged and stepped over: it stays for `zonerelay spool repair`
+and must not stop the rest of the queue.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.store import records
+from zonerelay.store.base import MessageNotFoundError, QueueCounts, StoreCorruptError
+from zonerelay.store.ledger import Found, OpenMessage
+from zonerelay.store.leveldb_engine import LevelDb, View
+
+PAGE_ROWS = 1000
+"""Rows looked at in one go."""
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class Page(NamedTuple):
+    """Deliveries read, and the first key behind what was read (None: nothing is behind)."""
+
+    deliveries: list[Delivery]
+    low: bytes | None
+    keys: list[bytes]
+
+
+def read_fresh(db: LevelDb, start: bytes, end: bytes, wanted: int) -> Page:
+    """Deliveries of a zone that were never deferred and are not held."""
+    found: list[Delivery] = []
+    for number, (key, value) in enumerate(db.rows(start, end, limit=PAGE_ROWS + 1)):
+        if number == PAGE_ROWS or len(found) == wanted:
+            return Page(found, key, [])
+        try:
+            status = records.decode_status(key, value)
+            if not status.held and status.next_attempt <= 0:
+                found.append(records.decode_delivery(key, value))
+        except StoreCorruptError as error:
+            _log.error("stepped over: %s", error)
+    return Page(found, None, [])
+
+
+def read_index(db: LevelDb, start: bytes, bound: bytes, end: bytes, wanted: int) -> Page:
+    """The deliveries that index keys below `bound` point at; keys whose delivery is gone are only listed."""
+    keys: list[bytes] = []
+    low = None
+    for key, _ in db.rows(start, end, limit=wanted + 1):
+        if key >= bound or len(keys) == wanted:
+            low = key
+            break
+        keys.append(key)
+    view = db.snapshot()
+    try:
+        found = read_deliveries(db, [key for _, key in _parsed(keys)], view)
+    finally:
+        view.close()
+    return Page(found, low, keys)
+
+
+def read_deliveries(db: LevelDb, keys: Sequence[DeliveryKey], view: View | None = None) -> list[Delivery]:
+    """Those of the deliveries that exist and can be read."""
+    raw_keys = [records.delivery_key(key) for key in keys]
+    return list(_decoded(zip(raw_keys, db.get_many(raw_keys, view), strict=True)))
+
+
+def _decoded(rows: Iterable[tuple[bytes, bytes | None]]) -> Iterator[Delivery]:
+    for key, value in rows:
+        if value is not None:
+            try:
+                yield records.decode_delivery(key, value)
+            except StoreCorruptError as error:
+                _log.error("stepped over: %s", error)
+
+
+def _parsed(keys: Iterable[bytes]) -> Iterator[tuple[bytes, DeliveryKey]]:
+    for key in keys:
+        try:
+            yield key, records.parse_delivery_key(key)
+        except StoreCorruptError as error:
+            _log.error("stepped over: %s", error)
+
+
+def read_keys(db: LevelDb, start: bytes, end: bytes) -> list[tuple[bytes, DeliveryKey]]:
+    """One page of keys."""
+    return list(_parsed(key for key, _ in db.rows(start, end, limit=PAGE_ROWS)))
+
+
+def scan_page(db: LevelDb, start: bytes, end: bytes, view: View) -> Page:
+    """One page of deliveries in any state."""
+    rows = list(db.rows(start, end, limit=PAGE_ROWS, view=view))
+    low = rows[-1][0] + b"\0" if len(rows) == PAGE_ROWS else None
+    return Page(list(_decoded(rows)), low, [])
+
+
+def read_message(db: LevelDb, message_id: MessageId) -> OpenMessage:
+    """A message's metadata and open-delivery count. Raises MessageNotFoundError or StoreCorruptError."""
+    raw, count = db.get_many([records.metadata_key(message_id), records.open_count_key(message_id)])
+    if raw is None:
+        raise MessageNotFoundError(f"no message {message_id}")
+    message = records.decode_message(message_id, raw)
+    if count is None:
+        return OpenMessage(message, len(message.envelope.recipients))
+    return OpenMessage(message, records.parse_count(message_id, count), count_stored=True)
+
+
+def read_states(db: LevelDb, keys: Sequence[DeliveryKey]) -> Found:
+    """What a change to these deliveries has to know. A message that cannot be read is left alone."""
+    found = Found()
+    view = db.snapshot()
+    try:
+        found.deliveries = {delivery.key: delivery for delivery in read_deliveries(db, keys, view)}
+    finally:
+        view.close()
+    for message_id in {key.message_id for key in keys}:
+        try:
+            found.messages[message_id] = read_message(db, message_id)
+        except (MessageNotFoundError, StoreCorruptError) as error:
+            _log.error("deliveries without a readable message: %s", error)
+    return found
+
+
+def zones(db: LevelDb) -> set[str]:
+    """Zones that hold deliveries, one seek each."""
+    prefix = records.DELIVERY_PREFIX
+    keys = db.first_keys(prefix, records.after(prefix), lambda key: b"%b %b!" % tuple(key.split(b" ", 2)[:2]))
+    return {key.zone for _, key in _parsed(keys)}
+
+
+def deliveries_of(db: LevelDb, message_id: MessageId) -> list[Delivery]:
+    found: list[Delivery] = []
+    for zone in zones(db):
+        prefix = records.zone_prefix(zone) + message_id.encode("ascii", "replace") + b" "
+        start: bytes | None = prefix
+        while start is not None:
+            rows = list(db.rows(start, records.after(prefix), limit=PAGE_ROWS))
+            found += _decoded(rows)
+            start = rows[-1][0] + b"\0" if len(rows) == PAGE_ROWS else None
+    return sorted(found, key=lambda delivery: (delivery.recipient, delivery.zone))
+
+
+def oldest(db: LevelDb, start: bytes, end: bytes) -> tuple[bytes, float] | None:
+    """The first delivery of a zone at or behind `start`: its key and when it was accepted."""
+    for key, value in db.rows(start, end, limit=PAGE_ROWS):
+        try:
+            return key, records.decode_delivery(key, value).created
+        except StoreCorruptError as error:
+            _log.error("stepped over: %s", error)
+    return None
+
+
+def last_message_id(db: LevelDb) -> MessageId | None:
+    """The highest id that this spool has seen, aborted uploads included."""
+    ids = [(db.get(records.META_LAST_ID) or b"").decode("ascii", "replace")]
+    last = db.last_key(records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX))
+    if last is not None:
+        ids.append(last.split(b" ")[1].decode("ascii", "replace"))
+    return max((MessageId(text) for text in ids if is_message_id(text)), default=None)
+
+
+def count_page(db: LevelDb, start: bytes, view: View) -> tuple[dict[str, QueueCounts], bytes | None]:
+    """Deliveries by zone and state in one page, and where the next page starts."""
+    found: dict[str, QueueCounts] = {}
+    key, rows = b"", 0
+    for key, value in db.rows(start, records.after(records.DELIVERY_PREFIX), limit=PAGE_ROWS, view=view):
+        rows += 1
+        try:
+            counts = found.setdefault(records.unfield(key.split(b" ", 2)[1]), QueueCounts())
+            status = records.decode_status(key, value)
+        except (StoreCorruptError, ValueError):
+            continue
+        if status.held:
+            counts.held += 1
+        elif status.next_attempt > 0:
+            counts.deferred += 1
+        else:
+            counts.ready += 1
+    return found, key + b"\0" if rows == PAGE_ROWS else None
+
+
+def aborted_uploads(db: LevelDb, start: bytes, view: View) -> tuple[list[bytes], bytes | None]:
+    """Message prefixes that hold chunks but neither `#` nor `*`, and where the next page starts.
+
+    `#` and `*` sort before the chunks, so one seek per message tells.
+    """
+    aborted: list[bytes] = []
+    end = records.after(records.MESSAGE_PREFIX)
+    pages = db.first_keys(start, end, lambda key: key.rpartition(b" ")[0] + b"!", view=view)
+    for number, key in enumerate(pages):
+        if number == PAGE_ROWS:
+            return aborted, key
+        prefix, _, part = key.rpartition(b" ")
+        if part.isdigit():
+            aborted.append(prefix + b" ")
+    return aborted, None
+
+
+def drop_hints(db: LevelDb) -> None:
+    """Empty the overflow index: after a start the cursor finds everything itself."""
+    prefix = records.DOMAIN_PREFIX
+    while keys := [key for key, _ in db.rows(prefix, records.after(prefix), limit=PAGE_ROWS)]:
+        db.write([[(key, None) for key in keys]])
+
+
+def keys_under(db: LevelDb, prefix: bytes) -> list[bytes]:
+    """One page of the keys under a prefix, their values unread."""
+    keys = db.first_keys(prefix, records.after(prefix), lambda key: key + b"\0")
+    return list(itertools.islice(keys, PAGE_ROWS))

@@ -1,0 +1,35 @@
+"""The spool's two threads: one writes and syncs, one reads. The event loop never touches a disk.
+
+While a write syncs, reads go on. Opening and reopening happen in the reader thread, when nothing
+is being written, so no read ever meets a half-open database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, TypeVarTuple
+
+from zonerelay.store.leveldb_engine import LevelDb
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class SpoolThreads:
+    """Runs blocking functions of an open spool. Belongs to one event loop."""
+
+    def __init__(self, db: LevelDb) -> None:
+        self.db = db
+        self.writer = ThreadPoolExecutor(1, "spool-writer")
+        self.reader = ThreadPoolExecutor(1, "spool-reader")
+        self._loop = asyncio.get_running_loop()
+
+    async def read(self, function: Callable[[LevelDb, *Ts], T], *args: *Ts) -> T:
+        """`function(db, …)` in the reader thread. Raises what it raises: StoreError."""
+        return await self._loop.run_in_executor(self.reader, function, self.db, *args)
+
+    def stop(self) -> None:
+        self.writer.shutdown()
+        self.reader.shutdown()

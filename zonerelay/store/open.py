@@ -1,0 +1,32 @@
+"""Opening the store that the settings name. Above the backends: no backend imports this."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from zonerelay.config.models import Backend, SpoolSettings
+from zonerelay.model.clock import Clock
+from zonerelay.store.base import Store
+from zonerelay.store.leveldb_open import open_leveldb
+from zonerelay.store.memory import MemoryStore
+
+_log = logging.getLogger("zonerelay.store")
+
+
+async def open_store(
+    settings: SpoolSettings,
+    *,
+    clock: Clock,
+    on_health: Callable[[str | None], None],
+    observe_commit: Callable[[float], None],
+) -> Store:
+    """Raises StoreOpenError, whose text says what the operator should do.
+
+    `on_health` hears of every change of `unhealthy()`; `observe_commit` of the seconds of each durable
+    write. Both are called on the event loop that is running now and must not raise.
+    """
+    if settings.backend is Backend.MEMORY:
+        _log.warning("%s", MemoryStore.WARNING)
+        return MemoryStore()
+    return await open_leveldb(settings, clock=clock, on_health=on_health, observe_commit=observe_commit)

@@ -1,0 +1,126 @@
+"""One atomic write: from changes in the trade's words to keys and values, decided before any I/O.
+
+A plan is built completely before anything else knows of it, so an envelope that cannot be encoded
+leaves no trace. The count of open deliveries decides when a message leaves with its body; it is
+stored only while it differs from the number of recipients in the envelope, so that a message to
+one recipient never needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.store import records
+from zonerelay.store.ledger import Found, Ledger, OpenMessage
+from zonerelay.store.leveldb_engine import Op
+
+_RECORD_SIZE = 200
+"""About what a delivery record and its keys weigh, for the size of a batch."""
+
+
+class Transition(NamedTuple):
+    """One delivery's step. `old` None: it is new; `new` None: it leaves."""
+
+    old: Delivery | None
+    new: Delivery | None
+
+
+def due_time(delivery: Delivery | None) -> float:
+    """When the delivery stands in the `deferred-zone` index, 0.0 when it does not."""
+    return 0.0 if delivery is None or delivery.held else max(delivery.next_attempt, 0.0)
+
+
+class Plan:
+    """Collects what one write does. Single use: build, `seal`, and `Ledger` knows."""
+
+    __slots__ = ("_closed", "_counts", "_found", "_ledger", "messages", "ops", "size", "transitions")
+
+    def __init__(self, ledger: Ledger, found: Found | None = None) -> None:
+        self._ledger = ledger
+        self._found = found or Found()
+        self._closed: dict[MessageId, int] = {}
+        self._counts: dict[OpenMessage, int] = {}
+        self.ops: list[Op] = []
+        self.size = 0
+        self.transitions: dict[DeliveryKey, Transition] = {}
+        self.messages: dict[MessageId, OpenMessage] = {}
+
+    def add_message(self, message: Message, deliveries: Sequence[Delivery]) -> None:
+        """A new message and its deliveries. Its chunks are the caller's to add, before this."""
+        message_id = message.envelope.id
+        metadata = records.encode_message(message)
+        self.ops.append((records.exists_key(message_id), b"%d" % message.envelope.created))
+        self.ops.append((records.metadata_key(message_id), metadata))
+        count = 0
+        for delivery in deliveries:
+            key = delivery.key
+            if key not in self.transitions:
+                self._write(key, None, delivery)
+                count += 1
+        entry = OpenMessage(message, count)
+        if count != len(message.envelope.recipients):
+            self._store_count(message_id, entry, count)
+        self.messages[message_id] = entry
+        self._counts[entry] = count
+        self.size += len(metadata) + _RECORD_SIZE * count
+
+    def change(self, key: DeliveryKey, new: Delivery | None) -> bool:
+        """A delivery's new state, `None` if it leaves; false when it does not exist (any more)."""
+        before = self.transitions.get(key)
+        old = before.new if before is not None else self._ledger.state(key, self._found)
+        if old is None:
+            return False
+        self._write(key, old, new)
+        if new is None:
+            self._closed[key.message_id] = self._closed.get(key.message_id, 0) + 1
+        self.size += _RECORD_SIZE
+        return True
+
+    def seal(self) -> None:
+        """Complete the operations and tell the ledger. The caller hands them to the committer at once."""
+        for message_id, closed in self._closed.items():
+            self._close(message_id, closed)
+        self._ledger.submitted({key: step.new for key, step in self.transitions.items()}, self._counts)
+        for message_id, entry in self.messages.items():
+            self._ledger.remember(message_id, entry)
+
+    def _write(self, key: DeliveryKey, old: Delivery | None, new: Delivery | None) -> None:
+        was_due, due = due_time(old), due_time(new)
+        if was_due != due:
+            if was_due:
+                self.ops.append((records.deferred_key(key, was_due), None))
+            if due:
+                self.ops.append((records.deferred_key(key, due), b""))
+        value = None if new is None else records.encode_delivery(new)
+        self.ops.append((records.delivery_key(key), value))
+        before = self.transitions.get(key)
+        self.transitions[key] = Transition(old if before is None else before.old, new)
+
+    def _close(self, message_id: MessageId, closed: int) -> None:
+        entry = self._ledger.message(message_id) or self._found.messages.get(message_id)
+        if entry is None or entry.message is None:
+            return
+        self.messages[message_id] = entry
+        left = max(0, entry.open - closed)
+        self._counts[entry] = left
+        if left:
+            self._store_count(message_id, entry, left)
+        else:
+            self._remove_message(message_id, entry, entry.message)
+
+    def _store_count(self, message_id: MessageId, entry: OpenMessage, count: int) -> None:
+        self.ops.append((records.open_count_key(message_id), b"%d" % count))
+        entry.count_stored = True
+
+    def _remove_message(self, message_id: MessageId, entry: OpenMessage, message: Message) -> None:
+        append = self.ops.append
+        append((records.exists_key(message_id), None))
+        append((records.metadata_key(message_id), None))
+        for number in range(1, message.chunks + 1):
+            append((records.chunk_key(message_id, number), None))
+        if entry.count_stored:
+            append((records.open_count_key(message_id), None))

@@ -1,0 +1,245 @@
+"""The spool's records: how keys are spelled and what JSON stands in their values.
+
+Keys are ASCII, fields separated by one space, so that one prefix scan can never run into another
+zone, domain or message: whatever could disturb that (space, `%`, control and non-ASCII characters)
+is percent-encoded. Key order is the order of work: message ids and due times are fixed-width.
+
+What is written once and never changes (envelope, headers, size) is in `message {ID} *`; what
+changes is in small delivery records whose identity is their key and is not repeated in the value.
+A record that cannot be read back raises StoreCorruptError with its key; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import urllib.parse
+
+import msgspec
+
+from zonerelay.model.address import Mailbox
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message, Notify
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outcome import Attempt
+from zonerelay.store.base import StoreCorruptError, StoreError
+
+FORMAT_VERSION = b"1"
+
+META_FORMAT = b"meta format"
+META_LAST_ID = b"meta last-id"
+META_PROBE = b"meta probe"
+
+MESSAGE_PREFIX = b"message "
+DELIVERY_PREFIX = b"delivery-zone "
+DEFERRED_PREFIX = b"deferred-zone "
+DOMAIN_PREFIX = b"delivery-domain "
+
+_UNSAFE = re.compile("[^!-$&-~]")
+# Seven decimals tell any two floats of this century apart, so the index orders exactly like the record.
+_TIME_WIDTH = 18
+_MAX_TIME = 9_999_999_999.0
+
+
+def field(text: str) -> bytes:
+    """One field of a key."""
+    if _UNSAFE.search(text) is None:
+        return text.encode("ascii")
+    raw = text.encode("utf-8", "surrogateescape")
+    return b"".join(b"%c" % octet if _is_safe(octet) else b"%%%02X" % octet for octet in raw)
+
+
+def _is_safe(octet: int) -> bool:
+    return 0x21 <= octet <= 0x7E and octet != 0x25
+
+
+def unfield(raw: bytes) -> str:
+    if b"%" not in raw:
+        return raw.decode("ascii")
+    return urllib.parse.unquote_to_bytes(raw).decode("utf-8", "surrogateescape")
+
+
+def after(prefix: bytes) -> bytes:
+    """The first key behind every key that starts with `prefix`, which ends in a space."""
+    return prefix[:-1] + b"!"
+
+
+# --- messages
+
+
+def message_prefix(message_id: MessageId) -> bytes:
+    return b"message %b " % message_id.encode("ascii")
+
+
+def chunk_key(message_id: MessageId, number: int) -> bytes:
+    """Chunks count from one."""
+    return b"message %b %06d" % (message_id.encode("ascii"), number)
+
+
+def exists_key(message_id: MessageId) -> bytes:
+    return b"message %b #" % message_id.encode("ascii")
+
+
+def metadata_key(message_id: MessageId) -> bytes:
+    return b"message %b *" % message_id.encode("ascii")
+
+
+def open_count_key(message_id: MessageId) -> bytes:
+    """How many deliveries are still open; absent while that is one per recipient of the envelope."""
+    return b"meta open %b" % message_id.encode("ascii")
+
+
+def parse_count(message_id: MessageId, raw: bytes) -> int:
+    try:
+        return int(raw)
+    except ValueError as error:
+        raise StoreCorruptError(f"message {message_id}: unreadable open count {raw[:20]!r}") from error
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_message = msgspec.json.Decoder(Message).decode
+
+
+def encode_message(message: Message) -> bytes:
+    try:
+        return _encode(message)
+    except (UnicodeError, TypeError, msgspec.MsgspecError) as error:
+        raise StoreError(f"message {message.id} cannot be written as JSON: {error}") from error
+
+
+def decode_message(message_id: MessageId, raw: bytes) -> Message:
+    try:
+        return _decode_message(raw)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreCorruptError(f"message {message_id}: unreadable metadata: {error}") from error
+
+
+# --- deliveries
+
+
+class _DeliveryRecord(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
+    """`Delivery` without what its key says already."""
+
+    created: float
+    attempts: int = 0
+    next_attempt: float = 0.0
+    held: bool = False
+    warned: bool = False
+    notify: int = 0
+    orcpt: str = ""
+    last: Attempt | None = None
+
+
+class DeliveryStatus(msgspec.Struct, frozen=True, gc=False):
+    """The two members that say where a delivery is counted; the rest of the record is skipped."""
+
+    next_attempt: float = 0.0
+    held: bool = False
+
+
+# A table: calling an IntFlag class costs as much as the whole rest of the decoding.
+_NOTIFY = tuple(Notify(value) for value in range(16))
+_NOTIFY_MASK = 15
+
+_decode_record = msgspec.json.Decoder(_DeliveryRecord).decode
+_decode_status = msgspec.json.Decoder(DeliveryStatus).decode
+
+
+@functools.lru_cache(maxsize=1024)
+def zone_prefix(zone: str) -> bytes:
+    return DELIVERY_PREFIX + field(zone) + b" "
+
+
+@functools.lru_cache(maxsize=1024)
+def deferred_prefix(zone: str) -> bytes:
+    return DEFERRED_PREFIX + field(zone) + b" "
+
+
+def domain_prefix(zone: str, domain: str) -> bytes:
+    return b"%b%b %b " % (DOMAIN_PREFIX, field(zone), field(domain))
+
+
+def delivery_key(key: DeliveryKey) -> bytes:
+    zone, message_id, recipient = key
+    return b"%b%b %b" % (zone_prefix(zone), message_id.encode("ascii"), field(recipient))
+
+
+def deferred_key(key: DeliveryKey, next_attempt: float) -> bytes:
+    zone, message_id, recipient = key
+    due = due_field(next_attempt)
+    return b"%b%b %b %b" % (deferred_prefix(zone), due, message_id.encode("ascii"), field(recipient))
+
+
+def domain_key(key: DeliveryKey, domain: str) -> bytes:
+    zone, message_id, recipient = key
+    return b"%b%b %b" % (domain_prefix(zone, domain), message_id.encode("ascii"), field(recipient))
+
+
+def due_field(when: float) -> bytes:
+    """A due time that sorts as text and reads as Unix seconds."""
+    return b"%0*.7f" % (_TIME_WIDTH, min(max(when, 0.0), _MAX_TIME))
+
+
+def parse_delivery_key(raw: bytes) -> DeliveryKey:
+    """Any of the three `delivery-zone`, `deferred-zone`, `delivery-domain` keys."""
+    try:
+        parts = raw.split(b" ")
+        return DeliveryKey(
+            unfield(parts[1]), MessageId(parts[-2].decode("ascii")), Mailbox(unfield(parts[-1]))
+        )
+    except (ValueError, IndexError) as error:
+        raise StoreCorruptError(f"unreadable key {raw[:200]!r}") from error
+
+
+def parse_due(raw: bytes) -> float:
+    """The due time in a `deferred-zone` key."""
+    try:
+        return float(raw.split(b" ", 3)[2])
+    except (ValueError, IndexError) as error:
+        raise StoreCorruptError(f"unreadable key {raw[:200]!r}") from error
+
+
+def encode_delivery(delivery: Delivery) -> bytes:
+    try:
+        return _encode(
+            _DeliveryRecord(
+                delivery.created,
+                delivery.attempts,
+                delivery.next_attempt,
+                delivery.held,
+                delivery.warned,
+                delivery.notify.value,
+                delivery.orcpt,
+                delivery.last,
+            )
+        )
+    except (UnicodeError, TypeError, msgspec.MsgspecError) as error:
+        raise StoreError(f"delivery {delivery.message_id} cannot be written as JSON: {error}") from error
+
+
+def decode_delivery(raw_key: bytes, raw: bytes) -> Delivery:
+    key = parse_delivery_key(raw_key)
+    try:
+        record = _decode_record(raw)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreCorruptError(f"unreadable delivery {raw_key[:200]!r}: {error}") from error
+    return Delivery(
+        zone=key.zone,
+        message_id=key.message_id,
+        recipient=key.recipient,
+        created=record.created,
+        attempts=record.attempts,
+        next_attempt=record.next_attempt,
+        held=record.held,
+        warned=record.warned,
+        notify=_NOTIFY[record.notify & _NOTIFY_MASK],
+        orcpt=record.orcpt,
+        last=record.last,
+    )
+
+
+def decode_status(raw_key: bytes, raw: bytes) -> DeliveryStatus:
+    try:
+        return _decode_status(raw)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreCorruptError(f"unreadable delivery {raw_key[:200]!r}: {error}") from error

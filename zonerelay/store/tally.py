@@ -1,0 +1,50 @@
+"""How many deliveries each zone holds, by durable state, without asking the disk.
+
+After a start the numbers are those of the changes since, plus, once the spool has been walked in
+the background, of what it held. Until then they are too low, and `max(0, …)` hides the difference.
+"""
+
+from __future__ import annotations
+
+from zonerelay.model.delivery import Delivery
+from zonerelay.store.base import QueueCounts
+
+
+class Tally:
+    """Changed only on the event loop."""
+
+    def __init__(self) -> None:
+        self._zones: dict[str, QueueCounts] = {}
+
+    def move(self, zone: str, old: Delivery | None, new: Delivery | None) -> None:
+        """A delivery changed from `old` (None: it is new) to `new` (None: it left)."""
+        counts = self._zones.get(zone)
+        if counts is None:
+            counts = self._zones[zone] = QueueCounts()
+        if old is not None:
+            _count(counts, old, -1)
+        if new is not None:
+            _count(counts, new, 1)
+
+    def add(self, found: dict[str, QueueCounts]) -> None:
+        """Add what a walk over the spool found."""
+        for zone, more in found.items():
+            counts = self._zones.setdefault(zone, QueueCounts())
+            counts.ready += more.ready
+            counts.deferred += more.deferred
+            counts.held += more.held
+
+    def current(self) -> dict[str, QueueCounts]:
+        return {
+            zone: QueueCounts(max(0, counts.ready), max(0, counts.deferred), max(0, counts.held))
+            for zone, counts in self._zones.items()
+        }
+
+
+def _count(counts: QueueCounts, delivery: Delivery, step: int) -> None:
+    if delivery.held:
+        counts.held += step
+    elif delivery.next_attempt > 0:
+        counts.deferred += step
+    else:
+        counts.ready += step
