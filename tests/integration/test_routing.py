@@ -1,0 +1,352 @@
+"""The resolver and the MX router against a scripted name server, over UDP and TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+import uvloop
+
+from tests.support.dns import (
+    GARBAGE,
+    REFUSED,
+    SERVFAIL,
+    SILENCE,
+    TRUNCATED,
+    WRONG_ID,
+    FakeDns,
+    Troubles,
+    Zones,
+)
+from zonerelay.config.endpoints import parse_listen
+from zonerelay.config.models import DnsSettings, ZoneSettings
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.routing.addresses import OwnAddresses
+from zonerelay.routing.answers import DnsStatus
+from zonerelay.routing.hosts import Hosts
+from zonerelay.routing.mx import MxRouter
+from zonerelay.routing.nexthop import Route, Unroutable
+from zonerelay.routing.resolver import MAX_RECORDS, Resolver
+
+ZONES: Zones = {
+    "example.com": {"MX": ["20 Backup.Example.com", "10 mx.example.com"], "TTL": 300},
+    "mx.example.com": {"A": ["192.0.2.1", "192.0.2.2"], "AAAA": ["2001:db8::1"], "TTL": 300},
+    "backup.example.com": {"A": ["192.0.2.9"]},
+    "only-a.example": {"A": ["192.0.2.3"]},
+    "only-aaaa.example": {"AAAA": ["2001:db8::3"]},
+    "empty.example": {},
+    "null.example": {"MX": ["0 ."]},
+    "null-and-more.example": {"MX": ["0 .", "10 mx.example.com"]},
+    "alias.example": {"CNAME": ["example.com."]},
+    "circle.example": {"CNAME": ["circle.example."]},
+    "literal.example": {"MX": ["10 192.0.2.1"]},
+    "half-literal.example": {"MX": ["10 192.0.2.1", "20 mx.example.com"]},
+    "dead-mx.example": {"MX": ["10 absent.example"]},
+    "equal.example": {"MX": [f"10 mx{n}.equal.example" for n in range(4)]},
+    "ours.example": {"MX": ["10 first.example", "20 relay.example.org", "30 last.example"]},
+    "first.example": {"A": ["192.0.2.4"]},
+    "last.example": {"A": ["192.0.2.5"]},
+    "ours-first.example": {"MX": ["10 RELAY.example.org", "20 last.example"]},
+    "by-address.example": {"MX": ["10 first.example", "20 disguised.example"]},
+    "disguised.example": {"A": ["127.0.0.1"]},
+    "implicit-ours.example": {"A": ["127.0.0.1"]},
+    "many.example": {"MX": [f"{n} mx{n}.many.example" for n in range(MAX_RECORDS + 50)]},
+    "xn--bcher-kva.example": {"MX": ["10 mx.example.com"]},
+    "mailhog": {"A": ["192.0.2.7"]},
+}
+
+
+@dataclass
+class Bed:
+    dns: FakeDns
+    clock: ManualClock
+    resolver: Resolver
+    router: MxRouter
+
+    async def route(self, domain: str, zone: ZoneSettings | None = None) -> Route:
+        found = await self.router.route(zone or ZoneSettings(), domain)
+        assert isinstance(found, Route), found
+        return found
+
+    async def hosts(self, domain: str, zone: ZoneSettings | None = None) -> list[str]:
+        return [host.name for host in (await self.route(domain, zone)).hosts]
+
+    async def no(self, domain: str, zone: ZoneSettings | None = None) -> Outcome:
+        found = await self.router.route(zone or ZoneSettings(), domain)
+        assert isinstance(found, Unroutable), found
+        assert found.outcome.local
+        return found.outcome
+
+
+@asynccontextmanager
+async def bed(
+    troubles: Troubles | None = None, *, listeners: Sequence[str] = ("127.0.0.1:25",), timeout: float = 0.3
+) -> AsyncIterator[Bed]:
+    async with FakeDns(ZONES, troubles) as dns:
+        clock = ManualClock()
+        settings = DnsSettings(servers=(dns.address,), timeout=timeout)
+        resolver = Resolver(settings, clock, hosts=Hosts({"known": ("192.0.2.8",)}))
+        router = MxRouter(
+            resolver,
+            hostname="relay.example.org",
+            clock=clock,
+            random=random.Random(7),
+            own_addresses=OwnAddresses(parse_listen(listener) for listener in listeners),
+        )
+        try:
+            yield Bed(dns, clock, resolver, router)
+        finally:
+            await resolver.close()
+
+
+# ---- what DNS says ------------------------------------------------------------------------------
+
+
+async def test_hosts_come_by_preference_in_lower_case_with_the_zones_port() -> None:
+    async with bed() as it:
+        route = await it.route("Example.COM", ZoneSettings(name="bulk", port=2525))
+        assert [(h.name, h.port, h.preference) for h in route.hosts] == [
+            ("mx.example.com", 2525, 10),
+            ("backup.example.com", 2525, 20),
+        ]
+        assert (route.zone, route.name) == ("bulk", "example.com")
+        assert route.expires == pytest.approx(it.clock.now() + 300)
+
+
+async def test_equal_preferences_come_in_another_order_each_time() -> None:
+    async with bed() as it:
+        orders = {tuple(await it.hosts("equal.example")) for _ in range(20)}
+        assert len(orders) > 5
+        routes = [await it.route("equal.example") for _ in range(5)]
+        assert len({route.destination for route in routes}) == 1
+
+
+async def test_no_mx_at_all_means_that_the_address_is_the_mx() -> None:
+    async with bed() as it:
+        assert await it.hosts("only-a.example") == ["only-a.example"]
+        assert await it.hosts("only-aaaa.example") == ["only-aaaa.example"]
+
+
+async def test_an_alias_leads_to_the_mx_of_its_target() -> None:
+    async with bed() as it:
+        assert await it.hosts("alias.example") == ["mx.example.com", "backup.example.com"]
+
+
+async def test_an_internationalized_domain_is_asked_for_in_ascii() -> None:
+    async with bed() as it:
+        assert await it.hosts("bücher.example") == ["mx.example.com"]
+
+
+@pytest.mark.parametrize(
+    ("domain", "reply"),
+    [
+        ("absent.example", "550 5.1.2"),
+        ("empty.example", "550 5.1.2"),
+        ("null.example", "556 5.1.10"),
+        ("ours-first.example", "554 5.4.6"),
+        ("implicit-ours.example", "554 5.4.6"),
+        ("[127.0.0.1]", "554 5.4.6"),
+        ("a..b", "550 5.1.2"),
+        ("[192.0.2.256]", "550 5.1.3"),
+    ],
+)
+async def test_what_the_domain_itself_settles_bounces(domain: str, reply: str) -> None:
+    async with bed() as it:
+        outcome = await it.no(domain)
+        assert outcome.verdict is Verdict.BOUNCED
+        assert str(outcome.reply).startswith(reply)
+        assert outcome.scope is Scope.DOMAIN
+
+
+@pytest.mark.parametrize("trouble", [SERVFAIL, REFUSED, SILENCE, GARBAGE, WRONG_ID], ids=lambda t: t.value)
+async def test_a_name_server_in_trouble_never_bounces_mail(trouble: object) -> None:
+    async with bed({"example.com": trouble}, timeout=0.2) as it:  # type: ignore[dict-item]  # parametrized
+        outcome = await it.no("example.com")
+        assert (outcome.verdict, outcome.reply.code, outcome.reply.detail) == (Verdict.DEFERRED, 451, "4.3")
+
+
+async def test_no_mx_and_an_address_that_cannot_be_asked_for_never_bounces_mail() -> None:
+    async with bed({("empty.example", "A"): SERVFAIL}) as it:
+        assert (await it.no("empty.example")).verdict is Verdict.DEFERRED
+
+
+async def test_no_name_server_at_all_never_bounces_mail() -> None:
+    async with bed(timeout=0.2) as it:
+        settings = DnsSettings(servers=("127.0.0.1:1",), timeout=0.2)
+        resolver = Resolver(settings, it.clock, hosts=Hosts({}))
+        assert (await resolver.mx("example.com")).status is DnsStatus.TIMEOUT
+        await resolver.close()
+
+
+@pytest.mark.parametrize("domain", ["literal.example", "circle.example"])
+async def test_records_that_make_no_sense_never_bounce_mail(domain: str) -> None:
+    async with bed() as it:
+        assert (await it.no(domain)).verdict is Verdict.DEFERRED
+
+
+async def test_usable_hosts_are_used_beside_unusable_ones() -> None:
+    async with bed() as it:
+        assert await it.hosts("half-literal.example") == ["mx.example.com"]
+        assert await it.hosts("null-and-more.example") == ["mx.example.com"]
+
+
+async def test_a_truncated_answer_is_asked_for_again_over_tcp() -> None:
+    async with bed({"example.com": TRUNCATED}) as it:
+        assert await it.hosts("example.com") == ["mx.example.com", "backup.example.com"]
+        assert it.dns.queries[:2] == [("example.com", "MX", "udp"), ("example.com", "MX", "tcp")]
+
+
+async def test_the_number_of_records_is_bounded_and_the_best_are_kept() -> None:
+    async with bed({"many.example": TRUNCATED}, listeners=()) as it:
+        hosts = await it.hosts("many.example")
+        assert hosts == [f"mx{n}.many.example" for n in range(MAX_RECORDS)]
+
+
+# ---- ourselves ----------------------------------------------------------------------------------
+
+
+async def test_hosts_not_better_than_ourselves_are_cut() -> None:
+    async with bed() as it:
+        assert await it.hosts("ours.example") == ["first.example"]
+
+
+async def test_we_are_recognised_by_address_where_we_listen_on_the_port() -> None:
+    async with bed() as it:
+        assert await it.hosts("by-address.example") == ["first.example"]
+    async with bed(listeners=("127.0.0.1:2525",)) as it:
+        assert await it.hosts("by-address.example") == ["first.example", "disguised.example"]
+
+
+# ---- next hops and literals ---------------------------------------------------------------------
+
+
+async def test_a_next_hop_in_brackets_or_an_address_needs_no_mx() -> None:
+    async with bed() as it:
+        for next_hop, host, port, literal in (
+            ("[smtp.example.net]:587", "smtp.example.net", 587, False),
+            ("[smtp.example.net]", "smtp.example.net", 25, False),
+            ("192.0.2.1:2626", "192.0.2.1", 2626, True),
+            ("[2001:db8::1]:2626", "2001:db8::1", 2626, True),
+        ):
+            (found,) = (await it.route("", ZoneSettings(next_hop=next_hop))).hosts
+            assert (found.name, found.port, found.literal) == (host, port, literal)
+        assert it.dns.queries == []
+
+
+async def test_a_next_hop_that_is_a_name_goes_to_its_mx() -> None:
+    async with bed() as it:
+        route = await it.route("", ZoneSettings(next_hop="example.com:587"))
+        assert [(host.name, host.port) for host in route.hosts] == [
+            ("mx.example.com", 587),
+            ("backup.example.com", 587),
+        ]
+
+
+@pytest.mark.parametrize(
+    "next_hop", ["absent.example", "null.example", "ours-first.example", "empty.example"]
+)
+async def test_a_wrong_next_hop_never_bounces_mail(next_hop: str) -> None:
+    async with bed() as it:
+        outcome = await it.no("", ZoneSettings(next_hop=next_hop))
+        assert (outcome.verdict, outcome.reply.code, outcome.scope) == (Verdict.DEFERRED, 451, Scope.LOCAL)
+
+
+async def test_a_next_hop_that_cannot_be_parsed_never_bounces_mail() -> None:
+    async with bed() as it:
+        assert (await it.no("", ZoneSettings(next_hop="two words"))).verdict is Verdict.DEFERRED
+
+
+async def test_a_domain_that_is_an_address_is_that_address() -> None:
+    async with bed() as it:
+        (host,) = (await it.route("[IPv6:2001:DB8::1]")).hosts
+        assert (host.name, host.literal) == ("2001:db8::1", True)
+
+
+# ---- addresses ----------------------------------------------------------------------------------
+
+
+async def test_addresses_alternate_between_the_families() -> None:
+    async with bed() as it:
+        both = await it.resolver.addresses("mx.example.com", ipv6=True)
+        assert both.failure is None
+        assert both.ips[0] == "2001:db8::1"
+        assert sorted(both.ips[1:]) == ["192.0.2.1", "192.0.2.2"]
+        four = await it.resolver.addresses("MX.example.com.", ipv6=False)
+        assert "2001:db8::1" not in four.ips
+
+
+async def test_one_family_in_trouble_does_not_hide_the_other() -> None:
+    async with bed({("mx.example.com", "AAAA"): SERVFAIL}) as it:
+        assert (await it.resolver.addresses("mx.example.com", ipv6=True)).failure is None
+
+
+@pytest.mark.parametrize(
+    ("name", "detail"), [("absent.example", "4.4"), ("empty.example", "4.4"), ("circle.example", "4.3")]
+)
+async def test_a_host_without_addresses_is_a_deferral(name: str, detail: str) -> None:
+    async with bed() as it:
+        found = await it.resolver.addresses(name, ipv6=True)
+        assert found.ips == ()
+        assert found.failure is not None
+        assert (found.failure.verdict, found.failure.reply.detail) == (Verdict.DEFERRED, detail)
+
+
+async def test_some_names_need_no_dns() -> None:
+    async with bed() as it:
+        assert (await it.resolver.addresses("192.0.2.1", ipv6=False)).ips == ("192.0.2.1",)
+        assert (await it.resolver.addresses("::1", ipv6=True)).ips == ("::1",)
+        assert (await it.resolver.addresses("localhost", ipv6=False)).ips == ("127.0.0.1",)
+        assert (await it.resolver.addresses("Known", ipv6=True)).ips == ("192.0.2.8",)
+        assert it.dns.queries == []
+        assert (await it.resolver.addresses("mailhog", ipv6=False)).ips == ("192.0.2.7",)
+
+
+async def test_a_name_that_is_none_is_a_deferral() -> None:
+    async with bed() as it:
+        for name in ("", "a..b", "x" * 300):
+            assert (await it.resolver.addresses(name, ipv6=True)).failure is not None
+
+
+# ---- cache --------------------------------------------------------------------------------------
+
+
+async def test_answers_live_by_their_ttl_and_failures_shortly() -> None:
+    async with bed({"broken.example": SERVFAIL}) as it:
+        for _ in range(2):
+            await it.router.route(ZoneSettings(), "example.com")
+            await it.router.route(ZoneSettings(), "broken.example")
+            await it.router.route(ZoneSettings(), "absent.example")
+        names = ("example.com", "broken.example", "absent.example")
+        assert [it.dns.count(name, "MX") for name in names] == [1, 1, 1]
+        for passed, counts in ((16, [1, 2, 1]), (50, [1, 3, 2]), (240, [2, 4, 3])):
+            it.clock.advance(passed)
+            for name in names:
+                await it.router.route(ZoneSettings(), name)
+            assert [it.dns.count(name, "MX") for name in names] == counts
+
+
+async def test_a_thousand_messages_at_once_ask_one_question() -> None:
+    async with bed() as it:
+        await asyncio.gather(*(it.route("example.com") for _ in range(1000)))
+        assert it.dns.count("example.com", "MX") == 1
+
+
+# ---- the other event loop -----------------------------------------------------------------------
+
+
+def test_the_same_answers_come_under_uvloop() -> None:
+    async def ask() -> None:
+        async with bed({"example.com": TRUNCATED, "broken.example": SERVFAIL, "mute.example": SILENCE}) as it:
+            assert await it.hosts("example.com") == ["mx.example.com", "backup.example.com"]
+            assert ("example.com", "MX", "tcp") in it.dns.queries
+            assert (await it.resolver.mx("absent.example")).status is DnsStatus.NXDOMAIN
+            assert (await it.resolver.mx("broken.example")).status is DnsStatus.SERVFAIL
+            assert (await it.resolver.mx("mute.example")).status is DnsStatus.TIMEOUT
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(ask())
