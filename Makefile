@@ -4,12 +4,26 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: run sandbox test check fmt bench clean
+# pip's own complaint about a missing compiler or header is hard to read.
+define PLYVEL_HINT
+
+If it was plyvel that could not be built: it comes ready-made for Python 3.11 and 3.12 only. Take one of these,
+    make PYTHON=python3.12 run
+or let pip compile it:
+    apt install build-essential python3-dev libleveldb-dev
+endef
+export PLYVEL_HINT
+
+.PHONY: help run sandbox test check fmt bench clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
 
 $(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] >= (3, 11) else "zonerelay needs Python 3.11 or newer")'
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("zonerelay needs Python 3.11 or 3.12: make PYTHON=python3.12 …")'
+	@echo "Building the environment in $(VENV), once; this takes about half a minute."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' || { echo "$$PLYVEL_HINT"; exit 1; }
 	@touch $@
 
 run: $(STAMP)  ## start the relay with config/zonerelay.toml, spool under ./var
@@ -27,12 +41,12 @@ check: $(STAMP)  ## ruff, mypy strict, import-linter
 test: $(STAMP)  ## every tier but bench
 	$(BIN)/pytest
 
-fmt: $(STAMP)
+fmt: $(STAMP)  ## let ruff correct what it can
 	$(BIN)/ruff check --fix zonerelay tests
 	$(BIN)/ruff format zonerelay tests
 
 bench: $(STAMP)  ## against Postfix, in one run
 	$(BIN)/python -m tests.bench
 
-clean:
+clean:  ## remove the environment and caches; the spool under ./var stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
