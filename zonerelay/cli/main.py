@@ -39,7 +39,7 @@ def _run(arguments: Namespace) -> int:
     match arguments.command:
         case "serve":
             from zonerelay.cli.relay import config_path
-            from zonerelay.worker import serve
+            from zonerelay.serve import serve
 
             return serve(config_path(arguments.config))
         case "check-config":

@@ -1,0 +1,135 @@
+"""What `zonerelay status` and the queue gauges say, put together from the parts that know it.
+
+One read of the store's counts and of the scheduler's snapshot per question, so that figures agree with each
+other. The ages of the oldest deliveries need the disk: they are read by `refresh`, and kept for a scrape.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from zonerelay import __version__
+from zonerelay.config.models import Settings
+from zonerelay.control.messages import DestinationStatus, RelayStatus, ZoneStatus
+from zonerelay.model.clock import Clock
+from zonerelay.queue.scheduler import Scheduler
+from zonerelay.routing.zones import Zones
+from zonerelay.store.base import QueueCounts, Store
+from zonerelay.telemetry.metrics import ZoneQueue
+
+MAX_DESTINATIONS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """What only the worker knows: its listeners, its connections, what it is doing and what is wrong."""
+
+    listeners: Sequence[str]
+    inbound_connections: int
+    state: str
+    problems: Sequence[str]
+
+
+class StatusBoard:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        hostname: str,
+        store: Store,
+        scheduler: Scheduler,
+        zones: Zones,
+        connections: Callable[[str], int],
+        surface: Callable[[], Surface],
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._hostname = hostname
+        self._store = store
+        self._scheduler = scheduler
+        self._zones = zones
+        self._connections = connections
+        self._surface = surface
+        self._clock = clock
+        self._started = clock.now()
+        self._oldest: dict[str, float] = {}
+
+    async def refresh(self) -> None:
+        """Bring the ages of the oldest deliveries up to date. Raises StoreError."""
+        oldest = {}
+        for zone in self._store.counts():
+            created = await self._store.oldest(zone)
+            if created is not None:
+                oldest[zone] = created
+        self._oldest = oldest
+
+    def queues(self) -> list[ZoneQueue]:
+        """For the gauges: every configured zone, and every other that holds mail."""
+        counts = self._store.counts()
+        return [
+            self._queue(zone, counts.get(zone) or QueueCounts())
+            for zone in dict.fromkeys((*self._zones.names, *counts))
+        ]
+
+    def _queue(self, zone: str, counts: QueueCounts) -> ZoneQueue:
+        created = self._oldest.get(zone)
+        active = min(self._scheduler.active_count(zone), counts.total)
+        # What is being attempted is counted by its durable state too: mostly ready, sometimes deferred.
+        from_ready = min(active, counts.ready)
+        return ZoneQueue(
+            zone=zone,
+            ready=counts.ready - from_ready,
+            active=active,
+            deferred=max(counts.deferred - (active - from_ready), 0),
+            held=counts.held,
+            oldest=0.0 if created is None else max(self._clock.now() - created, 0.0),
+        )
+
+    async def status(self) -> RelayStatus:
+        await self.refresh()
+        surface = self._surface()
+        destinations = self._destinations()
+        return RelayStatus(
+            software=__version__,
+            pid=os.getpid(),
+            hostname=self._hostname,
+            backend=self._settings.spool.backend.value,
+            uptime=self._clock.now() - self._started,
+            state=surface.state,
+            listeners=tuple(surface.listeners),
+            inbound_connections=surface.inbound_connections,
+            zones=tuple(self._zone(queue) for queue in self.queues()),
+            destinations=tuple(destinations[:MAX_DESTINATIONS]),
+            destinations_total=len(destinations),
+            problems=tuple(surface.problems),
+        )
+
+    def _zone(self, queue: ZoneQueue) -> ZoneStatus:
+        return ZoneStatus(
+            name=queue.zone,
+            ready=queue.ready,
+            active=queue.active,
+            deferred=queue.deferred,
+            held=queue.held,
+            oldest_seconds=queue.oldest,
+        )
+
+    def _destinations(self) -> list[DestinationStatus]:
+        """The busiest first, suspended ones before idle ones."""
+        rows = [
+            DestinationStatus(
+                zone=zone.zone,
+                destination=destination.name,
+                hosts=destination.key.partition(" ")[2],
+                active=destination.active,
+                waiting=destination.waiting,
+                suspended_until=destination.suspended_until,
+                reply=destination.reply,
+            )
+            for zone in self._scheduler.snapshot()
+            for destination in zone.destinations
+        ]
+        rows.sort(key=lambda row: (-row.active, -row.waiting, row.suspended_until is None))
+        return rows

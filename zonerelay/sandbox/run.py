@@ -1,0 +1,138 @@
+"""`zonerelay sandbox`: a relay and a sink on loopback, and every message's journey in the terminal.
+
+Nothing leaves the machine: the only zone's next hop is the sink, whatever the recipient's domain. The
+spool is a temporary directory that goes when the sandbox ends. Retries come within seconds, so that
+a deferral, a delay warning and an expiry can be watched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import smtplib
+import socket
+import sys
+import tempfile
+from dataclasses import replace
+from email.message import EmailMessage
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from zonerelay.config.models import (
+    AdminSettings,
+    BounceSettings,
+    ListenerSettings,
+    RetrySettings,
+    Settings,
+    SpoolSettings,
+    ZoneSettings,
+)
+from zonerelay.model.clock import SystemClock
+from zonerelay.sandbox.journey import Journey
+from zonerelay.sandbox.behaviours import ADDRESSES
+from zonerelay.sandbox.sink import Sink
+from zonerelay.telemetry.redact import Redactor
+from zonerelay.worker import StartError, Worker
+
+_LOOPBACK = "127.0.0.1"
+_SMTP_PORT = 2525
+_HTTP_PORT = 8025
+_FIRST_MAIL = ("someone@example.com", "reject-550@example.com", "greylist@example.com")
+
+
+def main() -> int:
+    console = Console(highlight=False)
+    with tempfile.TemporaryDirectory(prefix="zonerelay-sandbox-") as directory:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                return runner.run(_play(console, Path(directory)))
+        except StartError as error:
+            print(f"zonerelay sandbox: {error}", file=sys.stderr)
+            return 1
+
+
+async def _play(console: Console, directory: Path) -> int:
+    clock = SystemClock()
+    sink = Sink()
+    await sink.start()
+    settings = _settings(directory, sink.port)
+    worker = Worker(
+        settings,
+        hostname="sandbox.zonerelay.test",
+        log=Journey(console, clock.now),
+        redactor=Redactor(b"", enabled=False),
+        clock=clock,
+        randomness=random.Random(),
+    )
+    try:
+        await worker.start()
+        _introduce(console, worker, sink)
+        await asyncio.to_thread(_send_first_mail, worker.listeners[0].addresses[0])
+        await _interrupted()
+        console.print("\nStopping.", style="dim")
+        await worker.stop()
+    finally:
+        await sink.close()
+    return 0
+
+
+def _settings(directory: Path, sink_port: int) -> Settings:
+    return Settings(
+        spool=SpoolSettings(path=directory / "spool", min_free_space=0),
+        listener=(ListenerSettings(address=f"{_LOOPBACK}:{_free(_SMTP_PORT)}"),),
+        zone=(ZoneSettings(next_hop=f"{_LOOPBACK}:{sink_port}"),),
+        retry=RetrySettings(schedule=(3.0, 10.0, 20.0), max_age=120.0, suspend_min=3.0, suspend_max=15.0),
+        bounce=replace(BounceSettings(), delay_warning=30.0),
+        admin=AdminSettings(address=f"{_LOOPBACK}:{_free(_HTTP_PORT)}"),
+    )
+
+
+def _free(port: int) -> int:
+    """The usual port, or any when another relay has it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_LOOPBACK, port))
+        except OSError:
+            probe.bind((_LOOPBACK, 0))
+        number: int = probe.getsockname()[1]
+        return number
+
+
+def _introduce(console: Console, worker: Worker, sink: Sink) -> None:
+    smtp = worker.listeners[0].addresses[0]
+    console.print(f"[bold]A relay listens on {smtp}[/], a sink behind it on {_LOOPBACK}:{sink.port}.")
+    console.print(f"Metrics: http://{_LOOPBACK}:{worker.http_port}/metrics   Stop: Ctrl-C\n")
+    console.print("Send it something; all mail goes to the sink, whatever the domain:\n")
+    console.print(f"    swaks --server {smtp} --from you@example.org --to someone@example.com\n")
+    table = Table(title="What the recipient's local part makes the sink do", title_justify="left", box=None)
+    table.add_column("recipient", style="cyan")
+    table.add_column("then")
+    for address, meaning in ADDRESSES:
+        table.add_row(f"{address}@…", meaning)
+    console.print(table)
+    console.print("\nThree messages to begin with:\n")
+
+
+def _send_first_mail(relay: str) -> None:
+    host, _, port = relay.rpartition(":")
+    with smtplib.SMTP(host, int(port), timeout=10) as client:
+        for recipient in _FIRST_MAIL:
+            message = EmailMessage()
+            message["From"] = "you@example.org"
+            message["To"] = recipient
+            message["Subject"] = "A first message"
+            message.set_content("It flows.\n")
+            client.send_message(message)
+
+
+async def _interrupted() -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()

@@ -1,0 +1,130 @@
+"""`zonerelay serve`: the process around one worker. Limits, signals, the service manager, the exit status.
+
+SIGTERM and SIGINT drain and exit 0; a second one cuts the draining short. SIGHUP checks the
+configuration again. Exit 2: the configuration is wrong, every problem is on stderr. Exit 1: this machine
+is not ready for it, stderr says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import uvloop
+
+from zonerelay.config.hostname import resolve_hostname
+from zonerelay.config.models import Settings
+from zonerelay.config.settings import ConfigError, load
+from zonerelay.model.clock import SystemClock
+from zonerelay.systemd import Notifier
+from zonerelay.telemetry.logs import configure as configure_logs
+from zonerelay.telemetry.redact import Redactor, RedactKeyError, load_or_create_key
+from zonerelay.worker import StartError, Worker
+
+REDACT_KEY = "redact.key"
+
+# A thread that waits for the interpreter asks for it after this long. The default of 5 ms lets the event
+# loop keep the store's writer waiting between two system calls, which shows in every commit.
+SWITCH_INTERVAL = 0.0005
+
+# Allocations between two collections of the youngest generation. Messages make no reference cycles; the
+# default of 700 collects several times per message.
+GC_THRESHOLD = 20_000
+
+
+def serve(config: Path) -> int:
+    try:
+        settings = load(config)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    try:
+        _prepare(settings)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(config, settings))
+    except (StartError, RedactKeyError, OSError) as error:
+        print(f"zonerelay: {error}", file=sys.stderr)
+        return 1
+
+
+def _prepare(settings: Settings) -> None:
+    settings.spool.path.parent.mkdir(parents=True, exist_ok=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        # A connection is a descriptor, and so is every open table file of the spool.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    gc.set_threshold(GC_THRESHOLD, 20, 20)
+
+
+async def _serve(config: Path, settings: Settings) -> int:
+    clock = SystemClock()
+    redactor = build_redactor(settings)
+    log = configure_logs(settings.log, clock=clock, redact=redactor.text)
+    worker = Worker(
+        settings,
+        hostname=resolve_hostname(settings, socket.getfqdn),
+        log=log,
+        redactor=redactor,
+        clock=clock,
+        randomness=random.Random(),
+    )
+    notifier = Notifier(os.environ, lambda error: worker.events.trouble("systemd", error))
+    try:
+        await worker.start()
+        gc.freeze()
+        await _run_until_told(worker, notifier, config, log.flush)
+    finally:
+        log.flush()
+    return 0
+
+
+async def _run_until_told(
+    worker: Worker, notifier: Notifier, config: Path, flush: Callable[[], object]
+) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, _reload, worker, notifier, config)
+    notifier.ready(f"listening on {' '.join(worker.addresses())}")
+    notifier.start_watchdog(loop)
+    await stop.wait()
+    notifier.stopping()
+    stopping = asyncio.ensure_future(worker.stop())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _cut_short, worker, flush)
+    await stopping
+
+
+def _cut_short(worker: Worker, flush: Callable[[], object]) -> None:
+    """A second signal: end like a crash, which loses nothing; what is in flight is tried again at the next start."""
+    worker.events.lifecycle("killed", why="a second signal while stopping")
+    flush()
+    os._exit(1)
+
+
+def _reload(worker: Worker, notifier: Notifier, config: Path) -> None:
+    notifier.reloading(worker.clock.monotonic())
+    try:
+        worker.reload(load(config))
+    except ConfigError as error:
+        worker.problems = [f"the configuration on disk is wrong: {problem}" for problem in error.problems]
+        worker.events.lifecycle("reload-refused", problems=len(error.problems), first=str(error.problems[0]))
+    notifier.ready(f"listening on {' '.join(worker.addresses())}")
+
+
+def build_redactor(settings: Settings) -> Redactor:
+    """Raises RedactKeyError."""
+    if not settings.log.redact:
+        return Redactor(b"", enabled=False)
+    path = settings.log.redact_key_file or settings.spool.path.parent / REDACT_KEY
+    return Redactor(load_or_create_key(path), enabled=True)

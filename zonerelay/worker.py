@@ -1,0 +1,309 @@
+"""One worker: a whole relay in one process. This module wires the parts and owns their order.
+
+Start: spool first (its lock makes a second relay impossible), then resolver, courier, scheduler, the
+operators' channel, HTTP, and the listeners last, so that nobody is greeted by a relay that
+cannot take mail. Stop is the reverse: no new connections, idle clients get 421, transactions and
+deliveries in flight finish, outcomes are synced, the spool is closed; all within
+`shutdown_timeout`, except that a commit being written is always awaited.
+
+Promise on failure: whatever fails here fails before the first greeting, in words (`StartError`).
+Only what stands above imports this module: `serve` and the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+from zonerelay import __version__
+from zonerelay.admin.health import ReadinessCheck
+from zonerelay.admin.http import AdminError, AdminServer
+from zonerelay.config.endpoints import parse_listen
+from zonerelay.config.models import ListenerSettings, Settings
+from zonerelay.control.errors import ControlError
+from zonerelay.control.explain import Explainer, Suspended
+from zonerelay.control.handler import ControlHandler
+from zonerelay.control.paths import control_socket_path
+from zonerelay.control.server import ControlServer
+from zonerelay.control.status import StatusBoard, Surface
+from zonerelay.delivery.courier import SmtpCourier
+from zonerelay.inbound.listener import Listener, ListenError
+from zonerelay.model.clock import Clock
+from zonerelay.model.envelope import Envelope
+from zonerelay.model.message_id import MessageIdSource
+from zonerelay.queue.operations import Operations
+from zonerelay.queue.retry import build as build_retry
+from zonerelay.queue.scheduler import Scheduler
+from zonerelay.queue.settle import Settler
+from zonerelay.routing.addresses import OwnAddresses
+from zonerelay.routing.mx import MxRouter
+from zonerelay.routing.nexthop import DestinationKey
+from zonerelay.routing.resolver import Resolver
+from zonerelay.routing.zones import Zones
+from zonerelay.store.base import Store, StoreError
+from zonerelay.store.open import open_store
+from zonerelay.telemetry.events import Events, LogSink
+from zonerelay.telemetry.metrics import Metrics
+from zonerelay.telemetry.redact import Redactor
+
+
+class StartError(Exception):
+    """The relay cannot start; the text says what the operator should do."""
+
+
+class Worker:
+    """`start`, then `stop` once. Tests and the sandbox pass their own clock, randomness and log."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        hostname: str,
+        log: LogSink,
+        redactor: Redactor,
+        clock: Clock,
+        randomness: random.Random,
+    ) -> None:
+        self.settings = settings
+        self.hostname = hostname
+        self.clock = clock
+        self.problems: Sequence[str] = ()
+        self.draining = False
+        self.listeners: list[Listener] = []
+        self.metrics = Metrics()
+        self.events = Events(log, self.metrics, redactor, clock)
+        self._redactor = redactor
+        self._random = randomness
+        self._zones = Zones(settings.zone, settings.route)
+        self._store: Store | None = None
+        self._courier: SmtpCourier | None = None
+        self._scheduler: Scheduler | None = None
+        self._settler: Settler | None = None
+        self._control: ControlServer | None = None
+        self._admin: AdminServer | None = None
+        self._readiness: ReadinessCheck | None = None
+
+    # ---- start ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Raises StartError, with everything that was opened closed again."""
+        self.events.lifecycle("starting", version=__version__)
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_trouble)
+        try:
+            await self._start()
+        except (StoreError, ListenError, AdminError, ControlError, ValueError) as error:
+            await self.stop()
+            raise StartError(str(error)) from error
+        except BaseException:
+            await self.stop()
+            raise
+        self.events.lifecycle("ready", listeners=" ".join(self.addresses()))
+
+    async def _start(self) -> None:
+        store = self._store = await open_store(
+            self.settings.spool,
+            clock=self.clock,
+            on_health=self._on_health,
+            observe_commit=self.metrics.store_commit,
+        )
+        ids = MessageIdSource(self.clock, last=store.last_message_id())
+        resolver = Resolver(self.settings.dns, self.clock)
+        router = self._build_router(resolver)
+        scheduler = self._build_queue(store, ids, resolver, router)
+        listeners = [self._build_listener(settings, store, ids) for settings in self.settings.listener]
+        await self._open_to_operators(store, scheduler, resolver, router)
+        await scheduler.start()
+        for listener in listeners:
+            await listener.start()
+            self.listeners.append(listener)
+
+    def _build_router(self, resolver: Resolver) -> MxRouter:
+        return MxRouter(
+            resolver,
+            hostname=self.hostname,
+            clock=self.clock,
+            random=self._random,
+            own_addresses=OwnAddresses(parse_listen(each.address) for each in self.settings.listener),
+        )
+
+    def _build_queue(
+        self, store: Store, ids: MessageIdSource, resolver: Resolver, router: MxRouter
+    ) -> Scheduler:
+        settings = self.settings
+        courier = self._courier = SmtpCourier(
+            settings.delivery,
+            hostname=self.hostname,
+            addresses=resolver,
+            read_body=store.read_body,
+            clock=self.clock,
+            random=self._random,
+        )
+        settler = self._settler = Settler(
+            store=store,
+            ids=ids,
+            choose_zone=self._choose_zone,
+            retry=build_retry(settings.retry, settings.bounce, random=self._random, events=self.events),
+            zones=settings.zone,
+            bounce=settings.bounce,
+            hostname=self.hostname,
+            notify=self._notify,
+            events=self.events,
+            clock=self.clock,
+        )
+        self._scheduler = Scheduler(
+            zones=settings.zone,
+            store=store,
+            router=router,
+            courier=courier,
+            settler=settler,
+            retry_settings=settings.retry,
+            events=self.events,
+            clock=self.clock,
+            random=self._random,
+        )
+        return self._scheduler
+
+    def _build_listener(self, settings: ListenerSettings, store: Store, ids: MessageIdSource) -> Listener:
+        return Listener(
+            settings,
+            hostname=self.hostname,
+            store=store,
+            ids=ids,
+            choose_zone=self._choose_zone,
+            notify=self._notify,
+            events=self.events,
+            clock=self.clock,
+        )
+
+    async def _open_to_operators(
+        self, store: Store, scheduler: Scheduler, resolver: Resolver, router: MxRouter
+    ) -> None:
+        board = self._build_board(store, scheduler)
+        self.metrics.attach_queue(board.queues)
+        assert self._settler is not None
+        operations = Operations(
+            store=store, scheduler=scheduler, settler=self._settler, events=self.events, clock=self.clock
+        )
+        handler = ControlHandler(
+            operations,
+            status=board.status,
+            explainer=Explainer(
+                self._zones, router, resolver, hostname=self.hostname, suspended=self._suspended
+            ),
+            redactor=self._redactor,
+        )
+        control = ControlServer(control_socket_path(self.settings), handler, trouble=self.events.trouble)
+        await control.start()
+        self._control = control
+        if self.settings.admin.address:
+            await self._serve_http(store, board)
+
+    async def _serve_http(self, store: Store, board: StatusBoard) -> None:
+        self._readiness = ReadinessCheck(
+            probe=store.probe,
+            unhealthy=store.unhealthy,
+            accepting=lambda: bool(self.addresses()),
+            draining=lambda: self.draining,
+            clock=self.clock,
+        )
+        admin = AdminServer(
+            self.settings.admin.address,
+            metrics=self.metrics.exposition,
+            readiness=self._readiness,
+            trouble=self.events.trouble,
+            before_metrics=board.refresh,
+        )
+        await admin.start()
+        self._admin = admin
+
+    # ---- stop -------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Everything that `start` has opened so far, in the reverse order. Call once."""
+        self.draining = True
+        timeout = self.settings.shutdown_timeout
+        deadline = asyncio.get_running_loop().time() + timeout
+        self.events.lifecycle("stopping")
+        for listener in self.listeners:
+            listener.stop_accepting()
+        await asyncio.gather(*(listener.drain(timeout) for listener in self.listeners))
+        left = max(deadline - asyncio.get_running_loop().time(), 1.0)
+        if self._scheduler is not None:
+            await self._scheduler.stop(left)
+        if self._settler is not None:
+            await self._settler.close()
+        if self._courier is not None:
+            await self._courier.close()
+        if self._control is not None:
+            await self._control.close()
+        if self._readiness is not None:
+            await self._readiness.close()
+        if self._admin is not None:
+            await self._admin.close()
+        if self._store is not None:
+            await self._store.close()
+        self.events.lifecycle("stopped")
+
+    # ---- what the parts ask of each other ---------------------------------------------------------
+
+    def addresses(self) -> list[str]:
+        """Where the listeners listen, as in the configuration; ports that were 0 are the real ones."""
+        return [address for listener in self.listeners for address in listener.addresses]
+
+    @property
+    def http_port(self) -> int | None:
+        return None if self._admin is None else self._admin.port
+
+    def _choose_zone(
+        self, envelope: Envelope, recipient: str, /, headers: Sequence[tuple[str, str]] = ()
+    ) -> str:
+        return self._zones.choose(envelope, recipient, headers)
+
+    def _notify(self, zone: str) -> None:
+        if self._scheduler is not None:
+            self._scheduler.notify(zone)
+
+    def _on_health(self, reason: str | None) -> None:
+        if reason is None:
+            self.events.store_recovered()
+        else:
+            self.events.store_unhealthy(reason)
+
+    def _on_loop_trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, BaseException):
+            error = RuntimeError(str(context.get("message", "unknown trouble")))
+        self.events.trouble("loop", error)
+
+    def _suspended(self, destination: DestinationKey) -> Suspended | None:
+        assert self._scheduler is not None
+        for zone in self._scheduler.snapshot():
+            for status in zone.destinations:
+                if status.key == destination and status.suspended_until is not None:
+                    return Suspended(status.suspended_until, status.reply)
+        return None
+
+    def _build_board(self, store: Store, scheduler: Scheduler) -> StatusBoard:
+        courier = self._courier
+        assert courier is not None
+        return StatusBoard(
+            settings=self.settings,
+            hostname=self.hostname,
+            store=store,
+            scheduler=scheduler,
+            zones=self._zones,
+            connections=courier.open_connections,
+            surface=self._surface,
+            clock=self.clock,
+        )
+
+    def _surface(self) -> Surface:
+        store = self._store
+        unhealthy = None if store is None else store.unhealthy()
+        return Surface(
+            listeners=self.addresses(),
+            inbound_connections=sum(listener.connections for listener in self.listeners),
+            state="draining" if self.draining else "running",
+            problems=(*self.problems, *([unhealthy] if unhealthy else [])),
+        )
