@@ -94,7 +94,7 @@ class ControlHandler:
 
     async def _list(self, request: QueueList, answer: Answer) -> End:
         # One more than asked for: that is how we know that there are more.
-        limit = request.limit + 1 if request.limit else 0
+        limit = request.limit + 1 if request.limit else None
         async with aclosing(self._operations.select(_queue_filter(request.filter), limit)) as found:
             async for delivery, message, state in found:
                 if request.limit and answer.done == request.limit:
@@ -130,9 +130,9 @@ class ControlHandler:
         )
 
     async def _show(self, request: QueueShow, answer: Answer) -> None:
-        message, deliveries = await self._operations.show(MessageId(request.message_id))
-        rows = [delivery_row(delivery, message, state) for delivery, state in deliveries]
-        await answer.send(message_detail(message, rows))
+        shown = await self._operations.show(MessageId(request.message_id))
+        rows = [delivery_row(delivery, shown.message, state) for delivery, state in shown.deliveries]
+        await answer.send(message_detail(shown.message, rows))
 
     async def _trace(self, request: QueueTrace, answer: Answer) -> None:
         for step in await self._operations.trace(MessageId(request.message_id)):
@@ -143,7 +143,7 @@ class ControlHandler:
     async def _resolve(self, request: Resolve, answer: Answer) -> End:
         """Every address once, with one message that has it."""
         matches, seen = self._redactor.matches, set[str]()
-        async with aclosing(self._operations.select(QueueFilter(), 0)) as found:
+        async with aclosing(self._operations.select(QueueFilter())) as found:
             async for delivery, message, _ in found:
                 mailboxes = [(delivery.recipient, "recipient")]
                 if message is not None:
@@ -160,9 +160,8 @@ class ControlHandler:
 
 
 def _queue_filter(wanted: messages.Filter) -> QueueFilter:
-    sender = wanted.sender
     return QueueFilter(
-        sender="" if sender == "<>" else sender,
+        sender=wanted.sender,
         recipient=wanted.recipient,
         domain=wanted.domain,
         zone=wanted.zone,
