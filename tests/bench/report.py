@@ -15,6 +15,7 @@ from tests.bench.relays import POSTFIX, ZONERELAY
 from tests.bench.results import METRICS, NOISY, Result, ratio
 from tests.bench.rows import Goal
 
+NOTE_LINES = 5
 LABELS = {
     "accepted_rate": "accepted, messages/s",
     "delivered_rate": "delivered, messages/s",
@@ -82,12 +83,18 @@ def remarks(results: Sequence[Result]) -> list[str]:
     """What a reader has to know about the figures: failures and noise."""
     found = []
     for result in results:
-        found += [f"{result.row.key}: {result.relay} failed: {note}" for note in result.notes]
+        found += [f"{result.row.key}: {result.relay} failed: {ending(note)}" for note in result.notes]
         if result.spread > NOISY:
             times = ", ".join(f"{sample.delivered:.2f} s" for sample in result.samples)
             apart = f"{result.spread:.0%} apart; is the machine busy?"
             found.append(f"{result.row.key}: {result.relay} is noisy: {times} ({apart})")
     return found
+
+
+def ending(note: str) -> str:
+    """What happened and the last of the log that came with it; the JSON has all."""
+    first, *log = note.splitlines()
+    return "\n      ".join([first, *log[-NOTE_LINES:]])
 
 
 def number(value: float | None) -> str:
