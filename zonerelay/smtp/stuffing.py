@@ -41,7 +41,7 @@ class DotStuffer:
             chunk = chunk[:-1]
         if not chunk:
             return b""
-        self._line_ends.decode(chunk.decode("latin-1"))
+        self._line_ends.decode(chunk.decode("latin-1"), final=True)
         if self._line_ends.newlines not in _CLEAN:
             chunk = self._normalize(chunk)
         starts_line, self._line_start = self._line_start, chunk.endswith(b"\n")

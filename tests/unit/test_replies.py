@@ -1,0 +1,160 @@
+"""Replies of peers, fed whole, halved and byte by byte. Whatever comes, it is a reply or a PeerError."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zonerelay.model.reply import Reply
+from zonerelay.smtp.replies import MAX_BACKLOG, MAX_LINE, MAX_REPLY, PeerError, ReplyParser, printable
+
+
+def splits(data: bytes) -> Iterator[list[bytes]]:
+    yield [data]
+    for at in range(1, len(data)):
+        yield [data[:at], data[at:]]
+    yield [data[at : at + 1] for at in range(len(data))]
+
+
+def parse(pieces: list[bytes]) -> list[Reply]:
+    parser, replies = ReplyParser(), []
+    for piece in pieces:
+        parser.feed(piece)
+        while (reply := parser.next_reply()) is not None:
+            replies.append(reply)
+    return replies
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected", "why"),
+    [
+        (b"250 2.1.0 Ok\r\n", Reply(250, "1.0", "Ok"), "the usual"),
+        (b"250 Ok\r\n", Reply(250, "", "Ok"), "no enhanced code"),
+        (b"250\r\n", Reply(250, "", ""), "no text at all"),
+        (b"250 \r\n", Reply(250, "", ""), "an empty text"),
+        (b"250 2.1.0\r\n", Reply(250, "1.0", ""), "only codes"),
+        (b"550 5.1.1 no\n", Reply(550, "1.1", "no"), "bare LF from a sloppy server"),
+        (b"550 4.1.1 no\r\n", Reply(550, "", "4.1.1 no"), "the class contradicts the code"),
+        (b"550 5.1.1234 no\r\n", Reply(550, "", "5.1.1234 no"), "too many digits for a code"),
+        (b"550 5.7.26 no\r\n", Reply(550, "7.26", "no"), "two digits"),
+        (b"354 3.0.0 go\r\n", Reply(354, "", "3.0.0 go"), "there is no class 3"),
+        (b"550-5.1.1 a\r\n550-5.1.1 b\r\n550 5.1.1 c\r\n", Reply(550, "1.1", "a\nb\nc"), "code on each line"),
+        (b"550-5.1.1 a\r\n550 b\r\n", Reply(550, "1.1", "a\nb"), "code on the first line only"),
+        (b"250-a\r\n250-\r\n250 c\r\n", Reply(250, "", "a\n\nc"), "an empty line in between"),
+        (b"250-a\r\n550 b\r\n", Reply(550, "", "a\nb"), "the last line's code counts"),
+        (b"550 5.1.1 gr\xc3\xbc\xc3\x9fe \xff\r\n", Reply(550, "1.1", "grüße \ufffd"), "UTF-8 and not"),
+        (b"550 a\x1b[31m\x00\x07\tb\r\n", Reply(550, "", "a?[31m?? b"), "control characters"),
+        (b"550 \xe2\x80\xaeevil\r\n", Reply(550, "", "?evil"), "text direction override"),
+    ],
+)
+def test_reply_is_understood_however_it_arrives(raw: bytes, expected: Reply, why: str) -> None:
+    for pieces in splits(raw):
+        assert parse(pieces) == [expected], why
+
+
+def test_pipelined_replies_come_in_order() -> None:
+    raw = b"250 2.1.0 a\r\n550-5.1.1 b\r\n550 5.1.1 b\r\n354 c\r\n"
+    for pieces in splits(raw):
+        assert [reply.code for reply in parse(pieces)] == [250, 550, 354]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\r\n",
+        b"hello\r\n",
+        b"25 ok\r\n",
+        b"2500 ok\r\n",
+        b"150 x\r\n",
+        b"650 x\r\n",
+        b"250_x\r\n",
+        b"\xff\r\n",
+    ],
+)
+def test_what_is_no_reply_is_the_peers_fault(raw: bytes) -> None:
+    for pieces in splits(raw):
+        with pytest.raises(PeerError):
+            parse(pieces)
+
+
+def test_reply_before_garbage_is_not_lost() -> None:
+    parser = ReplyParser()
+    parser.feed(b"250 2.0.0 taken\r\ngarbage\r\n")
+    assert parser.next_reply() == Reply(250, "0.0", "taken")
+    with pytest.raises(PeerError):
+        parser.next_reply()
+
+
+def test_line_without_an_end_is_cut_off() -> None:
+    parser = ReplyParser()
+    parser.feed(b"250 " + b"x" * MAX_LINE)
+    with pytest.raises(PeerError):
+        parser.next_reply()
+
+
+def test_reply_without_an_end_is_cut_off() -> None:
+    parser = ReplyParser()
+    with pytest.raises(PeerError):
+        for _ in range(MAX_REPLY // 6 + 1):
+            parser.feed(b"250-\r\n")
+            assert parser.next_reply() is None
+
+
+def test_input_that_nobody_reads_is_bounded() -> None:
+    parser = ReplyParser()
+    for _ in range(10):
+        parser.feed(b"x" * MAX_BACKLOG)
+    assert len(parser._buffer) <= 2 * MAX_BACKLOG
+    with pytest.raises(PeerError):
+        parser.next_reply()
+
+
+def test_a_flood_of_tiny_lines_is_parsed_in_linear_time() -> None:
+    parser = ReplyParser()
+    parser.feed(b"250 \r\n" * 20_000)
+    count = 0
+    while parser.next_reply() is not None:
+        count += 1
+    assert count == 20_000
+
+
+def test_unread_input_is_visible() -> None:
+    parser = ReplyParser()
+    assert not parser.has_input
+    parser.feed(b"250 ok\r\n4")
+    assert parser.next_reply() is not None
+    assert parser.has_input
+    parser.feed(b"21-bye\r\n")
+    assert parser.next_reply() is None
+    assert parser.has_input
+    parser.feed(b"421 bye\r\n")
+    assert parser.next_reply() is not None
+    assert not parser.has_input
+
+
+@given(st.lists(st.binary(max_size=60), max_size=8))
+def test_any_bytes_are_a_reply_or_a_peer_error(pieces: list[bytes]) -> None:
+    try:
+        for reply in parse(pieces):
+            assert 200 <= reply.code <= 599
+            assert all(line.isprintable() for line in reply.text.split("\n"))
+    except PeerError as error:
+        assert str(error).isprintable()
+
+
+@given(st.binary(max_size=200), st.integers(0, 200))
+def test_a_split_changes_nothing(data: bytes, at: int) -> None:
+    def attempt(pieces: list[bytes]) -> list[Reply] | None:
+        try:
+            return parse(pieces)
+        except PeerError:
+            return None
+
+    assert attempt([data]) == attempt([data[:at], data[at:]])
+
+
+def test_text_for_people_has_no_line_breaks() -> None:
+    assert printable("a\r\nb\u2028c\x85d") == "a  b c d"
