@@ -1,129 +1,135 @@
-"""`status`: one look at the store's counts, the scheduler's window and the listeners, put together.
+"""What `zonerelay status` and the queue gauges say, put together from the parts that know it.
 
-Costs a read of the oldest delivery per zone and nothing per message.
+One read of the store's counts and of the scheduler's snapshot per question, so that figures agree with each
+other. The ages of the oldest deliveries need the disk: they are read by `refresh`, and kept for a scrape.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from zonerelay import __version__
 from zonerelay.config.models import Settings
-from zonerelay.control.explain import Suspended, Suspensions
 from zonerelay.control.messages import DestinationStatus, RelayStatus, ZoneStatus
 from zonerelay.model.clock import Clock
-from zonerelay.queue import destinations, scheduler
-from zonerelay.routing.nexthop import DestinationKey
-from zonerelay.store.base import QueueCounts, QueueStore
+from zonerelay.queue.scheduler import Scheduler
+from zonerelay.routing.zones import Zones
+from zonerelay.store.base import QueueCounts, Store
+from zonerelay.telemetry.metrics import ZoneQueue
 
-MAX_DESTINATIONS = 50
-"""Shown in one answer: those that need attention first."""
-
-
-class SchedulerView(Protocol):
-    """What `queue.scheduler.Scheduler` shows of itself."""
-
-    def snapshot(self) -> tuple[scheduler.ZoneStatus, ...]: ...
-
-    def active_count(self, zone: str) -> int: ...
+MAX_DESTINATIONS = 1000
 
 
-class StatusReporter:
-    """`problems` gives the reasons against readiness, `state` one word for what the relay is doing."""
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """What only the worker knows: its listeners, its connections, what it is doing and what is wrong."""
 
+    listeners: Sequence[str]
+    inbound_connections: int
+    state: str
+    problems: Sequence[str]
+
+
+class StatusBoard:
     def __init__(
         self,
-        settings: Settings,
         *,
+        settings: Settings,
         hostname: str,
-        store: QueueStore,
-        scheduler: SchedulerView,
+        store: Store,
+        scheduler: Scheduler,
+        zones: Zones,
+        connections: Callable[[str], int],
+        surface: Callable[[], Surface],
         clock: Clock,
-        state: Callable[[], str],
-        inbound_connections: Callable[[], int],
-        problems: Callable[[], Awaitable[Sequence[str]]],
     ) -> None:
         self._settings = settings
         self._hostname = hostname
         self._store = store
         self._scheduler = scheduler
+        self._zones = zones
+        self._connections = connections
+        self._surface = surface
         self._clock = clock
-        self._started = clock.monotonic()
-        self._state = state
-        self._inbound_connections = inbound_connections
-        self._problems = problems
+        self._started = clock.now()
+        self._oldest: dict[str, float] = {}
 
-    async def __call__(self) -> RelayStatus:
-        found = destination_statuses(self._scheduler.snapshot())
+    async def refresh(self) -> None:
+        """Bring the ages of the oldest deliveries up to date. Raises StoreError."""
+        oldest = {}
+        for zone in self._store.counts():
+            created = await self._store.oldest(zone)
+            if created is not None:
+                oldest[zone] = created
+        self._oldest = oldest
+
+    def queues(self) -> list[ZoneQueue]:
+        """For the gauges: every configured zone, and every other that holds mail."""
+        counts = self._store.counts()
+        return [
+            self._queue(zone, counts.get(zone) or QueueCounts())
+            for zone in dict.fromkeys((*self._zones.names, *counts))
+        ]
+
+    def _queue(self, zone: str, counts: QueueCounts) -> ZoneQueue:
+        created = self._oldest.get(zone)
+        active = min(self._scheduler.active_count(zone), counts.total)
+        # What is being attempted is counted by its durable state too: mostly ready, sometimes deferred.
+        from_ready = min(active, counts.ready)
+        return ZoneQueue(
+            zone=zone,
+            ready=counts.ready - from_ready,
+            active=active,
+            deferred=max(counts.deferred - (active - from_ready), 0),
+            held=counts.held,
+            oldest=0.0 if created is None else max(self._clock.now() - created, 0.0),
+        )
+
+    async def status(self) -> RelayStatus:
+        await self.refresh()
+        surface = self._surface()
+        destinations = self._destinations()
         return RelayStatus(
             software=__version__,
             pid=os.getpid(),
             hostname=self._hostname,
             backend=self._settings.spool.backend.value,
-            uptime=self._clock.monotonic() - self._started,
-            state=self._state(),
-            listeners=tuple(listener.address for listener in self._settings.listener),
-            inbound_connections=self._inbound_connections(),
-            zones=tuple([await self._zone(name, counts) for name, counts in self._zones().items()]),
-            destinations=tuple(found[:MAX_DESTINATIONS]),
-            destinations_total=len(found),
-            problems=tuple(await self._problems()),
+            uptime=self._clock.now() - self._started,
+            state=surface.state,
+            listeners=tuple(surface.listeners),
+            inbound_connections=surface.inbound_connections,
+            zones=tuple(self._zone(queue) for queue in self.queues()),
+            destinations=tuple(destinations[:MAX_DESTINATIONS]),
+            destinations_total=len(destinations),
+            problems=tuple(surface.problems),
         )
 
-    def _zones(self) -> dict[str, QueueCounts]:
-        """The configured zones in their order, then those that only old mail remembers."""
-        configured = {zone.name: QueueCounts() for zone in self._settings.zone}
-        return configured | self._store.counts()
-
-    async def _zone(self, name: str, counts: QueueCounts) -> ZoneStatus:
-        oldest = await self._store.oldest(name)
-        active = self._scheduler.active_count(name)
-        ready, deferred = without_active(counts, active)
+    def _zone(self, queue: ZoneQueue) -> ZoneStatus:
         return ZoneStatus(
-            name=name,
-            ready=ready,
-            active=active,
-            deferred=deferred,
-            held=counts.held,
-            oldest_seconds=0.0 if oldest is None else max(self._clock.now() - oldest, 0.0),
+            name=queue.zone,
+            ready=queue.ready,
+            active=queue.active,
+            deferred=queue.deferred,
+            held=queue.held,
+            oldest_seconds=queue.oldest,
         )
 
-
-def without_active(counts: QueueCounts, active: int) -> tuple[int, int]:
-    """Ready and deferred deliveries that are not being attempted: the store does not know which are."""
-    ready = max(counts.ready - active, 0)
-    return ready, max(counts.deferred - max(active - counts.ready, 0), 0)
-
-
-def destination_statuses(zones: Sequence[scheduler.ZoneStatus]) -> list[DestinationStatus]:
-    """Suspended ones first, then by how much is on its way or waits."""
-    found = [_destination(zone.zone, each) for zone in zones for each in zone.destinations]
-    found.sort(key=lambda each: (each.suspended_until is None, -each.active, -each.waiting, each.destination))
-    return found
-
-
-def _destination(zone: str, each: destinations.DestinationStatus) -> DestinationStatus:
-    return DestinationStatus(
-        zone=zone,
-        destination=each.name,
-        hosts=each.key.partition(" ")[2],
-        active=each.active,
-        waiting=each.waiting,
-        suspended_until=each.suspended_until,
-        reply=each.reply,
-    )
-
-
-def suspensions(view: SchedulerView) -> Suspensions:
-    """What `explain` asks about a destination."""
-
-    def suspended(key: DestinationKey) -> Suspended | None:
-        for zone in view.snapshot():
-            for each in zone.destinations:
-                if each.key == key and each.suspended_until is not None:
-                    return Suspended(each.suspended_until, each.reply)
-        return None
-
-    return suspended
+    def _destinations(self) -> list[DestinationStatus]:
+        """The busiest first, suspended ones before idle ones."""
+        rows = [
+            DestinationStatus(
+                zone=zone.zone,
+                destination=destination.name,
+                hosts=destination.key.partition(" ")[2],
+                active=destination.active,
+                waiting=destination.waiting,
+                suspended_until=destination.suspended_until,
+                reply=destination.reply,
+            )
+            for zone in self._scheduler.snapshot()
+            for destination in zone.destinations
+        ]
+        rows.sort(key=lambda row: (-row.active, -row.waiting, row.suspended_until is None))
+        return rows
