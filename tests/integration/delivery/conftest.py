@@ -38,6 +38,15 @@ class StartCourier(Protocol):
     ) -> SmtpCourier: ...
 
 
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class StartPeer(Protocol):
+    """Starts a server that does what a coroutine does on each connection; returns its port."""
+
+    def __call__(self, handler: Handler) -> Awaitable[int]: ...
+
+
 @pytest.fixture
 async def start_sink() -> AsyncIterator[StartSink]:
     sinks: list[Sink] = []
@@ -72,3 +81,34 @@ async def start_courier() -> AsyncIterator[StartCourier]:
     yield start
     for courier in couriers:
         await courier.close()
+        assert courier.open_connections("default") == 0
+
+
+@pytest.fixture
+async def start_peer() -> AsyncIterator[StartPeer]:
+    servers: list[asyncio.Server] = []
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def start(handler: Handler) -> int:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            tasks.add(task)
+            try:
+                await handler(reader, writer)
+            except (OSError, EOFError, asyncio.CancelledError):
+                pass
+            finally:
+                tasks.discard(task)
+                writer.transport.abort()
+
+        servers.append(await asyncio.start_server(serve, "127.0.0.1", 0))
+        port: int = servers[-1].sockets[0].getsockname()[1]
+        return port
+
+    yield start
+    for server in servers:
+        server.close()
+    for task in list(tasks):
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -2,22 +2,360 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 
-from tests.integration.delivery.conftest import StartCourier, StartSink
-from tests.support.mail import TEXT, Bodies, make_batch, make_message, route_to
+from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
+from tests.support.mail import TEXT, ZONE, Bodies, make_batch, make_message, route_to
+from zonerelay.config.models import DeliverySettings
 from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.sandbox.behaviours import ADDRESSES
 from zonerelay.sandbox.conversation import Manners
+
+D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
+
+
+async def deliver(
+    start_courier: StartCourier,
+    port: int,
+    *locals_: str,
+    bodies: Bodies | None = None,
+    settings: DeliverySettings | None = None,
+) -> list[Outcome]:
+    bodies = bodies or Bodies()
+    message = make_message(bodies.body, recipients=[f"{local}@example.com" for local in locals_])
+    courier = start_courier(bodies, settings=settings)
+    outcomes = await courier.deliver(make_batch(message, route_to(port)))
+    assert bodies.open_now == 0
+    return list(outcomes)
 
 
 async def test_message_arrives_as_it_is_stored(start_sink: StartSink, start_courier: StartCourier) -> None:
     sink = await start_sink()
+    [outcome] = await deliver(start_courier, sink.port, "anybody")
+    assert outcome == Outcome(
+        D, Reply(250, "0.0", "message accepted"), host="127.0.0.1", peer=f"127.0.0.1:{sink.port}"
+    )
+    [received] = sink.messages
+    assert received.body == TEXT
+    assert received.mail_from == "sender@example.org"
+    assert received.recipients == ("anybody@example.com",)
+
+
+@pytest.mark.parametrize(
+    "manners",
+    [
+        Manners(),
+        Manners(pipelining=False),
+        Manners(esmtp=False),
+        Manners(multi_line=True),
+        Manners(enhanced=False),
+        Manners(byte_by_byte=True),
+        Manners(pipelining=False, multi_line=True, byte_by_byte=True, enhanced=False),
+    ],
+)
+async def test_every_kind_of_server_is_understood(
+    start_sink: StartSink, start_courier: StartCourier, manners: Manners
+) -> None:
+    sink = await start_sink(manners)
     courier = start_courier()
-    message = make_message()
-    outcomes = await courier.deliver(make_batch(message, route_to(sink.port)))
-    assert outcomes[0].verdict is Verdict.DELIVERED
-    assert outcomes[0].reply.code == 250
-    assert outcomes[0].peer == f"127.0.0.1:{sink.port}"
-    assert sink.messages[0].body == TEXT
-    assert sink.messages[0].mail_from == "sender@example.org"
-    assert sink.messages[0].recipients == ("anybody@example.com",)
+    names = ["a", "reject-550", "b", "defer-450", "reject-553"]
+    message = make_message(recipients=[f"{name}@example.com" for name in names])
+    for _ in range(2):
+        outcomes = await courier.deliver(make_batch(message, route_to(sink.port)))
+        assert [outcome.verdict for outcome in outcomes] == [D, B, D, F, B]
+        assert [outcome.reply.code for outcome in outcomes] == [250, 550, 250, 450, 553]
+    assert [received.recipients for received in sink.messages] == [("a@example.com", "b@example.com")] * 2
+    assert sink.connections == 1
+
+
+# (local parts, outcome, scope, code, in doubt, is the connection kept)
+BEHAVIOURS = [
+    ("reply-452-4.2.2", F, Scope.RECIPIENT, 452, False, True),
+    ("reply-552-5.2.2", B, Scope.RECIPIENT, 552, False, True),
+    ("reply-552", B, Scope.RECIPIENT, 552, False, True),
+    ("permerror", B, Scope.RECIPIENT, 550, False, True),
+    ("temperror", F, Scope.RECIPIENT, 451, False, True),
+    ("greylist", F, Scope.RECIPIENT, 451, False, True),
+    ("datacmd-451", F, Scope.MESSAGE, 451, False, True),
+    ("datacmd-554", B, Scope.MESSAGE, 554, False, True),
+    ("data-554", B, Scope.MESSAGE, 554, False, True),
+    ("data-451", F, Scope.MESSAGE, 451, False, True),
+    ("early-552", B, Scope.MESSAGE, 552, False, False),
+    ("reply-421", F, Scope.MESSAGE, 421, False, False),
+    ("close", F, Scope.MESSAGE, 451, False, False),
+    # A short message is in the kernel, final dot and all, before its sender can know.
+    ("close-before-dot", F, Scope.MESSAGE, 451, True, False),
+    ("close-after-dot", F, Scope.MESSAGE, 451, True, False),
+]
+
+
+@pytest.mark.parametrize("pipelining", [True, False])
+@pytest.mark.parametrize(("local", "verdict", "scope", "code", "in_doubt", "kept"), BEHAVIOURS)
+async def test_failure_asked_for_by_address(
+    start_sink: StartSink,
+    start_courier: StartCourier,
+    local: str,
+    verdict: Verdict,
+    scope: Scope,
+    code: int,
+    in_doubt: bool,
+    kept: bool,
+    pipelining: bool,
+) -> None:
+    sink = await start_sink(Manners(pipelining=pipelining))
+    bodies = Bodies(b"x" * 70 + b"\r\n")
+    courier = start_courier(bodies)
+    message = make_message(bodies.body, recipients=[f"{local}@example.com"])
+    [outcome] = await courier.deliver(make_batch(message, route_to(sink.port)))
+    assert (outcome.verdict, outcome.scope, outcome.reply.code) == (verdict, scope, code)
+    assert outcome.in_doubt is in_doubt
+    assert outcome.counts
+    assert sink.messages == []
+    await asyncio.sleep(0.01)
+    assert courier.open_connections("default") == (1 if kept else 0)
+
+
+async def test_body_cut_by_a_lost_connection_is_not_in_doubt(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink()
+    bodies = Bodies(b"x" * 998 + b"\r\n" * 4_000_000)
+    [outcome] = await deliver(start_courier, sink.port, "close-before-dot", bodies=bodies)
+    assert (outcome.verdict, outcome.in_doubt) == (F, False)
+    assert "the message body" in outcome.reply.text
+
+
+async def test_refusal_in_the_middle_of_a_long_body_is_heard(
+    start_sink: StartSink, start_peer: StartPeer, start_courier: StartCourier
+) -> None:
+    async def refuse_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 x\r\n")
+        for reply in (b"250 x\r\n", b"250 ok\r\n", b"250 ok\r\n", b"354 go\r\n"):
+            await reader.readline()
+            writer.write(reply)
+        await reader.readexactly(1000)
+        writer.write(b"552 5.3.4 too big\r\n")
+        while await reader.read(1 << 20):
+            pass
+
+    sink = await start_sink()
+    bodies = Bodies(b"x" * 998 + b"\r\n" * 8_000_000)
+    courier = start_courier(bodies)
+    port = await start_peer(refuse_early)
+    [outcome] = await courier.deliver(make_batch(make_message(bodies.body), route_to(port, sink.port)))
+    assert outcome.reply == Reply(552, "3.4", "too big")
+    assert outcome.verdict is B
+    await asyncio.sleep(0.05)
+    assert courier.open_connections("default") == 0
+    assert sink.connections == 0
+
+
+async def test_silent_peer_is_given_up_by_its_phase(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink()
+    settings = DeliverySettings(rcpt_timeout=0.1)
+    [outcome] = await deliver(start_courier, sink.port, "timeout", settings=settings)
+    assert (outcome.verdict, outcome.reply.detail, outcome.in_doubt) == (F, "4.2", False)
+    assert "RCPT" in outcome.reply.text
+
+
+async def test_silence_after_the_final_dot_is_in_doubt(
+    start_peer: StartPeer, start_courier: StartCourier
+) -> None:
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 x\r\n")
+        for reply in (b"250 x\r\n", b"250 ok\r\n", b"250 ok\r\n", b"354 go\r\n"):
+            await reader.readline()
+            writer.write(reply)
+        await reader.read()
+
+    port = await start_peer(swallow)
+    settings = DeliverySettings(final_dot_timeout=0.1)
+    [outcome] = await deliver(start_courier, port, "a", settings=settings)
+    assert (outcome.verdict, outcome.in_doubt, outcome.counts) == (F, True, True)
+
+
+async def test_slow_answer_is_waited_for(start_sink: StartSink, start_courier: StartCourier) -> None:
+    sink = await start_sink()
+    [outcome] = await deliver(start_courier, sink.port, "slow-1s")
+    assert outcome.verdict is D
+
+
+async def test_greylisted_recipient_is_accepted_the_second_time(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink()
+    courier = start_courier()
+    batch = make_batch(make_message(recipients=["greylist@example.com"]), route_to(sink.port))
+    assert [(await courier.deliver(batch))[0].verdict for _ in range(2)] == [F, D]
+    assert sink.connections == 1
+
+
+@pytest.mark.parametrize("too_many", ["452 4.5.3 too many", "552 too many", "452 too many"])
+async def test_too_many_recipients_go_on_in_a_next_transaction_at_once(
+    start_sink: StartSink, start_courier: StartCourier, too_many: str
+) -> None:
+    sink = await start_sink(Manners(max_recipients=2, too_many=too_many))
+    outcomes = await deliver(start_courier, sink.port, "a", "b", "reject-550", "c", "d", "e")
+    assert [outcome.verdict for outcome in outcomes] == [D, D, B, D, D, D]
+    assert [len(received.recipients) for received in sink.messages] == [2, 2, 1]
+    assert sink.connections == 1
+
+
+async def test_long_body_is_read_again_for_a_next_transaction(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink(Manners(max_recipients=1))
+    bodies = Bodies(b".line\r\n" * 30_000)
+    outcomes = await deliver(start_courier, sink.port, "a", "b", bodies=bodies)
+    assert [outcome.verdict for outcome in outcomes] == [D, D]
+    assert [received.body == bodies.body for received in sink.messages] == [True, True]
+    assert bodies.reads == 2
+
+
+async def test_message_beyond_the_announced_size_is_not_sent(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink(Manners(size=10))
+    [outcome] = await deliver(start_courier, sink.port, "a")
+    assert (outcome.verdict, outcome.reply.code, outcome.reply.status) == (B, 552, "5.3.4")
+    assert outcome.local
+    assert not any(command.startswith("MAIL") for command in sink.commands)
+
+
+async def test_eight_bit_message_is_declared_where_offered_and_sent_unchanged_elsewhere(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    bodies = Bodies("Subject: ü\r\n\r\nü\r\n".encode())
+    message = make_message(bodies.body, eight_bit=True)
+    courier = start_courier(bodies)
+    for offered in (True, False):
+        sink = await start_sink(Manners(eight_bit_mime=offered))
+        [outcome] = await courier.deliver(make_batch(message, route_to(sink.port)))
+        assert outcome.verdict is D
+        assert ("BODY=8BITMIME" in sink.messages[0].parameters) is offered
+        assert sink.messages[0].body == bodies.body
+
+
+async def test_non_ascii_address_goes_only_where_smtputf8_is_offered(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    plain, capable = await start_sink(Manners(smtputf8=False)), await start_sink()
+    courier = start_courier()
+    message = make_message(recipients=["a@example.com", "ü@example.com"])
+    both = await courier.deliver(make_batch(message, route_to(plain.port, capable.port)))
+    assert [outcome.verdict for outcome in both] == [D, D]
+    assert plain.messages[0].recipients == ("a@example.com",)
+    assert capable.messages[0].recipients == ("ü@example.com",)
+    assert "SMTPUTF8" in capable.messages[0].parameters
+    neither = await courier.deliver(make_batch(message, route_to(plain.port)))
+    assert [outcome.verdict for outcome in neither] == [D, B]
+    assert neither[1].reply.status == "5.6.7"
+
+
+async def test_non_ascii_address_is_deferred_while_a_host_could_not_be_asked(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    plain, down = await start_sink(Manners(smtputf8=False)), await start_sink(Manners(greeting="421 busy"))
+    message = make_message(sender="ü@example.org")
+    for ports in ((plain.port, down.port), (down.port, plain.port)):
+        [outcome] = await start_courier().deliver(make_batch(message, route_to(*ports)))
+        assert outcome.verdict is F
+
+
+@pytest.mark.parametrize("garbage", [b"hello\r\n", b"250-" + b"x" * 9000, b"999 what\r\n", b"\xff\xfe\r\n"])
+async def test_peer_that_talks_nonsense_is_a_deferral(
+    start_peer: StartPeer, start_courier: StartCourier, garbage: bytes
+) -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 x\r\n")
+        for reply in (b"250 x\r\n", b"250 ok\r\n" + garbage):
+            await reader.readline()
+            writer.write(reply)
+        await reader.read()
+
+    port = await start_peer(babble)
+    [outcome] = await deliver(start_courier, port, "a")
+    assert (outcome.verdict, outcome.scope, outcome.reply.detail) == (F, Scope.MESSAGE, "5.0")
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 65534, 65535, 65536, 65537, 131072, 200_001])
+async def test_body_of_any_length_is_byte_exact(
+    start_sink: StartSink, start_courier: StartCourier, size: int
+) -> None:
+    sink = await start_sink()
+    body = (b".\r\n..a\r\n\r\n.b." * (size // 13 + 1))[:size].rstrip(b"\r") + b"\r\n"
+    [outcome] = await deliver(start_courier, sink.port, "a", bodies=Bodies(body))
+    assert outcome.verdict is D
+    assert sink.messages[0].body == body
+
+
+async def test_empty_body_is_a_message_too(start_sink: StartSink, start_courier: StartCourier) -> None:
+    sink = await start_sink()
+    [outcome] = await deliver(start_courier, sink.port, "a", bodies=Bodies(b""))
+    assert outcome.verdict is D
+    assert sink.messages[0].body == b""
+
+
+@pytest.mark.parametrize("fails_after", [0, 1, 3])
+async def test_message_that_cannot_be_read_to_its_end_is_not_completed(
+    start_sink: StartSink, start_courier: StartCourier, fails_after: int
+) -> None:
+    sink = await start_sink()
+    bodies = Bodies(b"x" * 78 + b"\r\n" * 300_000, fails_after=fails_after)
+    [outcome] = await deliver(start_courier, sink.port, "a", bodies=bodies)
+    assert (outcome.verdict, outcome.scope, outcome.counts) == (F, Scope.LOCAL, False)
+    assert outcome.in_doubt is False
+    await asyncio.sleep(0.05)
+    assert sink.messages == []
+    assert sink.connections == (1 if fails_after else 0)
+
+
+@pytest.mark.parametrize("difference", [-1, 1, 70_000])
+async def test_body_that_is_not_as_long_as_the_message_is_not_completed(
+    start_sink: StartSink, start_courier: StartCourier, difference: int
+) -> None:
+    sink = await start_sink()
+    bodies = Bodies(b"x\r\n" * 50_000)
+    message = make_message(bodies.body, size=len(bodies.body) + difference)
+    [outcome] = await start_courier(bodies).deliver(make_batch(message, route_to(sink.port)))
+    assert (outcome.verdict, outcome.scope) == (F, Scope.LOCAL)
+    await asyncio.sleep(0.05)
+    assert sink.messages == []
+
+
+async def test_unknown_trouble_is_a_deferral_and_is_reported(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink()
+    troubles: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: troubles.append(context["exception"]))
+    message = make_message(recipients=["a\r\n@example.com"])
+    courier = start_courier()
+    [outcome] = await courier.deliver(make_batch(message, route_to(sink.port)))
+    assert (outcome.verdict, outcome.scope, outcome.counts) == (F, Scope.LOCAL, False)
+    assert isinstance(troubles[0], ValueError)
+    await asyncio.sleep(0.02)
+    assert courier.open_connections("default") == 0
+
+
+async def test_ehlo_name_is_the_zones_or_the_relays(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink()
+    zone = replace(ZONE, ehlo_name="out.example.org")
+    await start_courier().deliver(make_batch(make_message(), route_to(sink.port)))
+    await start_courier().deliver(make_batch(make_message(), route_to(sink.port), zone))
+    greetings = [command for command in sink.commands if command.startswith("EHLO")]
+    assert greetings == ["EHLO relay.example.org", "EHLO out.example.org"]
+
+
+def test_addresses_shown_to_people_are_all_tested() -> None:
+    tested = {local for local, *_ in BEHAVIOURS} | {"slow-2s", "timeout", "anything-else"}
+    tested |= {"reject-550", "defer-451"}
+    assert {local for local, _ in ADDRESSES} <= tested
