@@ -56,7 +56,7 @@ def start_zonerelay(directory: Path, row: Row, sink_port: int, launcher: Sequenc
     default: Table = {"name": "default", "next_hop": f"{LOOPBACK}:{sink_port}", **limits}
     return RelayProcess(
         directory,
-        listener={"max_connections_per_client": 1000, "max_message_size": 50 * MIB},
+        listener={"max_connections_per_client": 1000, "max_message_size": "50 MB"},
         tables={"zone": [default, *zones], "route": routes},
         launcher=launcher,
     )
