@@ -27,7 +27,6 @@ from typing import Protocol
 
 import msgspec
 
-from zonerelay.config.models import LogFormat, LogSettings
 from zonerelay.model.clock import Clock
 
 Field = str | int | float | bool | None
@@ -42,6 +41,13 @@ PIPE_BUF = select.PIPE_BUF
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:@/+,<>[]…")
 
 
+class Options(Protocol):
+    """What is needed of `[log]`: `format` is "json" or "text"."""
+
+    @property
+    def format(self) -> str: ...
+
+
 class Stream(Protocol):
     def fileno(self) -> int: ...
 
@@ -49,11 +55,11 @@ class Stream(Protocol):
 class LogWriter:
     """The sink that `configure` builds. One per process; other threads may emit too."""
 
-    def __init__(self, *, clock: Clock, descriptor: int, format: LogFormat) -> None:
+    def __init__(self, *, clock: Clock, descriptor: int, format: str) -> None:
         self._now = clock.now
         self._descriptor = descriptor
         self._never_blocks = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        self._render = _json_line if format is LogFormat.JSON else _text_line
+        self._render = _text_line if format == "text" else _json_line
         self._lines: deque[bytes] = deque()
         self._buffered = 0
         self._lock = threading.RLock()
@@ -207,7 +213,7 @@ class _Bridge(logging.Handler):
 
 
 def configure(
-    settings: LogSettings,
+    settings: Options,
     *,
     clock: Clock,
     redact: Callable[[str], str] = str,
