@@ -81,7 +81,7 @@ class MessageWriter(Protocol):
     """
 
     async def write(self, chunk: bytes) -> None:
-        """Append body bytes (CRLF line ends, no dot-stuffing), any length; waits while the store is behind."""
+        """Append body bytes (CRLF line ends, no dot-stuffing), any length; waits when the store is behind."""
 
     async def commit(
         self,
@@ -123,7 +123,8 @@ class QueueStore(Protocol):
 
         Deliveries to a domain in `skip_domains` are passed over and remembered: `claim_domain`
         finds them again without another scan of the zone. Deferred deliveries that have come due
-        and fresh ones share one call; each appears once. Fewer than `limit` means that no more is due.
+        (earliest first) and fresh ones (oldest message first) take turns, so that neither starves
+        the other; the result is in message order. Fewer than `limit` means that no more is due.
         """
 
     async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
@@ -143,13 +144,19 @@ class QueueStore(Protocol):
         """Envelope and metadata. Raises MessageNotFoundError or StoreCorruptError."""
 
     def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
-        """The body in order, in pieces of at most `CHUNK_SIZE`. Raises StoreCorruptError when a chunk is missing."""
+        """The body in order, in pieces of at most `CHUNK_SIZE`.
+
+        Raises MessageNotFoundError, or StoreCorruptError when a chunk is missing.
+        """
 
     async def next_due(self, zone: str) -> float | None:
         """Unix time of the earliest unclaimed deferred delivery of the zone, `None` if there is none."""
 
     def has_ready(self, zone: str) -> bool:
-        """True when `claim` could return a delivery that is not deferred. Cheap, may be wrongly true."""
+        """True when `claim` could return a delivery that is not deferred. Cheap, may be wrongly true.
+
+        Deliveries that `claim` passed over do not count: they wait for `claim_domain`.
+        """
 
     def unhealthy(self) -> str | None:
         """A bland reason why no new mail should be taken now, or `None`. Cheap; asked before each message."""
@@ -175,7 +182,11 @@ class QueueStore(Protocol):
 
 @dataclass(slots=True)
 class QueueCounts:
-    """Deliveries of one zone by durable state."""
+    """Deliveries of one zone by durable state.
+
+    A delivery counts as deferred from its first postponement (`next_attempt` > 0) until it leaves,
+    also while it is due or being attempted: the durable state does not change with the clock.
+    """
 
     ready: int = 0
     deferred: int = 0

@@ -188,6 +188,8 @@ class LevelDbStore:
     ) -> asyncio.Future[None]:
         """Hand a plan to the committer. What it means takes effect when it is durable, waited for or not."""
         ledger = self._ledger
+        # Before the ledger runs ahead: a refused write would leave it ahead for good.
+        self._keeper.check_usable()
         plan.seal()
         for key, step in plan.transitions.items():
             if step.old is not None and key not in ledger.claims:
@@ -255,6 +257,7 @@ class LevelDbStore:
     # --- reading
 
     async def read_message(self, message_id: MessageId) -> Message:
+        self._keeper.check_open()
         known = self._ledger.message(message_id)
         if known is None or known.message is None:
             watch, epoch = self._ledger.watch(), self._ledger.epoch
@@ -268,6 +271,7 @@ class LevelDbStore:
         return known.message
 
     async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+        self._keeper.check_open()
         body = self._bodies.get(message_id)
         if body is not None:
             if body:

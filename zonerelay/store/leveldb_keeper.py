@@ -73,10 +73,13 @@ class SpoolKeeper:
 
     # --- may it be used?
 
-    def check_usable(self) -> None:
-        """Raises StoreError while the spool is failed or closed."""
+    def check_open(self) -> None:
         if self._closed:
             raise StoreError(health.CLOSED)
+
+    def check_usable(self) -> None:
+        """Raises StoreError while the spool is failed or closed."""
+        self.check_open()
         if self._failure is not None:
             raise type(self._failure)(str(self._failure))
 

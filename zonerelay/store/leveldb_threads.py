@@ -11,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple
 
+from zonerelay.store import health
+from zonerelay.store.base import StoreError
 from zonerelay.store.leveldb_engine import LevelDb
 
 T = TypeVar("T")
@@ -25,11 +27,15 @@ class SpoolThreads:
         self.writer = ThreadPoolExecutor(1, "spool-writer")
         self.reader = ThreadPoolExecutor(1, "spool-reader")
         self._loop = asyncio.get_running_loop()
+        self._stopped = False
 
     async def read(self, function: Callable[[LevelDb, *Ts], T], *args: *Ts) -> T:
         """`function(db, …)` in the reader thread. Raises what it raises: StoreError."""
+        if self._stopped:
+            raise StoreError(health.CLOSED)
         return await self._loop.run_in_executor(self.reader, function, self.db, *args)
 
     def stop(self) -> None:
+        self._stopped = True
         self.writer.shutdown()
         self.reader.shutdown()

@@ -1,0 +1,70 @@
+"""A spool that a test opens, closes and opens again, and what it reported meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from zonerelay.config.models import Backend, SpoolSettings
+from zonerelay.model.clock import Clock, ManualClock
+from zonerelay.store.base import Store
+from zonerelay.store.open import open_store
+
+
+class Spool:
+    """`store` is the open one."""
+
+    store: Store
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        backend: Backend = Backend.LEVELDB,
+        clock: Clock | None = None,
+        min_free_space: int = 0,
+        write_buffer: int = 256 * 1024,
+    ) -> None:
+        self.settings = SpoolSettings(
+            backend=backend, path=path, min_free_space=min_free_space, write_buffer=write_buffer
+        )
+        self.clock = clock or ManualClock()
+        self.health: list[str | None] = []
+        self.syncs: list[float] = []
+
+    async def open(self, *, min_free_space: int | None = None) -> Store:
+        settings = self.settings
+        if min_free_space is not None:
+            settings = replace(settings, min_free_space=min_free_space)
+        self.store = await open_store(
+            settings, clock=self.clock, on_health=self.health.append, observe_commit=self.syncs.append
+        )
+        return self.store
+
+    async def reopen(self) -> Store:
+        await self.store.close()
+        return await self.open()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.store.close()
+
+
+async def until(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
+    """Wait for something that happens in the background."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.005)

@@ -1,0 +1,530 @@
+"""What every store promises (zonerelay/store/base.py). A store that does not pass is not shipped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.store.builders import (
+    NOW,
+    attempt,
+    body_of,
+    delivery_for,
+    envelope_for,
+    message_id,
+    own_message,
+    store_message,
+)
+from tests.store.spools import until
+from zonerelay.model.address import Mailbox
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Notify, Recipient
+from zonerelay.store.base import (
+    CHUNK_SIZE,
+    Finish,
+    MessageNotFoundError,
+    Postpone,
+    QueueCounts,
+    Store,
+    StoreError,
+    Submit,
+)
+
+
+async def claim_all(store: Store, zone: str = "default", *, now: float = NOW) -> list[Delivery]:
+    return await store.claim(zone, 10_000, now=now)
+
+
+def names(deliveries: list[Delivery]) -> list[tuple[int, str]]:
+    return [(int(delivery.message_id, 16), delivery.recipient) for delivery in deliveries]
+
+
+class TestTakingMail:
+    async def test_committed_message_reads_back_whole(self, store: Store) -> None:
+        envelope = replace(
+            envelope_for(message_id(1), "a@example.net", "b@example.net"),
+            recipients=(
+                Recipient(
+                    address=Mailbox("a@example.net"),
+                    notify=Notify.FAILURE | Notify.DELAY,
+                    orcpt="rfc822;a+2Bx@example.net",
+                ),
+                Recipient(address=Mailbox("żółw@example.net")),
+            ),
+            smtputf8=True,
+        )
+        deliveries = [
+            replace(
+                delivery_for(envelope, "a@example.net"),
+                notify=Notify.FAILURE | Notify.DELAY,
+                orcpt="rfc822;x",
+            ),
+            delivery_for(envelope, "żółw@example.net"),
+        ]
+        async with store.begin(envelope) as writer:
+            await writer.write(b"Subject: hi\r\n\r\n")
+            await writer.write(b"body\r\n")
+            message = await writer.commit(
+                deliveries, headers=(("Subject", "hi"),), eight_bit=True, trace=("listener=x",)
+            )
+        assert message == await store.read_message(message_id(1))
+        assert message.envelope == envelope
+        assert (message.size, message.eight_bit) == (21, True)
+        assert message.headers == (("Subject", "hi"),)
+        assert await body_of(store, message_id(1)) == b"Subject: hi\r\n\r\nbody\r\n"
+        assert await claim_all(store) == deliveries
+
+    @pytest.mark.parametrize(
+        "size",
+        [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 9 * CHUNK_SIZE - 1, 20 * CHUNK_SIZE + 7],
+    )
+    @pytest.mark.parametrize("piece", [977, CHUNK_SIZE, 3 * CHUNK_SIZE + 1])
+    async def test_body_of_any_size_in_any_pieces_is_byte_exact(
+        self, store: Store, size: int, piece: int
+    ) -> None:
+        body = bytes(number % 251 for number in range(size))
+        envelope = envelope_for(message_id(1), "a@example.net")
+        async with store.begin(envelope) as writer:
+            for start in range(0, size, piece):
+                await writer.write(body[start : start + piece])
+            message = await writer.commit([delivery_for(envelope, "a@example.net")])
+        assert message.size == size
+        chunks = [chunk async for chunk in store.read_body(message_id(1))]
+        assert b"".join(chunks) == body
+        assert all(0 < len(chunk) <= CHUNK_SIZE for chunk in chunks)
+        assert len(chunks) == message.chunks
+
+    async def test_message_does_not_exist_before_commit(self, store: Store) -> None:
+        envelope = envelope_for(message_id(1), "a@example.net")
+        async with store.begin(envelope) as writer:
+            await writer.write(b"x" * (20 * CHUNK_SIZE))
+            assert await claim_all(store) == []
+            with pytest.raises(MessageNotFoundError):
+                await store.read_message(message_id(1))
+            await writer.commit([delivery_for(envelope, "a@example.net")])
+        assert len(await claim_all(store)) == 1
+
+    @pytest.mark.parametrize("size", [10, 20 * CHUNK_SIZE])
+    async def test_leaving_without_commit_aborts(self, store: Store, size: int) -> None:
+        envelope = envelope_for(message_id(1), "a@example.net")
+        async with store.begin(envelope) as writer:
+            await writer.write(b"x" * size)
+        with pytest.raises(StoreError):
+            await writer.commit([delivery_for(envelope, "a@example.net")])
+        with pytest.raises(MessageNotFoundError):
+            await body_of(store, message_id(1))
+        assert await claim_all(store) == []
+
+    async def test_message_that_is_cut_off_by_an_error_is_aborted(self, store: Store) -> None:
+        async def session() -> None:
+            async with store.begin(envelope_for(message_id(1), "a@example.net")) as writer:
+                await writer.write(b"x")
+                raise ConnectionResetError
+
+        with pytest.raises(ConnectionResetError):
+            await session()
+        assert await store.zones() == set()
+
+    async def test_session_that_leaves_during_commit_does_not_undo_it(self, store: Store) -> None:
+        committing = asyncio.create_task(store_message(store, 1))
+        await asyncio.sleep(0)
+        committing.cancel()
+        await asyncio.wait([committing])
+        await until(lambda: store.counts().get("default", QueueCounts()).ready == 1)
+        assert names(await claim_all(store)) == [(1, "to@example.net")]
+
+    async def test_same_recipient_twice_is_one_delivery(self, store: Store) -> None:
+        await store_message(store, 1, "a@example.net", "a@example.net", "b@example.net")
+        claimed = await claim_all(store)
+        assert names(claimed) == [(1, "a@example.net"), (1, "b@example.net")]
+        await store.settle([Finish(delivery) for delivery in claimed])
+        with pytest.raises(MessageNotFoundError):
+            await store.read_message(message_id(1))
+
+    async def test_message_without_deliveries_or_with_anothers_is_refused(self, store: Store) -> None:
+        envelope = envelope_for(message_id(1), "a@example.net")
+        async with store.begin(envelope) as writer:
+            with pytest.raises(StoreError):
+                await writer.commit([])
+            stranger = delivery_for(envelope_for(message_id(2), "a@example.net"), "a@example.net")
+            with pytest.raises(StoreError):
+                await writer.commit([stranger])
+
+    async def test_last_message_id_is_the_highest_committed(self, store: Store) -> None:
+        assert store.last_message_id() is None
+        await store_message(store, 7)
+        await store_message(store, 3)
+        assert store.last_message_id() == message_id(7)
+
+
+class TestHandingOut:
+    async def test_claims_come_in_message_order_however_they_were_committed(self, store: Store) -> None:
+        for number in (5, 2, 9, 1):
+            await store_message(store, number)
+        assert [number for number, _ in names(await claim_all(store))] == [1, 2, 5, 9]
+
+    async def test_limit_is_kept_and_the_rest_follows(self, store: Store) -> None:
+        for number in range(1, 8):
+            await store_message(store, number)
+        batches = [names(await store.claim("default", 3, now=NOW)) for _ in range(4)]
+        assert [[number for number, _ in batch] for batch in batches] == [[1, 2, 3], [4, 5, 6], [7], []]
+
+    async def test_claimed_delivery_is_handed_out_to_nobody_else(self, store: Store) -> None:
+        await store_message(store, 1)
+        assert len(await claim_all(store)) == 1
+        assert await claim_all(store) == []
+        assert await store.claim_domain("default", "example.net", 10, now=NOW) == []
+
+    async def test_concurrent_claims_share_the_queue_without_overlap(self, store: Store) -> None:
+        for number in range(40):
+            await store_message(store, number)
+        batches = await asyncio.gather(*(store.claim("default", 7, now=NOW) for _ in range(8)))
+        claimed = [delivery.message_id for batch in batches for delivery in batch]
+        assert sorted(claimed) == [message_id(number) for number in range(40)]
+
+    async def test_released_delivery_is_due_again_as_it_was(self, store: Store) -> None:
+        await store_message(store, 1)
+        await store_message(store, 2)
+        claimed = await claim_all(store)
+        store.release([claimed[0].key])
+        assert await claim_all(store) == [claimed[0]]
+
+    async def test_release_of_what_was_never_claimed_is_ignored(self, store: Store) -> None:
+        (delivery,) = await store_message(store, 1)
+        store.release([delivery.key, DeliveryKey("nowhere", message_id(9), Mailbox("x@example.net"))])
+        assert await claim_all(store) == [delivery]
+
+    @pytest.mark.parametrize(
+        "other", ["defaul", "default2", "default ", "default~", "~", " ", "%20", "défaut"]
+    )
+    async def test_zone_never_sees_another_zones_deliveries(self, store: Store, other: str) -> None:
+        await store_message(store, 1)
+        await store_message(store, 2, zone=other)
+        assert names(await claim_all(store, other)) == [(2, "to@example.net")]
+        assert names(await claim_all(store)) == [(1, "to@example.net")]
+        assert await store.zones() == {"default", other}
+
+    @pytest.mark.parametrize(
+        "recipient",
+        [
+            '"a b"@example.net',
+            "~x@example.net",
+            "100%@example.net",
+            "żółw@example.net",
+            "a@[192.0.2.1]",
+            "postmaster",
+        ],
+    )
+    async def test_recipient_of_any_spelling_survives(self, store: Store, recipient: str) -> None:
+        await store_message(store, 1, recipient, next_attempt=NOW - 1)
+        (delivery,) = await claim_all(store)
+        assert delivery.recipient == recipient
+        await store.settle([Finish(delivery)])
+        assert await store.zones() == set()
+
+    async def test_skipped_domain_is_passed_over_and_found_by_its_name(self, store: Store) -> None:
+        await store_message(store, 1, "a@full.example", "b@free.example")
+        await store_message(store, 2, "c@full.example")
+        free = await store.claim("default", 10, now=NOW, skip_domains={"full.example"})
+        assert names(free) == [(1, "b@free.example")]
+        first = await store.claim_domain("default", "full.example", 1, now=NOW)
+        rest = await store.claim_domain("default", "full.example", 10, now=NOW)
+        assert names(first) == [(1, "a@full.example")]
+        assert names(rest) == [(2, "c@full.example")]
+
+    async def test_passed_over_delivery_is_found_by_claim_when_no_longer_skipped(self, store: Store) -> None:
+        await store_message(store, 1, "a@full.example")
+        assert await store.claim("default", 10, now=NOW, skip_domains={"full.example"}) == []
+        assert names(await claim_all(store)) == [(1, "a@full.example")]
+
+    async def test_passed_over_deferred_delivery_is_found_too(self, store: Store) -> None:
+        await store_message(store, 1, "a@full.example", next_attempt=NOW - 1)
+        assert await store.claim("default", 10, now=NOW, skip_domains={"full.example"}) == []
+        assert len(await store.claim_domain("default", "full.example", 10, now=NOW)) == 1
+
+    async def test_fresh_and_due_deliveries_take_turns(self, store: Store) -> None:
+        for number in range(10):
+            await store_message(store, number, next_attempt=NOW - 10)
+            await store_message(store, 100 + number)
+        for _ in range(5):
+            batch = [number for number, _ in names(await store.claim("default", 4, now=NOW))]
+            assert len([number for number in batch if number < 100]) == 2
+        assert await claim_all(store) == []
+
+    async def test_has_ready_tells_of_fresh_mail(self, store: Store) -> None:
+        await store_message(store, 1)
+        assert store.has_ready("default")
+        await claim_all(store)
+        assert await claim_all(store) == []
+        assert not store.has_ready("default")
+
+
+class TestDeferring:
+    async def test_deferred_delivery_is_claimed_when_due_and_not_before(self, store: Store) -> None:
+        (delivery,) = await store_message(store, 1)
+        await claim_all(store)
+        later = delivery.deferred(NOW + 60.125, attempt())
+        await store.settle([Postpone(later)])
+        assert await claim_all(store, now=NOW + 60) == []
+        assert await store.next_due("default") == NOW + 60.125
+        assert await claim_all(store, now=NOW + 60.125) == [later]
+        assert await store.next_due("default") is None
+
+    async def test_every_due_time_found_by_next_due_is_claimable_at_that_time(self, store: Store) -> None:
+        times = [NOW + 0.1 * number / 7 for number in range(1, 30)]
+        for number, when in enumerate(times):
+            await store_message(store, number, next_attempt=when)
+        seen = []
+        while (due := await store.next_due("default")) is not None:
+            claimed = await claim_all(store, now=due)
+            assert claimed
+            seen += [delivery.next_attempt for delivery in claimed]
+        assert seen == times
+
+    async def test_earlier_due_time_moves_next_due_forward(self, store: Store) -> None:
+        await store_message(store, 1, next_attempt=NOW + 100)
+        assert await store.next_due("default") == NOW + 100
+        await store_message(store, 2, next_attempt=NOW + 50)
+        assert await store.next_due("default") == NOW + 50
+
+    async def test_next_due_ignores_claimed_held_and_foreign_deliveries(self, store: Store) -> None:
+        await store_message(store, 1, next_attempt=NOW - 5)
+        await store_message(store, 2, next_attempt=NOW + 5, held=True)
+        await store_message(store, 3, next_attempt=NOW + 9)
+        await store_message(store, 4, next_attempt=NOW + 1, zone="other")
+        assert await store.next_due("default") == NOW - 5
+        (claimed,) = await claim_all(store)
+        assert await store.next_due("default") == NOW + 9
+        store.release([claimed.key])
+        assert await store.next_due("default") == NOW - 5
+
+    async def test_held_delivery_is_not_handed_out(self, store: Store) -> None:
+        (delivery,) = await store_message(store, 1)
+        await claim_all(store)
+        await store.settle([Postpone(replace(delivery, held=True))])
+        assert await claim_all(store, now=NOW + 1e6) == []
+        assert await store.next_due("default") is None
+
+    async def test_postponed_to_now_is_due_at_once(self, store: Store) -> None:
+        (delivery,) = await store_message(store, 1)
+        await claim_all(store)
+        again = replace(delivery, warned=True)
+        await store.settle([Postpone(again)])
+        assert await claim_all(store) == [again]
+
+
+class TestSettling:
+    async def test_last_delivery_takes_the_message_with_it(self, store: Store) -> None:
+        await store_message(store, 1, "a@example.net", "b@example.net", body=b"x" * 200_000)
+        first, second = await claim_all(store)
+        await store.settle([Finish(first)])
+        assert len(await body_of(store, message_id(1))) == 200_000
+        await store.settle([Finish(second)])
+        with pytest.raises(MessageNotFoundError):
+            await store.read_message(message_id(1))
+        with pytest.raises(MessageNotFoundError):
+            await body_of(store, message_id(1))
+        assert await store.zones() == set()
+
+    async def test_recipients_of_one_message_settle_at_once_from_several_sides(self, store: Store) -> None:
+        await store_message(store, 1, *(f"r{number}@example.net" for number in range(20)))
+        claimed = await claim_all(store)
+        last, others = claimed[-1], claimed[:-1]
+        await asyncio.gather(*(store.settle([Finish(delivery)], lazy=True) for delivery in others))
+        assert await body_of(store, message_id(1))
+        await store.settle([Finish(last)])
+        with pytest.raises(MessageNotFoundError):
+            await store.read_message(message_id(1))
+
+    async def test_outcome_and_bounce_appear_together(self, store: Store) -> None:
+        await store_message(store, 1)
+        (delivery,) = await claim_all(store)
+        message, bounce = own_message(message_id(2), b"y" * 100_000, "from@example.org")
+        await store.settle([Submit(message, b"y" * 100_000, (bounce,)), Finish(delivery)])
+        assert await claim_all(store) == [bounce]
+        assert await store.read_message(message_id(2)) == message
+        assert await body_of(store, message_id(2)) == b"y" * 100_000
+        assert store.last_message_id() == message_id(2)
+
+    async def test_submitted_message_that_does_not_describe_its_body_changes_nothing(
+        self, store: Store
+    ) -> None:
+        await store_message(store, 1)
+        (delivery,) = await claim_all(store)
+        message, bounce = own_message(message_id(2), b"y", "from@example.org")
+        with pytest.raises(StoreError):
+            await store.settle([Finish(delivery), Submit(message, b"longer", (bounce,))])
+        assert await store.deliveries_of(message_id(1)) == [delivery]
+        assert await store.deliveries_of(message_id(2)) == []
+        await store.settle([Finish(delivery)])
+
+    async def test_settling_what_an_operator_dropped_is_ignored(self, store: Store) -> None:
+        await store_message(store, 1, "a@example.net", "b@example.net")
+        first, second = await claim_all(store)
+        assert await store.update([first.key], lambda _delivery: None) == 1
+        await store.settle([Finish(first)])
+        await store.settle([Postpone(first)])
+        assert await store.deliveries_of(message_id(1)) == [second]
+        assert await body_of(store, message_id(1))
+
+    async def test_same_delivery_finished_twice_in_one_write_counts_once(self, store: Store) -> None:
+        await store_message(store, 1, "a@example.net", "b@example.net")
+        first, second = await claim_all(store)
+        await store.settle([Finish(first), Finish(first)])
+        assert await body_of(store, message_id(1))
+        await store.settle([Finish(second)])
+
+    async def test_unclaimed_delivery_can_be_settled(self, store: Store) -> None:
+        (delivery,) = await store_message(store, 1)
+        await store.settle([Finish(delivery)])
+        assert await claim_all(store) == []
+        assert await store.zones() == set()
+
+    async def test_lazy_settle_is_done_when_it_returns(self, store: Store) -> None:
+        await store_message(store, 1)
+        (delivery,) = await claim_all(store)
+        await store.settle([Finish(delivery)], lazy=True)
+        assert await store.deliveries_of(message_id(1)) == []
+
+
+class TestOperations:
+    async def test_update_rewrites_and_counts_what_exists(self, store: Store) -> None:
+        deliveries = [(await store_message(store, number))[0] for number in range(5)]
+        keys = [delivery.key for delivery in deliveries]
+        gone = DeliveryKey("default", message_id(99), Mailbox("x@example.net"))
+        assert await store.update([*keys[:3], gone], lambda delivery: replace(delivery, held=True)) == 3
+        assert [d.message_id for d in await claim_all(store)] == [message_id(3), message_id(4)]
+        assert await store.update(keys[:2], lambda delivery: replace(delivery, held=False)) == 2
+        assert [d.message_id for d in await claim_all(store)] == [message_id(0), message_id(1)]
+
+    async def test_rescheduled_delivery_moves_in_time(self, store: Store) -> None:
+        (delivery,) = await store_message(store, 1, next_attempt=NOW + 1000)
+        await store.update([delivery.key], lambda d: replace(d, next_attempt=NOW + 5))
+        assert await store.next_due("default") == NOW + 5
+        assert len(await claim_all(store, now=NOW + 5)) == 1
+
+    async def test_removed_deliveries_take_their_message(self, store: Store) -> None:
+        deliveries = await store_message(store, 1, "a@example.net", "b@example.net")
+        assert await store.update([d.key for d in deliveries], lambda _: None) == 2
+        with pytest.raises(MessageNotFoundError):
+            await store.read_message(message_id(1))
+
+    async def test_change_of_a_claimed_delivery_does_not_hand_it_out_twice(self, store: Store) -> None:
+        await store_message(store, 1)
+        (delivery,) = await claim_all(store)
+        await store.update([delivery.key], lambda d: replace(d, warned=True))
+        assert await claim_all(store) == []
+        store.release([delivery.key])
+        assert await claim_all(store) == [replace(delivery, warned=True)]
+
+    async def test_many_deliveries_are_updated(self, store: Store) -> None:
+        recipients = [f"r{number:03}@example.net" for number in range(600)]
+        deliveries = await store_message(store, 1, *recipients)
+        assert await store.update([d.key for d in deliveries], lambda d: replace(d, held=True)) == 600
+        assert store.counts()["default"] == QueueCounts(held=600)
+
+    async def test_scan_shows_everything_in_order_claimed_ones_too(self, store: Store) -> None:
+        await store_message(store, 2, zone="b")
+        await store_message(store, 1, zone="b", held=True)
+        await store_message(store, 3, "x@example.net", "y@example.net", zone="a", next_attempt=NOW + 5)
+        await claim_all(store, "b")
+        found = [(d.zone, int(d.message_id, 16), d.recipient) async for d in store.scan()]
+        assert found == [
+            ("a", 3, "x@example.net"),
+            ("a", 3, "y@example.net"),
+            ("b", 1, "to@example.net"),
+            ("b", 2, "to@example.net"),
+        ]
+        assert [d.zone async for d in store.scan("a")] == ["a", "a"]
+
+    async def test_scan_shows_one_moment(self, store: Store) -> None:
+        for number in range(5):
+            await store_message(store, number)
+        scan = aiter(store.scan())
+        first = await anext(scan)
+        assert first.message_id == message_id(0)
+        await store.update([first.key], lambda _: None)
+        await store_message(store, 9)
+        assert [int(d.message_id, 16) async for d in scan] == [1, 2, 3, 4]
+
+    async def test_deliveries_of_a_message_in_recipient_order_over_zones(self, store: Store) -> None:
+        envelope = envelope_for(message_id(1), "b@example.net", "a@example.net")
+        deliveries = [
+            delivery_for(envelope, "b@example.net", zone="one"),
+            delivery_for(envelope, "a@example.net", zone="two"),
+        ]
+        async with store.begin(envelope) as writer:
+            await writer.commit(deliveries)
+        await store_message(store, 2)
+        found = await store.deliveries_of(message_id(1))
+        assert [d.recipient for d in found] == ["a@example.net", "b@example.net"]
+        assert await store.deliveries_of(message_id(5)) == []
+
+
+class TestFigures:
+    async def test_counts_follow_the_durable_state(self, store: Store) -> None:
+        await store_message(store, 1, "a@example.net", "b@example.net", "c@example.net")
+        await store_message(store, 2, zone="other")
+        first, second, third = await claim_all(store)
+        assert store.counts() == {"default": QueueCounts(ready=3), "other": QueueCounts(ready=1)}
+        await store.settle(
+            [
+                Finish(first),
+                Postpone(second.deferred(NOW + 5, attempt())),
+                Postpone(replace(third, held=True)),
+            ]
+        )
+        assert store.counts()["default"] == QueueCounts(deferred=1, held=1)
+        assert store.counts()["default"].total == 2
+
+    async def test_oldest_is_the_acceptance_time_of_the_first_delivery(self, store: Store) -> None:
+        assert await store.oldest("default") is None
+        for number, created in ((5, NOW + 5), (6, NOW + 6)):
+            envelope = envelope_for(message_id(number), "a@example.net", created=created)
+            async with store.begin(envelope) as writer:
+                await writer.commit([delivery_for(envelope, "a@example.net")])
+        assert await store.oldest("default") == NOW + 5
+        (first, second) = await claim_all(store)
+        await store.settle([Finish(first)])
+        assert await store.oldest("default") == NOW + 6
+        envelope = envelope_for(message_id(1), "a@example.net", created=NOW + 1)
+        async with store.begin(envelope) as writer:
+            await writer.commit([delivery_for(envelope, "a@example.net")])
+        assert await store.oldest("default") == NOW + 1
+        await store.settle([Finish(second)])
+
+    async def test_healthy_store_says_so_and_can_be_probed(self, store: Store) -> None:
+        assert store.unhealthy() is None
+        await store.probe()
+
+
+class TestClosing:
+    async def test_closed_store_answers_with_store_errors_only(self, store: Store) -> None:
+        (delivery,) = await store_message(store, 1, body=b"x" * 200_000)
+        writer = store.begin(envelope_for(message_id(2), "a@example.net"))
+        await store.close()
+        await store.close()
+        assert store.unhealthy()
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: store.claim("default", 1, now=NOW),
+            lambda: store.claim_domain("default", "example.net", 1, now=NOW),
+            lambda: store.settle([Finish(delivery)]),
+            lambda: store.update([delivery.key], lambda _: None),
+            lambda: store.read_message(message_id(1)),
+            lambda: body_of(store, message_id(1)),
+            lambda: store.next_due("default"),
+            lambda: store.oldest("default"),
+            store.zones,
+            lambda: store.deliveries_of(message_id(1)),
+            store.probe,
+            lambda: anext(aiter(store.scan())),
+            lambda: writer.commit([replace(delivery, message_id=message_id(2))]),
+        ]
+        for call in calls:
+            with pytest.raises(StoreError):
+                await call()
+        await writer.abort()
+        store.release([delivery.key])
