@@ -30,6 +30,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.queue.filters import Matcher, QueueFilter
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import Settler
+from zonerelay.queue.streams import closing
 from zonerelay.queue.tracing import Shown, Step, steps
 from zonerelay.store.base import MessageNotFoundError, Store, StoreCorruptError
 from zonerelay.telemetry.events import Events
@@ -41,6 +42,7 @@ TOGETHER = 100
 """Messages that are bounced at the same time, so that one write holds many."""
 
 Selected = tuple[Delivery, Message | None, DeliveryState]
+_Batch = list[tuple[Delivery, DeliveryState]]
 _Change = Callable[[Delivery], Delivery | None]
 _Act = Callable[[Sequence[DeliveryKey]], Awaitable[int]]
 
@@ -199,33 +201,42 @@ class Operations:
     ) -> AsyncGenerator[list[tuple[Delivery, DeliveryState]], None]:
         """Matches in batches. A batch is complete before anything is done to it."""
         matcher = Matcher(wanted, self._clock.now())
-        batch: list[tuple[Delivery, DeliveryState]] = []
+        batch: _Batch = []
         seen = 0
         active = self._scheduler.active_keys()
-        async for delivery in self._candidates(wanted):
-            seen += 1
-            if seen % BATCH == 0:
-                await asyncio.sleep(0)
-                active = self._scheduler.active_keys()
-            state = _state(delivery, active, self._clock.now())
-            if not matcher.matches(delivery, state):
-                continue
-            if matcher.needs_message and not matcher.matches_sender(await self._message(delivery.message_id)):
-                continue
-            batch.append((delivery, state))
-            if len(batch) >= BATCH:
-                yield batch
-                batch = []
+        async with aclosing(self._candidates(wanted)) as candidates:
+            async for delivery in candidates:
+                seen += 1
+                if seen % BATCH == 0:
+                    await asyncio.sleep(0)
+                    active = self._scheduler.active_keys()
+                state = _state(delivery, active, self._clock.now())
+                if not matcher.matches(delivery, state):
+                    continue
+                if matcher.needs_message and not matcher.matches_sender(
+                    await self._message(delivery.message_id)
+                ):
+                    continue
+                batch.append((delivery, state))
+                if len(batch) >= BATCH:
+                    yield batch
+                    batch = []
         if batch:
             yield batch
+
+    async def _sender_matches(self, matcher: Matcher, delivery: Delivery) -> bool:
+        if not matcher.needs_message:
+            return True
+        return matcher.matches_sender(await self._message(delivery.message_id))
 
     async def _candidates(self, wanted: QueueFilter) -> AsyncGenerator[Delivery, None]:
         if wanted.message_id is not None:
             for delivery in await self._store.deliveries_of(wanted.message_id):
                 yield delivery
             return
-        async for delivery in self._store.scan(wanted.zone):
-            yield delivery
+        async with closing(self._store.scan(wanted.zone)) as deliveries:
+            async for delivery in deliveries:
+                yield delivery
 
     async def _message(self, message_id: MessageId) -> Message | None:
         try:

@@ -7,7 +7,7 @@ report is made without it. `ReportError` means that no report can be made at all
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 from zonerelay.config.models import BounceSettings
 from zonerelay.message.dsn import DsnKind, RecipientReport, compose
@@ -18,6 +18,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Body, Envelope, Message, Origin, Recipient
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.queue.protocols import ChooseZone
+from zonerelay.queue.streams import closing
 from zonerelay.store.base import CHUNK_SIZE, QueueStore, StoreError, Submit
 from zonerelay.telemetry.events import Events
 
@@ -103,21 +104,18 @@ class Reporter:
         return Submit(message, text, (delivery,))
 
     async def _original_header(self, message_id: MessageId) -> bytes:
-        body = self._store.read_body(message_id)
+        head = bytearray()
         try:
-            head = bytearray()
-            async for chunk in body:
-                searched = max(0, len(head) - len(_END_OF_HEADER) + 1)
-                head += chunk
-                if head.find(_END_OF_HEADER, searched) >= 0 or len(head) >= self._return_size:
-                    break
-            return self._header_of(bytes(head))
+            async with closing(self._store.read_body(message_id)) as body:
+                async for chunk in body:
+                    searched = max(0, len(head) - len(_END_OF_HEADER) + 1)
+                    head += chunk
+                    if head.find(_END_OF_HEADER, searched) >= 0 or len(head) >= self._return_size:
+                        break
         except StoreError as error:
             self._events.trouble("queue.report_header", error, message_id=message_id)
             return b""
-        finally:
-            if isinstance(body, AsyncGenerator):
-                await body.aclose()
+        return self._header_of(bytes(head))
 
     def _header_of(self, head: bytes) -> bytes:
         """Whole lines up to the end of the header or the size limit."""

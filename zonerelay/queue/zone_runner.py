@@ -33,7 +33,7 @@ from zonerelay.queue.protocols import Batch, Courier, Router
 from zonerelay.queue.settle import Settler
 from zonerelay.queue.shares import Claim, Refill
 from zonerelay.queue.suspension import Transition
-from zonerelay.queue.tasks import Tasks
+from zonerelay.queue.tasks import Once, Tasks
 from zonerelay.queue.zone_queue import WINDOW, ZoneQueue
 from zonerelay.routing.nexthop import DestinationKey, Route
 from zonerelay.store.base import MessageNotFoundError, QueueStore, StoreCorruptError, StoreError
@@ -91,6 +91,7 @@ class ZoneRunner:
         self._queue = ZoneQueue(zone, around.retry, window=window)
         self._lanes = Tasks("queue.lane", around.events)
         self._errands = Tasks("queue.errand", around.events)
+        self._pump_soon = Once(self._pump)
         self._alarm = Alarm(around.clock, self._due)
         self._stopping = False
         self._claiming = False
@@ -263,7 +264,8 @@ class ZoneRunner:
         else:
             if isinstance(answer, Route):
                 self._queue.found(domain, answer, self._clock.now())
-                self._pump()
+                # Not at once: other domains of the message may turn out to go the same way.
+                self._pump_soon.ask()
                 return
             outcome = answer.outcome
         deliveries = self._queue.unroutable(domain)

@@ -1,0 +1,544 @@
+"""The scheduler, the settler and a store together, with scripted couriers and routers and tiny real delays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from tests.support.queueing import (
+    BOUNCED,
+    DEFERRED,
+    DELIVERED,
+    NO_HOST,
+    Relay,
+    route_to,
+)
+from zonerelay.config.models import InDoubt, RetrySettings, ZoneSettings
+from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.queue import journal, zone_runner
+from zonerelay.queue.protocols import Batch
+from zonerelay.routing.nexthop import DestinationKey, Unroutable
+from zonerelay.store.base import StoreCorruptError
+
+Make = Callable[..., Relay]
+MX = ZoneSettings()
+SOON = RetrySettings(jitter=0.0, schedule=(0.02,), suspend_min=0.05, suspend_max=0.2)
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    relays: list[Relay] = []
+
+    def build(**more: object) -> Relay:
+        relays.append(Relay(**more))  # type: ignore[arg-type]  # passed on by name
+        return relays[-1]
+
+    yield build
+    for relay in relays:
+        await relay.close()
+
+
+async def test_mail_is_delivered_and_leaves_the_store(make: Make) -> None:
+    relay = make()
+    await relay.scheduler.start()
+    relay.accept("b@example.com", "c@example.com")
+    await relay.until_empty()
+    assert relay.courier.recipients() == ["b@example.com", "c@example.com"]
+    assert len(relay.courier.batches) == 1
+    assert [event["recipient"] for event in relay.sink.named("delivered")] == [
+        "b@example.com",
+        "c@example.com",
+    ]
+
+
+async def test_mail_stored_before_the_start_is_taken_up(make: Make) -> None:
+    relay = make()
+    relay.accept("b@example.com", tell=False)
+    await relay.scheduler.start()
+    await relay.until_empty()
+
+
+async def test_delivery_begins_within_a_few_turns_of_the_loop(make: Make) -> None:
+    relay = make()
+    await relay.scheduler.start()
+    relay.accept("first@example.com")
+    await relay.until_empty()
+    relay.accept("b@example.com")
+    for turns in range(10):  # noqa: B007 - the number is what is tested
+        if len(relay.courier.batches) == 2:
+            break
+        await asyncio.sleep(0)
+    # One turn of these is the test store's own.
+    assert turns <= 4
+
+
+async def test_an_idle_scheduler_asks_the_store_nothing(make: Make) -> None:
+    relay = make(zones=(ZoneSettings(), ZoneSettings(name="other")))
+    await relay.scheduler.start()
+    relay.accept("b@example.com")
+    await relay.until_empty()
+    await asyncio.sleep(0.05)
+    relay.store.asked.clear()
+    await asyncio.sleep(0.1)
+    assert not relay.store.asked
+
+
+async def test_recipients_of_a_message_share_transactions_up_to_the_limit(make: Make) -> None:
+    relay = make(zones=(ZoneSettings(next_hop="hop", max_recipients_per_transaction=4),))
+    await relay.scheduler.start()
+    relay.accept(*(f"u{n}@d{n}.example" for n in range(10)))
+    await relay.until_empty()
+    assert sorted(len(batch.deliveries) for batch in relay.courier.batches) == [2, 4, 4]
+    assert relay.router.asked == {"": 1}
+
+
+async def test_domains_of_one_provider_share_a_transaction_and_others_do_not(make: Make) -> None:
+    relay = make(zones=(MX,))
+    relay.router.answers = {
+        "one.example": route_to("default", "mx"),
+        "two.example": route_to("default", "mx"),
+    }
+    relay.accept("a@one.example", "b@two.example", "c@three.example", tell=False)
+    await relay.scheduler.start()
+    await relay.until_empty()
+    sizes = {batch.route.destination: len(batch.deliveries) for batch in relay.courier.batches}
+    assert sizes == {"default mx:25": 2, "default mx.three.example:25": 1}
+
+
+async def test_limits_hold_for_zone_and_destination(make: Make) -> None:
+    zone = ZoneSettings(max_connections=5, max_connections_per_destination=2)
+    relay = make(zones=(zone,))
+    relay.courier.seconds = 0.002
+    await relay.scheduler.start()
+    for n in range(120):
+        relay.accept(f"u{n}@d{n % 4}.example")
+    await relay.until_empty()
+    assert relay.courier.most["zone default"] == 5
+    assert all(most <= 2 for name, most in relay.courier.most.items() if not name.startswith("zone"))
+    assert len(relay.courier.recipients()) == 120
+
+
+async def test_oldest_message_goes_first(make: Make) -> None:
+    relay = make(zones=(ZoneSettings(next_hop="hop", max_connections=1),))
+    for n in range(50):
+        relay.accept(f"u{n:02}@example.com", tell=False)
+    await relay.scheduler.start()
+    await relay.until_empty()
+    assert relay.courier.recipients() == [f"u{n:02}@example.com" for n in range(50)]
+
+
+async def test_a_deferred_delivery_is_tried_again_when_due(make: Make) -> None:
+    relay = make(retry=SOON)
+    answers = iter([DEFERRED, DEFERRED, DELIVERED])
+    relay.courier.script = lambda batch: [next(answers)]
+    await relay.scheduler.start()
+    relay.accept("b@example.com")
+    await relay.until_empty()
+    assert len(relay.courier.batches) == 3
+    assert [batch.deliveries[0].attempts for batch in relay.courier.batches] == [0, 1, 2]
+
+
+async def test_deferred_mail_found_at_the_start_is_tried_when_due(make: Make) -> None:
+    relay = make()
+    message = relay.accept("b@example.com", tell=False)
+    await relay.store.update(
+        [DeliveryKey("default", message.id, message.envelope.recipients[0].address)],
+        lambda delivery: replace(delivery, next_attempt=relay.clock.now() + 0.05),
+    )
+    await relay.scheduler.start()
+    await asyncio.sleep(0.02)
+    assert not relay.courier.batches
+    await relay.until_empty()
+
+
+async def test_one_recipient_refused_does_not_stop_the_others(make: Make) -> None:
+    relay = make(retry=SOON)
+    relay.courier.script = lambda batch: [
+        {"bad": BOUNCED, "late": DEFERRED if d.attempts == 0 else DELIVERED}.get(
+            d.recipient.split("@")[0], DELIVERED
+        )
+        for d in batch.deliveries
+    ]
+    await relay.scheduler.start()
+    relay.accept("bad@example.com", "late@example.com", "good@example.com")
+    await relay.until_empty()
+    # The bounce to a@example.org is delivered as well.
+    assert sorted(event["recipient"] for event in relay.sink.named("delivered")) == [
+        "a@example.org", "good@example.com", "late@example.com",
+    ]  # fmt: skip
+    assert [event["kind"] for event in relay.sink.named("dsn")] == ["failed"]
+
+
+# Suspension
+
+
+async def test_a_dead_destination_is_suspended_and_others_go_on(make: Make) -> None:
+    relay = make(zones=(MX,), retry=replace(SOON, suspend_min=60.0, suspend_max=60.0, schedule=(60.0,)))
+    relay.courier.script = lambda batch: [
+        NO_HOST if batch.route.name == "mx.dead.example" else DELIVERED for _ in batch.deliveries
+    ]
+    await relay.scheduler.start()
+    for n in range(100):
+        relay.accept(f"u{n}@dead.example")
+        relay.accept(f"u{n}@live.example")
+    await relay.until(lambda: len(relay.sink.named("delivered")) == 100)
+    await relay.until(lambda: len(relay.sink.named("deferred")) == 100)
+    attempted = [name for name in relay.courier.recipients() if name.endswith("dead.example")]
+    assert len(attempted) <= 10  # those that were under way together
+    assert len(relay.sink.named("suspended")) == 1
+    # Later mail is not even tried, and uses up no attempt.
+    before = len(relay.courier.batches)
+    late = relay.accept("late@dead.example")
+    await relay.until(lambda: len(relay.sink.named("deferred")) == 101)
+    assert len(relay.courier.batches) == before
+    (stored,) = await relay.store.deliveries_of(late.id)
+    assert stored.attempts == 0
+    assert stored.last is not None
+    assert "suspended: 451 4.4.1 connection refused" in str(stored.last.reply)
+    assert stored.next_attempt >= relay.clock.now() + 55
+
+
+async def test_one_probe_at_a_time_until_a_success(make: Make) -> None:
+    relay = make(retry=SOON)
+    relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
+    await relay.scheduler.start()
+    for n in range(30):
+        relay.accept(f"u{n}@example.com")
+    await relay.until(lambda: len(relay.sink.named("suspended")) == 1)
+    relay.courier.most.clear()
+    relay.courier.seconds = 0.005
+    await relay.until(lambda: len(relay.sink.named("suspended")) == 3)
+    assert relay.courier.most["zone default"] == 1
+    relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
+    await relay.until_empty()
+    assert len(relay.sink.named("resumed")) == 1
+    assert relay.courier.most["zone default"] > 1
+
+
+async def test_suspended_mail_expires(make: Make) -> None:
+    relay = make(retry=replace(SOON, max_age=30.0, suspend_min=60.0, suspend_max=60.0))
+    relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
+    relay.zone_of["a@example.org"] = "elsewhere"
+    await relay.scheduler.start()
+    relay.accept("fresh@example.com")
+    await relay.until(lambda: len(relay.sink.named("suspended")) == 1)
+    attempted = len(relay.courier.batches)
+    relay.accept("old@example.com", age=31.0)
+    await relay.until(lambda: len(relay.sink.named("expired")) == 1)
+    (expired,) = relay.sink.named("expired")
+    assert expired["recipient"] == "old@example.com"
+    assert "connection refused" in str(expired["reply"])
+    assert len(relay.sink.named("dsn")) == 1
+    assert [
+        b for b in relay.courier.batches[attempted:] if b.deliveries[0].recipient == "old@example.com"
+    ] == []
+
+
+async def test_resume_lifts_a_suspension(make: Make) -> None:
+    relay = make(retry=replace(SOON, suspend_min=60.0, suspend_max=60.0, schedule=(0.01,)))
+    relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
+    await relay.scheduler.start()
+    relay.accept("b@example.com")
+    await relay.until(lambda: len(relay.sink.named("suspended")) == 1)
+    relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
+    (status,) = relay.scheduler.snapshot()
+    assert status.destinations[0].suspended_until is not None
+    assert "connection refused" in status.destinations[0].reply
+    relay.scheduler.resume("default", status.destinations[0].key)
+    await relay.until_empty()
+
+
+# Routes
+
+
+async def test_an_unroutable_domain_bounces_or_waits_as_the_router_says(make: Make) -> None:
+    relay = make(zones=(MX,), retry=SOON)
+
+    def unroutable(outcome: Outcome) -> Unroutable:
+        return Unroutable(zone="default", name="x", outcome=outcome, expires=0.0)
+
+    relay.router.answers = {
+        "null.example": unroutable(
+            Outcome(Verdict.BOUNCED, Reply(556, "1.10", "null MX"), Scope.DOMAIN, local=True)
+        ),
+        "servfail.example": unroutable(
+            Outcome(Verdict.DEFERRED, Reply(451, "4.3", "DNS"), Scope.DOMAIN, local=True)
+        ),
+    }
+    await relay.scheduler.start()
+    relay.accept("b@null.example", "c@servfail.example", "d@fine.example")
+    await relay.until(lambda: len(relay.sink.named("bounced")) == 1)
+    await relay.until(lambda: len(relay.sink.named("deferred")) >= 2)
+    del relay.router.answers["servfail.example"]
+    await relay.until_empty()
+    assert sorted(relay.courier.recipients()) == ["a@example.org", "c@servfail.example", "d@fine.example"]
+
+
+async def test_a_slow_look_up_holds_up_only_its_domain(make: Make) -> None:
+    relay = make(zones=(MX,))
+    relay.router.gated = {"slow.example"}
+    await relay.scheduler.start()
+    relay.accept("b@slow.example", "c@quick.example")
+    await relay.until(lambda: relay.courier.recipients() == ["c@quick.example"])
+    relay.accept("d@slow.example")
+    await asyncio.sleep(0.01)
+    assert relay.router.asked["slow.example"] == 1
+    relay.router.gates["slow.example"].set()
+    await relay.until_empty()
+
+
+async def test_look_ups_at_once_are_bounded(make: Make) -> None:
+    relay = make(zones=(MX,))
+    relay.router.gated = {f"d{n}.example" for n in range(80)}
+    await relay.scheduler.start()
+    relay.accept(*(f"b@d{n}.example" for n in range(80)))
+    await asyncio.sleep(0.02)
+    assert len(relay.router.asked) == 50
+    for gate in relay.router.gated:
+        relay.router.gates[gate].set()
+    await relay.until_empty()
+
+
+async def test_a_router_that_raises_costs_a_deferral(make: Make) -> None:
+    relay = make(zones=(MX,))
+    relay.router.answers["bug.example"] = RuntimeError("bug")
+    await relay.scheduler.start()
+    relay.accept("b@bug.example")
+    await relay.until(lambda: len(relay.sink.named("deferred")) == 1)
+    assert [event["where"] for event in relay.sink.named("trouble")] == ["queue.router"]
+
+
+# Window
+
+
+async def test_a_slow_destination_never_fills_the_window(make: Make) -> None:
+    relay = make(zones=(MX,), window=64)
+    slow = asyncio.Event()
+    plain = relay.courier.deliver
+
+    async def deliver(batch: Batch) -> Sequence[Outcome]:
+        if batch.route.name == "mx.slow.example":
+            await slow.wait()
+        return await plain(batch)
+
+    relay.courier.deliver = deliver  # type: ignore[method-assign]  # a courier that hangs on one host
+    for n in range(300):
+        relay.accept(f"u{n}@slow.example", tell=False)
+    relay.accept("b@quick.example", tell=False)
+    await relay.scheduler.start()
+    await relay.until(lambda: relay.courier.recipients() == ["b@quick.example"])
+    assert relay.scheduler.snapshot()[0].waiting <= 64
+    relay.accept("c@quick.example")
+    await relay.until(lambda: relay.courier.recipients()[-1] == "c@quick.example")
+    slow.set()
+    await relay.until_empty()
+    assert len(relay.courier.recipients()) == 302
+
+
+async def test_many_domains_of_one_slow_provider_do_not_hide_the_others(make: Make) -> None:
+    relay = make(zones=(replace(MX, max_connections=4, max_connections_per_destination=2),), window=64)
+    relay.courier.gate = asyncio.Event()
+    plain = relay.courier.deliver
+
+    async def deliver(batch: Batch) -> Sequence[Outcome]:
+        if batch.route.name == "mx.quick.example":
+            return [DELIVERED] * len(batch.deliveries)
+        return await plain(batch)
+
+    relay.courier.deliver = deliver  # type: ignore[method-assign]  # a courier that hangs on one host
+    for n in range(200):
+        relay.router.answers[f"d{n}.example"] = route_to("default", "provider")
+        relay.accept(f"u@d{n}.example", tell=False)
+    relay.accept("b@quick.example", tell=False)
+    await relay.scheduler.start()
+    await relay.until(lambda: any(e["recipient"] == "b@quick.example" for e in relay.sink.named("delivered")))
+    relay.courier.gate.set()
+    await relay.until_empty()
+    assert len(relay.courier.recipients()) == 200
+
+
+async def test_a_long_queue_is_claimed_in_batches(make: Make) -> None:
+    relay = make()
+    for n in range(3000):
+        relay.accept(f"u{n}@example.com", tell=False)
+    await relay.scheduler.start()
+    await relay.until_empty(timeout=20)
+    assert relay.store.asked["claim"] < 30
+    assert len(relay.courier.recipients()) == 3000
+
+
+# Trouble
+
+
+async def test_a_courier_that_raises_costs_a_deferral_and_no_lane(make: Make) -> None:
+    relay = make(zones=(ZoneSettings(next_hop="hop", max_connections=1),))
+
+    def script(batch: Batch) -> list[Outcome]:
+        if batch.deliveries[0].recipient == "bug@example.com":
+            raise RuntimeError("bug")
+        if batch.deliveries[0].recipient == "short@example.com":
+            return []
+        return [DELIVERED]
+
+    relay.courier.script = script
+    await relay.scheduler.start()
+    for name in ("bug", "short", "fine"):
+        relay.accept(f"{name}@example.com")
+    await relay.until(lambda: len(relay.sink.named("delivered")) == 1)
+    await relay.until(lambda: len(relay.sink.named("deferred")) == 2)
+    assert [event["where"] for event in relay.sink.named("trouble")] == ["queue.courier"] * 2
+    assert all(delivery.attempts == 0 for delivery in await relay.stored())
+    assert relay.scheduler.snapshot()[0].active == 0
+
+
+async def test_an_unreadable_message_is_put_off_and_reported(make: Make) -> None:
+    relay = make()
+    message = relay.accept("b@example.com", age=10 * 86400, tell=False)
+
+    async def corrupt(message_id: str) -> None:
+        raise StoreCorruptError("checksum")
+
+    relay.store.read_message = corrupt  # type: ignore[assignment,method-assign]  # a broken record
+    await relay.scheduler.start()
+    await relay.until(lambda: len(relay.sink.named("deferred")) == 1)
+    assert relay.sink.named("trouble")[0]["id"] == message.id
+    assert not relay.courier.batches
+    (stored,) = await relay.stored()
+    assert stored.next_attempt > relay.clock.now() + 600
+
+
+async def test_outcomes_outlive_store_trouble_and_claims_stop_meanwhile(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "RETRY_FIRST", 0.01)
+    monkeypatch.setattr(zone_runner, "CLAIM_RETRY_FIRST", 0.01)
+    relay = make()
+    relay.courier.gate = asyncio.Event()
+    await relay.scheduler.start()
+    for n in range(5):
+        relay.accept(f"u{n}@example.com")
+    await relay.until(lambda: len(relay.courier.in_flight) == 5)
+    relay.store.refuses = True
+    relay.courier.gate.set()
+    await relay.until(lambda: len(relay.sink.named("delivered")) == 5)
+    relay.accept("late@example.com")
+    await asyncio.sleep(0.05)
+    assert len(relay.courier.batches) == 5
+    assert len(relay.scheduler.active_keys()) == 5
+    relay.store.refuses = False
+    await relay.until_empty()
+    # Nobody got anything twice.
+    assert sorted(relay.courier.recipients()) == [
+        "late@example.com",
+        *(f"u{n}@example.com" for n in range(5)),
+    ]
+
+
+async def test_a_store_that_cannot_be_asked_is_asked_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zone_runner, "CLAIM_RETRY_FIRST", 0.01)
+    relay = make()
+    await relay.scheduler.start()
+    await asyncio.sleep(0.01)
+    relay.store.refuses = True
+    relay.accept("b@example.com")
+    await relay.until(lambda: relay.store.asked["claim"] >= 3)
+    relay.store.refuses = False
+    await relay.until_empty()
+
+
+async def test_mail_in_an_unknown_zone_is_served_like_the_default_zone(make: Make) -> None:
+    relay = make(zones=(ZoneSettings(next_hop="hop", max_connections=3),))
+    relay.accept("b@example.com", zone="gone", tell=False)
+    await relay.scheduler.start()
+    await relay.until_empty()
+    assert relay.courier.batches[0].zone.name == "gone"
+    assert relay.courier.batches[0].zone.max_connections == 3
+    assert [event["where"] for event in relay.sink.named("trouble")] == ["queue.unknown_zone"]
+
+
+@pytest.mark.parametrize("policy", list(InDoubt))
+async def test_an_outcome_in_doubt_follows_the_zone(make: Make, policy: InDoubt) -> None:
+    relay = make(zones=(ZoneSettings(next_hop="hop", in_doubt=policy),), retry=SOON)
+    first = replace(DEFERRED, in_doubt=True)
+    relay.courier.script = lambda batch: [
+        first if d.attempts == 0 and d.recipient == "b@example.com" else DELIVERED for d in batch.deliveries
+    ]
+    await relay.scheduler.start()
+    relay.accept("b@example.com")
+    if policy is InDoubt.HOLD:
+        await relay.until(lambda: len(relay.sink.named("deferred")) == 1)
+        await asyncio.sleep(0.05)
+        (stored,) = await relay.stored()
+        assert stored.held
+        assert stored.last is not None
+        assert stored.last.in_doubt
+        assert len(relay.courier.batches) == 1
+        return
+    await relay.until_empty()
+    expected = ["b@example.com", "b@example.com" if policy is InDoubt.RETRY else "a@example.org"]
+    assert relay.courier.recipients() == expected
+
+
+# The end
+
+
+async def test_stop_lets_attempts_end_and_records_them(make: Make) -> None:
+    relay = make()
+    relay.courier.seconds = 0.05
+    await relay.scheduler.start()
+    relay.accept("b@example.com")
+    await relay.until(lambda: len(relay.courier.in_flight) == 1)
+    relay.accept("late@example.com")
+    await relay.scheduler.stop(2.0)
+    assert [delivery.recipient for delivery in await relay.stored()] == ["late@example.com"]
+    relay.scheduler.notify("default")
+    await asyncio.sleep(0.01)
+    assert len(relay.courier.batches) == 1
+
+
+async def test_stop_cancels_what_takes_too_long_and_forgets_it(make: Make) -> None:
+    relay = make(zones=(ZoneSettings(next_hop="hop", max_connections=2),))
+    relay.courier.gate = asyncio.Event()
+    await relay.scheduler.start()
+    for n in range(5):
+        relay.accept(f"u{n}@example.com")
+    await relay.until(lambda: len(relay.courier.in_flight) == 2)
+    await relay.scheduler.stop(0.01)
+    assert not relay.courier.in_flight
+    claimed = await relay.store.claim("default", 10, now=relay.clock.now())
+    assert len(claimed) == 5
+
+
+async def test_an_idle_scheduler_stops_at_once(make: Make) -> None:
+    relay = make()
+    await relay.scheduler.start()
+    async with asyncio.timeout(0.5):
+        await relay.scheduler.stop(30.0)
+
+
+async def test_status_shows_what_is_going_on(make: Make) -> None:
+    relay = make(zones=(ZoneSettings(next_hop="hop", max_connections=2),))
+    relay.courier.gate = asyncio.Event()
+    await relay.scheduler.start()
+    message = relay.accept("u0@example.com")
+    for n in range(1, 5):
+        relay.accept(f"u{n}@example.com")
+    await relay.until(lambda: len(relay.courier.in_flight) == 2)
+    (zone,) = relay.scheduler.snapshot()
+    assert (zone.zone, zone.active, zone.waiting) == ("default", 2, 3)
+    (destination,) = zone.destinations
+    assert destination.key == DestinationKey("default mx.hop:25")
+    assert (destination.active, destination.waiting, destination.suspended_until) == (2, 3, None)
+    assert relay.scheduler.active_count("default") == 2
+    assert relay.scheduler.is_active(
+        DeliveryKey("default", message.id, message.envelope.recipients[0].address)
+    )
+    relay.courier.gate.set()
+    await relay.until_empty()

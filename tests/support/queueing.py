@@ -1,0 +1,277 @@
+"""A queue without a network: real store, settler and scheduler, scripted couriers and routers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from zonerelay.config.models import BounceSettings, RetrySettings, ZoneSettings
+from zonerelay.model.address import Mailbox
+from zonerelay.model.clock import Clock, ManualClock, SystemClock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Envelope, Message, Notify, Recipient
+from zonerelay.model.message_id import MessageId, MessageIdSource
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.queue import retry as retries
+from zonerelay.queue.protocols import Batch
+from zonerelay.queue.scheduler import Scheduler
+from zonerelay.queue.settle import Settler
+from zonerelay.routing.nexthop import MxHost, Route, Unroutable
+from zonerelay.store.base import Change, StoreError
+from zonerelay.store.memory import MemoryStore
+from zonerelay.telemetry.events import Events, Field
+from zonerelay.telemetry.metrics import Metrics
+from zonerelay.telemetry.redact import Redactor
+
+HEADER = b"From: a@example.org\r\nSubject: hello\r\n"
+TEXT = HEADER + b"\r\nThe body.\r\n"
+
+DELIVERED = Outcome(Verdict.DELIVERED, Reply(250, "0.0", "ok"), host="mx.example.com", peer="192.0.2.1:25")
+DEFERRED = Outcome(Verdict.DEFERRED, Reply(451, "2.0", "later"), host="mx.example.com", peer="192.0.2.1:25")
+BOUNCED = Outcome(Verdict.BOUNCED, Reply(550, "1.1", "no such user"), host="mx.example.com")
+NO_HOST = Outcome(Verdict.DEFERRED, Reply(451, "4.1", "connection refused"), Scope.HOST, local=True)
+LOCAL = Outcome(Verdict.DEFERRED, Reply(451, "3.0", "trouble"), Scope.LOCAL, local=True, counts=False)
+IN_DOUBT = replace(DEFERRED, in_doubt=True)
+
+
+class Sink:
+    """Remembers events."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Field]]] = []
+
+    def emit(self, level: str, event: str, fields: dict[str, Field]) -> None:
+        self.events.append((event, fields))
+
+    def named(self, event: str) -> list[dict[str, Field]]:
+        return [fields for name, fields in self.events if name == event]
+
+
+def make_events(sink: Sink, clock: Clock) -> Events:
+    return Events(sink, Metrics(), Redactor(b"k" * 32, enabled=False), clock)
+
+
+def make_message(
+    ids: MessageIdSource, recipients: Sequence[str], *, created: float, sender: str = "a@example.org"
+) -> Message:
+    envelope = Envelope(
+        id=ids.next(),
+        sender=Mailbox(sender),
+        recipients=tuple(Recipient(address=Mailbox(each)) for each in recipients),
+        created=created,
+    )
+    return Message(envelope=envelope, size=len(TEXT), chunks=1, headers=(("Subject", "hello"),))
+
+
+def deliveries_of(
+    message: Message, *, zone: str = "default", notify: Notify = Notify.UNSET
+) -> list[Delivery]:
+    return [
+        Delivery(
+            zone=zone,
+            message_id=message.id,
+            recipient=each.address,
+            created=message.envelope.created,
+            notify=notify,
+        )
+        for each in message.envelope.recipients
+    ]
+
+
+def route_to(zone: str, *hosts: str, expires: float = 1e12) -> Route:
+    mx = tuple(MxHost(name=host, port=25) for host in hosts)
+    return Route(zone=zone, name=hosts[0], hosts=mx, expires=expires)
+
+
+class FlakyStore(MemoryStore):
+    """A memory store that refuses when told to, and counts what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refuses = False
+        self.sick: set[DeliveryKey] = set()
+        self.settled: list[list[Change]] = []
+        self.asked: Counter[str] = Counter()
+
+    def _refuse(self, what: str) -> None:
+        self.asked[what] += 1
+        if self.refuses:
+            raise StoreError("refused by the test")
+
+    async def claim(self, zone, limit, *, now, skip_domains=()):  # type: ignore[no-untyped-def]  # as its parent
+        self._refuse("claim")
+        await asyncio.sleep(0)
+        return await super().claim(zone, limit, now=now, skip_domains=skip_domains)
+
+    async def next_due(self, zone: str) -> float | None:
+        self._refuse("next_due")
+        return await super().next_due(zone)
+
+    async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
+        self._refuse("settle")
+        await asyncio.sleep(0)
+        if any(getattr(change, "delivery", None) and change.delivery.key in self.sick for change in changes):  # type: ignore[union-attr]  # a Submit has none
+            raise StoreError("a sick record")
+        await super().settle(changes, lazy=lazy)
+        self.settled.append(list(changes))
+
+    async def probe(self) -> None:
+        self._refuse("probe")
+
+
+Script = Callable[[Batch], Sequence[Outcome]]
+
+
+@dataclass
+class ScriptedCourier:
+    """Answers from a function of the batch, after `seconds`; watches what runs at the same time."""
+
+    script: Script = lambda batch: [DELIVERED] * len(batch.deliveries)
+    seconds: float = 0.0
+    batches: list[Batch] = field(default_factory=list)
+    running: Counter[str] = field(default_factory=Counter)
+    most: Counter[str] = field(default_factory=Counter)
+    in_flight: set[DeliveryKey] = field(default_factory=set)
+    gate: asyncio.Event | None = None
+
+    async def deliver(self, batch: Batch) -> Sequence[Outcome]:
+        keys = {delivery.key for delivery in batch.deliveries}
+        assert not keys & self.in_flight, "attempted twice at once"
+        self.batches.append(batch)
+        self.in_flight |= keys
+        names = ("zone " + batch.zone.name, str(batch.route.destination))
+        for name in names:
+            self.running[name] += 1
+            self.most[name] = max(self.most[name], self.running[name])
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            await asyncio.sleep(self.seconds)
+            return self.script(batch)
+        finally:
+            self.in_flight -= keys
+            for name in names:
+                self.running[name] -= 1
+
+    def recipients(self) -> list[str]:
+        return [delivery.recipient for batch in self.batches for delivery in batch.deliveries]
+
+
+class ScriptedRouter:
+    """`mx.{domain}` unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Route | Unroutable | Exception] = {}
+        self.asked: Counter[str] = Counter()
+        self.gates: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self.gated: set[str] = set()
+
+    async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
+        self.asked[domain] += 1
+        if domain in self.gated:
+            await self.gates[domain].wait()
+        await asyncio.sleep(0)
+        answer = self.answers.get(domain) or route_to(zone.name, f"mx.{domain or zone.next_hop}")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Relay:
+    """Store, settler and scheduler wired as the worker wires them."""
+
+    def __init__(
+        self,
+        *,
+        zones: Sequence[ZoneSettings] = (ZoneSettings(next_hop="hop"),),
+        retry: RetrySettings | None = None,
+        bounce: BounceSettings | None = None,
+        clock: Clock | None = None,
+        store: FlakyStore | None = None,
+        window: int = 4000,
+    ) -> None:
+        self.clock = clock or SystemClock()
+        self.sink = Sink()
+        self.events = make_events(self.sink, self.clock)
+        self.store = store or FlakyStore()
+        self.ids = MessageIdSource(self.clock)
+        self.courier = ScriptedCourier()
+        self.router = ScriptedRouter()
+        self.zone_of: dict[str, str] = {}
+        random = Random(1)
+        retry = retry or RetrySettings(jitter=0.0)
+        bounce = bounce or BounceSettings()
+        self.settler = Settler(
+            store=self.store,
+            ids=self.ids,
+            choose_zone=lambda _, recipient: self.zone_of.get(recipient, zones[0].name),
+            retry=retries.build(retry, bounce, random=random, events=self.events),
+            zones=zones,
+            bounce=bounce,
+            hostname="relay.example.org",
+            notify=lambda zone: self.scheduler.notify(zone),
+            events=self.events,
+            clock=self.clock,
+        )
+        self.scheduler = Scheduler(
+            zones=zones,
+            store=self.store,
+            router=self.router,
+            courier=self.courier,
+            settler=self.settler,
+            retry_settings=retry,
+            events=self.events,
+            clock=self.clock,
+            random=random,
+            window=window,
+        )
+
+    def accept(
+        self,
+        *recipients: str,
+        sender: str = "a@example.org",
+        age: float = 0.0,
+        zone: str = "default",
+        notify: Notify = Notify.UNSET,
+        text: bytes = TEXT,
+        tell: bool = True,
+    ) -> Message:
+        message = make_message(self.ids, recipients, created=self.clock.now() - age, sender=sender)
+        self.store.add(message, [text], deliveries_of(message, zone=zone, notify=notify))
+        if tell:
+            self.scheduler.notify(zone)
+        return message
+
+    async def stored(self) -> list[Delivery]:
+        return [delivery async for delivery in self.store.scan()]
+
+    async def until(self, true: Callable[[], bool], *, timeout: float = 5.0) -> None:
+        async with asyncio.timeout(timeout):
+            while not true():
+                await asyncio.sleep(0.001)
+
+    async def until_empty(self, *, timeout: float = 5.0) -> None:
+        async with asyncio.timeout(timeout):
+            while await self.stored():
+                await asyncio.sleep(0.001)
+
+    async def close(self) -> None:
+        await self.scheduler.stop(0.5)
+        await self.settler.close()
+
+
+def delivery(
+    recipient: str = "b@example.com",
+    *,
+    message_id: str = "00000000000000aa",
+    clock: ManualClock | None = None,
+    **more: object,
+) -> Delivery:
+    """One delivery for tests of pure parts."""
+    created = (clock or ManualClock()).now()
+    values = {"zone": "default", "created": created, **more}
+    return Delivery(message_id=MessageId(message_id), recipient=Mailbox(recipient), **values)  # type: ignore[arg-type]  # fields by name
