@@ -16,7 +16,7 @@ DestinationKey = NewType("DestinationKey", str)
 
 @dataclass(frozen=True, slots=True)
 class MxHost:
-    """One host to try: a name to resolve, or an IP address when `literal`. A lower preference is tried first."""
+    """One host to try: a name to resolve, or an IP address if `literal`. Low preferences are tried first."""
 
     name: str
     port: int
