@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +13,9 @@ from zonerelay.cli import output, text
 from zonerelay.cli.exits import OK
 from zonerelay.cli.relay import connect
 from zonerelay.control.messages import DestinationStatus, RelayStatus, Status, ZoneStatus
+
+MAX_SHOWN = 20
+"""Destinations in the table; `--json` has them all."""
 
 
 def status(arguments: Namespace) -> int:
@@ -25,10 +28,12 @@ def status(arguments: Namespace) -> int:
     console.print()
     console.print(_zones(found.zones))
     if found.destinations:
+        # Stable: among the suspended and among the others, the relay's own order stays.
+        shown = sorted(found.destinations, key=lambda each: each.suspended_until is None)[:MAX_SHOWN]
         console.print()
-        console.print(_destinations(found.destinations, time.time()))
-        if found.destinations_total > len(found.destinations):
-            console.print(f"… and {found.destinations_total - len(found.destinations):,} more destinations")
+        console.print(_destinations(shown, time.time()))
+        if found.destinations_total > len(shown):
+            console.print(f"… and {found.destinations_total - len(shown):,} more destinations")
     return OK
 
 
@@ -58,7 +63,7 @@ def _zones(zones: tuple[ZoneStatus, ...]) -> Table:
     return output.table(columns, rows)
 
 
-def _destinations(destinations: tuple[DestinationStatus, ...], now: float) -> Table:
+def _destinations(destinations: Sequence[DestinationStatus], now: float) -> Table:
     rows = [
         (
             each.destination,

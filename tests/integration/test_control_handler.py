@@ -1,0 +1,310 @@
+"""Requests against the queue's real operations: memory store, scheduler, settler; no network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.queueing import DEFERRED, Relay, ScriptedRouter
+from zonerelay.config.models import DnsSettings, RouteSettings, ZoneSettings
+from zonerelay.control.client import ControlClient
+from zonerelay.control.errors import ControlError, NotFoundError
+from zonerelay.control.explain import Explainer, Suspended
+from zonerelay.control.handler import ControlHandler
+from zonerelay.control.messages import (
+    Address,
+    Changed,
+    Count,
+    DeliveryRow,
+    End,
+    Explain,
+    Explanation,
+    Filter,
+    Frame,
+    MessageDetail,
+    Ping,
+    Pong,
+    QueueChange,
+    QueueCount,
+    QueueList,
+    QueueShow,
+    QueueTrace,
+    RelayStatus,
+    Request,
+    Resolve,
+    Status,
+    TraceStep,
+)
+from zonerelay.control.server import ControlServer
+from zonerelay.model.address import Mailbox
+from zonerelay.model.clock import ManualClock, SystemClock
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.queue.operations import Operations
+from zonerelay.routing.hosts import Hosts
+from zonerelay.routing.nexthop import MxHost, Route, Unroutable
+from zonerelay.routing.resolver import Resolver
+from zonerelay.routing.zones import Zones
+from zonerelay.store.base import StoreError
+from zonerelay.telemetry.redact import Redactor
+
+REDACTOR = Redactor(b"k" * 32, enabled=True)
+ZONES = (
+    ZoneSettings(name="default"),
+    ZoneSettings(name="local", next_hop="sink.test", allow_private_addresses=True),
+)
+ROUTES = (RouteSettings(zone="local", recipient_domain=("local.example",)),)
+
+
+async def no_status() -> RelayStatus:
+    raise StoreError("input/output error")
+
+
+@dataclass
+class Desk:
+    """An operator's end of a relay whose queue stands still."""
+
+    relay: Relay
+    router: ScriptedRouter
+    client: ControlClient
+
+    async def ask(self, request: Request) -> list[Frame]:
+        return await asyncio.to_thread(lambda: list(self.client.stream(request)))
+
+    async def rows(self, **wanted: object) -> list[str]:
+        frames = await self.ask(QueueList(filter=Filter(**wanted)))  # type: ignore[arg-type]  # fields by name
+        return [frame.recipient for frame in frames if isinstance(frame, DeliveryRow)]
+
+    async def change(self, request: QueueChange) -> Changed:
+        return await asyncio.to_thread(self.client.ask, request, Changed)
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    relay = Relay(clock=ManualClock())
+    relay.router.gated.add("")  # no route is ever found, so nothing leaves by itself
+    operations = Operations(
+        store=relay.store,
+        scheduler=relay.scheduler,
+        settler=relay.settler,
+        events=relay.events,
+        clock=relay.clock,
+    )
+    router = ScriptedRouter()
+    resolver = Resolver(
+        DnsSettings(servers=("127.0.0.1:1",)),
+        SystemClock(),
+        hosts=Hosts(dict.fromkeys(("mx.example.com", "mx.busy", "sink.test"), ("127.0.0.1",))),
+    )
+    handler = ControlHandler(
+        operations,
+        status=no_status,
+        explainer=Explainer(
+            Zones(ZONES, ROUTES),
+            router,
+            resolver,
+            hostname="relay.example.org",
+            suspended=lambda key: Suspended(99.0, "421 busy") if "mx.busy" in key else None,
+        ),
+        redactor=REDACTOR,
+    )
+    server = ControlServer(tmp_path / "control.sock", handler, trouble=relay.events.trouble)
+    await server.start()
+    yield Desk(relay, router, ControlClient(tmp_path / "control.sock"))
+    await server.close()
+    await resolver.close()
+    await relay.close()
+    assert relay.sink.named("trouble") == []
+
+
+async def test_a_list_has_every_recipient_oldest_message_first(desk: Desk) -> None:
+    desk.relay.accept("a@example.com", "b@example.net")
+    desk.relay.accept("c@example.com")
+    assert await desk.rows() == ["a@example.com", "b@example.net", "c@example.com"]
+    assert await desk.rows(domain="*.net") == ["b@example.net"]
+    assert await desk.rows(sender="<>") == []
+
+
+async def test_a_limit_says_whether_there_is_more(desk: Desk) -> None:
+    desk.relay.accept("a@example.com", "b@example.com")
+    assert (await desk.ask(QueueList(limit=1)))[-1] == End(count=1, more=True)
+    assert (await desk.ask(QueueList(limit=2)))[-1] == End(count=2, more=False)
+
+
+async def test_a_count_brings_a_sample(desk: Desk) -> None:
+    desk.relay.accept("a@example.com", "b@example.com", "c@example.com")
+    frames = await desk.ask(QueueCount(filter=Filter(domain="example.com"), sample=2))
+    assert [type(frame) for frame in frames] == [DeliveryRow, DeliveryRow, Count, End]
+    assert frames[2] == Count(matched=3)
+
+
+async def test_a_row_knows_its_message_and_its_last_attempt(desk: Desk) -> None:
+    message = desk.relay.accept("a@example.com", sender="")
+    (delivery,) = await desk.relay.stored()
+    now = desk.relay.clock.now()
+    deferred = delivery.deferred(now + 60, DEFERRED.attempt(now))
+    await desk.relay.store.update([delivery.key], lambda _: deferred)
+    row, _ = await desk.ask(QueueList())
+    assert row == DeliveryRow(
+        message_id=message.id,
+        zone="default",
+        sender="",
+        recipient="a@example.com",
+        domain="example.com",
+        state="deferred",
+        created=now,
+        attempts=1,
+        next_attempt=now + 60,
+        size=message.size,
+        reply="451 4.2.0 later",
+        host="mx.example.com",
+        peer="192.0.2.1:25",
+        last_attempt=now,
+    )
+
+
+async def test_hold_and_release_change_the_state_and_are_logged(desk: Desk) -> None:
+    desk.relay.accept("a@example.com", "b@example.net")
+    held = await desk.change(QueueChange(action="hold", filter=Filter(domain="example.com")))
+    assert held == Changed(action="hold", matched=1, changed=1, busy=0)
+    assert await desk.rows(state="held") == ["a@example.com"]
+    await desk.change(QueueChange(action="release", filter=Filter(state="held")))
+    assert await desk.rows(state="ready") == ["a@example.com", "b@example.net"]
+    assert [event["verb"] for event in desk.relay.sink.named("operated")] == ["hold", "release"]
+
+
+async def test_retry_makes_deferred_mail_due(desk: Desk) -> None:
+    desk.relay.accept("a@example.com")
+    (delivery,) = await desk.relay.stored()
+    now = desk.relay.clock.now()
+    deferred = delivery.deferred(now + 60, DEFERRED.attempt(now))
+    await desk.relay.store.update([delivery.key], lambda _: deferred)
+    await desk.change(QueueChange(action="retry", filter=Filter(state="deferred")))
+    assert await desk.rows(state="ready") == ["a@example.com"]
+
+
+async def test_drop_removes_without_a_report(desk: Desk) -> None:
+    message = desk.relay.accept("a@example.com", "b@example.com")
+    await desk.change(QueueChange(action="drop", filter=Filter(message_id=message.id)))
+    assert await desk.rows() == []
+
+
+async def test_bounce_removes_and_reports_with_the_reason(desk: Desk) -> None:
+    desk.relay.accept("a@example.com", sender="app@example.org")
+    await desk.change(QueueChange(action="bounce", filter=Filter(recipient="a@*"), reason="moved away"))
+    assert await desk.rows() == ["app@example.org"]
+    (report,) = await desk.relay.stored()
+    body = b"".join([piece async for piece in desk.relay.store.read_body(report.message_id)])
+    assert b"moved away" in body
+
+
+async def test_an_empty_filter_alone_changes_nothing(desk: Desk) -> None:
+    desk.relay.accept("a@example.com")
+    with pytest.raises(ControlError, match="which deliveries"):
+        await desk.change(QueueChange(action="drop"))
+    assert await desk.rows() == ["a@example.com"]
+    changed = await desk.change(QueueChange(action="drop", everything=True))
+    assert changed.changed == 1
+
+
+async def test_show_and_trace_tell_about_one_message(desk: Desk) -> None:
+    message = desk.relay.accept("a@example.com", "b@example.com")
+    detail, _ = await desk.ask(QueueShow(message_id=message.id))
+    assert isinstance(detail, MessageDetail)
+    assert [row.recipient for row in detail.deliveries] == ["a@example.com", "b@example.com"]
+    assert detail.headers == (("Subject", "hello"),)
+    steps = [
+        frame for frame in await desk.ask(QueueTrace(message_id=message.id)) if isinstance(frame, TraceStep)
+    ]
+    assert steps[0].event == "accepted"
+
+
+@pytest.mark.parametrize("request_", [QueueShow(message_id="f" * 16), QueueTrace(message_id="f" * 16)])
+async def test_a_message_that_is_not_there_is_not_found(desk: Desk, request_: Request) -> None:
+    with pytest.raises(NotFoundError):
+        await desk.ask(request_)
+
+
+async def test_a_stores_trouble_is_told_in_its_words(desk: Desk) -> None:
+    with pytest.raises(ControlError, match="the spool: input/output error"):
+        await desk.ask(Status())
+
+
+async def test_ping_answers(desk: Desk) -> None:
+    assert isinstance((await desk.ask(Ping()))[0], Pong)
+
+
+async def test_a_pseudonym_finds_its_address_once(desk: Desk) -> None:
+    first = desk.relay.accept("ann@example.com", "bob@example.com", sender="app@example.org")
+    desk.relay.accept("ann@example.com", sender="app@example.org")
+
+    async def found(mailbox: str) -> list[Frame]:
+        return (await desk.ask(Resolve(pseudonym=REDACTOR.mailbox(Mailbox(mailbox)))))[:-1]
+
+    assert await found("ann@example.com") == [
+        Address(address="ann@example.com", role="recipient", message_id=first.id)
+    ]
+    assert await found("app@example.org") == [
+        Address(address="app@example.org", role="sender", message_id=first.id)
+    ]
+    assert await found("eve@example.com") == []
+
+
+async def test_a_domains_pseudonym_finds_everybody_in_it(desk: Desk) -> None:
+    desk.relay.accept("ann@example.com", "bob@example.com", "eve@example.net", sender="")
+    pseudonym = REDACTOR.mailbox(Mailbox("x@example.com")).partition("@")[2]
+    frames = await desk.ask(Resolve(pseudonym=pseudonym))
+    assert [frame.address for frame in frames if isinstance(frame, Address)] == [
+        "ann@example.com",
+        "bob@example.com",
+    ]
+
+
+async def explain(desk: Desk, address: str, sender: str = "") -> Explanation:
+    return await asyncio.to_thread(desk.client.ask, Explain(address=address, sender=sender), Explanation)
+
+
+async def test_explain_names_the_rule_the_next_hop_and_the_addresses(desk: Desk) -> None:
+    hop = Route("local", "sink.test", (MxHost("sink.test", 2626),), expires=1e12)
+    desk.router.answers[""] = hop
+    explained = await explain(desk, "<Ann@Local.Example>")
+    assert (explained.zone, explained.rule) == ("local", 1)
+    assert explained.reason == "recipient_domain matches local.example"
+    assert explained.next_hop == "sink.test"
+    (host,) = explained.hosts
+    assert (host.name, host.port) == ("sink.test", 2626)
+    assert ("127.0.0.1", "127.0.0.1", "") in [(a.address, a.source, a.problem) for a in host.addresses]
+
+
+async def test_explain_says_that_a_private_address_is_refused(desk: Desk) -> None:
+    explained = await explain(desk, "example.com")
+    assert explained.address == "postmaster@example.com"
+    (address,) = explained.hosts[0].addresses
+    assert address.source == ""
+    assert "allow_private_addresses" in address.problem
+
+
+async def test_explain_shows_why_there_is_no_route(desk: Desk) -> None:
+    outcome = Outcome(Verdict.BOUNCED, Reply(556, "1.10", "takes no mail"), Scope.DOMAIN, local=True)
+    desk.router.answers["null.example"] = Unroutable("default", "null.example", outcome, 0.0)
+    explained = await explain(desk, "a@null.example")
+    assert (explained.verdict, explained.unroutable) == ("bounced", "556 5.1.10 takes no mail")
+    assert explained.hosts == ()
+
+
+async def test_explain_knows_suspensions(desk: Desk) -> None:
+    desk.router.answers["busy.example"] = Route(
+        "default", "busy.example", (MxHost("127.0.0.1", 25, literal=True), MxHost("mx.busy", 25)), 1e12
+    )
+    explained = await explain(desk, "a@busy.example")
+    assert (explained.suspended_until, explained.suspended_reply) == (99.0, "421 busy")
+
+
+@pytest.mark.parametrize("address", ["", "<>", "a\nb@example.com", "x" * 600])
+async def test_explain_refuses_what_is_no_address(desk: Desk, address: str) -> None:
+    with pytest.raises(ControlError, match="no address"):
+        await explain(desk, address)
