@@ -1,0 +1,178 @@
+"""The systemd unit and the image fit the relay that they run: names, paths, ports and times agree."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from zonerelay.cli import arguments
+from zonerelay.config.endpoints import parse_listen
+from zonerelay.config.models import Settings
+from zonerelay.config.settings import load
+from zonerelay.config.units import parse_duration
+
+ROOT = Path(__file__).parents[2]
+CONFIG_EXIT_STATUS = "2"
+
+_SYSTEMD_SECONDS = {"min": 60, "s": 1}
+
+
+def unit() -> dict[str, list[str]]:
+    """Directives of the unit; one that is written twice has two values."""
+    found: dict[str, list[str]] = {}
+    for line in (ROOT / "systemd/zonerelay.service").read_text(encoding="utf-8").splitlines():
+        if line and line[0] not in "#[":
+            name, _, value = line.partition("=")
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def seconds(value: str) -> float:
+    number, unit_name = re.fullmatch(r"(\d+)(min|s)", value).groups()  # type: ignore[union-attr]  # None fails the test
+    return int(number) * _SYSTEMD_SECONDS[unit_name]
+
+
+def dockerfile() -> list[tuple[str, str]]:
+    """Instructions and their arguments, continued lines joined, in order."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ")
+    instructions = (line.partition(" ") for line in text.splitlines() if line)
+    return [(name, " ".join(rest.split())) for name, _, rest in instructions]
+
+
+def last(instruction: str) -> str:
+    return [rest for name, rest in dockerfile() if name == instruction][-1]
+
+
+@pytest.mark.parametrize(
+    ("directive", "value", "reason"),
+    [
+        ("Type", "notify", "started means listening"),
+        ("NotifyAccess", "main", "no other process may speak for the relay"),
+        ("Restart", "on-failure", "a crash loses nothing, if something starts it again"),
+        ("RestartPreventExitStatus", CONFIG_EXIT_STATUS, "a wrong configuration stays wrong"),
+        ("User", "zonerelay", "never root"),
+        ("StateDirectory", "zonerelay", "the spool"),
+        ("RuntimeDirectory", "zonerelay", "listeners on Unix sockets"),
+        ("ConfigurationDirectory", "zonerelay", "the configuration"),
+        ("AmbientCapabilities", "CAP_NET_BIND_SERVICE", "port 25"),
+        ("CapabilityBoundingSet", "CAP_NET_BIND_SERVICE", "and nothing else"),
+        ("NoNewPrivileges", "yes", "no way back to root"),
+        ("ProtectSystem", "strict", "the system is read-only"),
+        ("ProtectHome", "yes", "nobody's files"),
+        ("PrivateDevices", "yes", "no disks"),
+        ("PrivateTmp", "yes", "no file of another service"),
+        ("MemoryDenyWriteExecute", "yes", "no code in memory; tried with uvloop, plyvel and OpenSSL"),
+        ("RestrictAddressFamilies", "AF_INET AF_INET6 AF_UNIX AF_NETLINK", "mail, control socket, C library"),
+        ("SystemCallArchitectures", "native", "the filter holds for every call"),
+    ],
+)
+def test_the_unit_says(directive: str, value: str, reason: str) -> None:
+    assert unit()[directive] == [value], reason
+
+
+def test_the_system_call_filter_is_a_list_of_what_is_allowed() -> None:
+    assert unit()["SystemCallFilter"] == ["@system-service", "~@privileged"]
+
+
+def test_systemd_waits_longer_than_the_relay_drains() -> None:
+    assert seconds(unit()["TimeoutStopSec"][0]) >= 2 * Settings().shutdown_timeout
+
+
+def test_the_watchdog_is_on() -> None:
+    assert 10 <= seconds(unit()["WatchdogSec"][0]) <= 300
+
+
+def test_the_state_directory_holds_the_default_spool() -> None:
+    assert Settings().spool.path.parent == Path("/var/lib") / unit()["StateDirectory"][0]
+
+
+def test_every_command_of_the_unit_is_one_that_zonerelay_has() -> None:
+    config = f"/etc/{unit()['ConfigurationDirectory'][0]}/zonerelay.toml"
+    (start,), (check, reload) = unit()["ExecStart"], unit()["ExecReload"]
+    for line, command in ((start, "serve"), (check, "check-config")):
+        program, *rest = shlex.split(line)
+        assert program == "/opt/zonerelay/bin/zonerelay"
+        parsed = arguments.parse(rest)
+        assert (parsed.command, str(parsed.config)) == (command, config)
+    assert reload == "/bin/kill -HUP $MAINPID"
+
+
+def test_the_user_of_the_unit_is_created() -> None:
+    sysusers = (ROOT / "systemd/zonerelay.sysusers").read_text(encoding="utf-8")
+    assert re.search(rf'^u {unit()["User"][0]} - "[^"]+" /var/lib/zonerelay -$', sysusers, re.MULTILINE)
+
+
+def test_the_container_does_not_run_as_root() -> None:
+    names = [name for name, _ in dockerfile()]
+    assert last("USER") == "zonerelay"
+    assert names.index("USER") < names.index("ENTRYPOINT")
+    assert "--uid 2525" in " ".join(rest for name, rest in dockerfile() if name == "RUN")
+
+
+def test_the_container_runs_a_command_that_zonerelay_has() -> None:
+    assert json.loads(last("ENTRYPOINT")) == ["zonerelay"]
+    parsed = arguments.parse(json.loads(last("CMD")))
+    assert parsed.command == "serve"
+    assert last("COPY") == f"config/docker.toml {parsed.config}"
+    assert last("STOPSIGNAL") == "SIGTERM"
+
+
+def test_the_volume_holds_the_spool() -> None:
+    assert load(ROOT / "config/docker.toml").spool.path.is_relative_to(last("VOLUME"))
+
+
+def test_the_container_exposes_what_its_configuration_listens_on() -> None:
+    settings = load(ROOT / "config/docker.toml")
+    addresses = [parse_listen(listener.address) for listener in settings.listener]
+    admin = parse_listen(settings.admin.address)
+    assert [int(port) for port in last("EXPOSE").split()] == [
+        *(address.port for address in addresses),
+        admin.port,
+    ]
+    assert all(address.is_wildcard for address in (*addresses, admin)), "loopback of a container is no use"
+    assert f"http://127.0.0.1:{admin.port}/readyz" in last("HEALTHCHECK")
+
+
+def test_the_health_check_is_python_that_compiles() -> None:
+    command = json.loads(last("HEALTHCHECK").partition("CMD ")[2])
+    assert command[:2] == ["python", "-c"]
+    compile(command[2], "HEALTHCHECK", "exec")
+
+
+def test_the_container_relays_for_nobody_until_it_is_told_to() -> None:
+    """Docker's proxy makes strangers look like its gateway: no private network is safe by default."""
+    for listener in load(ROOT / "config/docker.toml").listener:
+        assert all(network.is_loopback for network in listener.allow_networks)
+        assert listener.allow_networks == (ipaddress.ip_network("127.0.0.0/8"),)
+
+
+def test_the_container_drains_before_docker_kills_it() -> None:
+    assert load(ROOT / "config/docker.toml").shutdown_timeout < parse_duration("10s")
+
+
+def test_the_build_context_has_everything_that_is_copied_and_little_else() -> None:
+    allowed = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "*" in allowed
+    for name, rest in dockerfile():
+        if name == "COPY" and not rest.startswith("--from"):
+            for source in rest.split()[:-1]:
+                assert (ROOT / source).exists(), source
+                assert f"!{source}" in allowed, source
+
+
+def test_the_image_has_no_development_packages() -> None:
+    installs = [rest for name, rest in dockerfile() if name == "RUN" and "pip install" in rest]
+    assert installs
+    assert not any("dev]" in rest for rest in installs)
+
+
+def test_the_image_uses_a_python_that_plyvel_comes_ready_made_for() -> None:
+    images = [rest.split()[0] for name, rest in dockerfile() if name == "FROM"]
+    assert set(images) <= {"python:3.11-slim-bookworm", "python:3.12-slim-bookworm"}
+    assert len(set(images)) == 1, "the environment is copied from one stage to the other"
