@@ -1,0 +1,120 @@
+"""Changes reach the store, whatever the store does meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.support.queueing import FlakyStore, Sink, deliveries_of, make_events, make_message
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.message_id import MessageIdSource
+from zonerelay.queue import journal
+from zonerelay.queue.journal import Entry, Journal
+from zonerelay.store.base import Finish
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.sink = Sink()
+        self.store = FlakyStore()
+        self.ids = MessageIdSource(self.clock)
+        self.journal = Journal(self.store, make_events(self.sink, self.clock))
+        self.done: list[str] = []
+
+    def put(self, name: str, count: int = 1) -> Entry:
+        message = make_message(self.ids, [f"{name}{n}@example.com" for n in range(count)], created=0.0)
+        deliveries = deliveries_of(message)
+        self.store.add(message, [b""], deliveries)
+        entry = Entry([Finish(delivery) for delivery in deliveries], lambda: self.done.append(name))
+        self.journal.reserve(count)
+        self.journal.put(entry)
+        return entry
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(journal, "RETRY_FIRST", 0.0)
+    monkeypatch.setattr(journal, "RETRY_LONGEST", 0.0)
+    return Bench()
+
+
+async def test_entries_of_one_turn_are_written_together(bench: Bench) -> None:
+    bench.put("a")
+    bench.put("b", 3)
+    assert await bench.journal.drain(1.0)
+    assert [len(changes) for changes in bench.store.settled] == [4]
+    assert bench.done == ["a", "b"]
+
+
+async def test_a_write_is_bounded_but_an_entry_is_never_split(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "MAX_CHANGES", 5)
+    for name, count in (("a", 3), ("b", 3), ("c", 9), ("d", 1)):
+        bench.put(name, count)
+    await bench.journal.drain(1.0)
+    assert [len(changes) for changes in bench.store.settled] == [3, 3, 9, 1]
+
+
+async def test_nobody_gets_room_while_the_store_refuses(bench: Bench) -> None:
+    bench.store.refuses = True
+    bench.put("a")
+    while bench.journal.has_room:
+        await asyncio.sleep(0)
+    bench.put("b")
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not bench.journal.has_room
+    assert bench.done == []
+    assert len(bench.journal.keys()) == 2
+    bench.store.refuses = False
+    assert await bench.journal.drain(1.0)
+    assert sorted(bench.done) == ["a", "b"]
+    assert bench.journal.has_room
+    assert not bench.journal.keys()
+
+
+async def test_a_sick_entry_holds_up_nobody(bench: Bench) -> None:
+    sick = bench.put("sick")
+    bench.store.sick = set(sick.delivery_keys())
+    bench.put("a")
+    while "a" not in bench.done:
+        await asyncio.sleep(0)
+    for name in "bc":
+        bench.put(name)
+    while len(bench.done) < 3:
+        await asyncio.sleep(0)
+    assert bench.journal.has_room
+    bench.store.sick.clear()
+    assert await bench.journal.drain(1.0)
+    assert sorted(bench.done) == ["a", "b", "c", "sick"]
+
+
+async def test_room_ends_when_too_much_is_under_way(bench: Bench) -> None:
+    bench.journal.reserve(journal.MAX_UNSETTLED - 1)
+    assert bench.journal.has_room
+    bench.put("a")
+    assert not bench.journal.has_room
+    await bench.journal.drain(1.0)
+    assert bench.journal.has_room
+
+
+async def test_an_announcement_that_raises_stops_nobody(bench: Bench) -> None:
+    bench.put("a")
+    message = make_message(bench.ids, ["x@example.com"], created=0.0)
+    bench.store.add(message, [b""], deliveries_of(message))
+    bench.journal.reserve(1)
+    bench.journal.put(Entry([Finish(deliveries_of(message)[0])], lambda: 1 / 0))
+    bench.put("b")
+    await bench.journal.drain(1.0)
+    assert bench.done == ["a", "b"]
+    assert len(bench.sink.named("trouble")) == 1
+
+
+async def test_drain_gives_up_in_time(bench: Bench) -> None:
+    bench.store.refuses = True
+    bench.put("a")
+    assert not await bench.journal.drain(0.02)
+    await bench.journal.close()

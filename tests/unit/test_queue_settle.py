@@ -1,0 +1,357 @@
+"""Outcomes become changes and reports, in one write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, HEADER, LOCAL, NO_HOST, Relay
+from zonerelay.config.models import BounceSettings, RetrySettings, ZoneSettings
+from zonerelay.model.address import Mailbox
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message, Notify
+from zonerelay.model.outcome import Attempt, Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.queue import reports
+from zonerelay.queue.consequences import UNREADABLE_DELAY
+from zonerelay.store.base import Finish, Postpone, StoreCorruptError, Submit
+
+HOUR, DAY = 3600.0, 86400.0
+
+
+class Bench:
+    """A settler over a memory store, with a clock that stands still."""
+
+    def __init__(self, **more: object) -> None:
+        self.relay = Relay(clock=ManualClock(), **more)  # type: ignore[arg-type]  # passed on by name
+
+    async def settle(
+        self,
+        *recipients: str,
+        outcomes: Sequence[Outcome],
+        sender: str = "a@example.org",
+        age: float = 0.0,
+        notify: Notify = Notify.UNSET,
+        **state: object,
+    ) -> Message:
+        message = self.relay.accept(*recipients, sender=sender, age=age, notify=notify, tell=False)
+        stored = await self.relay.store.deliveries_of(message.id)
+        deliveries = [replace(delivery, **state) for delivery in stored]  # type: ignore[arg-type]  # fields by name
+        self.relay.settler.post(message, deliveries, outcomes, destination="mx:25", seconds=0.1)
+        assert await self.relay.settler.drain()
+        return message
+
+    @property
+    def write(self) -> list[Finish | Postpone | Submit]:
+        """The one write that was made."""
+        assert len(self.relay.store.settled) == 1
+        return list(self.relay.store.settled[0])
+
+    def dsn(self) -> Submit:
+        (submit,) = [change for change in self.write if isinstance(change, Submit)]
+        return submit
+
+    def postponed(self) -> list[Delivery]:
+        return [change.delivery for change in self.write if isinstance(change, Postpone)]
+
+    @property
+    def now(self) -> float:
+        return self.relay.clock.now()
+
+
+async def test_delivered_leaves_without_a_report() -> None:
+    bench = Bench()
+    await bench.settle("b@example.com", "c@example.com", outcomes=[DELIVERED, DELIVERED])
+    assert [type(change) for change in bench.write] == [Finish, Finish]
+    assert len(bench.relay.sink.named("delivered")) == 2
+    assert not bench.relay.sink.named("dsn")
+
+
+async def test_outcomes_of_many_messages_in_one_turn_are_one_write() -> None:
+    bench = Bench()
+    for name in "bcd":
+        message = bench.relay.accept(f"{name}@example.com", tell=False)
+        deliveries = await bench.relay.store.deliveries_of(message.id)
+        bench.relay.settler.post(message, deliveries, [DELIVERED], destination="mx")
+    await bench.relay.settler.drain()
+    assert len(bench.write) == 3
+
+
+async def test_one_bounce_for_all_who_failed_in_the_same_write() -> None:
+    bench = Bench()
+    message = await bench.settle(
+        "bad@example.com", "good@example.com", "late@example.com", "worse@example.com",
+        outcomes=[BOUNCED, DELIVERED, DEFERRED, BOUNCED],
+    )  # fmt: skip
+    assert [type(change) for change in bench.write] == [Finish, Finish, Postpone, Finish, Submit]
+    dsn = bench.dsn()
+    envelope = dsn.message.envelope
+    assert envelope.sender == ""
+    assert [each.address for each in envelope.recipients] == ["a@example.org"]
+    assert envelope.origin.protocol == "internal"
+    assert dsn.message.size == len(dsn.body)
+    assert dsn.message.chunks == 1
+    assert dsn.message.header("To") == "<a@example.org>"
+    assert [(d.zone, d.recipient, d.message_id) for d in dsn.deliveries] == [
+        ("default", "a@example.org", envelope.id)
+    ]
+    text = dsn.body.decode()
+    assert "bad@example.com" in text
+    assert "worse@example.com" in text
+    assert "good@example.com" not in text
+    assert "late@example.com" not in text
+    assert HEADER.decode() in text
+    assert "The body." not in text
+    (event,) = bench.relay.sink.named("dsn")
+    assert (event["kind"], event["about"], event["recipients"]) == ("failed", message.id, 2)
+
+
+async def test_the_report_is_announced_to_its_zone_after_the_write() -> None:
+    bench = Bench(zones=(ZoneSettings(next_hop="hop"), ZoneSettings(name="back", next_hop="hop")))
+    bench.relay.zone_of["a@example.org"] = "back"
+    told: list[tuple[str, int]] = []
+    bench.relay.scheduler.notify = lambda zone: told.append((zone, len(bench.relay.store.settled)))  # type: ignore[method-assign]  # only the ear
+    await bench.settle("b@example.com", outcomes=[BOUNCED])
+    assert told == [("back", 1)]
+
+
+@pytest.mark.parametrize(
+    ("more", "reported", "why"),
+    [
+        ({}, True, ""),
+        ({"sender": ""}, False, "null sender"),
+        ({"notify": Notify.NEVER}, False, "notify"),
+        ({"notify": Notify.SUCCESS}, False, "notify"),
+        ({"notify": Notify.DELAY}, False, "notify"),
+        ({"notify": Notify.FAILURE}, True, ""),
+        ({"notify": Notify.FAILURE | Notify.SUCCESS}, True, ""),
+    ],
+)
+async def test_a_failure_is_reported_to_those_who_want_it(
+    more: dict[str, object], reported: bool, why: str
+) -> None:
+    bench = Bench()
+    await bench.settle("b@example.com", outcomes=[BOUNCED], **more)  # type: ignore[arg-type]  # by name
+    assert any(isinstance(change, Submit) for change in bench.write) is reported
+    assert [event["reason"] for event in bench.relay.sink.named("no-dsn")] == ([why] if why else [])
+
+
+async def test_bounces_can_be_switched_off() -> None:
+    bench = Bench(bounce=BounceSettings(enabled=False))
+    await bench.settle("b@example.com", outcomes=[BOUNCED])
+    assert [type(change) for change in bench.write] == [Finish]
+    assert bench.relay.sink.named("no-dsn")[0]["reason"] == "switched off"
+
+
+async def test_a_deferral_keeps_its_reason_and_its_time() -> None:
+    bench = Bench()
+    await bench.settle("b@example.com", outcomes=[DEFERRED])
+    (stored,) = bench.postponed()
+    assert (stored.attempts, stored.next_attempt) == (1, bench.now + 60)
+    assert stored.last == DEFERRED.attempt(bench.now)
+    assert bench.relay.sink.named("deferred")[0]["next_attempt"] == bench.now + 60
+
+
+async def test_our_own_trouble_uses_up_no_attempt() -> None:
+    bench = Bench()
+    await bench.settle("b@example.com", outcomes=[LOCAL], attempts=3)
+    (stored,) = bench.postponed()
+    assert (stored.attempts, stored.next_attempt) == (3, bench.now + 60)
+
+
+@pytest.mark.parametrize(("age", "delay"), [(0, 60), (1000, 250), (10000, 1800)])
+async def test_an_outcome_that_does_not_count_waits_with_its_age(age: float, delay: float) -> None:
+    bench = Bench()
+    await bench.settle("b@example.com", outcomes=[replace(NO_HOST, counts=False)], age=age)
+    (stored,) = bench.postponed()
+    assert (stored.attempts, stored.next_attempt) == (0, bench.now + delay)
+
+
+async def test_too_old_mail_expires_with_the_last_reason() -> None:
+    bench = Bench()
+    last = Attempt(at=1.0, reply=Reply(450, "2.0", "greylisted"), host="mx.example.com")
+    suspended = replace(NO_HOST, counts=False)
+    await bench.settle("b@example.com", outcomes=[suspended], age=5 * DAY, attempts=9, last=last)
+    assert [type(change) for change in bench.write] == [Finish, Submit]
+    assert bench.relay.sink.named("expired")[0]["reply"] == "450 4.2.0 greylisted"
+    assert "greylisted" in bench.dsn().body.decode()
+
+
+async def test_too_many_attempts_expire() -> None:
+    bench = Bench(retry=RetrySettings(max_attempts=3))
+    await bench.settle("b@example.com", outcomes=[DEFERRED], attempts=2)
+    assert len(bench.relay.sink.named("expired")) == 1
+    assert bench.dsn()
+
+
+async def test_a_bounce_expires_after_its_own_age_and_silently() -> None:
+    bench = Bench()
+    await bench.settle("b@example.com", outcomes=[DEFERRED], sender="", age=DAY)
+    assert [type(change) for change in bench.write] == [Finish]
+    assert len(bench.relay.sink.named("expired")) == 1
+
+
+# Delay warnings
+
+
+@pytest.mark.parametrize(
+    ("more", "warned"),
+    [
+        ({"age": 4 * HOUR + 1}, True),
+        ({"age": 4 * HOUR - 1}, False),
+        ({"age": 5 * HOUR, "warned": True}, False),
+        ({"age": 5 * HOUR, "sender": ""}, False),
+        ({"age": 5 * HOUR, "notify": Notify.DELAY}, True),
+        ({"age": 5 * HOUR, "notify": Notify.FAILURE}, False),
+        ({"age": 5 * HOUR, "notify": Notify.NEVER}, False),
+    ],
+)
+async def test_a_delay_is_told_once_to_those_who_want_it(more: dict[str, object], warned: bool) -> None:
+    bench = Bench()
+    await bench.settle("b@example.com", "c@example.com", outcomes=[DEFERRED, DEFERRED], **more)  # type: ignore[arg-type]  # by name
+    assert sum(isinstance(change, Submit) for change in bench.write) == warned
+    assert all(stored.warned is (warned or "warned" in more) for stored in bench.postponed())
+
+
+@pytest.mark.parametrize("bounce", [BounceSettings(delay_warning=0), BounceSettings(enabled=False)])
+async def test_warnings_can_be_switched_off(bounce: BounceSettings) -> None:
+    bench = Bench(bounce=bounce)
+    await bench.settle("b@example.com", outcomes=[DEFERRED], age=5 * HOUR)
+    assert [type(change) for change in bench.write] == [Postpone]
+
+
+async def test_failure_and_delay_in_one_attempt_are_two_reports_in_one_write() -> None:
+    bench = Bench()
+    await bench.settle("b@example.com", "c@example.com", outcomes=[BOUNCED, DEFERRED], age=5 * HOUR)
+    assert [type(change) for change in bench.write] == [Finish, Postpone, Submit, Submit]
+    assert [event["kind"] for event in bench.relay.sink.named("dsn")] == ["failed", "delayed"]
+
+
+# Without an attempt
+
+
+async def test_suspended_mail_is_put_off_without_reading_its_messages() -> None:
+    bench = Bench()
+    deliveries = []
+    for n in range(450):
+        message = bench.relay.accept(f"u{n}@example.com", tell=False)
+        deliveries += await bench.relay.store.deliveries_of(message.id)
+    bench.relay.store.read_message = None  # type: ignore[assignment,method-assign]  # calling it would raise
+    until = bench.now + 30
+    bench.relay.settler.post_unattempted(deliveries, NO_HOST, destination="mx", until=lambda: until)
+    await bench.relay.settler.drain()
+    stored = await bench.relay.stored()
+    assert {(d.attempts, d.next_attempt) for d in stored} == {(0, until)}
+    assert len(bench.relay.sink.named("deferred")) == 450
+
+
+async def test_suspended_mail_is_warned_about_and_expires_too() -> None:
+    bench = Bench()
+    for name, age in (("new", 0.0), ("late", 5 * HOUR), ("old", 5 * DAY)):
+        bench.relay.accept(f"{name}@example.com", age=age, tell=False)
+    until = bench.now + 30
+    bench.relay.settler.post_unattempted(
+        await bench.relay.stored(), NO_HOST, destination="mx", until=lambda: until
+    )
+    await bench.relay.settler.drain()
+    left = {d.recipient: d.warned for d in await bench.relay.stored() if d.recipient != "a@example.org"}
+    assert left == {"new@example.com": False, "late@example.com": True}
+    assert sorted(str(event["kind"]) for event in bench.relay.sink.named("dsn")) == ["delayed", "failed"]
+
+
+# Failing parts
+
+
+async def test_a_message_that_cannot_be_read_never_leaves() -> None:
+    bench = Bench()
+    message = bench.relay.accept("b@example.com", age=50 * DAY, tell=False)
+    deliveries = await bench.relay.store.deliveries_of(message.id)
+    bench.relay.settler.post(None, deliveries, [LOCAL], destination="mx")
+    await bench.relay.settler.drain()
+    assert [d.next_attempt for d in bench.postponed()] == [bench.now + UNREADABLE_DELAY]
+
+
+async def test_a_header_that_cannot_be_read_costs_only_the_header() -> None:
+    bench = Bench()
+
+    async def corrupt(message_id: str):  # type: ignore[no-untyped-def]  # a stream that breaks
+        yield b"Subject: h"
+        raise StoreCorruptError("a chunk is missing")
+
+    bench.relay.store.read_body = corrupt  # type: ignore[assignment,method-assign]  # a broken record
+    await bench.settle("b@example.com", outcomes=[BOUNCED])
+    assert bench.dsn()
+    assert len(bench.relay.sink.named("trouble")) == 1
+
+
+async def test_the_header_of_the_original_is_cut_at_whole_lines() -> None:
+    bench = Bench(bounce=BounceSettings(return_size=40))
+    text = b"Subject: one\r\nX-Two: 2222222222\r\nX-Three: 33333333\r\n\r\nbody"
+    message = bench.relay.accept("b@example.com", text=text, tell=False)
+    deliveries = await bench.relay.store.deliveries_of(message.id)
+    bench.relay.settler.post(message, deliveries, [BOUNCED], destination="mx")
+    await bench.relay.settler.drain()
+    assert b"X-Two: 2222222222\r\n" in bench.dsn().body
+    assert b"X-Three" not in bench.dsn().body
+
+
+async def test_a_report_that_cannot_be_made_keeps_the_mail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> bytes:
+        raise KeyError("bug")
+
+    monkeypatch.setattr(reports, "compose", broken)
+    bench = Bench()
+    await bench.settle("b@example.com", "c@example.com", outcomes=[BOUNCED, DELIVERED])
+    assert [type(change) for change in bench.write] == [Postpone, Finish]
+    assert len(bench.relay.sink.named("trouble")) == 1
+    assert len(bench.relay.sink.named("deferred")) == 1
+    assert not bench.relay.sink.named("bounced")
+
+
+async def test_a_warning_that_cannot_be_made_is_owed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> bytes:
+        raise KeyError("bug")
+
+    monkeypatch.setattr(reports, "compose", broken)
+    bench = Bench()
+    await bench.settle("b@example.com", outcomes=[DEFERRED], age=5 * HOUR)
+    (stored,) = bench.postponed()
+    assert not stored.warned
+    assert stored.attempts == 1
+
+
+async def test_cancelling_the_caller_loses_no_outcome() -> None:
+    bench = Bench()
+    message = bench.relay.accept("b@example.com", tell=False)
+    deliveries = await bench.relay.store.deliveries_of(message.id)
+
+    async def lane() -> None:
+        bench.relay.settler.post(message, deliveries, [BOUNCED], destination="mx")
+        await asyncio.sleep(60)
+
+    task = asyncio.create_task(lane())
+    await asyncio.sleep(0)
+    assert bench.relay.settler.unsettled_keys() == {deliveries[0].key}
+    task.cancel()
+    await bench.relay.settler.drain()
+    assert bench.dsn()
+    assert not bench.relay.settler.unsettled_keys()
+
+
+async def test_an_international_sender_gets_an_international_report() -> None:
+    bench = Bench()
+    await bench.settle("b@example.com", outcomes=[BOUNCED], sender="jörg@example.org")
+    assert bench.dsn().message.envelope.smtputf8
+    assert bench.dsn().message.envelope.recipients[0].address == Mailbox("jörg@example.org")
+
+
+async def test_a_negative_verdict_of_ours_is_reported_too() -> None:
+    bench = Bench()
+    outcome = Outcome(Verdict.BOUNCED, Reply(554, "7.0", "operator"), Scope.LOCAL, local=True, counts=False)
+    message = bench.relay.accept("b@example.com", tell=False)
+    await bench.relay.settler.settle(message, await bench.relay.store.deliveries_of(message.id), [outcome])
+    assert "operator" in bench.dsn().body.decode()
