@@ -1,0 +1,475 @@
+"""The pure plan of one zone: turns, limits, shares, suspension, and that nothing is lost or stuck."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery, route_to
+from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.outcome import Outcome
+from zonerelay.model.reply import Reply
+from zonerelay.queue.destinations import Line, Work
+from zonerelay.queue.shares import Claim, Refill
+from zonerelay.queue.suspension import Suspension, Transition
+from zonerelay.queue.zone_queue import ZoneQueue
+
+NOW = 1_700_000_000.0
+RETRY = RetrySettings(suspend_min=30.0, suspend_max=600.0)
+
+
+def number(n: int, recipient: str = "b@example.com") -> Delivery:
+    return delivery(recipient, message_id=f"{n:016x}")
+
+
+def make(window: int = 4000, **zone: object) -> ZoneQueue:
+    return ZoneQueue(ZoneSettings(**zone), RETRY, window=window)  # type: ignore[arg-type]  # fields by name
+
+
+def resolve(queue: ZoneQueue, *hosts: str, now: float = NOW) -> None:
+    while domains := queue.take_look_ups():
+        for domain in domains:
+            queue.found(domain, route_to("default", *(hosts or (f"mx.{domain}",))), now)
+
+
+def start_all(queue: ZoneQueue, now: float = NOW) -> list[Work]:
+    works = []
+    while (work := queue.next_work(now)) is not None:
+        works.append(work)
+    return works
+
+
+# Lines
+
+
+def test_a_line_gives_the_oldest_message_first_and_whole() -> None:
+    line = Line()
+    for n in (3, 1, 2, 1):
+        line.add(number(n, f"u{line.waiting}@example.com"))
+    assert [d.recipient[:2] for d in line.take(10)] == ["u1", "u3"]
+    assert [d.recipient[:2] for d in line.take(10)] == ["u2"]
+    assert line.waiting == 1
+
+
+def test_a_message_with_many_recipients_is_taken_in_parts() -> None:
+    line = Line()
+    for n in range(5):
+        line.add(number(1, f"u{n}@example.com"))
+    assert [len(line.take(2)) for _ in range(3)] == [2, 2, 1]
+
+
+def test_withdrawing_leaves_the_rest_in_order() -> None:
+    line = Line()
+    for n in range(4):
+        line.add(number(n))
+    assert line.remove(number(0).key)
+    assert line.remove(number(2).key)
+    assert not line.remove(number(2).key)
+    assert [line.take(1)[0].message_id[-1] for _ in range(line.waiting)] == ["1", "3"]
+
+
+# Turns and limits
+
+
+def test_destinations_take_turns() -> None:
+    queue = make(max_connections=1)
+    queue.add([number(n, f"u@{'busy' if n < 8 else 'calm'}.example") for n in range(10)], NOW)
+    resolve(queue)
+    order = []
+    while (work := queue.next_work(NOW)) is not None:
+        order.append(work.deliveries[0].domain)
+        queue.finished(work, [DELIVERED], NOW)
+    assert order[:4] == ["busy.example", "calm.example", "busy.example", "calm.example"]
+    assert len(order) == 10
+
+
+def test_limits_hold() -> None:
+    queue = make(max_connections=3, max_connections_per_destination=2)
+    queue.add([number(n, f"u@d{n % 2}.example") for n in range(20)], NOW)
+    resolve(queue)
+    works = start_all(queue)
+    assert len(works) == 3
+    assert max(Counter(work.destination.key for work in works).values()) == 2
+    queue.finished(works[0], [DELIVERED], NOW)
+    assert len(start_all(queue)) == 1
+
+
+def test_one_route_needs_one_look_up() -> None:
+    queue = make(next_hop="hop")
+    queue.add([number(n, f"u@d{n}.example") for n in range(10)], NOW)
+    assert queue.take_look_ups() == [""]
+    queue.add([number(99)], NOW)
+    assert queue.take_look_ups() == []
+
+
+def test_an_old_route_is_looked_up_again() -> None:
+    queue = make()
+    queue.add([number(1), number(2)], NOW)
+    assert queue.take_look_ups() == ["example.com"]
+    queue.found("example.com", route_to("default", "old", expires=NOW + 60), NOW)
+    assert queue.next_work(NOW + 59) is not None
+    assert queue.next_work(NOW + 61) is None
+    assert queue.take_look_ups() == ["example.com"]
+    queue.found("example.com", route_to("default", "new"), NOW + 61)
+    work = queue.next_work(NOW + 61)
+    assert work is not None
+    assert work.route.name == "new"
+    assert queue.waiting == 0
+
+
+def test_a_route_that_expires_at_once_is_still_used() -> None:
+    queue = make()
+    queue.add([number(1)], NOW)
+    queue.take_look_ups()
+    queue.found("example.com", route_to("default", "mx", expires=0.0), NOW)
+    assert queue.next_work(NOW + 1) is not None
+
+
+def test_withdrawn_deliveries_are_not_planned_until_given_back() -> None:
+    queue = make(next_hop="hop")
+    queue.add([number(1), number(2)], NOW)
+    resolve(queue)
+    queue.withdraw([number(1).key, number(3).key])
+    queue.add([number(3)], NOW)  # a claim that was under way
+    assert [work.message_id for work in start_all(queue)] == [number(2).message_id]
+    queue.give_back([number(1).key, number(3).key])
+    queue.add([number(1), number(3)], NOW)
+    assert len(start_all(queue)) == 2
+
+
+# Window and shares
+
+
+def test_a_zone_with_one_route_claims_again_only_below_the_low_mark() -> None:
+    queue = make(window=100, next_hop="hop")
+    plan = queue.plan_claim(True)
+    assert plan == Claim(100, frozenset())
+    queue.add([number(n) for n in range(30)], NOW)
+    assert not queue.wants_claim(True)
+    resolve(queue)
+    for work in start_all(queue):
+        queue.finished(work, [DELIVERED], NOW)
+    assert queue.waiting == 20
+    assert queue.wants_claim(True)
+    assert not queue.wants_claim(False)
+
+
+def test_a_long_line_is_passed_over_and_fetched_by_name_when_short() -> None:
+    queue = make(window=64, max_connections_per_destination=1)
+    queue.add([number(n, "u@slow.example") for n in range(8)], NOW)
+    resolve(queue)
+    assert queue.plan_claim(True) == Claim(56, frozenset({"slow.example"}))
+    assert queue.plan_claim(False) is None
+    for _ in range(5):
+        work = queue.next_work(NOW)
+        assert work is not None
+        queue.finished(work, [DELIVERED], NOW)
+    assert queue.waiting == 3
+    plan = queue.plan_claim(False)
+    assert plan == Refill("slow.example", 5)
+    queue.add([number(50, "u@slow.example")], NOW)
+    queue.claimed(plan, 1)
+    assert queue.plan_claim(False) is None
+    assert queue.plan_claim(True) == Claim(60, frozenset())
+
+
+def test_a_crowded_window_shrinks_the_shares() -> None:
+    queue = make(window=64)
+    queue.add([number(n, f"u@d{n % 8}.example") for n in range(32)], NOW)
+    plan = queue.plan_claim(True)
+    assert isinstance(plan, Claim)
+    assert plan.skip == {f"d{n}.example" for n in range(8)}
+
+
+def test_domains_of_a_full_destination_go_back_to_the_store() -> None:
+    queue = make(window=64)
+    queue.add([number(n, f"u@d{n}.example") for n in range(20)], NOW)
+    resolve(queue, "provider")
+    returned = queue.take_returned()
+    assert queue.waiting == 8
+    assert len(returned) == 12
+    plan = queue.plan_claim(True)
+    assert isinstance(plan, Claim)
+    assert {d.domain for d in returned} <= plan.skip
+
+
+def test_an_unroutable_domain_that_was_passed_over_is_fetched() -> None:
+    queue = make(window=64)
+    queue.add([number(n, "u@gone.example") for n in range(8)], NOW)
+    assert queue.take_look_ups() == ["gone.example"]
+    assert isinstance(queue.plan_claim(True), Claim)
+    assert len(queue.unroutable("gone.example")) == 8
+    plan = queue.plan_claim(False)
+    assert plan == Refill("gone.example", 8)
+    queue.add([number(9, "u@gone.example")], NOW)
+    queue.claimed(plan, 1)
+    assert queue.take_look_ups() == ["gone.example"]
+
+
+def test_forgotten_domains_are_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zonerelay.queue.zone_queue.MAX_DOMAINS", 10)
+    queue = make()
+    for n in range(50):
+        queue.add([number(n, f"u@d{n}.example")], NOW)
+        resolve(queue, "provider")
+        for work in start_all(queue):
+            queue.finished(work, [DELIVERED], NOW)
+    assert len(queue._lines) <= 40
+    queue.add([number(99, "u@d0.example")], NOW)
+    resolve(queue, "provider")
+    assert len(start_all(queue)) == 1
+
+
+def test_idle_destinations_are_forgotten_and_suspended_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zonerelay.queue.zone_queue.MAX_DESTINATIONS", 10)
+    queue = make()
+    queue._max_destinations = 10
+    for n in range(60):
+        queue.add([number(n, f"u@d{n}.example")], NOW)
+        resolve(queue)
+        for work in start_all(queue):
+            queue.finished(work, [NO_HOST if n == 0 else DELIVERED], NOW)
+    assert len(queue._destinations) < 30
+    assert queue.destination_of("d0.example") == "default mx.d0.example:25"
+
+
+# Suspension
+
+
+def failed(
+    suspension: Suspension, now: float, *, started: float | None = None, others: int = 0
+) -> Transition:
+    return suspension.failed(
+        suspension.epoch, now if started is None else started, NO_HOST.reply, others, now
+    )
+
+
+def test_suspension_doubles_up_to_its_longest() -> None:
+    suspension = Suspension(RETRY)
+    now, lengths = NOW, []
+    for _ in range(7):
+        assert failed(suspension, now) is Transition.SUSPENDED
+        lengths.append(suspension.until - now)
+        assert suspension.limit(10, suspension.until - 1) == 0
+        assert suspension.limit(10, suspension.until) == 1
+        now = suspension.until
+    assert lengths == [30, 60, 120, 240, 480, 600, 600]
+    assert suspension.succeeded(suspension.epoch, now) is Transition.RESUMED
+    assert suspension.limit(10, now) == 10
+    failed(suspension, now)
+    assert suspension.until - now == 30
+
+
+def test_connections_that_fail_together_are_one_failure() -> None:
+    suspension = Suspension(RETRY)
+    epoch = suspension.epoch
+    results = [suspension.failed(epoch, NOW, NO_HOST.reply, 0, NOW + n) for n in range(10)]
+    assert results == [Transition.SUSPENDED] + [Transition.NONE] * 9
+    assert suspension.until == NOW + 30
+    # One that got through before does not end it either.
+    assert suspension.succeeded(epoch, NOW + 11) is Transition.NONE
+    assert suspension.is_suspended(NOW + 12)
+
+
+def test_a_refused_connection_beside_working_ones_lowers_the_ceiling() -> None:
+    suspension = Suspension(RETRY)
+    suspension.succeeded(suspension.epoch, NOW + 1)
+    assert failed(suspension, NOW + 2, started=NOW, others=4) is Transition.NONE
+    assert suspension.limit(10, NOW + 2) == 4
+    for _ in range(4):
+        suspension.succeeded(suspension.epoch, NOW + 3)
+    assert suspension.limit(10, NOW + 3) == 5
+
+
+def test_nothing_waits_for_a_suspended_destination() -> None:
+    queue = make(next_hop="hop", max_connections_per_destination=1)
+    queue.add([number(n) for n in range(5)], NOW)
+    resolve(queue)
+    work = queue.next_work(NOW)
+    assert work is not None
+    assert queue.finished(work, [NO_HOST], NOW) is Transition.SUSPENDED
+    ((destination, parked),) = queue.take_parked()
+    assert (len(parked), queue.waiting, destination.suspension.until) == (4, 0, NOW + 30)
+    queue.add([number(9)], NOW + 29)
+    assert [len(parked) for _, parked in queue.take_parked()] == [1]
+    queue.add([number(10), number(11)], NOW + 31)
+    assert len(start_all(queue, NOW + 31)) == 1
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ([NO_HOST, NO_HOST], Transition.SUSPENDED),
+        ([NO_HOST, DEFERRED], Transition.NONE),
+        ([DEFERRED, NO_HOST], Transition.NONE),
+        ([BOUNCED, BOUNCED], Transition.NONE),
+        ([LOCAL, LOCAL], Transition.NONE),
+        ([], Transition.NONE),
+    ],
+)
+def test_only_a_batch_that_found_no_host_suspends(outcomes: Sequence[Outcome], expected: Transition) -> None:
+    queue = make(next_hop="hop")
+    queue.add([number(1, "a@example.com"), number(1, "b@example.com")], NOW)
+    resolve(queue)
+    (work,) = start_all(queue)
+    assert queue.finished(work, outcomes, NOW) is expected
+
+
+def test_our_own_trouble_does_not_end_a_probe() -> None:
+    queue = make(next_hop="hop")
+    for n, outcome in enumerate([NO_HOST, LOCAL, DELIVERED]):
+        queue.add([number(n)], NOW + 60 * n)
+        resolve(queue)
+        (work,) = start_all(queue, NOW + 60 * n)
+        transition = queue.finished(work, [outcome], NOW + 60 * n)
+        assert transition is [Transition.SUSPENDED, Transition.NONE, Transition.RESUMED][n]
+
+
+def test_a_status_keeps_the_reason() -> None:
+    queue = make(next_hop="hop")
+    queue.add([number(1)], NOW)
+    resolve(queue)
+    (work,) = start_all(queue)
+    queue.finished(work, [NO_HOST], NOW)
+    (status,) = queue.status(NOW)
+    assert (status.suspended_until, status.reply) == (NOW + 30, str(Reply(451, "4.1", "connection refused")))
+
+
+# Any order of events
+
+
+class World:
+    """A store in its simplest form around the plan, checking the rules at every step."""
+
+    def __init__(self, zone: ZoneSettings, mail: Sequence[tuple[int, int]], window: int) -> None:
+        self.queue = ZoneQueue(zone, RETRY, window=window)
+        self.zone = zone
+        self.now = NOW
+        self.window = window
+        self.ready = [number(n, f"u{n}@d{domain}.example") for n, (domain, _) in enumerate(mail)]
+        self.host = {f"d{domain}.example": f"mx{host}" for domain, host in mail}
+        self.overflow: list[Delivery] = []
+        self.look_ups: list[str] = []
+        self.works: list[Work] = []
+        self.later: list[tuple[float, Delivery]] = []
+        self.done: list[DeliveryKey] = []
+        self.more = True
+
+    def claim(self) -> bool:
+        plan = self.queue.plan_claim(self.more)
+        if plan is None:
+            return False
+        if isinstance(plan, Claim):
+            self.overflow += [d for d in self.ready if d.domain in plan.skip]
+            rest = [d for d in self.ready if d.domain not in plan.skip]
+            claimed, self.ready = rest[: plan.limit], rest[plan.limit :]
+            self.more = bool(self.ready)
+        else:
+            mine = [d for d in self.overflow if d.domain == plan.domain][: plan.limit]
+            claimed = mine
+            self.overflow = [d for d in self.overflow if d not in mine]
+            self.more = self.more or len(mine) < plan.limit
+        self.queue.add(claimed, self.now)
+        self.queue.claimed(plan, len(claimed))
+        self.act()
+        return True
+
+    def act(self) -> None:
+        queue = self.queue
+        while (work := queue.next_work(self.now)) is not None:
+            self.works.append(work)
+        self.look_ups += queue.take_look_ups()
+        for destination, parked in queue.take_parked():
+            self.later += [(destination.suspension.until, d) for d in parked]
+        returned = queue.take_returned()
+        if returned:
+            self.ready = returned + self.ready
+            self.more = True
+        self.check()
+
+    def check(self) -> None:
+        active = Counter(work.destination.key for work in self.works)
+        assert sum(active.values()) == self.queue.active <= self.zone.max_connections
+        assert all(count <= self.zone.max_connections_per_destination for count in active.values())
+        assert 0 <= self.queue.waiting <= self.window
+        in_flight = [d.key for work in self.works for d in work.deliveries]
+        assert len(in_flight) == len(set(in_flight))
+
+    def look_up(self, choice: int, fails: bool) -> None:
+        domain = self.look_ups.pop(choice % len(self.look_ups))
+        if fails:
+            self.later += [(self.now + 10, d) for d in self.queue.unroutable(domain)]
+        else:
+            route = route_to("default", self.host[domain], expires=self.now + 40)
+            self.queue.found(domain, route, self.now)
+        self.act()
+
+    def finish(self, choice: int, outcome: Outcome) -> None:
+        work = self.works.pop(choice % len(self.works))
+        self.queue.finished(work, [outcome] * len(work.deliveries), self.now)
+        if outcome is DELIVERED:
+            self.done += [d.key for d in work.deliveries]
+        else:
+            self.later += [(self.now + 10, d) for d in work.deliveries]
+        self.act()
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        due = [d for when, d in self.later if when <= self.now]
+        self.later = [(when, d) for when, d in self.later if when > self.now]
+        if due:
+            self.ready += due
+            self.more = True
+
+    def step(self, kind: int, choice: int) -> None:
+        if kind == 0:
+            self.claim()
+        elif kind == 1 and self.look_ups:
+            self.look_up(choice, fails=choice % 5 == 0)
+        elif kind == 2 and self.works:
+            self.finish(choice, [DELIVERED, DELIVERED, DEFERRED, NO_HOST, LOCAL][choice % 5])
+        elif kind == 3:
+            self.wait(choice)
+
+    def run_out(self) -> None:
+        """Everything works from now on: all mail must go."""
+        for _ in range(20_000):
+            if self.look_ups:
+                self.look_up(0, fails=False)
+            elif self.works:
+                self.finish(0, DELIVERED)
+            elif not self.claim():
+                if not self.later:
+                    return
+                self.wait(700)
+        raise AssertionError("stuck")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    mail=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=60),
+    steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=120),
+    window=st.integers(1, 40),
+    connections=st.integers(1, 4),
+    next_hop=st.booleans(),
+)
+def test_nothing_is_lost_doubled_or_stuck(
+    mail: list[tuple[int, int]], steps: list[tuple[int, int]], window: int, connections: int, next_hop: bool
+) -> None:
+    zone = ZoneSettings(
+        next_hop="hop" if next_hop else "", max_connections=connections, max_connections_per_destination=2
+    )
+    world = World(zone, mail, window)
+    world.host[""] = "hop"
+    everything = sorted(d.key for d in world.ready)
+    for kind, choice in steps:
+        world.step(kind, choice)
+    world.run_out()
+    assert sorted(world.done) == everything
+    assert not world.overflow
+    assert world.queue.waiting == world.queue.active == 0
