@@ -287,6 +287,16 @@ def test_check_config_says_what_it_understood(tmp_path: Path, capsys: pytest.Cap
     ]
 
 
+def test_check_config_says_who_may_relay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "relay.toml"
+    path.write_text(f'[[listener]]\naddress = "127.0.0.1:1"\n{WORDS}\n[[listener]]\naddress = "unix:/x"\n')
+    assert check_config.run(path) == 0
+    out = capsys.readouterr().out
+    assert "  listener 127.0.0.1:1 from anybody, up to 50 MB\n" in out
+    assert "  listener unix:/x from whoever may open it, up to 50 MB\n" in out
+    assert "  note: listener[0].open_relay: anybody who reaches 127.0.0.1:1 may relay\n" in out
+
+
 def test_check_config_prints_every_problem_on_stderr(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,8 +43,12 @@ def summary(settings: Settings, hostname: str) -> Iterator[str]:
 
 
 def _listener(listener: ListenerSettings) -> str:
-    networks = ", ".join(map(str, listener.allow_networks))
-    who = f"from {networks}" if networks else "from whoever may open it"
+    if listener.open_relay:
+        who = "from anybody"
+    elif listener.address.startswith("unix:"):
+        who = "from whoever may open it"
+    else:
+        who = f"from {', '.join(map(str, listener.allow_networks))}"
     return f"listener {listener.address} {who}, up to {format_size(listener.max_message_size)}"
 
 

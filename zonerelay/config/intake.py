@@ -92,8 +92,9 @@ class ListenerSettings:
     )
     open_relay: str = text(
         "",
-        "A listener whose allow_networks cover (nearly) the whole Internet is refused, unless this says "
-        f'exactly "{OPEN_RELAY_WORDS}": an open relay is found by spammers within hours.',
+        f'The words "{OPEN_RELAY_WORDS}", exactly so, let everybody relay, whatever allow_networks says. '
+        "Without them allow_networks that cover (nearly) the whole Internet are refused: spammers find an "
+        "open relay within hours.",
     )
     bare_line_ends: BareLineEnds = choice(
         BareLineEnds.NORMALIZE,

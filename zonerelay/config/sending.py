@@ -209,9 +209,9 @@ class BounceSettings:
     )
     return_size: int = size(
         50 * KB,
-        "How much of the message a report returns at most, when the sender asked for it (RET=FULL).",
-        most=50 * MB,
-        optional=True,
+        "A report returns the header of the message, at most this much of it: a header can be long, and "
+        "the report goes to somebody who may never have sent it.",
+        most=MB,
     )
 
 
