@@ -1,0 +1,197 @@
+"""Operators' verbs over a running scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, NO_HOST, Relay
+from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.model.delivery import Delivery, DeliveryState
+from zonerelay.model.message_id import MessageId
+from zonerelay.queue import operations as module
+from zonerelay.queue.operations import Operations, QueueFilter, Result
+from zonerelay.store.base import MessageNotFoundError
+
+ALL = QueueFilter()
+
+
+@pytest.fixture
+async def relay() -> AsyncIterator[Relay]:
+    retry = RetrySettings(jitter=0.0, suspend_min=60.0, suspend_max=60.0)
+    relay = Relay(zones=(ZoneSettings(max_connections=50),), retry=retry)
+    relay.courier.script = lambda batch: [DEFERRED] * len(batch.deliveries)
+    await relay.scheduler.start()
+    yield relay
+    await relay.close()
+
+
+@pytest.fixture
+def operations(relay: Relay) -> Operations:
+    return Operations(
+        store=relay.store,
+        scheduler=relay.scheduler,
+        settler=relay.settler,
+        events=relay.events,
+        clock=relay.clock,
+    )
+
+
+async def deferred(relay: Relay, *recipients: str, **more: object) -> MessageId:
+    before = len(relay.sink.named("deferred"))
+    message = relay.accept(*recipients, **more)  # type: ignore[arg-type]  # by name
+    await relay.until(lambda: len(relay.sink.named("deferred")) == before + len(recipients))
+    return message.id
+
+
+async def only(relay: Relay) -> Delivery:
+    (stored,) = await relay.stored()
+    return stored
+
+
+async def test_retry_makes_deferred_mail_due_now(relay: Relay, operations: Operations) -> None:
+    await deferred(relay, "b@example.com")
+    relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
+    assert await operations.retry(ALL) == Result(matched=1, changed=1, busy=0)
+    await relay.until_empty()
+
+
+async def test_retry_lifts_the_suspension(relay: Relay, operations: Operations) -> None:
+    relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
+    await deferred(relay, "b@example.com")
+    assert len(relay.sink.named("suspended")) == 1
+    relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
+    await operations.retry(QueueFilter(recipient="b@*"))
+    await relay.until_empty()
+    assert len(relay.sink.named("resumed")) == 1
+
+
+async def test_hold_keeps_mail_until_release(relay: Relay, operations: Operations) -> None:
+    await deferred(relay, "b@example.com")
+    relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
+    assert (await operations.hold(ALL)).changed == 1
+    assert (await operations.hold(ALL)).changed == 0
+    assert (await operations.retry(ALL)).changed == 0
+    await asyncio.sleep(0.02)
+    assert (await only(relay)).held
+    assert (await operations.release(ALL)).changed == 1
+    await relay.until_empty()
+
+
+async def test_mail_that_waits_in_memory_can_be_held(relay: Relay, operations: Operations) -> None:
+    relay.courier.gate = asyncio.Event()
+    relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
+    for n in range(20):
+        relay.accept(f"u{n:02}@example.com")
+    await relay.until(lambda: relay.scheduler.snapshot()[0].waiting == 10)
+    assert await operations.hold(ALL) == Result(matched=20, changed=10, busy=10)
+    relay.courier.gate.set()
+    await relay.until(lambda: len(relay.sink.named("delivered")) == 10)
+    await asyncio.sleep(0.02)
+    assert [(d.recipient, d.held) for d in await relay.stored()] == [
+        (f"u{n:02}@example.com", True) for n in range(10, 20)
+    ]
+    await operations.release(ALL)
+    await relay.until_empty()
+    assert len(relay.courier.recipients()) == 20
+
+
+async def test_drop_removes_without_a_word(relay: Relay, operations: Operations) -> None:
+    await deferred(relay, "b@example.com")
+    assert await operations.drop(ALL) == Result(1, 1, 0)
+    assert await relay.stored() == []
+    assert not relay.sink.named("dsn")
+    assert relay.sink.named("operated")[0]["verb"] == "drop"
+
+
+async def test_bounce_tells_the_sender(relay: Relay, operations: Operations) -> None:
+    about = await deferred(relay, "b@example.com", "c@example.com", "d@example.com")
+    result = await operations.bounce(
+        QueueFilter(recipient="*@example.com", domain="example.com"), "moved\naway"
+    )
+    assert result == Result(3, 3, 0)
+    (event,) = relay.sink.named("dsn")
+    assert (event["about"], event["recipients"]) == (about, 3)
+    assert {str(e["reply"]) for e in relay.sink.named("bounced")} == {"554 5.7.0 moved away"}
+    assert (await only(relay)).recipient == "a@example.org"
+
+
+async def test_what_is_on_its_way_is_left_alone(relay: Relay, operations: Operations) -> None:
+    relay.courier.gate = asyncio.Event()
+    relay.accept("b@example.com")
+    await relay.until(lambda: len(relay.courier.in_flight) == 1)
+    for verb in (operations.retry, operations.hold, operations.release, operations.drop):
+        assert await verb(ALL) == Result(matched=1, changed=0, busy=1)
+    assert [state async for _, _, state in operations.select(ALL)] == [DeliveryState.ACTIVE]
+    relay.courier.gate.set()
+
+
+async def test_a_verb_over_a_long_queue_works_in_batches(
+    relay: Relay, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BATCH", 7)
+    relay.courier.script = lambda batch: [BOUNCED] * len(batch.deliveries)
+    for n in range(50):
+        message = relay.accept(f"u{n}@example.com", tell=False)
+        await relay.store.update(
+            [d.key for d in await relay.store.deliveries_of(message.id)],
+            lambda d: replace(d, next_attempt=relay.clock.now() + 1000),
+        )
+    assert await operations.count(ALL) == 50
+    assert await operations.drop(ALL) == Result(50, 50, 0)
+
+
+async def test_filters_narrow(relay: Relay, operations: Operations) -> None:
+    first = await deferred(relay, "b@one.example", "c@two.example", sender="x@here.example")
+    await deferred(relay, "d@one.example", sender="", age=100.0)
+    await deferred(relay, "e?[x]@three.example", sender="y@here.example")
+
+    async def found(**wanted: object) -> list[str]:
+        chosen = QueueFilter(**wanted)  # type: ignore[arg-type]  # by name
+        return sorted([d.recipient[0] async for d, _, _ in operations.select(chosen)])
+
+    assert await found() == ["b", "c", "d", "e"]
+    assert await found(domain="ONE.example") == ["b", "d"]
+    assert await found(domain="*o.example") == ["c"]
+    assert await found(recipient="*@*.example") == ["b", "c", "d", "e"]
+    assert await found(recipient="e?[x]@three.example") == ["e"]
+    assert await found(recipient="?@one.example") == []
+    assert await found(sender="*@here.example") == ["b", "c", "e"]
+    assert await found(sender="<>") == ["d"]
+    assert await found(sender="") == ["d"]
+    assert await found(message_id=first) == ["b", "c"]
+    assert await found(min_age=50.0) == ["d"]
+    assert await found(max_age=50.0) == ["b", "c", "e"]
+    assert await found(reply_text="LATER") == ["b", "c", "d", "e"]
+    assert await found(reply_text="never") == []
+    assert await found(zone="default", state=DeliveryState.DEFERRED) == ["b", "c", "d", "e"]
+    assert await found(zone="other") == []
+    assert await found(state=DeliveryState.HELD) == []
+
+
+async def test_select_stops_at_its_limit_and_brings_the_message(relay: Relay, operations: Operations) -> None:
+    about = await deferred(relay, "b@example.com", "c@example.com")
+    ((delivery, message, state),) = [each async for each in operations.select(ALL, limit=1)]
+    assert delivery.recipient == "b@example.com"
+    assert message is not None
+    assert message.id == about
+    assert state is DeliveryState.DEFERRED
+
+
+async def test_show_and_trace_tell_what_is_known(relay: Relay, operations: Operations) -> None:
+    answers = {"gone@example.com": DELIVERED, "b@example.com": DEFERRED}
+    relay.courier.script = lambda batch: [answers[d.recipient] for d in batch.deliveries]
+    message = relay.accept("gone@example.com", "b@example.com")
+    await relay.until(lambda: len(relay.sink.named("deferred")) == 1)
+    shown = await operations.show(message.id)
+    assert [(d.recipient, state) for d, state in shown.deliveries] == [
+        ("b@example.com", DeliveryState.DEFERRED)
+    ]
+    steps = await operations.trace(message.id)
+    assert [step.event for step in steps] == ["accepted", "settled", "attempt", "next attempt"]
+    assert "mx.example.com [192.0.2.1:25]: 451 4.2.0 later" in steps[2].text
+    with pytest.raises(MessageNotFoundError):
+        await operations.show(MessageId("0000000000000000"))
