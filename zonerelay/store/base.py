@@ -150,7 +150,10 @@ class QueueStore(Protocol):
         """
 
     async def next_due(self, zone: str) -> float | None:
-        """Unix time of the earliest unclaimed deferred delivery of the zone, `None` if there is none."""
+        """Unix time of the earliest unclaimed deferred delivery of the zone, `None` if there is none.
+
+        Deliveries that `claim` passed over do not count: they wait for `claim_domain`.
+        """
 
     def has_ready(self, zone: str) -> bool:
         """True when `claim` could return a delivery that is not deferred. Cheap, may be wrongly true.

@@ -109,6 +109,7 @@ class MemoryStore:
                 for key, delivery in self._deliveries.items()
                 if key.zone == zone
                 and key not in self._claimed
+                and key not in self._passed_over
                 and delivery.next_attempt > 0
                 and not delivery.held
             ),
@@ -117,7 +118,11 @@ class MemoryStore:
 
     def has_ready(self, zone: str) -> bool:
         return any(
-            key.zone == zone and key not in self._claimed and not delivery.held and delivery.next_attempt <= 0
+            key.zone == zone
+            and key not in self._claimed
+            and key not in self._passed_over
+            and not delivery.held
+            and delivery.next_attempt <= 0
             for key, delivery in self._deliveries.items()
         )
 
@@ -149,6 +154,7 @@ class MemoryStore:
     def _change(self, key: DeliveryKey, new: Delivery | None) -> None:
         if key not in self._deliveries:
             return
+        self._passed_over.discard(key)
         if new is not None:
             self._deliveries[key] = new
             return

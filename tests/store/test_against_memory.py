@@ -1,0 +1,389 @@
+"""LevelDB and memory do the same under any sequence of verbs; nothing committed is ever missed.
+
+The limits of the window are made tiny, so that a handful of messages overflows every one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.store.builders import NOW, attempt, body_of, delivery_for, envelope_for, message_id, own_message
+from tests.store.spools import Spool, until
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.store import ledger, leveldb, leveldb_claims, leveldb_scan, ready_window
+from zonerelay.store.base import Change, Finish, MessageWriter, Postpone, QueueCounts, Submit
+from zonerelay.store.memory import MemoryStore
+
+T = TypeVar("T")
+
+ZONES = ("a", "a b", "a~")
+DOMAINS = ("one.example", "two.example", "żółw.example")
+RECIPIENTS = tuple(f"{name}@{domain}" for domain in DOMAINS for name in ("x", "y"))
+SIZES = (0, 10, 64 * 1024, 70_000, 600_000)
+
+TINY: dict[object, dict[str, int]] = {
+    ready_window: {"WINDOW_LIMIT": 3, "PARKED_LIMIT": 2},
+    leveldb_scan: {"PAGE_ROWS": 3},
+    leveldb_claims: {"_READ_AHEAD": 1},
+    ledger: {"HOT_MESSAGES": 2},
+    leveldb: {"UPDATE_BATCH": 2},
+}
+
+recipients = st.lists(st.sampled_from(RECIPIENTS), min_size=1, max_size=4, unique=True)
+times = st.sampled_from((0.0, 0.0, 0.0, NOW - 5, NOW + 30))
+picks = st.lists(st.integers(0, 30), max_size=4)
+limits = st.integers(1, 6)
+skips = st.sets(st.sampled_from(DOMAINS), max_size=2)
+outcomes = st.sampled_from(("finish", "finish", "defer", "defer far", "hold", "again"))
+
+
+class Comparison(RuleBasedStateMachine):
+    """Every verb goes to both; what LevelDB hands out must be what memory could hand out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = pytest.MonkeyPatch()
+        for module, limits_ in TINY.items():
+            for name, value in limits_.items():
+                self.patches.setattr(module, name, value)
+        self.loop = asyncio.new_event_loop()
+        self.directory = tempfile.TemporaryDirectory()
+        self.spool = Spool(Path(self.directory.name) / "spool")
+        self.run(self.spool.open())
+        self.memory = MemoryStore()
+        self.now = NOW
+        self.number = 0
+        self.open: list[tuple[MessageWriter, MessageWriter, list[Delivery]]] = []
+        self.claimed: list[Delivery] = []
+        # What a claim may have passed over: how far it looks before its limit is reached is its business.
+        self.passed_over: set[DeliveryKey] = set()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:  # Any: what a coroutine sends is nobody's business
+        return self.loop.run_until_complete(work)
+
+    def next_number(self) -> int:
+        self.number += 1
+        return self.number
+
+    # --- taking mail
+
+    @rule(
+        addresses=recipients,
+        zone=st.sampled_from(ZONES),
+        when=times,
+        held=st.booleans(),
+        size=st.sampled_from(SIZES),
+    )
+    def begin(self, addresses: list[str], zone: str, when: float, held: bool, size: int) -> None:
+        envelope = envelope_for(message_id(self.next_number()), *addresses)
+        deliveries = [
+            delivery_for(
+                envelope, address, zone=zone, next_attempt=when, held=held and address == addresses[0]
+            )
+            for address in addresses
+        ]
+        real, model = self.spool.store.begin(envelope), self.memory.begin(envelope)
+        for start in range(0, size, 50_000):
+            piece = bytes(min(50_000, size - start))
+            self.run(real.write(piece))
+            self.run(model.write(piece))
+        self.open.append((real, model, deliveries))
+
+    @precondition(lambda self: self.open)
+    @rule(pick=st.integers(0, 5), drop=st.booleans())
+    def commit(self, pick: int, drop: bool) -> None:
+        real, model, deliveries = self.open.pop(pick % len(self.open))
+        if drop and len(deliveries) > 1:
+            deliveries = deliveries[1:]
+        assert self.run(real.commit(deliveries)) == self.run(model.commit(deliveries))
+
+    @precondition(lambda self: self.open)
+    @rule(pick=st.integers(0, 5))
+    def abort(self, pick: int) -> None:
+        real, model, _ = self.open.pop(pick % len(self.open))
+        self.run(real.abort())
+        self.run(model.abort())
+
+    # --- handing out
+
+    @rule(zone=st.sampled_from(ZONES), limit=limits, skip=skips)
+    def claim(self, zone: str, limit: int, skip: set[str]) -> None:
+        claimable = self.claimable(zone, skip)
+        found = self.run(self.spool.store.claim(zone, limit, now=self.now, skip_domains=skip))
+        self.check_claim(found, claimable, limit)
+        fresh = [d.key for d in found if d.next_attempt == 0 and d.key not in self.passed_over]
+        waiting = sorted(d.key for d in claimable if d.next_attempt == 0 and d.key not in self.passed_over)
+        assert fresh == waiting[: len(fresh)], "an older fresh delivery was left behind"
+        self.passed_over |= {d.key for d in self.claimable(zone, set()) if d.domain in skip}
+        self.take(found)
+
+    @rule(zone=st.sampled_from(ZONES), domain=st.sampled_from(DOMAINS), limit=limits)
+    def claim_domain(self, zone: str, domain: str, limit: int) -> None:
+        claimable = [d for d in self.claimable(zone, set()) if d.domain == domain]
+        found = self.run(self.spool.store.claim_domain(zone, domain, limit, now=self.now))
+        assert {d.key for d in found} <= {d.key for d in claimable}
+        self.take(found)
+
+    @precondition(lambda self: self.claimed)
+    @rule(which=picks)
+    def release(self, which: list[int]) -> None:
+        keys = [d.key for d in self.pick(which)]
+        self.spool.store.release(keys)
+        self.memory.release(keys)
+        self.claimed = [d for d in self.claimed if d.key not in keys]
+
+    # --- settling and operating
+
+    @precondition(lambda self: self.claimed)
+    @rule(
+        which=picks,
+        outcome=st.lists(outcomes, min_size=4, max_size=4),
+        bounce=st.booleans(),
+        lazy=st.booleans(),
+    )
+    def settle(self, which: list[int], outcome: list[str], bounce: bool, lazy: bool) -> None:
+        changes = self.changes(self.pick(which), outcome)
+        if bounce:
+            message, delivery = own_message(message_id(self.next_number()), b"z" * 70_000, RECIPIENTS[0])
+            changes.append(Submit(message, b"z" * 70_000, (replace(delivery, zone="a"),)))
+        self.run(self.spool.store.settle(changes, lazy=lazy))
+        self.run(self.memory.settle(changes))
+        self.drop_settled(changes)
+
+    @rule(
+        which=picks,
+        verb=st.sampled_from(("hold", "free", "now", "later", "remove")),
+        claimed_too=st.booleans(),
+    )
+    def update(self, which: list[int], verb: str, claimed_too: bool) -> None:
+        everything = self.everything()
+        busy = set() if claimed_too else {d.key for d in self.claimed}
+        keys = [everything[i % len(everything)].key for i in which] if everything else []
+        keys = [key for key in keys if key not in busy]
+
+        def change(delivery: Delivery) -> Delivery | None:
+            changed: dict[str, Delivery | None] = {
+                "hold": replace(delivery, held=True),
+                "free": replace(delivery, held=False),
+                "now": replace(delivery, next_attempt=self.now),
+                "later": replace(delivery, next_attempt=self.now + 45.3),
+                "remove": None,
+            }
+            return changed[verb]
+
+        self.passed_over -= set(keys)
+        assert self.run(self.spool.store.update(keys, change)) == self.run(self.memory.update(keys, change))
+
+    @precondition(lambda self: self.claimed and self.open)
+    @rule(
+        zone=st.sampled_from(ZONES),
+        which=picks,
+        outcome=st.lists(outcomes, min_size=4, max_size=4),
+        skip=skips,
+    )
+    def all_at_once(self, zone: str, which: list[int], outcome: list[str], skip: set[str]) -> None:
+        """Claims, commits, settles and updates of the same messages, overlapping."""
+        store = self.spool.store
+        changes = self.changes(self.pick(which), outcome)
+        real, model, deliveries = self.open.pop()
+        idle = [d.key for d in self.everything() if d.key not in {c.key for c in self.claimed}][:2]
+
+        async def overlap() -> list[Delivery]:
+            found: list[Delivery] = []
+
+            async def claim(skip: set[str]) -> None:
+                found.extend(await store.claim(zone, 4, now=self.now, skip_domains=skip))
+
+            work: list[Coroutine[Any, Any, object]] = [  # Any: as above
+                claim(skip),
+                claim(set()),
+                real.commit(deliveries),
+                *(store.settle([change], lazy=True) for change in changes),
+                store.update(idle, lambda d: replace(d, warned=True)),
+                store.next_due(zone),
+            ]
+            await asyncio.gather(*work)
+            return found
+
+        found = self.run(overlap())
+        self.run(model.commit(deliveries))
+        for change in changes:
+            self.run(self.memory.settle([change]))
+        self.run(self.memory.update(idle, lambda d: replace(d, warned=True)))
+        self.drop_settled(changes)
+        assert len({d.key for d in found}) == len(found), "handed out twice"
+        claimable = {d.key for d in self.claimable(zone, set())}
+        assert {d.key for d in found} <= claimable
+        self.passed_over |= {d.key for d in self.claimable(zone, set()) if d.domain in skip}
+        self.passed_over -= set(idle)
+        self.take(found)
+
+    # --- time and restarts
+
+    @rule(seconds=st.sampled_from((0.25, 20.0, 50.0)))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def restart(self) -> None:
+        for real, model, _ in self.open:
+            self.run(real.abort())
+            self.run(model.abort())
+        self.open.clear()
+        self.run(self.spool.reopen())
+        self.memory.forget_claims()
+        self.claimed.clear()
+        self.passed_over.clear()
+
+    # --- what must hold
+
+    @invariant()
+    def same_queue(self) -> None:
+        async def both() -> None:
+            store, memory = self.spool.store, self.memory
+            # Recipients of one message sort by their encoded form in a spool.
+            scanned = [d async for d in store.scan()]
+            assert [d.message_id for d in scanned] == [d.message_id async for d in memory.scan()]
+            assert {d.key: d for d in scanned} == {d.key: d async for d in memory.scan()}
+            assert await store.zones() == await memory.zones()
+            assert store.last_message_id() == memory.last_message_id()
+            for zone in ZONES:
+                assert await store.next_due(zone) in self.possible_next_due(zone)
+                assert await store.oldest(zone) == await memory.oldest(zone)
+            await until(lambda: with_mail(store.counts()) == with_mail(memory.counts()))
+            async for delivery in memory.scan():
+                assert await store.read_message(delivery.message_id) == await memory.read_message(
+                    delivery.message_id
+                )
+
+        self.run(both())
+
+    def teardown(self) -> None:
+        try:
+            self.run(self.drain())
+            self.run(self.spool.store.close())
+        finally:
+            self.patches.undo()
+            self.loop.close()
+            self.directory.cleanup()
+
+    async def drain(self) -> None:
+        """Everything is found, its body is whole, and when all of it is finished nothing is left."""
+        store = self.spool.store
+        store.release([d.key for d in self.claimed])
+        everything = [d async for d in self.memory.scan()]
+        await store.update([d.key for d in everything], lambda d: replace(d, held=False))
+        found = []
+        for zone in ZONES:
+            found += await store.claim(zone, 10_000, now=self.now + 1000)
+        assert {d.key for d in found} == {d.key for d in everything}
+        for delivery in found:
+            assert await body_of(store, delivery.message_id) == await body_of(
+                self.memory, delivery.message_id
+            )
+        for delivery in found:
+            await store.settle([Finish(delivery)])
+        for writer, _, _ in self.open:
+            await writer.abort()
+        assert await store.zones() == set()
+        await store.close()
+        await self.spool.open()
+        rows = await leveldb_rows(self.spool)
+        assert not [key for key in rows if not key.startswith(b"meta ")], "something was left behind"
+        assert not [key for key in rows if key.startswith(b"meta open")]
+
+    # --- helpers
+
+    def everything(self) -> list[Delivery]:
+        async def scan() -> list[Delivery]:
+            return [d async for d in self.memory.scan()]
+
+        return self.run(scan())
+
+    def possible_next_due(self, zone: str) -> set[float | None]:
+        """The earliest due time, or that of something earlier that may have been passed over."""
+        claimed = {d.key for d in self.claimed}
+        waiting = [
+            d
+            for key, d in self.memory._deliveries.items()
+            if key.zone == zone and key not in claimed and d.next_attempt > 0 and not d.held
+        ]
+        certain = min((d.next_attempt for d in waiting if d.key not in self.passed_over), default=None)
+        maybe = {d.next_attempt for d in waiting if d.key in self.passed_over}
+        return {certain} | {when for when in maybe if certain is None or when < certain}
+
+    def claimable(self, zone: str, skip: set[str]) -> list[Delivery]:
+        return [d for d in self.memory._claimable(zone, self.now) if d.domain not in skip]
+
+    def check_claim(self, found: list[Delivery], claimable: list[Delivery], limit: int) -> None:
+        known = {d.key: d for d in claimable}
+        assert len(found) == min(limit, len(claimable))
+        assert len({d.key for d in found}) == len(found)
+        assert all(known.get(d.key) == d for d in found)
+        assert [d.message_id for d in found] == sorted(d.message_id for d in found)
+
+    def take(self, found: list[Delivery]) -> None:
+        """Claim the same in memory."""
+        self.memory._claim(found)
+        self.claimed += found
+        self.passed_over -= {d.key for d in found}
+
+    def pick(self, which: list[int]) -> list[Delivery]:
+        return list(
+            {index % len(self.claimed): self.claimed[index % len(self.claimed)] for index in which}.values()
+        )
+
+    def changes(self, deliveries: list[Delivery], outcome: list[str]) -> list[Change]:
+        def change(delivery: Delivery, verdict: str) -> Change:
+            if verdict == "finish":
+                return Finish(delivery)
+            if verdict == "hold":
+                return Postpone(replace(delivery, held=True))
+            if verdict == "again":
+                return Postpone(replace(delivery, next_attempt=0.0))
+            delay = 20.0 if verdict == "defer" else 99.7
+            return Postpone(delivery.deferred(self.now + delay, attempt(self.now)))
+
+        return [change(d, verdict) for d, verdict in zip(deliveries, outcome, strict=False)]
+
+    def drop_settled(self, changes: list[Change]) -> None:
+        keys = {c.delivery.key for c in changes if not isinstance(c, Submit)}
+        self.claimed = [d for d in self.claimed if d.key not in keys]
+
+
+def with_mail(counts: dict[str, QueueCounts]) -> dict[str, QueueCounts]:
+    return {zone: found for zone, found in counts.items() if found.total}
+
+
+async def leveldb_rows(spool: Spool) -> list[bytes]:
+    """Every key of a spool, once the sweep after opening is over."""
+    await asyncio.sleep(0.1)
+    await spool.store.close()
+    from zonerelay.store.leveldb_engine import LevelDb
+
+    db = LevelDb(spool.settings.path, write_buffer=1024 * 1024)
+    db.open()
+    try:
+        return [key for key, _ in db.rows(b"", limit=10_000)]
+    finally:
+        db.close()
+
+
+TestAgainstMemory = Comparison.TestCase
+TestAgainstMemory.settings = settings(
+    max_examples=15,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
