@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -102,7 +102,9 @@ class FlakyStore(MemoryStore):
         if self.refuses:
             raise StoreError("refused by the test")
 
-    async def claim(self, zone, limit, *, now, skip_domains=()):  # type: ignore[no-untyped-def]  # as its parent
+    async def claim(
+        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
         self._refuse("claim")
         await asyncio.sleep(0)
         return await super().claim(zone, limit, now=now, skip_domains=skip_domains)
@@ -213,7 +215,7 @@ class Relay:
             zones=zones,
             bounce=bounce,
             hostname="relay.example.org",
-            notify=lambda zone: self.scheduler.notify(zone),
+            notify=self._notify,
             events=self.events,
             clock=self.clock,
         )
@@ -229,6 +231,10 @@ class Relay:
             random=random,
             window=window,
         )
+
+    def _notify(self, zone: str) -> None:
+        # The settler is built first, as in the worker.
+        self.scheduler.notify(zone)
 
     def accept(
         self,

@@ -7,6 +7,7 @@ import sys
 import threading
 import types
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -63,7 +64,7 @@ async def test_schedule_follows_its_delays_and_repeats_the_last_until_max_age() 
         0, 1 * MINUTE, 6 * MINUTE, 21 * MINUTE, 51 * MINUTE,
         HOUR + 51 * MINUTE, 3 * HOUR + 51 * MINUTE, 7 * HOUR + 51 * MINUTE, 11 * HOUR + 51 * MINUTE,
     ]  # fmt: skip
-    assert all(later - earlier <= 4 * HOUR for earlier, later in zip(times[7:], times[8:], strict=False))
+    assert all(later - earlier <= 4 * HOUR for earlier, later in pairwise(times[7:]))
     assert times[-1] == 5 * DAY
 
 

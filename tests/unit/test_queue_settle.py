@@ -282,7 +282,7 @@ async def test_a_header_that_cannot_be_read_costs_only_the_header() -> None:
         yield b"Subject: h"
         raise StoreCorruptError("a chunk is missing")
 
-    bench.relay.store.read_body = corrupt  # type: ignore[assignment,method-assign]  # a broken record
+    bench.relay.store.read_body = corrupt  # type: ignore[method-assign]  # a broken record
     await bench.settle("b@example.com", outcomes=[BOUNCED])
     assert bench.dsn()
     assert len(bench.relay.sink.named("trouble")) == 1
