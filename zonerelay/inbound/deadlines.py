@@ -36,6 +36,10 @@ class Deadlines:
         elif self._began is None:
             self._began = now
 
+    def complete(self) -> None:
+        """The end of data is here: what takes time now is ours."""
+        self._began = None
+
     def late(self, now: float) -> Answer | None:
         if self._began is not None and now >= self._began + self._transaction:
             return answers.TRANSACTION_TIME

@@ -107,7 +107,7 @@ class Dialog:
                 self._origin,
                 command,
                 answer.reply,
-                answer.reason,
+                answer.reason.value,
                 message_id=message_id,
                 mailbox=mailbox,
                 detail=detail,

@@ -1,8 +1,8 @@
 """One client's connection: the only module that knows aiosmtpd, and the only one here with a socket.
 
 Moves bytes between the transport and the parts that decide: `LineReader` and `Dialog` for commands,
-`Intake` for a body. Everything up to DATA is answered inside `data_received`, without a task; a message costs one
-task, which waits for the store. Replies to a pipelined group leave in one write, in order.
+`Intake` for a body. Everything up to DATA is answered inside `data_received`, without a task; a message
+costs one task, which waits for the store. Replies to a pipelined group leave in one write, in order.
 
 What is replaced of aiosmtpd's SMTP, all of it with a reason: its constructor inspects every class on every
 connection; its reader ends lines at a bare LF and grows without bound when none comes; it holds
@@ -205,6 +205,7 @@ class Session(SMTP):
             self._say_goodbye(answers.MUCH_TOO_BIG, intake)
             return
         if intake.complete:
+            self._deadlines.complete()
             self._lines.feed(intake.rest)
         if self._storing is None:
             if intake.refusal is None:
@@ -276,6 +277,7 @@ class Session(SMTP):
 
     def _close(self) -> None:
         self._closing = True
+        self._lines.clear()
         wire = self._wire
         if wire is None:
             return

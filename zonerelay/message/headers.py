@@ -28,8 +28,8 @@ MAILBOX_LINE = b"Mailbox-Line: "
 _END = b"\r\n\r\n"
 _FIELD_START = re.compile(rb"[!-9;-~]+[ \t]*:")
 _FIRST_LINE = re.compile(rb"[!-9;-~]+[ \t]*:|>?From ")
-_FIRST_LINE_PART = re.compile(rb"[!-9;-~]{0,%d}[ \t]{0,%d}\Z" % (MAX_FIELD_NAME, MAX_FIELD_NAME))
-_FIELD = re.compile(r"^([!-9;-~]+)[ \t]*:[ \t]*(.*)\n", re.MULTILINE)
+_FIRST_LINE_PART = re.compile(rb"[!-9;-~]{0,%d}[ \t]{0,%d}\Z|\r\Z" % (MAX_FIELD_NAME, MAX_FIELD_NAME))
+_FIELD = re.compile(r"^([!-9;-~]+) *: *(.*)\n", re.MULTILINE)
 # The start of a complete line that is neither field, continuation nor empty.
 _STRAY_LINE = re.compile(rb"\r\n(?![ \t\r]|[!-9;-~]+[ \t]*:)(?=[^\r]*\r)")
 # For people only: what could move a cursor or forge a log line becomes a blank; CR and LF stay to split at.
@@ -111,7 +111,7 @@ def parse_header(block: bytes) -> Header:
         lead = MAILBOX_LINE
         block = block.partition(b"\r\n")[2]
     text = block.translate(_VISIBLE).decode("utf-8", "replace").replace("\r\n", "\n")
-    unfolded = text.replace("\n ", " ").replace("\n\t", " ")
+    unfolded = text.replace("\n ", " ")  # tabs are blanks by now
     fields = _FIELD.findall(unfolded)
     if len(fields) != unfolded.count("\n"):
         fields = _before_stray_line(unfolded)

@@ -57,10 +57,10 @@ class LineReader:
             self._drop_overlong()
             return None
         self._position = end + 1
+        dropping, self._dropping = self._dropping, False
         if end == start or self._buffer[end - 1] != CR:
             return LineFault.BARE_LF
-        if self._dropping or end - start >= self._limit:
-            self._dropping = False
+        if dropping or end - start >= self._limit:
             return LineFault.TOO_LONG
         return self._buffer[start : end - 1]
 

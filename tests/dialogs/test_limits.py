@@ -1,0 +1,264 @@
+"""What one client can use up: connections, time, memory."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.inbound import RememberingStore, Talk, listening, until
+from zonerelay.config.models import MB, ListenerSettings
+from zonerelay.inbound.intake import BACKLOG
+
+
+async def test_total_connections_are_limited() -> None:
+    settings = ListenerSettings(address="127.0.0.1:0", max_connections=2)
+    async with listening(settings) as house, await house.connect() as first, await house.connect():
+        refused = await house.connect_raw()
+        assert await refused.line() == b"421 4.3.2 Too many connections"
+        assert await refused.closed() == b""
+        await refused.close()
+        assert house.log.reasons() == ["connections"]
+        assert house.listener.connections == 2
+        await first.ask(b"QUIT")
+        await until(lambda: house.listener.connections == 1)
+        async with await house.connect() as again:
+            assert await again.ask(b"NOOP") == b"250 2.0.0 OK"
+
+
+async def test_connections_of_one_client_are_limited() -> None:
+    settings = ListenerSettings(address="127.0.0.1:0", max_connections_per_client=1)
+    async with listening(settings) as house, await house.connect():
+        refused = await house.connect_raw()
+        assert (await refused.line()).startswith(b"421 4.7.0")
+        assert await refused.closed() == b""
+        await refused.close()
+        assert house.log.reasons() == ["client-connections"]
+
+
+@pytest.mark.parametrize("said", [b"", b"EHLO x\r\n", b"NOO"])
+async def test_idle_client_is_told_and_closed(said: bytes) -> None:
+    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.1)
+    async with listening(settings) as house, await house.connect() as talk:
+        talk.send(said)
+        rest = await talk.closed()
+        assert rest.endswith(b"421 4.4.2 Timeout waiting for the client\r\n")
+        assert house.log.reasons() == ["idle-timeout"]
+
+
+async def test_dribbling_a_command_is_idling() -> None:
+    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.15)
+    async with listening(settings) as house, await house.connect() as talk:
+        began = time.monotonic()
+        while time.monotonic() - began < 2 and not talk.reader.at_eof():
+            talk.send(b"x")
+            await asyncio.sleep(0.02)
+            if house.log.reasons():
+                break
+        assert house.log.reasons() == ["idle-timeout"]
+
+
+async def test_commands_in_time_keep_the_connection() -> None:
+    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.2)
+    async with listening(settings) as house, await house.connect() as talk:
+        for _ in range(6):
+            await asyncio.sleep(0.05)
+            assert await talk.ask(b"NOOP") == b"250 2.0.0 OK"
+
+
+async def test_idling_inside_data() -> None:
+    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.1)
+    async with listening(settings) as house, await house.connect() as talk:
+        await talk.begin()
+        talk.send(b"Subject: x\r\n")
+        assert await talk.line() == b"421 4.4.2 Timeout waiting for the client"
+        assert await talk.closed() == b""
+        assert house.store.stored == []
+
+
+async def test_steady_upload_may_take_longer_than_the_idle_time() -> None:
+    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.2)
+    async with listening(settings) as house, await house.connect() as talk:
+        await talk.begin()
+        for _ in range(8):
+            talk.send(b"Subject: x\r\n")
+            await asyncio.sleep(0.05)
+        talk.send(b".\r\n")
+        assert (await talk.line()).startswith(b"250 ")
+
+
+async def test_transaction_has_an_overall_limit() -> None:
+    settings = ListenerSettings(address="127.0.0.1:0", transaction_timeout=0.2)
+    async with listening(settings) as house, await house.connect() as talk:
+        await talk.begin()
+        for _ in range(100):
+            talk.send(b"x")
+            await asyncio.sleep(0.01)
+            if house.log.reasons():
+                break
+        assert await talk.line() == b"421 4.4.2 Transaction took too long"
+        assert house.log.reasons() == ["transaction-timeout"]
+
+
+async def test_transaction_limit_ends_with_the_transaction() -> None:
+    settings = ListenerSettings(address="127.0.0.1:0", transaction_timeout=0.15)
+    async with listening(settings) as house, await house.connect() as talk:
+        for _ in range(5):
+            await talk.begin()
+            talk.send(b".\r\n")
+            assert (await talk.line()).startswith(b"250 ")
+            await asyncio.sleep(0.05)
+
+
+async def test_waiting_for_our_store_is_not_held_against_the_client() -> None:
+    store = RememberingStore()
+
+    async def slowly() -> None:
+        await asyncio.sleep(0.3)
+
+    store.before_commit = slowly
+    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.1, transaction_timeout=0.2)
+    async with listening(settings, store=store) as house, await house.connect() as talk:
+        await talk.begin()
+        talk.send(b".\r\n")
+        assert (await talk.line()).startswith(b"250 ")
+
+
+async def test_reading_pauses_while_the_store_is_behind() -> None:
+    """The kernel's buffers fill up and the client has to wait: nothing else bounds our memory."""
+    store = RememberingStore()
+    writing, go = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> None:
+        writing.set()
+        await go.wait()
+
+    store.before_write = slowly
+    async with listening(store=store) as house, await house.connect() as talk:
+        await talk.begin()
+        body = b"Subject: x\r\n\r\n" + b"y" * (24 * MB) + b"\r\n.\r\n"
+        talk.send(body)
+        await writing.wait()
+        session = next(iter(house.listener._sessions))
+        await until(lambda: session._paused)
+        assert session._wire is not None
+        assert not session._wire.is_reading()
+        assert session._intake is not None
+        assert session._intake.backlog <= BACKLOG + 256 * 1024 + 1024
+        unsent = talk.writer.transport.get_write_buffer_size()
+        await asyncio.sleep(0.05)
+        assert talk.writer.transport.get_write_buffer_size() == unsent > 0
+        go.set()
+        assert (await talk.line()).startswith(b"250 ")
+        assert store.stored[0].body.endswith(body[:-3])
+
+
+async def test_reading_pauses_while_the_client_does_not_take_replies() -> None:
+    async with listening() as house, await house.connect() as talk:
+        # The stream's own reader stops at its limit, and then the kernel's buffers fill.
+        session = next(iter(house.listener._sessions))
+        chunk = b"VRFY x\r\n" * 5_000
+        for _ in range(400):
+            talk.send(chunk)
+            if session._blocked:
+                break
+            await asyncio.sleep(0.001)
+        await until(lambda: session._paused)
+        talk.writer.transport.abort()
+
+
+async def test_many_pipelined_commands_are_all_answered_in_turns() -> None:
+    async with listening() as house, await house.connect() as talk, await house.connect() as other:
+        talk.send(b"NOOP\r\n" * 20_000 + b"QUIT\r\n")
+        assert await other.ask(b"NOOP") == b"250 2.0.0 OK"
+        assert await talk.closed() == b"250 2.0.0 OK\r\n" * 20_000 + b"221 2.0.0 Bye\r\n"
+
+
+def resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+async def pour(talk: Talk, piece: bytes, total: int) -> int:
+    """Send until `total` octets are out or the server closes; what was sent."""
+    sent = 0
+    while sent < total and not talk.writer.transport.is_closing():
+        talk.send(piece)
+        try:
+            async with asyncio.timeout(5):
+                await talk.writer.drain()
+        except ConnectionError:
+            break
+        sent += len(piece)
+    return sent
+
+
+async def test_stream_without_line_end_in_data_does_not_grow_memory() -> None:
+    """60 MB against a limit of 1 MB: far beyond it the connection is closed, and memory stays flat."""
+    settings = ListenerSettings(address="127.0.0.1:0", max_message_size=1 * MB)
+    async with listening(settings) as house, await house.connect() as talk:
+        await talk.begin()
+        piece = b"x" * 256 * 1024
+        before = resident()
+        sent = await pour(talk, piece, 60 * MB)
+        assert sent < 30 * MB, "the kernel's buffers hold a few megabytes, not the rest"
+        assert resident() - before < 16 * MB
+        await until(lambda: house.log.reasons() == ["size"])
+        assert house.store.stored == []
+
+
+async def test_large_message_beyond_the_limit_is_read_to_its_end_and_refused() -> None:
+    settings = ListenerSettings(address="127.0.0.1:0", max_message_size=20 * MB)
+    async with listening(settings) as house, await house.connect() as talk:
+        house.store.keep_bodies = False
+        await talk.begin()
+        piece = b"x" * 256 * 1024
+        before = resident()
+        assert await pour(talk, piece, 30 * MB) == 30 * MB
+        talk.send(b"\r\n.\r\n")
+        assert await talk.line() == b"552 5.3.4 Message too big"
+        assert await talk.ask(b"NOOP") == b"250 2.0.0 OK"
+        assert resident() - before < 16 * MB
+        assert house.store.aborted == house.store.begun == 1
+
+
+async def test_command_without_line_end_does_not_grow_memory() -> None:
+    async with listening() as house, await house.connect() as talk:
+        before = resident()
+        await pour(talk, b"x" * 256 * 1024, 30 * MB)
+        talk.send(b"\r\n")
+        assert await talk.line() == b"500 5.5.2 Line too long"
+        assert await talk.ask(b"NOOP") == b"250 2.0.0 OK"
+        assert resident() - before < 16 * MB
+
+
+async def test_body_of_one_endless_line_is_taken_as_it_is() -> None:
+    async with listening() as house, await house.connect() as talk:
+        house.store.keep_bodies = False
+        await talk.begin()
+        before = resident()
+        await pour(talk, b"x" * 256 * 1024, 40 * MB)
+        talk.send(b"\r\n.\r\n")
+        assert (await talk.line()).startswith(b"250 ")
+        assert resident() - before < 16 * MB
+        assert house.store.stored[0].message.size > 40 * MB
+
+
+async def test_store_that_fails_in_mid_body_is_answered_at_its_end() -> None:
+    store = RememberingStore()
+
+    async def fail() -> None:
+        raise OSError(28, "No space left on device", "/secret/path")
+
+    store.before_write = fail
+    async with listening(store=store) as house, await house.connect() as talk:
+        await talk.begin()
+        await pour(talk, b"x" * 256 * 1024, 8 * MB)
+        talk.send(b"\r\n.\r\n")
+        assert await talk.line() == b"451 4.3.0 Local error, try again later"
+        assert store.aborted == 1
+        assert len(house.log.named("trouble")) == 1
+        assert await talk.ask(b"MAIL FROM:<a@example.org>") == b"250 2.1.0 Sender OK"

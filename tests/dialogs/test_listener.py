@@ -1,0 +1,229 @@
+"""Starting, stopping, and what a message looks like when it is in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from tests.support.inbound import RememberingStore, listening, until
+from zonerelay.config.models import ListenerSettings
+from zonerelay.inbound.listener import ListenError
+from zonerelay.message.headers import Fields
+from zonerelay.model.envelope import Body, Envelope
+
+
+async def test_port_zero_is_resolved() -> None:
+    async with listening() as house:
+        host, _, port = house.listener.addresses[0].rpartition(":")
+        assert host == "127.0.0.1"
+        assert int(port) > 0
+
+
+async def test_ipv6_and_its_mapped_ipv4_clients() -> None:
+    """A dual-stack socket shows IPv4 clients as ::ffff:127.0.0.1: they are in 127.0.0.0/8 all the same."""
+    settings = ListenerSettings(address="127.0.0.1:0", allow_networks=(ipaddress.ip_network("127.0.0.0/8"),))
+    async with listening(settings) as house:
+        client = house.listener._policy.identify(("::ffff:127.0.0.1", 4711, 0, 0))
+        assert (client.address, client.may_relay) == ("127.0.0.1", True)
+        assert not house.listener._policy.identify(("::1", 4711, 0, 0)).may_relay
+
+
+async def test_unix_socket_takes_mail_from_local_processes(tmp_path: Path) -> None:
+    path = tmp_path / "smtp.sock"
+    settings = ListenerSettings(address=f"unix:{path}", allow_networks=())
+    async with listening(settings) as house:
+        assert house.listener.addresses == [f"unix:{path}"]
+        async with await house.connect() as talk:
+            await talk.begin()
+            talk.send(b"Subject: x\r\n.\r\n")
+            assert (await talk.line()).startswith(b"250 ")
+        assert b"(local)" in house.store.stored[0].body
+    assert not path.exists()
+
+
+async def test_stale_unix_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "smtp.sock"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    settings = ListenerSettings(address=f"unix:{path}")
+    async with listening(settings) as house:
+        with pytest.raises(ListenError, match="in use"):
+            async with listening(settings):
+                pass
+        async with await house.connect() as talk:
+            assert await talk.ask(b"NOOP") == b"250 2.0.0 OK"
+
+
+async def test_errors_are_in_words(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for address, words in [
+            (f"127.0.0.1:{port}", "the address is in use"),
+            ("192.0.2.1:2525", "this machine does not have that address"),
+            (f"unix:{tmp_path}/no/such/dir/x", "directory does not exist"),
+            ("nonsense", "cannot listen on nonsense"),
+        ]:
+            with pytest.raises(ListenError, match=words):
+                async with listening(ListenerSettings(address=address)):
+                    pass
+
+
+async def test_drain_says_421_to_idle_clients_and_lets_the_others_finish() -> None:
+    async with listening() as house:
+        idle = await house.connect()
+        busy = await house.connect()
+        await busy.begin()
+        house.listener.stop_accepting()
+        draining = asyncio.create_task(house.listener.drain(5))
+        assert await idle.line() == b"421 4.3.2 Shutting down"
+        assert await idle.closed() == b""
+        busy.send(b"Subject: x\r\n.\r\n")
+        assert (await busy.line()).startswith(b"250 2.0.0 OK queued")
+        assert await busy.line() == b"421 4.3.2 Shutting down"
+        await draining
+        assert len(house.store.stored) == 1
+        for talk in (idle, busy):
+            await talk.close()
+
+
+async def test_drain_closes_hard_when_time_is_up() -> None:
+    async with listening() as house:
+        talk = await house.connect()
+        await talk.begin()
+        await asyncio.wait_for(house.listener.drain(0.05), 2)
+        assert await talk.closed() == b""
+        assert house.store.stored == []
+        await talk.close()
+
+
+async def test_no_new_connection_after_stop_accepting() -> None:
+    async with listening() as house:
+        port = int(house.listener.addresses[0].rpartition(":")[2])
+        house.listener.stop_accepting()
+        assert house.listener.addresses == []
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_stored_message_knows_all_about_itself() -> None:
+    def by_subject(envelope: Envelope, recipient: str, /, *, headers: Fields) -> str:
+        assert dict(headers)["Subject"] == "x y"
+        return "bulk" if recipient.startswith("c@") else "default"
+
+    async with listening(choose_zone=by_subject) as house, await house.connect() as talk:
+        await talk.ask(b"EHLO client.example.org")
+        await talk.ask(b"MAIL FROM:<a@example.org> BODY=8BITMIME")
+        for recipient in (b"b@example.com", b"c@example.com", b"d@example.com"):
+            await talk.ask(b"RCPT TO:<" + recipient + b">")
+        await talk.ask(b"DATA")
+        talk.send(b"Subject: x\r\n y\r\nDate: now\r\n\r\n\xff\n.\r\n.\r\n")
+        reply = await talk.line()
+        stored = house.store.stored[0]
+        message, envelope = stored.message, stored.message.envelope
+        assert reply.decode().endswith(message.id)
+        assert message.eight_bit
+        assert envelope.body is Body.EIGHT_BIT
+        assert envelope.created == house.clock.now()
+        assert envelope.origin.client_address == "127.0.0.1"
+        assert envelope.origin.helo == "client.example.org"
+        assert message.headers == (("Subject", "x y"), ("Date", "now"))
+        assert message.trace == ("listener=127.0.0.1:0", "bare_lf=1 bare_cr=0")
+        assert [(d.recipient, d.zone) for d in stored.deliveries] == [
+            ("b@example.com", "default"),
+            ("c@example.com", "bulk"),
+            ("d@example.com", "default"),
+        ]
+        assert sorted(house.notified) == ["bulk", "default"]
+        names = [line.split(b":")[0] for line in stored.body.split(b"\r\n") if line[:1].isalpha()]
+        assert names == [b"Received", b"Message-ID", b"Subject", b"Date"]
+        assert stored.body.endswith(b"\r\n\r\n\xff\r\n.\r\n")
+        assert message.size == len(stored.body)
+
+
+async def test_accepted_is_said_before_the_client_hears_250() -> None:
+    async with listening() as house, await house.connect() as talk:
+        await talk.begin()
+        talk.send(b"Subject: x\n.\r\n.\r\n")
+        await talk.line()
+        assert house.log.named("accepted")[0]["bare_lf"] == 1
+
+
+async def test_trouble_after_the_commit_is_still_a_250() -> None:
+    """A 451 here would make the client send a message again that is already queued."""
+
+    def fail(zone: str) -> None:
+        raise RuntimeError(zone)
+
+    async with listening(notify=fail) as house, await house.connect() as talk:
+        await talk.begin()
+        talk.send(b"Subject: x\r\n.\r\n")
+        assert b"250 2.0.0 OK queued" in await talk.line()
+        assert len(house.log.named("trouble")) == 1
+
+
+async def test_zone_that_cannot_be_chosen_is_temporary() -> None:
+    def fail(envelope: Envelope, recipient: str, /, *, headers: Fields) -> str:
+        raise KeyError(recipient)
+
+    async with listening(choose_zone=fail) as house, await house.connect() as talk:
+        await talk.begin()
+        talk.send(b"Subject: x\r\n.\r\n")
+        assert await talk.line() == b"451 4.3.0 Local error, try again later"
+        assert house.store.stored == []
+        assert house.store.aborted == 1
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 3, 7])
+async def test_a_message_is_the_same_in_any_packets(cuts: int) -> None:
+    wire = b"Subject: x\r\n\r\n..a\r\nb\n.\nc\r\n.\r\nNOOP\r\n"
+    async with listening() as house, await house.connect() as talk:
+        await talk.begin()
+        for at in range(0, len(wire), cuts):
+            talk.send(wire[at : at + cuts])
+            await asyncio.sleep(0)
+        assert b"queued" in await talk.line()
+        assert await talk.line() == b"250 2.0.0 OK"
+        assert house.store.stored[0].body.endswith(b"\r\nSubject: x\r\n\r\n.a\r\nb\r\n.\r\nc\r\n")
+
+
+def test_the_same_under_uvloop() -> None:
+    """The relay runs on uvloop: its transports differ in type, buffers and end-of-file."""
+
+    async def talk_to_it() -> None:
+        store = RememberingStore()
+
+        async def slowly() -> None:
+            await asyncio.sleep(0.001)
+
+        store.before_write = slowly
+        async with listening(store=store) as house, await house.connect() as talk:
+            await talk.begin()
+            body = b"Subject: x\r\n\r\n" + b"y" * 3_000_000 + b"\r\n"
+            talk.send(body + b".\r\nNOOP\r\n")
+            assert b"queued" in await talk.line()
+            assert await talk.line() == b"250 2.0.0 OK"
+            assert store.stored[0].body.endswith(body)
+            talk.send(b"NOOP\r\nQUIT\r\n")
+            talk.writer.write_eof()
+            assert await talk.closed() == b"250 2.0.0 OK\r\n221 2.0.0 Bye\r\n"
+            await until(lambda: house.listener.connections == 0)
+
+    uvloop.run(talk_to_it())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_small_replies_are_not_delayed_by_nagle(run: object) -> None:
+    async def look() -> int:
+        async with listening() as house, await house.connect():
+            wire = next(iter(house.listener._sessions))._wire
+            assert wire is not None
+            option: int = wire.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            return option
+
+    assert callable(run)
+    assert run(look()) != 0

@@ -1,0 +1,272 @@
+"""A listener with a store that only remembers, and a client that speaks raw bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self, cast
+
+from zonerelay.config.models import ListenerSettings
+from zonerelay.inbound.listener import Listener
+from zonerelay.inbound.reception import ChooseZone
+from zonerelay.message.headers import Fields
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Envelope, Message
+from zonerelay.model.message_id import MessageIdSource
+from zonerelay.store.base import QueueStore
+from zonerelay.telemetry.events import Events
+from zonerelay.telemetry.metrics import Metrics
+from zonerelay.telemetry.redact import Redactor
+
+HOSTNAME = "relay.example.org"
+PATIENCE = 5.0  # seconds a test waits for something that should happen at once
+
+# RFC 2034: an enhanced status whose class agrees with the code; the greeting, EHLO's lines and 354 have none.
+_PLAIN = re.compile(
+    rb"220 relay\.example\.org ESMTP|354 [^\r\n]+|"
+    rb"250[ -](?:relay\.example\.org|PIPELINING|SIZE \d+|8BITMIME|SMTPUTF8|ENHANCEDSTATUSCODES)"
+)
+_ENHANCED = re.compile(rb"([245])\d\d[ -]\1\.\d{1,3}\.\d{1,3} [^\r\n]+")
+
+
+def is_well_formed(line: bytes) -> bool:
+    """One reply line without its CRLF."""
+    return bool(_ENHANCED.fullmatch(line) or _PLAIN.fullmatch(line)) and line.isascii()
+
+
+@dataclass
+class Stored:
+    message: Message
+    deliveries: tuple[Delivery, ...]
+    body: bytes
+
+
+class RememberingStore:
+    """`before_write` and `before_commit` are awaited there: a slow disk, a full one, a bug."""
+
+    def __init__(self) -> None:
+        self.stored: list[Stored] = []
+        self.begun = 0
+        self.aborted = 0
+        self.sick: str | None = None
+        self.keep_bodies = True
+        self.before_write: Callable[[], Awaitable[None]] = _at_once
+        self.before_commit: Callable[[], Awaitable[None]] = _at_once
+
+    def as_store(self) -> QueueStore:
+        # Only the half that takes mail is here.
+        return cast(QueueStore, self)
+
+    def unhealthy(self) -> str | None:
+        return self.sick
+
+    def begin(self, envelope: Envelope) -> _Writer:
+        self.begun += 1
+        return _Writer(self, envelope)
+
+
+async def _at_once() -> None:
+    return
+
+
+class _Writer:
+    def __init__(self, store: RememberingStore, envelope: Envelope) -> None:
+        self._store = store
+        self._envelope = envelope
+        self._body = bytearray()
+        self._size = 0
+        self._done = False
+
+    async def write(self, chunk: bytes) -> None:
+        await self._store.before_write()
+        self._size += len(chunk)
+        if self._store.keep_bodies:
+            self._body += chunk
+
+    async def commit(
+        self,
+        deliveries: Sequence[Delivery],
+        *,
+        headers: Fields = (),
+        eight_bit: bool = False,
+        trace: tuple[str, ...] = (),
+    ) -> Message:
+        await self._store.before_commit()
+        message = Message(
+            envelope=self._envelope,
+            size=self._size,
+            chunks=1,
+            headers=headers,
+            eight_bit=eight_bit,
+            trace=trace,
+        )
+        self._store.stored.append(Stored(message, tuple(deliveries), bytes(self._body)))
+        self._done = True
+        return message
+
+    async def abort(self) -> None:
+        self._store.aborted += 1
+        self._done = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._done:
+            await self.abort()
+
+
+class EventLog:
+    """A log sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, str, dict[str, Any]]] = []  # Any: whatever fields an event has
+
+    def emit(self, level: str, event: str, fields: dict[str, Any]) -> None:
+        self.entries.append((level, event, fields))
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        return [fields for _, name, fields in self.entries if name == event]
+
+    def reasons(self) -> list[str]:
+        return [str(fields["reason"]) for fields in self.named("refused")]
+
+
+@dataclass
+class House:
+    """A running listener and everything a test wants to look at."""
+
+    listener: Listener
+    store: RememberingStore
+    log: EventLog
+    clock: ManualClock
+    notified: list[str] = field(default_factory=list)
+
+    async def connect(self) -> Talk:
+        """A client that has read the greeting."""
+        talk = await self.connect_raw()
+        assert (await talk.line()).startswith(b"220 ")
+        return talk
+
+    async def connect_raw(self) -> Talk:
+        address = self.listener.addresses[0]
+        if address.startswith("unix:"):
+            reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+        else:
+            host, _, port = address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        return Talk(reader, writer)
+
+
+class Talk:
+    """The client's end of a connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def line(self) -> bytes:
+        """One reply line without its CRLF; `b""` when the server has closed."""
+        async with asyncio.timeout(PATIENCE):
+            line = await self.reader.readline()
+        if line:
+            assert line.endswith(b"\r\n"), line
+            assert is_well_formed(line[:-2]), line
+        return line[:-2]
+
+    async def reply(self) -> bytes:
+        """One whole reply, lines joined by LF."""
+        lines = [await self.line()]
+        while lines[-1][3:4] == b"-":
+            lines.append(await self.line())
+        return b"\n".join(lines)
+
+    async def ask(self, data: bytes) -> bytes:
+        """Send a command line and return its reply."""
+        self.send(data + b"\r\n")
+        return await self.reply()
+
+    async def begin(self, *recipients: bytes) -> None:
+        """EHLO to 354."""
+        await self.ask(b"EHLO client.example.org")
+        assert (await self.ask(b"MAIL FROM:<a@example.org>")).startswith(b"250")
+        for recipient in recipients or (b"b@example.com",):
+            assert (await self.ask(b"RCPT TO:<" + recipient + b">")).startswith(b"250")
+        assert (await self.ask(b"DATA")).startswith(b"354")
+
+    async def closed(self) -> bytes:
+        """What the server still sends until it closes."""
+        async with asyncio.timeout(PATIENCE):
+            try:
+                return await self.reader.read()
+            except ConnectionResetError:
+                return b""
+
+    async def close(self) -> None:
+        self.writer.close()
+        try:
+            await self.writer.wait_closed()
+        except ConnectionError:
+            return
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def one_zone(envelope: Envelope, recipient: str, /, *, headers: Fields) -> str:
+    return "default"
+
+
+@asynccontextmanager
+async def listening(
+    settings: ListenerSettings | None = None,
+    *,
+    store: RememberingStore | None = None,
+    choose_zone: ChooseZone = one_zone,
+    notify: Callable[[str], None] | None = None,
+) -> AsyncIterator[House]:
+    clock = ManualClock()
+    log = EventLog()
+    store = store or RememberingStore()
+    notified: list[str] = []
+    listener = Listener(
+        settings or ListenerSettings(address="127.0.0.1:0"),
+        hostname=HOSTNAME,
+        store=store.as_store(),
+        ids=MessageIdSource(clock),
+        choose_zone=choose_zone,
+        notify=notify or notified.append,
+        events=Events(log, Metrics(), Redactor(b"k" * 32, enabled=False), clock),
+        clock=clock,
+    )
+    await listener.start()
+    try:
+        yield House(listener, store, log, clock, notified)
+    finally:
+        listener.stop_accepting()
+        async with asyncio.timeout(PATIENCE):
+            await listener.drain(0.0)
+        assert listener.connections == 0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that happens on this loop soon."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.001)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.support.feeding import cuts
+from zonerelay.smtp.lines import LineFault, LineReader
+
+
+def read(pieces: list[bytes], limit: int = 20) -> list[bytes | LineFault]:
+    reader = LineReader(limit)
+    lines: list[bytes | LineFault] = []
+    for piece in pieces:
+        reader.feed(piece)
+        while (line := reader.next()) is not None:
+            lines.append(line)
+    return lines
+
+
+TABLE = [
+    (b"NOOP\r\n", [b"NOOP"], "one line"),
+    (b"a\r\nb\r\n\r\n", [b"a", b"b", b""], "a pipelined group, and an empty line"),
+    (b"a", [], "no line end yet"),
+    (b"a\r", [], "half a line end"),
+    (b"a\rb\r\n", [b"a\rb"], "a bare CR ends nothing; the command parser refuses it"),
+    (b"a\nb\r\n", [LineFault.BARE_LF, b"b"], "a bare LF is a fault at once"),
+    (b"\n", [LineFault.BARE_LF], "nothing but a bare LF"),
+    (b"a\r\r\n", [b"a\r"], "only the last CR belongs to the line end"),
+    (b"x" * 18 + b"\r\n", [b"x" * 18], "the longest line"),
+    (b"x" * 19 + b"\r\nb\r\n", [LineFault.TOO_LONG, b"b"], "one octet more; the next line is read"),
+    (b"x" * 90 + b"\r\nb\r\n", [LineFault.TOO_LONG, b"b"], "far too long"),
+    (b"x" * 90 + b"\nb\r\n", [LineFault.BARE_LF, b"b"], "a bare LF does not end a long line either"),
+]
+
+
+@pytest.mark.parametrize(("stream", "expected", "reason"), TABLE, ids=[row[2] for row in TABLE])
+def test_lines_are_the_same_in_every_cut(stream: bytes, expected: list[object], reason: str) -> None:
+    for pieces in cuts(stream):
+        assert read(pieces) == expected, (reason, pieces)
+
+
+def test_a_stream_without_line_end_does_not_grow() -> None:
+    reader = LineReader(512)
+    for _ in range(1000):
+        reader.feed(b"x" * 1000)
+        assert reader.next() is None
+        assert reader.waiting <= 512
+    reader.feed(b"\r\nNOOP\r\n")
+    assert [reader.next(), reader.next(), reader.next()] == [LineFault.TOO_LONG, b"NOOP", None]
+
+
+def test_a_long_line_may_end_exactly_at_a_piece_that_holds_its_cr() -> None:
+    assert read([b"x" * 100, b"y\r", b"\nNOOP\r\n"]) == [LineFault.TOO_LONG, b"NOOP"]
+
+
+def test_clear_forgets_pipelined_input() -> None:
+    reader = LineReader(512)
+    reader.feed(b"STARTTLS\r\nMAIL FROM:<injected@example.org>\r\n")
+    assert reader.next() == b"STARTTLS"
+    assert reader.waiting
+    reader.clear()
+    assert reader.waiting == 0
+    assert reader.next() is None
