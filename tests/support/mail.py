@@ -60,11 +60,13 @@ def make_batch(message: Message, route: Route, zone: ZoneSettings = ZONE) -> Bat
     return Batch(zone, route, message, deliveries)
 
 
-def route_to(*ports: int, host: str = "127.0.0.1", preferences: Sequence[int] = ()) -> Route:
-    """One literal host per port; without `preferences` each is less preferred than the one before."""
+def route_to(
+    *ports: int, host: str = "127.0.0.1", preferences: Sequence[int] = (), literal: bool = True
+) -> Route:
+    """One host per port; without `preferences` each is less preferred than the one before."""
     ranks = preferences or range(len(ports))
     hosts = tuple(
-        MxHost(host, port, preference=rank, literal=True) for port, rank in zip(ports, ranks, strict=True)
+        MxHost(host, port, preference=rank, literal=literal) for port, rank in zip(ports, ranks, strict=True)
     )
     return Route("default", "example.com", hosts, expires=1e12)
 
@@ -96,8 +98,10 @@ class Names:
     """Answers for addresses; a name that is not listed is a DNS failure."""
 
     known: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
 
     async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
+        self.asked.append(name)
         ips = self.known.get(name, ())
         if ips:
             return Addresses(ips)

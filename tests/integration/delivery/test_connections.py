@@ -1,0 +1,345 @@
+"""Connections: reused, closed by either side, limited, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.integration.delivery.conftest import Handler, StartCourier, StartPeer, StartSink
+from tests.support.mail import ZONE, Bodies, Names, make_batch, make_message, route_to
+from zonerelay.config.models import DeliverySettings, TlsMode
+from zonerelay.delivery.courier import SmtpCourier
+from zonerelay.model.outcome import Scope, Verdict
+from zonerelay.sandbox.conversation import Manners
+from zonerelay.sandbox.sink import Sink
+
+D, F = Verdict.DELIVERED, Verdict.DEFERRED
+
+
+async def until(condition: Callable[[], bool], timeout: float = 3.0) -> None:
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_one_connection_carries_many_messages(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink()
+    courier = start_courier()
+    batch = make_batch(make_message(), route_to(sink.port))
+    for _ in range(5):
+        assert (await courier.deliver(batch))[0].verdict is D
+    assert (sink.connections, courier.open_connections("default")) == (1, 1)
+    assert courier.open_connections("another") == 0
+
+
+async def test_connection_ends_after_its_number_of_messages(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink()
+    courier = start_courier()
+    batch = make_batch(make_message(), route_to(sink.port), replace(ZONE, max_messages_per_connection=2))
+    for _ in range(5):
+        assert (await courier.deliver(batch))[0].verdict is D
+    assert sink.connections == 3
+    await until(lambda: sink.commands.count("QUIT") == 2)
+
+
+async def test_idle_connection_is_closed_on_time_with_quit(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink()
+    courier = start_courier()
+    batch = make_batch(make_message(), route_to(sink.port), replace(ZONE, connection_idle_timeout=0.1))
+    await courier.deliver(batch)
+    assert courier.open_connections("default") == 1
+    await until(lambda: courier.open_connections("default") == 0)
+    await until(lambda: sink.commands[-1] == "QUIT")
+
+
+async def test_use_postpones_the_idle_timeout(start_sink: StartSink, start_courier: StartCourier) -> None:
+    sink = await start_sink()
+    courier = start_courier()
+    batch = make_batch(make_message(), route_to(sink.port), replace(ZONE, connection_idle_timeout=0.3))
+    for _ in range(4):
+        await courier.deliver(batch)
+        await asyncio.sleep(0.12)
+    assert sink.connections == 1
+
+
+async def test_connection_closed_while_idle_is_noticed(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink()
+    courier = start_courier()
+    batch = make_batch(make_message(), route_to(sink.port))
+    await courier.deliver(batch)
+    await sink.drop_connections()
+    await until(lambda: courier.open_connections("default") == 0)
+    [outcome] = await courier.deliver(batch)
+    assert outcome.verdict is D
+    assert sink.connections == 2
+
+
+async def test_server_that_wants_no_second_message_costs_no_attempt(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink(Manners(messages_per_connection=1))
+    courier = start_courier()
+    batch = make_batch(make_message(), route_to(sink.port))
+    for _ in range(3):
+        assert (await courier.deliver(batch))[0].verdict is D
+    assert (len(sink.messages), sink.connections) == (3, 3)
+
+
+def one_message_then(end: str) -> Handler:
+    """A server that takes one message and then, at the next MAIL, hangs up or resets the connection."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 x\r\n")
+        for reply in (b"250 x\r\n", b"250 ok\r\n", b"250 ok\r\n", b"354 go\r\n"):
+            await reader.readline()
+            writer.write(reply)
+        await reader.readuntil(b"\r\n.\r\n")
+        writer.write(b"250 taken\r\n")
+        await reader.readline()
+        if end == "silence":
+            await reader.read()
+
+    return serve
+
+
+@pytest.mark.parametrize("end", ["hang up", "silence"])
+async def test_reused_connection_that_fails_at_mail_is_replaced(
+    start_peer: StartPeer, start_courier: StartCourier, end: str
+) -> None:
+    port = await start_peer(one_message_then(end))
+    courier = start_courier(settings=DeliverySettings(mail_timeout=0.2))
+    batch = make_batch(make_message(), route_to(port))
+    for _ in range(3):
+        assert (await courier.deliver(batch))[0].verdict is D
+
+
+@pytest.mark.parametrize("chatter", ["421 4.4.2 idle too long\r\n", "250 again\r\n", "2"])
+async def test_connection_with_unasked_words_is_not_used_again(
+    start_sink: StartSink, start_courier: StartCourier, chatter: str
+) -> None:
+    sink = await start_sink(Manners(chatter=chatter))
+    courier = start_courier()
+    batch = make_batch(make_message(), route_to(sink.port))
+    for _ in range(3):
+        assert (await courier.deliver(batch))[0].verdict is D
+        await until(lambda: courier.open_connections("default") == 0)
+    assert sink.connections == 3
+
+
+async def test_changed_zone_settings_do_not_reuse_old_connections(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink()
+    courier = start_courier()
+    message, route = make_message(), route_to(sink.port)
+    await courier.deliver(make_batch(message, route))
+    [outcome] = await courier.deliver(make_batch(message, route, replace(ZONE, tls=TlsMode.REQUIRED)))
+    assert outcome.verdict is F
+    await courier.deliver(make_batch(message, route, replace(ZONE)))
+    assert sink.connections == 3
+
+
+async def busy(courier: SmtpCourier, sink: Sink, zone_limit: int, destination_limit: int, count: int) -> int:
+    """Send slow messages at once; the greatest number of connections that the courier counted."""
+    zone = replace(ZONE, max_connections=zone_limit, max_connections_per_destination=destination_limit)
+    message = make_message(recipients=["slow-0s@example.com"])
+    batch = make_batch(message, route_to(sink.port), zone)
+    peak = 0
+
+    async def watch() -> None:
+        nonlocal peak
+        while True:
+            peak = max(peak, courier.open_connections("default"))
+            await asyncio.sleep(0)
+
+    watcher = asyncio.create_task(watch())
+    outcomes = await asyncio.gather(*(courier.deliver(batch) for _ in range(count)))
+    watcher.cancel()
+    assert [each[0].verdict for each in outcomes] == [D] * count
+    return peak
+
+
+async def test_limits_hold_even_when_too_much_is_asked(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink()
+    assert await busy(start_courier(), sink, zone_limit=3, destination_limit=10, count=20) == 3
+    assert await busy(start_courier(), sink, zone_limit=10, destination_limit=2, count=20) == 2
+    assert sink.open_peak <= 3 + 2
+
+
+async def test_idle_connection_makes_room_for_another_destination(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    first, second = await start_sink(), await start_sink()
+    courier = start_courier()
+    zone = replace(ZONE, max_connections=1)
+    for sink in (first, second, first):
+        [outcome] = await courier.deliver(make_batch(make_message(), route_to(sink.port), zone))
+        assert outcome.verdict is D
+        assert courier.open_connections("default") == 1
+    assert (first.connections, second.connections) == (2, 1)
+    await until(lambda: first.commands.count("QUIT") == 1)
+
+
+async def test_waiting_batch_gets_the_connection_that_becomes_idle(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink()
+    assert await busy(start_courier(), sink, zone_limit=1, destination_limit=1, count=5) == 1
+    assert sink.connections == 1
+
+
+async def test_close_says_goodbye_to_idle_peers(start_sink: StartSink, start_courier: StartCourier) -> None:
+    sink = await start_sink()
+    courier = start_courier()
+    await courier.deliver(make_batch(make_message(), route_to(sink.port)))
+    await courier.close()
+    assert courier.open_connections("default") == 0
+    await until(lambda: sink.commands[-1] == "QUIT")
+
+
+async def test_closing_lets_active_deliveries_finish_and_keeps_nothing(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink()
+    courier = start_courier()
+    batch = make_batch(make_message(recipients=["slow-1s@example.com"]), route_to(sink.port))
+    task = asyncio.create_task(courier.deliver(batch))
+    await until(lambda: sink.connections == 1)
+    await courier.close()
+    assert (await task)[0].verdict is D
+    await until(lambda: courier.open_connections("default") == 0)
+
+
+async def test_close_idle_leaves_the_courier_usable(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink()
+    courier = start_courier()
+    batch = make_batch(make_message(), route_to(sink.port))
+    await courier.deliver(batch)
+    courier.close_idle()
+    await until(lambda: courier.open_connections("default") == 0)
+    assert (await courier.deliver(batch))[0].verdict is D
+
+
+async def hang_at_greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+
+
+async def hang_at_ehlo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"220 x\r\n")
+    await reader.read()
+
+
+async def hang_in_starttls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"220 x\r\n")
+    await reader.readline()
+    writer.write(b"250-x\r\n250 STARTTLS\r\n")
+    await reader.readline()
+    writer.write(b"220 go\r\n")
+    await reader.read()
+
+
+async def hang_at_mail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"220 x\r\n")
+    await reader.readline()
+    writer.write(b"250 x\r\n")
+    await reader.read()
+
+
+async def hang_in_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"220 x\r\n")
+    for reply in (b"250 x\r\n", b"250 ok\r\n", b"250 ok\r\n", b"354 go\r\n"):
+        await reader.readline()
+        writer.write(reply)
+    await asyncio.sleep(60)
+
+
+HANGING = [hang_at_greeting, hang_at_ehlo, hang_in_starttls, hang_at_mail, hang_in_body]
+
+
+@pytest.mark.parametrize("peer", HANGING)
+async def test_cancelled_delivery_leaves_no_connection(
+    start_peer: StartPeer, start_courier: StartCourier, peer: Handler
+) -> None:
+    port = await start_peer(peer)
+    bodies = Bodies(b"x\r\n" * 5_000_000)
+    courier = start_courier(bodies)
+    task = asyncio.create_task(courier.deliver(make_batch(make_message(bodies.body), route_to(port))))
+    await asyncio.sleep(0.1)
+    assert courier.open_connections("default") == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: courier.open_connections("default") == 0)
+    assert bodies.open_now == 0
+
+
+@pytest.mark.parametrize("peer", HANGING)
+async def test_silent_peer_leaves_no_connection(
+    start_peer: StartPeer, start_courier: StartCourier, peer: Handler
+) -> None:
+    port = await start_peer(peer)
+    bodies = Bodies(b"x\r\n" * 5_000_000)
+    short = DeliverySettings(
+        greeting_timeout=0.1,
+        ehlo_timeout=0.1,
+        starttls_timeout=0.1,
+        mail_timeout=0.1,
+        block_timeout=0.1,
+        quit_timeout=0.1,
+    )
+    courier = start_courier(bodies, settings=short)
+    zone = replace(ZONE, tls=TlsMode.REQUIRED) if peer is hang_in_starttls else ZONE
+    [outcome] = await courier.deliver(make_batch(make_message(bodies.body), route_to(port), zone))
+    assert (outcome.verdict, outcome.in_doubt) == (F, False)
+    assert outcome.scope is (Scope.MESSAGE if peer is hang_in_body else Scope.HOST)
+    await until(lambda: courier.open_connections("default") == 0)
+
+
+async def test_cancelled_while_waiting_for_room_takes_no_place(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink()
+    courier = start_courier()
+    zone = replace(ZONE, max_connections=1)
+    slow = make_batch(make_message(recipients=["slow-1s@example.com"]), route_to(sink.port), zone)
+    active = asyncio.create_task(courier.deliver(slow))
+    await until(lambda: sink.connections == 1)
+    waiting = asyncio.create_task(courier.deliver(slow))
+    await asyncio.sleep(0.02)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert (await active)[0].verdict is D
+    assert courier.open_connections("default") == 1
+
+
+async def test_dns_answers_are_asked_for_only_when_connecting(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink()
+    names = Names({"mx.example.com": ("127.0.0.1",)})
+    courier = start_courier(names=names)
+    route = route_to(sink.port, host="mx.example.com", literal=False)
+    for _ in range(3):
+        [outcome] = await courier.deliver(make_batch(make_message(), route))
+        assert (outcome.verdict, outcome.host, outcome.peer) == (
+            D,
+            "mx.example.com",
+            f"127.0.0.1:{sink.port}",
+        )
+    assert names.asked == ["mx.example.com"]
