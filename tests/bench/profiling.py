@@ -1,7 +1,9 @@
 """Where zonerelay's CPU goes: py-spy during one more repetition of a row.
 
 Writes a speedscope file (open it at https://www.speedscope.app or with any viewer of that format) and
-a short table of the functions with the most samples. Sampling pauses the process, so the repetition's
+a short table of the functions with the most samples. Only threads that hold the GIL are sampled: a
+thread that waits for it, for the disk or for work looks busy to the kernel and would top the table. The
+store's own work outside the GIL is therefore missing. Sampling pauses the process, so the repetition's
 times are not used.
 """
 
@@ -25,7 +27,7 @@ STOP_TIMEOUT = 60.0
 
 @contextlib.contextmanager
 def profiled(pid: int, output: Path) -> Iterator[None]:
-    command = [str(PY_SPY), "record", "--pid", str(pid), "--rate", str(RATE), "--threads"]
+    command = [str(PY_SPY), "record", "--pid", str(pid), "--rate", str(RATE), "--gil"]
     command += ["--format", "speedscope", "--output", str(output)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
