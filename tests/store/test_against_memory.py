@@ -99,6 +99,11 @@ class Comparison(RuleBasedStateMachine):
             self.run(model.write(piece))
         self.open.append((real, model, deliveries))
 
+    @rule(addresses=recipients, zone=st.sampled_from(ZONES), when=times, size=st.sampled_from(SIZES))
+    def store(self, addresses: list[str], zone: str, when: float, size: int) -> None:
+        self.begin(addresses, zone, when, held=False, size=size)
+        self.commit(-1, drop=False)
+
     @precondition(lambda self: self.open)
     @rule(pick=st.integers(0, 5), drop=st.booleans())
     def commit(self, pick: int, drop: bool) -> None:
@@ -121,8 +126,8 @@ class Comparison(RuleBasedStateMachine):
         claimable = self.claimable(zone, skip)
         found = self.run(self.spool.store.claim(zone, limit, now=self.now, skip_domains=skip))
         self.check_claim(found, claimable, limit)
-        fresh = [d.key for d in found if d.next_attempt == 0 and d.key not in self.passed_over]
-        waiting = sorted(d.key for d in claimable if d.next_attempt == 0 and d.key not in self.passed_over)
+        fresh = [d.message_id for d in self.never_deferred(found)]
+        waiting = sorted(d.message_id for d in self.never_deferred(claimable))
         assert fresh == waiting[: len(fresh)], "an older fresh delivery was left behind"
         self.passed_over |= {d.key for d in self.claimable(zone, set()) if d.domain in skip}
         self.take(found)
@@ -309,6 +314,9 @@ class Comparison(RuleBasedStateMachine):
             return [d async for d in self.memory.scan()]
 
         return self.run(scan())
+
+    def never_deferred(self, deliveries: list[Delivery]) -> list[Delivery]:
+        return [d for d in deliveries if d.next_attempt == 0 and d.key not in self.passed_over]
 
     def possible_next_due(self, zone: str) -> set[float | None]:
         """The earliest due time, or that of something earlier that may have been passed over."""

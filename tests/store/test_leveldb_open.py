@@ -1,0 +1,177 @@
+"""Trouble at opening is told in words that say what to do, and nothing is ever deleted."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.store.builders import NOW, delivery_for, envelope_for, message_id, store_message
+from tests.store.spools import Spool, until
+from zonerelay.config.models import Backend
+from zonerelay.store import records
+from zonerelay.store.base import QueueCounts, StoreOpenError
+from zonerelay.store.leveldb_engine import LevelDb, Op
+
+
+def raw_rows(path: Path, *, then: list[Op] | None = None) -> dict[bytes, bytes]:
+    """Every row of a closed spool, after writing `then`."""
+    db = LevelDb(path, write_buffer=1024 * 1024)
+    db.open()
+    try:
+        if then:
+            db.write([then])
+        return dict(db.rows(b"", limit=100_000))
+    finally:
+        db.close()
+
+
+async def refusal(path: Path) -> str:
+    with pytest.raises(StoreOpenError) as caught:
+        await Spool(path).open()
+    return str(caught.value)
+
+
+async def test_second_opener_is_told_who_may_have_the_spool(spool: Spool) -> None:
+    text = await refusal(spool.settings.path)
+    assert "another zonerelay (or `zonerelay spool …`) has this spool open" in text
+    assert str(spool.settings.path) in text
+    await store_message(spool.store, 1)
+
+
+async def test_unknown_format_version_is_refused(spool: Spool) -> None:
+    await spool.store.close()
+    raw_rows(spool.settings.path, then=[(records.META_FORMAT, b"2")])
+    assert "has format version 2; this zonerelay reads version 1" in await refusal(spool.settings.path)
+
+
+async def test_foreign_database_is_refused_and_left_alone(spool: Spool) -> None:
+    await spool.store.close()
+    raw_rows(spool.settings.path, then=[(records.META_FORMAT, None), (b"theirs", b"x")])
+    assert "not a zonerelay spool" in await refusal(spool.settings.path)
+
+
+async def test_damaged_database_says_copy_first(spool: Spool) -> None:
+    await store_message(spool.store, 1)
+    await spool.store.close()
+    for manifest in spool.settings.path.glob("MANIFEST-*"):
+        manifest.write_bytes(b"\xff" * 200)
+    before = sorted(path.name for path in spool.settings.path.iterdir())
+    text = await refusal(spool.settings.path)
+    assert "is damaged" in text
+    assert "Copy the directory first" in text
+    assert "zonerelay spool repair" in text
+    assert set(before) <= {path.name for path in spool.settings.path.iterdir()}
+
+
+async def test_file_in_place_of_the_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "is not a directory" in await refusal(tmp_path / "file")
+    assert "cannot create the spool directory" in await refusal(tmp_path / "file" / "spool")
+
+
+async def test_missing_directories_are_created_for_the_owner_alone(tmp_path: Path) -> None:
+    async with Spool(tmp_path / "var" / "spool") as opened:
+        assert opened.settings.path.stat().st_mode & 0o077 == 0
+
+
+async def test_memory_says_that_nothing_survives(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with Spool(tmp_path, backend=Backend.MEMORY):
+            assert "nothing in it survives" in caplog.text
+
+
+async def test_restart_resumes_states_due_times_counts_and_ids(spool: Spool) -> None:
+    await store_message(spool.store, 1)
+    await store_message(spool.store, 2, next_attempt=NOW + 50)
+    await store_message(spool.store, 3, held=True)
+    (first,) = await spool.store.claim("default", 10, now=NOW)
+    store = await spool.reopen()
+    await until(lambda: store.counts().get("default") == QueueCounts(ready=1, deferred=1, held=1))
+    assert await store.next_due("default") == NOW + 50
+    assert await store.claim("default", 10, now=NOW) == [first]
+    assert store.last_message_id() == message_id(3)
+
+
+async def test_last_message_id_outlives_the_message(spool: Spool) -> None:
+    (delivery,) = await store_message(spool.store, 9)
+    await spool.store.update([delivery.key], lambda _: None)
+    store = await spool.reopen()
+    assert store.last_message_id() == message_id(9)
+
+
+@pytest.mark.parametrize("crashed", [True, False])
+async def test_chunks_of_an_aborted_upload_are_removed(spool: Spool, crashed: bool) -> None:
+    await store_message(spool.store, 1, body=b"k" * 700_000)
+    if crashed:
+        await spool.store.close()
+        lost = [(records.chunk_key(message_id(5), number), b"x" * 1000) for number in range(1, 2500)]
+        raw_rows(spool.settings.path, then=list(lost))
+        await spool.open()
+        assert spool.store.last_message_id() == message_id(5)
+    else:
+        async with spool.store.begin(envelope_for(message_id(5), "a@example.net")) as writer:
+            await writer.write(b"x" * 2_000_000)
+    kept = await spool.store.read_message(message_id(1))
+    await wait_for_sweep(spool)
+    await spool.store.close()
+    chunks = [key for key in raw_rows(spool.settings.path) if key.startswith(b"message ")]
+    assert len(chunks) == kept.chunks + 2
+
+
+async def wait_for_sweep(spool: Spool) -> None:
+    """A lazy write and everything before it has landed once a probe behind it has."""
+    await until(lambda: not spool.store._keeper._tasks)  # type: ignore[attr-defined]  # white box, on purpose
+    await spool.store.probe()
+
+
+async def test_unreadable_record_is_stepped_over_and_kept(
+    spool: Spool, caplog: pytest.LogCaptureFixture
+) -> None:
+    (bad,) = await store_message(spool.store, 1)
+    (good,) = await store_message(spool.store, 2)
+    await spool.store.close()
+    raw_rows(spool.settings.path, then=[(records.delivery_key(bad.key), b"{not json")])
+    await spool.open()
+    assert await spool.store.claim("default", 10, now=NOW) == [good]
+    assert "stepped over" in caplog.text
+    await spool.store.close()
+    assert raw_rows(spool.settings.path)[records.delivery_key(bad.key)] == b"{not json"
+
+
+async def test_open_count_is_stored_only_while_it_differs_from_the_envelope(spool: Spool) -> None:
+    envelope = envelope_for(message_id(1), "a@example.net", "b@example.net", "c@example.net")
+    deliveries = [delivery_for(envelope, recipient.address) for recipient in envelope.recipients]
+    async with spool.store.begin(envelope) as writer:
+        await writer.commit(deliveries)
+    await spool.store.close()
+    key = records.open_count_key(message_id(1))
+    assert key not in raw_rows(spool.settings.path)
+    await spool.open()
+    await spool.store.update([deliveries[0].key], lambda _: None)
+    await spool.store.close()
+    assert raw_rows(spool.settings.path)[key] == b"2"
+    await spool.open()
+    await spool.store.update([d.key for d in deliveries[1:]], lambda _: None)
+    await spool.store.close()
+    assert [row for row in raw_rows(spool.settings.path) if b"meta " not in row] == []
+    assert key not in raw_rows(spool.settings.path)
+
+
+async def test_keys_and_values_are_spelled_as_documented(spool: Spool) -> None:
+    await store_message(spool.store, 1, "ä b@example.net", zone="z 1", next_attempt=NOW + 0.5, body=b"hi")
+    await spool.store.close()
+    identity = b"0000000000000001"
+    rows = raw_rows(spool.settings.path)
+    assert rows.pop(b"message %b *" % identity).startswith(b'{"envelope":')
+    assert rows == {
+        b"message %b 000001" % identity: b"hi",
+        b"message %b #" % identity: b"1700000000",
+        b"delivery-zone z%%201 %b %%C3%%A4%%20b@example.net" % identity: (
+            b'{"created":1700000000.0,"next_attempt":1700000000.5}'
+        ),
+        b"deferred-zone z%%201 1700000000.5000000 %b %%C3%%A4%%20b@example.net" % identity: b"",
+        b"meta format": b"1",
+        b"meta last-id": identity,
+    }
