@@ -76,7 +76,7 @@ class Worker:
         self._redactor = redactor
         self._random = randomness
         self._zones = Zones(settings.zone, settings.route)
-        self._store: Store | None = None
+        self.store: Store | None = None
         self._courier: SmtpCourier | None = None
         self._scheduler: Scheduler | None = None
         self._settler: Settler | None = None
@@ -101,7 +101,7 @@ class Worker:
         self.events.lifecycle("ready", listeners=" ".join(self.addresses()))
 
     async def _start(self) -> None:
-        store = self._store = await open_store(
+        store = self.store = await open_store(
             self.settings.spool,
             clock=self.clock,
             on_health=self._on_health,
@@ -241,8 +241,8 @@ class Worker:
             await self._readiness.close()
         if self._admin is not None:
             await self._admin.close()
-        if self._store is not None:
-            await self._store.close()
+        if self.store is not None:
+            await self.store.close()
         self.events.lifecycle("stopped")
 
     # ---- what the parts ask of each other ---------------------------------------------------------
@@ -299,7 +299,7 @@ class Worker:
         )
 
     def _surface(self) -> Surface:
-        store = self._store
+        store = self.store
         unhealthy = None if store is None else store.unhealthy()
         return Surface(
             listeners=self.addresses(),

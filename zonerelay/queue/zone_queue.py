@@ -137,6 +137,11 @@ class ZoneQueue:
             self._look_ups += 1
         return domains
 
+    @property
+    def looking_up(self) -> bool:
+        """Look-ups are in progress."""
+        return self._look_ups > 0
+
     def next_work(self, now: float) -> Work | None:
         """The next batch, if a slot is free; it must end in `finished`."""
         while self._ring and self.active < self.zone.max_connections:

@@ -45,6 +45,10 @@ CLAIM_PAUSE = 0.02
 CLAIM_RETRY_FIRST = 1.0
 CLAIM_RETRY_LONGEST = 30.0
 
+LINGER = 0.05
+"""Seconds that a found route waits for look-ups in progress: recipients of one message whose domains turn
+out to share their hosts then share a transaction."""
+
 OVERDUE_PAUSE = 1.0
 """Seconds to the next look when the store names a due time that has passed although a claim found nothing."""
 
@@ -99,6 +103,7 @@ class ZoneRunner:
         self._due_known = False
         self._claimed_at = 0.0
         self._claim_delay = CLAIM_RETRY_FIRST
+        self._lingering: asyncio.TimerHandle | None = None
 
     # From outside
 
@@ -121,6 +126,8 @@ class ZoneRunner:
         """Start nothing, let attempts end until `deadline` (loop time), then cancel them."""
         self._stopping = True
         self._alarm.cancel()
+        if self._lingering is not None:
+            self._lingering.cancel()
         # Claims and look-ups in progress are forgotten: nothing has been sent for them.
         await self._errands.cancel()
         self._release(self._queue.drain())
@@ -166,8 +173,7 @@ class ZoneRunner:
         now = self._clock.now()
         while (work := self._queue.next_work(now)) is not None:
             self._lanes.start(self._lane(work))
-        for domain in self._queue.take_look_ups():
-            self._errands.start(self._look_up(domain))
+        self._start_look_ups()
         for destination, deliveries in self._queue.take_parked():
             self._defer(destination, deliveries)
         returned = self._queue.take_returned()
@@ -175,6 +181,26 @@ class ZoneRunner:
             self._release(returned)
             self._more = True
         self._claim_if_wanted()
+
+    def _start_look_ups(self) -> None:
+        for domain in self._queue.take_look_ups():
+            self._errands.start(self._look_up(domain))
+
+    def _pump_together(self) -> None:
+        """Pump once the look-ups in progress have ended, or after `LINGER`."""
+        if not self._queue.looking_up:
+            self._pump_after_lingering()
+            return
+        self._start_look_ups()
+        if self._lingering is None:
+            loop = asyncio.get_running_loop()
+            self._lingering = loop.call_later(LINGER, self._pump_after_lingering)
+
+    def _pump_after_lingering(self) -> None:
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
+        self._pump()
 
     def _claim_if_wanted(self) -> None:
         if self._claiming or self._stopping:
@@ -270,7 +296,7 @@ class ZoneRunner:
             outcome = answer.outcome
         deliveries = self._queue.unroutable(domain)
         self._settler.post_unattempted(deliveries, outcome, destination=domain or self.zone.next_hop)
-        self._pump()
+        self._pump_together()
 
     def _defer(self, destination: Destination, deliveries: Sequence[Delivery]) -> None:
         """Its hosts cannot be reached: look again when the suspension is over, not all at the same moment."""

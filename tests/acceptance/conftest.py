@@ -1,0 +1,17 @@
+"""What acceptance tests share: a sink in this process, relays as real processes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from zonerelay.sandbox.sink import Sink
+
+
+@pytest.fixture
+async def sink() -> AsyncIterator[Sink]:
+    sink = Sink()
+    await sink.start()
+    yield sink
+    await sink.close()

@@ -1,0 +1,108 @@
+"""kill -9, SIGTERM and restarts of a real relay: nothing acknowledged is lost, duplicates are counted."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from pathlib import Path
+
+from tests.support.process import RelayProcess
+from tests.support.submit import Submitter, tokens
+from zonerelay.sandbox.sink import Sink
+
+ROUNDS = 20
+SESSIONS = 20
+IN_FLIGHT = 10
+"""Connections out: at most so many deliveries, and what finished in the last 50 ms, may repeat."""
+
+
+async def test_kill_9_under_load_loses_nothing(tmp_path: Path, sink: Sink) -> None:
+    chance = random.Random(7)
+    acknowledged: set[str] = set()
+    relay = RelayProcess(
+        tmp_path,
+        next_hop=f"127.0.0.1:{sink.port}",
+        zone={"max_connections": IN_FLIGHT, "max_connections_per_destination": IN_FLIGHT},
+        tables={"retry": {"schedule": ["1s"], "suspend_min": "1s"}},
+    )
+    with relay:
+        for number in range(ROUNDS):
+            client = Submitter(relay.smtp_port, prefix=f"round{number}", size=chance.choice([500, 5000, 200_000]))
+            load = asyncio.create_task(client.run(SESSIONS, 100_000))
+            await asyncio.sleep(chance.uniform(0.05, 0.5))
+            await asyncio.to_thread(relay.kill)
+            await load
+            acknowledged |= client.acknowledged
+            await asyncio.to_thread(relay.restart)
+        await asyncio.to_thread(relay.wait_until_empty)
+    arrived = tokens(sink.messages)
+    assert len(acknowledged) > ROUNDS * SESSIONS
+    assert not acknowledged - arrived.keys()
+    repeated = sum(count - 1 for count in arrived.values())
+    print(f"{len(acknowledged)} acknowledged, {sum(arrived.values())} arrived, {repeated} twice")
+    # Everything else would mean that outcomes were not recorded as promised.
+    assert repeated < ROUNDS * 500
+
+
+async def test_sigterm_finishes_what_is_in_flight_and_exits_0(tmp_path: Path, sink: Sink) -> None:
+    relay = RelayProcess(tmp_path, next_hop=f"127.0.0.1:{sink.port}")
+    with relay:
+        client = Submitter(relay.smtp_port, prefix="drain")
+        load = asyncio.create_task(client.run(SESSIONS, 100_000))
+        idle_reader, idle_writer = await asyncio.open_connection("127.0.0.1", relay.smtp_port)
+        assert (await idle_reader.readline()).startswith(b"220")
+        await asyncio.sleep(0.5)
+        code = await asyncio.to_thread(relay.terminate)
+        await load
+        assert code == 0
+        assert (await idle_reader.readline()).startswith(b"421 4.3.2")
+        idle_writer.close()
+        await idle_writer.wait_closed()
+        before = tokens(sink.messages)
+        # A clean stop repeats nothing: what had arrived is not sent again by the next start.
+        await asyncio.to_thread(relay.start)
+        await asyncio.to_thread(relay.wait_until_empty)
+    arrived = tokens(sink.messages)
+    assert client.acknowledged <= arrived.keys()
+    assert max(arrived.values()) == 1
+    assert len(before) > 0
+
+
+async def test_deferred_mail_survives_a_kill_with_its_attempts(tmp_path: Path, sink: Sink) -> None:
+    relay = RelayProcess(
+        tmp_path, next_hop=f"127.0.0.1:{sink.port}", tables={"retry": {"schedule": ["2s"], "jitter": 0}}
+    )
+    with relay:
+        reader, writer = await asyncio.open_connection("127.0.0.1", relay.smtp_port)
+        for line in (b"EHLO c", b"MAIL FROM:<>", b"RCPT TO:<greylist@example.com>", b"DATA"):
+            writer.write(line + b"\r\n")
+            while (await reader.readline())[3:4] == b"-":
+                pass
+        writer.write(b"Subject: later\r\n\r\n.\r\n")
+        await asyncio.to_thread(
+            relay.wait_for, lambda: len(relay.events("deferred")) == 1, what="deferred"
+        )
+        writer.close()
+        await asyncio.to_thread(relay.restart)
+        await sink.wait_for(1, timeout=20)
+        await asyncio.to_thread(
+            relay.wait_for, lambda: len(relay.events("delivered")) == 1, what="delivered"
+        )
+    (delivered,) = relay.events("delivered")
+    assert delivered["attempt"] == 2
+    assert delivered["age"] > 1.9
+
+
+async def test_sighup_with_a_wrong_configuration_changes_nothing(tmp_path: Path, sink: Sink) -> None:
+    relay = RelayProcess(tmp_path, next_hop=f"127.0.0.1:{sink.port}")
+    with relay:
+        good = relay.config.read_text()
+        relay.config.write_text(good + "\n[spol]\n")
+        relay.signal(signal.SIGHUP)
+        await asyncio.to_thread(
+            relay.wait_for, lambda: bool(relay.events("reload-refused")), what="reload refused"
+        )
+        client = Submitter(relay.smtp_port, prefix="after")
+        await client.run(1, 1)
+        assert client.acknowledged == {"after-1"}

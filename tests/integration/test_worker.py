@@ -1,0 +1,265 @@
+"""The whole way of a message in one process: a client, the relay, scripted DNS, scripted sinks."""
+
+from __future__ import annotations
+
+import asyncio
+import email
+import email.policy
+import smtplib
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.dns import SERVFAIL, FakeDns
+from tests.support.relay import HOSTNAME, LOOPBACK, relay_with, settings
+from zonerelay.config.models import InDoubt, RetrySettings, RouteSettings, ZoneSettings
+from zonerelay.sandbox.conversation import Manners
+from zonerelay.sandbox.sink import Sink
+
+MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n.A dot.\r\n"
+
+
+def mx_zone(port: int, **changes: object) -> ZoneSettings:
+    return ZoneSettings(port=port, allow_private_addresses=True, **changes)  # type: ignore[arg-type]  # as given
+
+
+async def started(stack: AsyncExitStack, **options: object) -> Sink:
+    sink = Sink(**options)  # type: ignore[arg-type]  # as given
+    await sink.start()
+    stack.push_async_callback(sink.close)
+    return sink
+
+
+def report(body: bytes) -> dict[str, str]:
+    """Human text, per-recipient fields and returned header of a DSN."""
+    parsed = email.message_from_bytes(body, policy=email.policy.default)
+    assert parsed.get_content_type() == "multipart/report"
+    human, status, header = parsed.iter_parts()  # type: ignore[attr-defined]  # an EmailMessage under this policy
+    return {
+        "from": str(parsed["From"]),
+        "auto": str(parsed["Auto-Submitted"]),
+        "human": human.get_content(),
+        "status": status.as_string(),
+        "header": header.as_string(),
+    }
+
+
+async def test_mail_goes_to_the_mx_host_with_the_lowest_preference(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        sink = await started(stack)
+        dns = await stack.enter_async_context(
+            FakeDns(
+                {
+                    "example.com": {"MX": ["20 away.example.com", "10 mx.example.com"]},
+                    "mx.example.com": {"A": [LOOPBACK]},
+                    "away.example.com": {"A": ["127.0.0.9"]},
+                }
+            )
+        )
+        chosen = settings(tmp_path, zone=mx_zone(sink.port), dns=dns.address)
+        running = await stack.enter_async_context(relay_with(chosen))
+        await running.send("app@example.org", ["someone@example.com"], MESSAGE)
+        (received,) = await sink.wait_for(1)
+        await running.until_empty()
+        assert received.mail_from == "app@example.org"
+        assert received.recipients == ("someone@example.com",)
+        header, _, body = received.body.partition(b"\r\n\r\n")
+        assert body == b"One line.\r\n.A dot.\r\n"
+        assert header.startswith(b"Received: from ")
+        assert b"for <someone@example.com>" in header
+        assert b"\r\nDate: " in header
+        assert b"\r\nMessage-ID: <" in header
+        (delivered,) = running.log.named("delivered")
+        assert delivered["host"] == "mx.example.com"
+
+
+async def test_recipients_at_one_provider_share_a_transaction_and_others_do_not(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        sink = await started(stack)
+        dns = await stack.enter_async_context(
+            FakeDns(
+                {
+                    "one.example": {"MX": ["10 mx.provider.example"]},
+                    "two.example": {"MX": ["10 mx.provider.example"]},
+                    "mx.provider.example": {"A": [LOOPBACK]},
+                    "three.example": {"A": [LOOPBACK]},
+                }
+            )
+        )
+        chosen = settings(tmp_path, zone=mx_zone(sink.port), dns=dns.address)
+        running = await stack.enter_async_context(relay_with(chosen))
+        await running.send("a@example.org", ["x@one.example", "y@two.example", "z@three.example"], MESSAGE)
+        received = await sink.wait_for(2)
+        await running.until_empty()
+        groups = sorted(sorted(message.recipients) for message in received)
+        assert groups == [["x@one.example", "y@two.example"], ["z@three.example"]]
+        assert all(b"for <" not in message.body.partition(b"\r\n\r\n")[0] for message in received)
+
+
+async def test_a_refused_recipient_is_reported_and_does_not_stop_the_others(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        sink = await started(stack)
+        chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"))
+        running = await stack.enter_async_context(relay_with(chosen))
+        await running.send("app@example.org", ["good@example.com", "reject-550@example.com"], MESSAGE)
+        first, bounce = await sink.wait_for(2)
+        await running.until_empty()
+        assert first.recipients == ("good@example.com",)
+        assert (bounce.mail_from, bounce.recipients) == ("", ("app@example.org",))
+        told = report(bounce.body)
+        assert told["from"].endswith(f"<MAILER-DAEMON@{HOSTNAME}>")
+        assert told["auto"] == "auto-replied"
+        assert "reject-550@example.com" in told["human"]
+        assert "good@example.com" not in told["status"]
+        assert "Status: 5.0.0" in told["status"]
+        assert "Subject: hello" in told["header"]
+
+
+async def test_a_greylisted_message_arrives_at_the_second_attempt(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        sink = await started(stack)
+        chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"))
+        running = await stack.enter_async_context(relay_with(chosen))
+        await running.send("app@example.org", ["greylist@example.com"], MESSAGE)
+        await sink.wait_for(1)
+        await running.until_empty()
+        (deferred,) = running.log.named("deferred")
+        (delivered,) = running.log.named("delivered")
+        assert (deferred["attempt"], delivered["attempt"]) == (1, 2)
+
+
+async def test_null_mx_bounces_without_connecting_and_servfail_waits(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        sink = await started(stack)
+        dns = await stack.enter_async_context(
+            FakeDns(
+                {
+                    "nomail.example": {"MX": ["0 ."]},
+                    "example.org": {"MX": ["10 mx.example.org"]},
+                    "mx.example.org": {"A": [LOOPBACK]},
+                },
+                {"broken.example": SERVFAIL},
+            )
+        )
+        retry = RetrySettings(schedule=(30.0,), max_age=60.0)
+        chosen = settings(tmp_path, zone=mx_zone(sink.port), dns=dns.address, retry=retry)
+        running = await stack.enter_async_context(relay_with(chosen))
+        await running.send("app@example.org", ["a@nomail.example", "b@broken.example"], MESSAGE)
+        (bounce,) = await sink.wait_for(1)
+        assert "Status: 5.1.10" in report(bounce.body)["status"]
+        await running.until_logged("deferred")
+        await running.until(lambda: running.queued() == 1, what="one left")
+
+
+async def test_a_private_address_is_refused_unless_the_zone_allows_it(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        sink = await started(stack)
+        dns = await stack.enter_async_context(FakeDns({"example.com": {"A": [LOOPBACK]}}))
+        retry = RetrySettings(schedule=(30.0,), max_age=60.0)
+        chosen = settings(tmp_path, zone=ZoneSettings(port=sink.port), dns=dns.address, retry=retry)
+        running = await stack.enter_async_context(relay_with(chosen))
+        await running.send("app@example.org", ["a@example.com"], MESSAGE)
+        (deferred, *_) = await running.until_logged("deferred")
+        assert "private" in str(deferred["reply"])
+        assert sink.connections == 0
+
+
+async def test_a_dead_destination_is_suspended_and_does_not_hold_up_others(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        sink = await started(stack)
+        dead = await asyncio.start_server(lambda r, w: None, LOOPBACK, 0)
+        port = dead.sockets[0].getsockname()[1]
+        dead.close()
+        await dead.wait_closed()
+        zones = (
+            ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"),
+            ZoneSettings(name="dead", next_hop=f"{LOOPBACK}:{port}"),
+        )
+        route = RouteSettings(zone="dead", recipient_domain=("dead.example",))
+        chosen = settings(tmp_path, zone=zones, route=[route])
+        running = await stack.enter_async_context(relay_with(chosen))
+        for number in range(5):
+            await running.send("app@example.org", [f"u{number}@dead.example", "ok@example.com"], MESSAGE)
+        await sink.wait_for(5)
+        assert running.log.named("suspended")
+        assert {fields["zone"] for fields in running.log.named("delivered")} == {"default"}
+
+
+async def test_connection_lost_after_the_final_dot_is_in_doubt(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        sink = await started(stack)
+        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", in_doubt=InDoubt.HOLD)
+        running = await stack.enter_async_context(relay_with(settings(tmp_path, zone=zone)))
+        await running.send("app@example.org", ["close-after-dot@example.com"], MESSAGE)
+        (deferred, *_) = await running.until_logged("deferred")
+        assert deferred["in_doubt"] is True
+        assert running.worker.store is not None
+        await running.until(
+            lambda: running.worker.store is not None and running.worker.store.counts()["default"].held == 1,
+            what="held",
+        )
+
+
+async def test_an_eight_bit_message_and_utf8_addresses_arrive_unchanged(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        sink = await started(stack)
+        chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"))
+        running = await stack.enter_async_context(relay_with(chosen))
+
+        def submit() -> None:
+            with smtplib.SMTP(*running.address) as client:
+                client.ehlo("müller.example".encode("idna").decode())
+                options = ["BODY=8BITMIME", "SMTPUTF8"]
+                client.sendmail("jörg@example.org", ["üser@example.com"], "Subject: ä\r\n\r\nö\r\n".encode(), options)
+
+        await asyncio.to_thread(submit)
+        (received,) = await sink.wait_for(1)
+        assert received.recipients == ("üser@example.com",)
+        assert "SMTPUTF8" in received.parameters
+        assert received.body.endswith("\r\n\r\nö\r\n".encode())
+
+
+async def test_a_host_without_smtputf8_bounces_a_utf8_address(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        sink = await started(stack, manners=Manners(smtputf8=False))
+        chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"))
+        running = await stack.enter_async_context(relay_with(chosen))
+
+        def submit() -> None:
+            with smtplib.SMTP(*running.address) as client:
+                client.sendmail("app@example.org", ["üser@example.com"], MESSAGE, ["SMTPUTF8"])
+
+        await asyncio.to_thread(submit)
+        (bounced, *_) = await running.until_logged("bounced")
+        assert "5.6.7" in str(bounced["reply"])
+
+
+async def test_restart_keeps_attempts_and_due_times(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        sink = await started(stack)
+        retry = RetrySettings(schedule=(1.0,), jitter=0.0, max_age=60.0)
+        chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"), retry=retry)
+        async with relay_with(chosen) as running:
+            await running.send("app@example.org", ["greylist@example.com"], MESSAGE)
+            (deferred,) = await running.until_logged("deferred")
+        async with relay_with(chosen) as running:
+            assert running.queued() in (0, 1)  # counted in the background
+            await sink.wait_for(1)
+            await running.until_logged("delivered")
+            (delivered,) = running.log.named("delivered")
+            assert delivered["attempt"] == 2
+            assert delivered["id"] == deferred["id"]
+            age = delivered["age"]
+            assert isinstance(age, float)
+            assert 0.9 < age < 5
+
+
+async def test_a_second_relay_on_the_same_spool_is_refused_in_words(tmp_path: Path) -> None:
+    from zonerelay.worker import StartError
+
+    chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:1"))
+    async with relay_with(chosen):
+        with pytest.raises(StartError, match="another"):
+            async with relay_with(chosen):
+                pass

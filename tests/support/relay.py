@@ -1,0 +1,138 @@
+"""A whole worker in this process, with a scripted DNS and sinks: what most integration tests stand on.
+
+    async with relay(tmp_path, zone=ZoneSettings(next_hop=...)) as running:
+        await running.send("app@example.org", ["someone@example.com"], b"Subject: x\r\n\r\nbody\r\n")
+        await running.until_empty()
+        assert running.log.named("delivered")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import smtplib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zonerelay.config.models import (
+    AdminSettings,
+    BounceSettings,
+    DeliverySettings,
+    DnsSettings,
+    ListenerSettings,
+    RetrySettings,
+    RouteSettings,
+    Settings,
+    SpoolSettings,
+    ZoneSettings,
+)
+from zonerelay.model.clock import SystemClock
+from zonerelay.telemetry.events import Field
+from zonerelay.telemetry.redact import Redactor
+from zonerelay.worker import Worker
+
+HOSTNAME = "relay.test"
+LOOPBACK = "127.0.0.1"
+QUICK = RetrySettings(schedule=(0.05, 0.1), jitter=0.0, max_age=60.0, suspend_min=0.1, suspend_max=0.4)
+
+
+@dataclass(slots=True)
+class MemoryLog:
+    """Keeps events instead of writing them."""
+
+    events: list[tuple[str, dict[str, Field]]] = field(default_factory=list)
+
+    def emit(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
+        self.events.append((event, {**fields, "level": level}))
+
+    def named(self, event: str) -> list[dict[str, Field]]:
+        return [fields for name, fields in self.events if name == event]
+
+
+@dataclass(slots=True)
+class Running:
+    worker: Worker
+    log: MemoryLog
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.worker.addresses()[0].rpartition(":")
+        return host, int(port)
+
+    async def send(self, sender: str, recipients: Sequence[str], message: bytes) -> None:
+        """Submit with Python's smtplib; raises its exceptions."""
+
+        def submit() -> None:
+            with smtplib.SMTP(*self.address, timeout=20) as client:
+                client.sendmail(sender, list(recipients), message)
+
+        await asyncio.to_thread(submit)
+
+    def queued(self) -> int:
+        assert self.worker.store is not None
+        return sum(counts.total for counts in self.worker.store.counts().values())
+
+    async def until(self, condition: Callable[[], bool], *, what: str, timeout: float = 10.0) -> None:
+        """Wait for something that happens soon; the log is part of the failure."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while not condition():
+            if loop.time() > deadline:
+                raise AssertionError(f"{what}: not within {timeout} s\n{self.log.events}")
+            await asyncio.sleep(0.005)
+
+    async def until_empty(self, timeout: float = 10.0) -> None:
+        await self.until(lambda: self.queued() == 0, what="empty queue", timeout=timeout)
+
+    async def until_logged(self, event: str, count: int = 1, timeout: float = 10.0) -> list[dict[str, Field]]:
+        await self.until(lambda: len(self.log.named(event)) >= count, what=event, timeout=timeout)
+        return self.log.named(event)
+
+
+def settings(
+    directory: Path,
+    *,
+    zone: ZoneSettings | Sequence[ZoneSettings],
+    route: Sequence[RouteSettings] = (),
+    dns: str = "",
+    listener: ListenerSettings | None = None,
+    retry: RetrySettings = QUICK,
+    bounce: BounceSettings | None = None,
+    delivery: DeliverySettings | None = None,
+    spool: SpoolSettings | None = None,
+) -> Settings:
+    return Settings(
+        hostname=HOSTNAME,
+        shutdown_timeout=5.0,
+        spool=spool or SpoolSettings(path=directory / "spool", min_free_space=0),
+        listener=(listener or ListenerSettings(address=f"{LOOPBACK}:0"),),
+        zone=(zone,) if isinstance(zone, ZoneSettings) else tuple(zone),
+        route=tuple(route),
+        retry=retry,
+        bounce=bounce or BounceSettings(),
+        delivery=delivery or DeliverySettings(),
+        dns=DnsSettings(servers=(dns,) if dns else ("127.0.0.1:1",), timeout=1.0),
+        admin=AdminSettings(address=f"{LOOPBACK}:0", socket=directory / "control.sock"),
+    )
+
+
+@asynccontextmanager
+async def relay_with(chosen: Settings) -> AsyncIterator[Running]:
+    log = MemoryLog()
+    worker = Worker(
+        chosen,
+        hostname=HOSTNAME,
+        log=log,
+        redactor=Redactor(b"", enabled=False),
+        clock=SystemClock(),
+        randomness=random.Random(1),
+    )
+    await worker.start()
+    try:
+        yield Running(worker, log)
+    finally:
+        await worker.stop()
+    troubles = log.named("trouble")
+    assert not troubles, troubles
