@@ -227,3 +227,47 @@ def test_small_replies_are_not_delayed_by_nagle(run: object) -> None:
 
     assert callable(run)
     assert run(look()) != 0
+
+
+async def test_starting_over_forgets_the_transaction_and_input_that_waits() -> None:
+    """What a TLS handshake will ask for: half a command from before must not begin one behind it."""
+    async with listening() as house, await house.connect() as talk:
+        await talk.ask(b"EHLO client.example.org")
+        await talk.ask(b"MAIL FROM:<a@example.org>")
+        talk.send(b"RCPT TO:<injected@exam")
+        session = next(iter(house.listener._sessions))
+        await until(lambda: session._lines.waiting > 0)
+        session.start_over()
+        assert await talk.ask(b"ple.com>") == b"500 5.5.1 Command not recognized"
+        assert await talk.ask(b"RCPT TO:<b@example.com>") == b"503 5.5.1 Send MAIL first"
+        assert await talk.ask(b"MAIL FROM:<a@example.org>") == b"503 5.5.1 Send EHLO first"
+
+
+async def test_trouble_in_a_command_is_temporary_and_resets_the_transaction() -> None:
+    async with listening() as house, await house.connect() as talk:
+        await talk.ask(b"EHLO client.example.org")
+        house.store.unhealthy = None  # type: ignore[assignment,method-assign]  # the bug
+        assert await talk.ask(b"MAIL FROM:<a@example.org>") == b"451 4.3.0 Local error, try again later"
+        assert await talk.ask(b"RCPT TO:<b@example.com>") == b"503 5.5.1 Send MAIL first"
+        assert len(house.log.named("trouble")) == 1
+
+
+async def test_commands_that_pile_up_behind_a_slow_commit_stop_the_reading() -> None:
+    store = RememberingStore()
+    go = asyncio.Event()
+
+    async def slowly() -> None:
+        await go.wait()
+
+    store.before_commit = slowly
+    async with listening(store=store) as house, await house.connect() as talk:
+        await talk.begin()
+        talk.send(b".\r\n" + b"NOOP\r\n" * 90_000)
+        session = next(iter(house.listener._sessions))
+        await until(lambda: session._paused)
+        assert session._lines.waiting < 512 * 1024
+        go.set()
+        talk.send(b"QUIT\r\n")
+        replies = await talk.closed()
+        assert replies.count(b"250 2.0.0 OK\r\n") == 90_000
+        assert replies.endswith(b"221 2.0.0 Bye\r\n")
