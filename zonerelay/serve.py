@@ -20,6 +20,7 @@ from pathlib import Path
 
 import uvloop
 
+from zonerelay.config.advice import advice
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.models import Settings
 from zonerelay.config.settings import ConfigError, load
@@ -78,6 +79,8 @@ async def _serve(config: Path, settings: Settings) -> int:
         randomness=random.Random(),
     )
     notifier = Notifier(os.environ, lambda error: worker.events.trouble("systemd", error))
+    for note in advice(settings, worker.hostname):
+        worker.events.lifecycle("advice", note=note)
     try:
         await worker.start()
         gc.freeze()
@@ -95,7 +98,7 @@ async def _run_until_told(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, _reload, worker, notifier, config)
-    notifier.ready(f"listening on {' '.join(worker.addresses())}")
+    notifier.ready(_where(worker))
     notifier.start_watchdog(loop)
     await stop.wait()
     notifier.stopping()
@@ -106,20 +109,29 @@ async def _run_until_told(
 
 
 def _cut_short(worker: Worker, flush: Callable[[], object]) -> None:
-    """A second signal: end like a crash, which loses nothing; what is in flight is tried again at the next start."""
+    """A second signal: end like a crash, which loses nothing; what is in flight is tried again later."""
     worker.events.lifecycle("killed", why="a second signal while stopping")
     flush()
     os._exit(1)
 
 
 def _reload(worker: Worker, notifier: Notifier, config: Path) -> None:
+    """The signal's handler: only the check of the file is done here, at once."""
     notifier.reloading(worker.clock.monotonic())
     try:
-        worker.reload(load(config))
+        settings = load(config)
     except ConfigError as error:
-        worker.problems = [f"the configuration on disk is wrong: {problem}" for problem in error.problems]
-        worker.events.lifecycle("reload-refused", problems=len(error.problems), first=str(error.problems[0]))
-    notifier.ready(f"listening on {' '.join(worker.addresses())}")
+        first = str(error.problems[0])
+        worker.problems = (f"the configuration on disk is wrong, the old one stays in force: {first}",)
+        worker.events.lifecycle("reload-refused", problems=len(error.problems), first=first)
+        notifier.ready(_where(worker))
+        return
+    reloading = asyncio.ensure_future(worker.reload(settings))
+    reloading.add_done_callback(lambda _: notifier.ready(_where(worker)))
+
+
+def _where(worker: Worker) -> str:
+    return f"listening on {' '.join(worker.addresses())}"
 
 
 def build_redactor(settings: Settings) -> Redactor:

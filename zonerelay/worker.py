@@ -15,10 +15,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from zonerelay import __version__
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminError, AdminServer
+from zonerelay.config.changes import needs_restart
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.models import ListenerSettings, Settings
 from zonerelay.control.errors import ControlError
@@ -78,11 +80,13 @@ class Worker:
         self._zones = Zones(settings.zone, settings.route)
         self.store: Store | None = None
         self._courier: SmtpCourier | None = None
+        self._ids: MessageIdSource | None = None
         self._scheduler: Scheduler | None = None
         self._settler: Settler | None = None
         self._control: ControlServer | None = None
         self._admin: AdminServer | None = None
         self._readiness: ReadinessCheck | None = None
+        self._farewells: set[asyncio.Future[None]] = set()
 
     # ---- start ------------------------------------------------------------------------------------
 
@@ -107,11 +111,11 @@ class Worker:
             on_health=self._on_health,
             observe_commit=self.metrics.store_commit,
         )
-        ids = MessageIdSource(self.clock, last=store.last_message_id())
+        ids = self._ids = MessageIdSource(self.clock, last=store.last_message_id())
         resolver = Resolver(self.settings.dns, self.clock)
         router = self._build_router(resolver)
         scheduler = self._build_queue(store, ids, resolver, router)
-        listeners = [self._build_listener(settings, store, ids) for settings in self.settings.listener]
+        listeners = [self._build_listener(settings) for settings in self.settings.listener]
         await self._open_to_operators(store, scheduler, resolver, router)
         await scheduler.start()
         for listener in listeners:
@@ -164,12 +168,14 @@ class Worker:
         )
         return self._scheduler
 
-    def _build_listener(self, settings: ListenerSettings, store: Store, ids: MessageIdSource) -> Listener:
+    def _build_listener(self, settings: ListenerSettings) -> Listener:
+        assert self.store is not None
+        assert self._ids is not None
         return Listener(
             settings,
             hostname=self.hostname,
-            store=store,
-            ids=ids,
+            store=self.store,
+            ids=self._ids,
             choose_zone=self._choose_zone,
             notify=self._notify,
             events=self.events,
@@ -217,6 +223,55 @@ class Worker:
         await admin.start()
         self._admin = admin
 
+    # ---- reload -----------------------------------------------------------------------------------
+
+    async def reload(self, settings: Settings) -> None:
+        """Take up what can change without a restart; report what cannot, and what fails."""
+        assert self._scheduler is not None
+        assert self._settler is not None
+        later = needs_restart(self.settings, settings)
+        self.problems = tuple(f"[{name}] has changed: it takes effect at the next start" for name in later)
+        try:
+            retry = build_retry(settings.retry, settings.bounce, random=self._random, events=self.events)
+        except ValueError as error:
+            self.problems = (f"the configuration on disk is wrong: {error}",)
+            self.events.lifecycle("reload-refused", problems=1, first=str(error))
+            return
+        self._zones.configure(settings.zone, settings.route)
+        self._settler.configure(zones=settings.zone, retry=retry, bounce=settings.bounce)
+        self._scheduler.configure(settings.zone, settings.retry)
+        self.settings = replace(
+            self.settings,
+            listener=settings.listener,
+            zone=settings.zone,
+            route=settings.route,
+            retry=settings.retry,
+            bounce=settings.bounce,
+            shutdown_timeout=settings.shutdown_timeout,
+        )
+        await self._reload_listeners(settings)
+        self.events.lifecycle("reloaded", restart_for=" ".join(later))
+
+    async def _reload_listeners(self, settings: Settings) -> None:
+        wanted = {each.address: each for each in settings.listener}
+        for listener in list(self.listeners):
+            new = wanted.pop(listener.settings.address, None)
+            if new is not None:
+                listener.configure(new)
+                continue
+            self.listeners.remove(listener)
+            listener.stop_accepting()
+            self._farewells.add(asyncio.ensure_future(listener.drain(settings.shutdown_timeout)))
+        for each in wanted.values():
+            listener = self._build_listener(each)
+            try:
+                await listener.start()
+            except ListenError as error:
+                self.problems = (*self.problems, str(error))
+                self.events.trouble("listener", error)
+            else:
+                self.listeners.append(listener)
+
     # ---- stop -------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
@@ -227,7 +282,7 @@ class Worker:
         self.events.lifecycle("stopping")
         for listener in self.listeners:
             listener.stop_accepting()
-        await asyncio.gather(*(listener.drain(timeout) for listener in self.listeners))
+        await asyncio.gather(*(listener.drain(timeout) for listener in self.listeners), *self._farewells)
         left = max(deadline - asyncio.get_running_loop().time(), 1.0)
         if self._scheduler is not None:
             await self._scheduler.stop(left)

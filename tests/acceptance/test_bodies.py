@@ -60,7 +60,9 @@ def message(size: int, tail: bytes) -> bytes:
     return b"".join(lines) + b"z" * rest + tail + b"\r\n"
 
 
-async def test_bodies_arrive_byte_for_byte_over_every_split_of_a_chunk_boundary(tmp_path: Path, sink: Sink) -> None:
+async def test_bodies_arrive_byte_for_byte_over_every_split_of_a_chunk_boundary(
+    tmp_path: Path, sink: Sink
+) -> None:
     """What matters (a line end, a dot, the end) is put on every place around the first boundary.
 
     Our own Received field shifts the body, so offsets sweep over more than its length as well.
@@ -98,7 +100,9 @@ async def test_a_large_message_passes_in_flat_memory(tmp_path: Path, megabytes: 
             assert (await submit(relay.smtp_port, megabytes * MB)).startswith("250")
             await sink.wait_for(2, timeout=60)
             growth = relay.peak_rss() - before
-            print(f"{megabytes} MB: peak memory grew by {growth / MB:.1f} MB to {relay.peak_rss() / MB:.1f} MB")
+            print(
+                f"{megabytes} MB: peak memory grew by {growth / MB:.1f} MB to {relay.peak_rss() / MB:.1f} MB"
+            )
             assert sink.messages[1].size > megabytes * MB * 0.99
             assert growth < 64 * MB
     finally:

@@ -28,7 +28,9 @@ async def test_kill_9_under_load_loses_nothing(tmp_path: Path, sink: Sink) -> No
     )
     with relay:
         for number in range(ROUNDS):
-            client = Submitter(relay.smtp_port, prefix=f"round{number}", size=chance.choice([500, 5000, 200_000]))
+            client = Submitter(
+                relay.smtp_port, prefix=f"round{number}", size=chance.choice([500, 5000, 200_000])
+            )
             load = asyncio.create_task(client.run(SESSIONS, 100_000))
             await asyncio.sleep(chance.uniform(0.05, 0.5))
             await asyncio.to_thread(relay.kill)
@@ -80,15 +82,11 @@ async def test_deferred_mail_survives_a_kill_with_its_attempts(tmp_path: Path, s
             while (await reader.readline())[3:4] == b"-":
                 pass
         writer.write(b"Subject: later\r\n\r\n.\r\n")
-        await asyncio.to_thread(
-            relay.wait_for, lambda: len(relay.events("deferred")) == 1, what="deferred"
-        )
+        await asyncio.to_thread(relay.wait_for, lambda: len(relay.events("deferred")) == 1, what="deferred")
         writer.close()
         await asyncio.to_thread(relay.restart)
         await sink.wait_for(1, timeout=20)
-        await asyncio.to_thread(
-            relay.wait_for, lambda: len(relay.events("delivered")) == 1, what="delivered"
-        )
+        await asyncio.to_thread(relay.wait_for, lambda: len(relay.events("delivered")) == 1, what="delivered")
     (delivered,) = relay.events("delivered")
     assert delivered["attempt"] == 2
     assert delivered["age"] > 1.9
@@ -106,3 +104,20 @@ async def test_sighup_with_a_wrong_configuration_changes_nothing(tmp_path: Path,
         client = Submitter(relay.smtp_port, prefix="after")
         await client.run(1, 1)
         assert client.acknowledged == {"after-1"}
+
+
+async def test_sighup_with_a_new_next_hop_moves_waiting_mail(tmp_path: Path, sink: Sink) -> None:
+    relay = RelayProcess(
+        tmp_path, next_hop="127.0.0.1:1", tables={"retry": {"schedule": ["1s"], "suspend_min": "1s"}}
+    )
+    with relay:
+        client = Submitter(relay.smtp_port, prefix="moved")
+        await client.run(2, 10)
+        assert len(client.acknowledged) == 10
+        await asyncio.to_thread(relay.wait_for, lambda: bool(relay.events("suspended")), what="suspended")
+        relay.config.write_text(relay.config.read_text().replace('127.0.0.1:1"', f'127.0.0.1:{sink.port}"'))
+        relay.signal(signal.SIGHUP)
+        await sink.wait_for(10, timeout=20)
+        await asyncio.to_thread(relay.wait_until_empty)
+        assert relay.events("reloaded")
+    assert tokens(sink.messages).keys() == client.acknowledged

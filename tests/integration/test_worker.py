@@ -35,7 +35,7 @@ def report(body: bytes) -> dict[str, str]:
     """Human text, per-recipient fields and returned header of a DSN."""
     parsed = email.message_from_bytes(body, policy=email.policy.default)
     assert parsed.get_content_type() == "multipart/report"
-    human, status, header = parsed.iter_parts()  # type: ignore[attr-defined]  # an EmailMessage under this policy
+    human, status, header = parsed.iter_parts()
     return {
         "from": str(parsed["From"]),
         "auto": str(parsed["Auto-Submitted"]),
@@ -215,7 +215,9 @@ async def test_an_eight_bit_message_and_utf8_addresses_arrive_unchanged(tmp_path
             with smtplib.SMTP(*running.address) as client:
                 client.ehlo("müller.example".encode("idna").decode())
                 options = ["BODY=8BITMIME", "SMTPUTF8"]
-                client.sendmail("jörg@example.org", ["üser@example.com"], "Subject: ä\r\n\r\nö\r\n".encode(), options)
+                client.sendmail(
+                    "jörg@example.org", ["üser@example.com"], "Subject: ä\r\n\r\nö\r\n".encode(), options
+                )
 
         await asyncio.to_thread(submit)
         (received,) = await sink.wait_for(1)

@@ -1,9 +1,9 @@
 """A whole worker in this process, with a scripted DNS and sinks: what most integration tests stand on.
 
-    async with relay(tmp_path, zone=ZoneSettings(next_hop=...)) as running:
-        await running.send("app@example.org", ["someone@example.com"], b"Subject: x\r\n\r\nbody\r\n")
-        await running.until_empty()
-        assert running.log.named("delivered")
+async with relay(tmp_path, zone=ZoneSettings(next_hop=...)) as running:
+    await running.send("app@example.org", ["someone@example.com"], b"Subject: x\r\n\r\nbody\r\n")
+    await running.until_empty()
+    assert running.log.named("delivered")
 """
 
 from __future__ import annotations

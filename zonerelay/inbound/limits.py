@@ -16,6 +16,11 @@ class ConnectionLimits:
         self._clients: dict[str, int] = {}
         self.count = 0
 
+    def change(self, *, total: int, per_client: int) -> None:
+        """Other limits from now on; connections that are open stay."""
+        self._total = total
+        self._per_client = per_client
+
     def enter(self, address: str) -> Reason | None:
         """Count the connection, unless a limit says no: then the reason, and nothing is counted."""
         if self.count >= self._total:

@@ -11,6 +11,7 @@ import asyncio
 import errno
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from zonerelay.config.endpoints import ListenAddress, join_port, parse_listen
@@ -114,6 +115,13 @@ class Listener:
             self._socket_path = path
             return server
         return await loop.create_server(session, address.host, address.port, backlog=BACKLOG)
+
+    def configure(self, settings: ListenerSettings) -> None:
+        """Greet by these settings from now on; sessions that are open end by those they began with."""
+        self.settings = settings
+        self._reception = replace(self._reception, settings=settings)
+        self._policy = AccessPolicy(settings)
+        self._limits.change(total=settings.max_connections, per_client=settings.max_connections_per_client)
 
     def stop_accepting(self) -> None:
         """Close the listening socket; connections stay."""

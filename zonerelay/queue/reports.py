@@ -49,7 +49,7 @@ class Reporter:
         self._store = store
         self._ids = ids
         self._choose_zone = choose_zone
-        self._return_size = bounce.return_size
+        self.bounce = bounce
         self._hostname = hostname
         self._events = events
         self._clock = clock
@@ -110,7 +110,7 @@ class Reporter:
                 async for chunk in body:
                     searched = max(0, len(head) - len(_END_OF_HEADER) + 1)
                     head += chunk
-                    if head.find(_END_OF_HEADER, searched) >= 0 or len(head) >= self._return_size:
+                    if head.find(_END_OF_HEADER, searched) >= 0 or len(head) >= self.bounce.return_size:
                         break
         except StoreError as error:
             self._events.trouble("queue.report_header", error, message_id=message_id)
@@ -121,6 +121,6 @@ class Reporter:
         """Whole lines up to the end of the header or the size limit."""
         end = head.find(_END_OF_HEADER)
         header = head[: end + 2] if end >= 0 else head
-        if len(header) <= self._return_size:
+        if len(header) <= self.bounce.return_size:
             return header
-        return header[: header.rfind(b"\r\n", 0, self._return_size) + 2]
+        return header[: header.rfind(b"\r\n", 0, self.bounce.return_size) + 2]

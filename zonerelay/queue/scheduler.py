@@ -75,8 +75,10 @@ class Scheduler:
             clock=clock,
             random=random,
         )
-        self._default = next((zone for zone in zones if zone.name == DEFAULT_ZONE), ZoneSettings())
+        self._default = _default(zones)
         self._runners = {zone.name: self._runner(zone) for zone in zones}
+        # Of settings that were replaced, while their last attempts end.
+        self._retired: dict[ZoneRunner, asyncio.Task[None]] = {}
         self._running = False
         settler.on_postponed(self._postponed)
 
@@ -96,9 +98,41 @@ class Scheduler:
         """
         self._running = False
         deadline = asyncio.get_running_loop().time() + timeout
-        await asyncio.gather(*(runner.stop(deadline) for runner in self._runners.values()))
+        for retirement in self._retired.values():
+            retirement.cancel()
+        await asyncio.gather(*(runner.stop(deadline) for runner in self._all_runners()))
         left = max(0.0, deadline - asyncio.get_running_loop().time())
         await self._settler.drain(left + 1.0)
+
+    def configure(self, zones: Sequence[ZoneSettings], retry: RetrySettings) -> None:
+        """Go by these settings from now on. Attempts under way end by the old ones.
+
+        The courier's pool counts connections by zone and destination, so that limits hold meanwhile.
+        """
+        self._default = _default(zones)
+        self._around = replace(self._around, retry=retry)
+        wanted = {zone.name: zone for zone in zones}
+        for name in (*wanted, *(self._runners.keys() - wanted.keys())):
+            zone = wanted.get(name) or replace(self._default, name=name)
+            old = self._runners.get(name)
+            if old is not None and old.zone == zone and old.retry == retry:
+                continue
+            self._runners[name] = self._runner(zone)
+            if old is not None:
+                self._retire(old)
+            self.wake(name)
+
+    def _retire(self, runner: ZoneRunner) -> None:
+        retirement = asyncio.get_running_loop().create_task(runner.retire())
+        self._retired[runner] = retirement
+        retirement.add_done_callback(lambda _: self._succeeded(runner))
+
+    def _succeeded(self, runner: ZoneRunner) -> None:
+        self._retired.pop(runner, None)
+        self.wake(runner.zone.name)
+
+    def _all_runners(self) -> tuple[ZoneRunner, ...]:
+        return (*self._runners.values(), *self._retired)
 
     # Reasons to wake
 
@@ -125,7 +159,7 @@ class Scheduler:
         whether they were claimed or not. They are attempted again only after `give_back`, which must follow.
         """
         free = set(keys) - self._settler.unsettled_keys()
-        for runner in self._runners.values():
+        for runner in self._all_runners():
             free -= runner.active_keys()
         for zone, some in _by_zone(free).items():
             self._of(zone).withdraw(some)
@@ -162,7 +196,7 @@ class Scheduler:
     def active_keys(self) -> set[DeliveryKey]:
         """Deliveries that are being attempted, or whose outcome is not durable yet."""
         keys = self._settler.unsettled_keys()
-        for runner in self._runners.values():
+        for runner in self._all_runners():
             keys |= runner.active_keys()
         return keys
 
@@ -184,6 +218,10 @@ class Scheduler:
 
     def _runner(self, zone: ZoneSettings) -> ZoneRunner:
         return ZoneRunner(zone, self._around, window=self._window)
+
+
+def _default(zones: Sequence[ZoneSettings]) -> ZoneSettings:
+    return next((zone for zone in zones if zone.name == DEFAULT_ZONE), ZoneSettings())
 
 
 def _by_zone(keys: Collection[DeliveryKey]) -> dict[str, list[DeliveryKey]]:

@@ -79,12 +79,9 @@ class Settler:
         clock: Clock,
     ) -> None:
         self._store = store
-        self._in_doubt = {zone.name: zone.in_doubt for zone in zones}
-        self._default_in_doubt = self._in_doubt.get("default", InDoubt.RETRY)
         self._notify = notify
         self._events = events
         self._clock = clock
-        self._judge = Judge(retry, bounce)
         self._reporter = Reporter(
             store=store,
             ids=ids,
@@ -94,10 +91,18 @@ class Settler:
             events=events,
             clock=clock,
         )
+        self.configure(zones=zones, retry=retry, bounce=bounce)
         self._journal = Journal(store, events)
         self._tasks = Tasks("queue.settle", events)
         self._in_work: set[_Parcel] = set()
         self._postponed: Postponed = _nobody
+
+    def configure(self, *, zones: Sequence[ZoneSettings], retry: RetryPolicy, bounce: BounceSettings) -> None:
+        """Judge by these settings from now on."""
+        self._in_doubt = {zone.name: zone.in_doubt for zone in zones}
+        self._default_in_doubt = self._in_doubt.get("default", InDoubt.RETRY)
+        self._judge = Judge(retry, bounce)
+        self._reporter.bounce = bounce
 
     # For the scheduler
 

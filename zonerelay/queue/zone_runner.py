@@ -87,6 +87,7 @@ class ZoneRunner:
 
     def __init__(self, zone: ZoneSettings, around: Surroundings, *, window: int = WINDOW) -> None:
         self.zone = zone
+        self.retry = around.retry
         self._around = around
         self._store = around.store
         self._settler = around.settler
@@ -124,15 +125,27 @@ class ZoneRunner:
 
     async def stop(self, deadline: float) -> None:
         """Start nothing, let attempts end until `deadline` (loop time), then cancel them."""
-        self._stopping = True
-        self._alarm.cancel()
-        if self._lingering is not None:
-            self._lingering.cancel()
+        self._quit()
         # Claims and look-ups in progress are forgotten: nothing has been sent for them.
         await self._errands.cancel()
         self._release(self._queue.drain())
         await self._lanes.wait(max(0.0, deadline - asyncio.get_running_loop().time()))
         await self._lanes.cancel()
+
+    async def retire(self) -> None:
+        """Make way for a runner with other settings: give back what waits, let attempts end."""
+        self._quit()
+        self._release(self._queue.drain())
+        # Not cancelled: a claim that is cut off would keep its deliveries from the next runner.
+        await self._errands.wait(None)
+        self._release(self._queue.drain())
+        await self._lanes.wait(None)
+
+    def _quit(self) -> None:
+        self._stopping = True
+        self._alarm.cancel()
+        if self._lingering is not None:
+            self._lingering.cancel()
 
     def active_keys(self) -> set[DeliveryKey]:
         return self._queue.active_keys()

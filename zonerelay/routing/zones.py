@@ -33,9 +33,12 @@ class Explanation:
 
 
 class Zones:
-    """Built from one set of settings; a reload builds another."""
+    """`configure` takes up other settings at a reload; whoever holds this object sees them."""
 
     def __init__(self, zones: Sequence[ZoneSettings], routes: Sequence[RouteSettings] = ()) -> None:
+        self.configure(zones, routes)
+
+    def configure(self, zones: Sequence[ZoneSettings], routes: Sequence[RouteSettings] = ()) -> None:
         self._zones = {zone.name: zone for zone in zones}
         self._default = self._zones.get(DEFAULT_ZONE) or ZoneSettings(name=DEFAULT_ZONE)
         self._dropped: dict[str, ZoneSettings] = {}

@@ -19,7 +19,7 @@ READ_SIZE = 256 * 1024
 _END = b"\r\n.\r\n"
 
 Script = Callable[[str, str], str | None]
-"""`script(verb, argument)` returns the reply to a command, or `None` for the usual one."""
+"""`script(verb, argument)` returns the reply to a command (lines separated by `\\n`), `None` for the usual one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +130,8 @@ class Conversation:
             f"SIZE {manners.size}": manners.size is not None,
             "STARTTLS": not self._tls and (manners.tls is not None or manners.broken_tls),
         }
-        lines = ["sink"] + [keyword for keyword, is_offered in offered.items() if is_offered]
-        text = "".join(f"250-{line}\r\n" for line in lines[:-1]) + f"250 {lines[-1]}"
-        await self._send(text.encode() + b"\r\n")
+        keywords = [keyword for keyword, is_offered in offered.items() if is_offered]
+        await self._reply("\n".join(["250 sink", *keywords]))
 
     async def _helo(self, argument: str) -> None:
         self._reset()
@@ -255,10 +254,11 @@ class Conversation:
         if not self._manners.enhanced:
             head, _, rest = text.partition(" ")
             text = rest if head.count(".") == 2 and head.replace(".", "").isdigit() else text
+        lines = text.split("\n")
         if self._manners.multi_line:
-            await self._send(f"{code}-{text}\r\n{code}-\r\n{code} that was all\r\n".encode())
-        else:
-            await self._send(f"{code} {text}\r\n".encode())
+            lines += ["", "that was all"]
+        head = "".join(f"{code}-{line}\r\n" for line in lines[:-1])
+        await self._send(f"{head}{code} {lines[-1]}\r\n".encode())
 
     async def _send(self, data: bytes) -> None:
         step = 1 if self._manners.byte_by_byte else len(data)
