@@ -10,7 +10,8 @@ Claims live here: a claimed delivery is kept with its durable state, so settling
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -19,6 +20,8 @@ from zonerelay.model.message_id import MessageId
 
 HOT_MESSAGES = 4096
 """Messages whose metadata is kept in memory after acceptance or a read."""
+MAX_CHANGES = 10_000
+"""Changed messages remembered while reads are under way; beyond that all those reads are repeated."""
 
 
 class OpenMessage:
@@ -54,9 +57,9 @@ class Found:
             if key.message_id in read.messages:
                 self.messages[key.message_id] = read.messages[key.message_id]
 
-    def drop(self, message_ids: Collection[MessageId]) -> None:
-        """Forget what concerns these messages."""
-        for key in [key for key in self.asked if key.message_id in message_ids]:
+    def drop(self, is_stale: Callable[[MessageId], bool]) -> None:
+        """Forget what concerns messages that changed."""
+        for key in [key for key in self.asked if is_stale(key.message_id)]:
             self.asked.discard(key)
             self.deliveries.pop(key, None)
             self.messages.pop(key.message_id, None)
@@ -71,9 +74,11 @@ class Ledger:
         # State after the last submitted write that is not durable yet; None: the delivery leaves.
         self.in_flight: dict[DeliveryKey, Delivery | None] = {}
         self._messages: dict[MessageId, OpenMessage] = {}
-        self._watches: list[set[MessageId]] = []
-        # Moves when the spool failed: a read that was begun before is void.
-        self.epoch = 0
+        # When messages were last changed, while reads are under way.
+        self._readers = 0
+        self._changed: dict[MessageId, int] = {}
+        self._moment = 0
+        self._oldest_moment = 0
 
     def is_busy(self, key: DeliveryKey) -> bool:
         """Claimed, or part of a write that is not durable yet: not to be handed out."""
@@ -119,14 +124,24 @@ class Ledger:
             )
         ]
 
-    def watch(self) -> set[MessageId]:
-        """Ids of the messages that are changed from now on: what is read of them meanwhile is stale."""
-        watch: set[MessageId] = set()
-        self._watches.append(watch)
-        return watch
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """While this is open, changes are noted, so that what was read before them can be told."""
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                self._changed.clear()
 
-    def unwatch(self, watch: set[MessageId]) -> None:
-        self._watches = [other for other in self._watches if other is not watch]
+    def moment(self) -> int:
+        """Now, for `is_stale`."""
+        return self._moment
+
+    def is_stale(self, message_id: MessageId, since: int) -> bool:
+        """Whether the message may have changed since that moment, while somebody was `reading`."""
+        return since < self._oldest_moment or self._changed.get(message_id, -1) >= since
 
     # --- writes under way
 
@@ -136,11 +151,22 @@ class Ledger:
         for entry, count in counts.items():
             entry.open = count
             entry.in_flight += 1
-        for watch in self._watches:
-            watch.update(key.message_id for key in states)
+        if self._readers:
+            self._note_changes(states)
+
+    def _note_changes(self, keys: Iterable[DeliveryKey]) -> None:
+        for key in keys:
+            self._changed[key.message_id] = self._moment
+        self._moment += 1
+        if len(self._changed) > MAX_CHANGES:
+            self._changed.clear()
+            self._oldest_moment = self._moment
 
     def landed(self, key: DeliveryKey, state: Delivery | None) -> bool:
         """The write is durable; false when a later write for the same delivery is under way."""
+        if self._readers:
+            # Whoever began to read before this may have seen the state that it replaces.
+            self._note_changes((key,))
         if self.in_flight.get(key, self) is not state:
             return False
         del self.in_flight[key]
@@ -159,4 +185,6 @@ class Ledger:
         self.in_flight.clear()
         self._messages.clear()
         self.claims = dict.fromkeys(self.claims)
-        self.epoch += 1
+        # A read that was begun before is void.
+        self._moment += 1
+        self._oldest_moment = self._moment

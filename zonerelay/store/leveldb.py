@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -161,21 +162,16 @@ class LevelDbStore:
         """Read what the ledger does not know of these deliveries; returns without a gap before planning."""
         found = Found()
         ledger = self._ledger
-        watch = ledger.watch()
-        try:
+        if not ledger.unknown(keys, found):
+            return found
+        with ledger.reading():
             while unknown := ledger.unknown(keys, found):
                 self._keeper.check_usable()
-                epoch = ledger.epoch
+                since = ledger.moment()
                 read = await self._threads.read(scan.read_states, unknown)
-                # What was changed while it was being read is stale and is read again.
-                found.drop(watch)
-                if ledger.epoch == epoch:
-                    found.merge(read, [key for key in unknown if key.message_id not in watch])
-                else:
-                    found = Found()
-                watch.clear()
-        finally:
-            ledger.unwatch(watch)
+                # What was changed while it was being read is read again.
+                found.merge(read, unknown)
+                found.drop(functools.partial(ledger.is_stale, since=since))
         return found
 
     def _submit(
@@ -260,13 +256,11 @@ class LevelDbStore:
         self._keeper.check_open()
         known = self._ledger.message(message_id)
         if known is None or known.message is None:
-            watch, epoch = self._ledger.watch(), self._ledger.epoch
-            try:
+            with self._ledger.reading():
+                since = self._ledger.moment()
                 known = await self._threads.read(scan.read_message, message_id)
-            finally:
-                self._ledger.unwatch(watch)
-            if message_id not in watch and epoch == self._ledger.epoch:
-                known = self._ledger.remember(message_id, known)
+                if not self._ledger.is_stale(message_id, since):
+                    known = self._ledger.remember(message_id, known)
         assert known.message is not None
         return known.message
 

@@ -1,0 +1,59 @@
+"""Fills a tmpfs of its own with mail, frees some space and looks what is left: all of it.
+
+python -m tests.store.full_disk_worker DIRECTORY SIZE-OF-A-MESSAGE
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from pathlib import Path
+
+from tests.store.builders import NOW, body_of, message_id, store_message
+from tests.store.disks import mount_tmpfs
+from tests.store.spools import Spool, until
+from zonerelay.model.clock import SystemClock
+from zonerelay.store.base import Finish, StoreError, StoreFullError
+
+TMPFS_SIZE = 24 * 1024 * 1024
+BALLAST = 12 * 1024 * 1024
+
+
+def incompressible(number: int, size: int) -> bytes:
+    return random.Random(number).randbytes(size)
+
+
+async def main(directory: Path, size: int) -> None:
+    mount_tmpfs(directory, TMPFS_SIZE)
+    ballast = directory / "ballast"
+    ballast.write_bytes(bytes(BALLAST))
+    async with Spool(directory / "spool", clock=SystemClock(), write_buffer=1024 * 1024) as spool:
+        store = spool.store
+        number = 1
+        try:
+            while True:
+                await store_message(store, number, body=incompressible(number, size))
+                number += 1
+        except StoreFullError:
+            print("full after", number - 1)
+        assert store.unhealthy() == "insufficient disk space"
+        ballast.unlink()
+        await until(lambda: store.unhealthy() is None, seconds=20)
+        claimed = await store.claim("default", 100_000, now=NOW)
+        assert {int(d.message_id, 16) for d in claimed} - {number} == set(range(1, number))
+        for delivery in claimed:
+            number_read = int(delivery.message_id, 16)
+            assert await body_of(store, delivery.message_id) == incompressible(number_read, size)
+        await store_message(store, number + 1)
+        await asyncio.gather(*(store.settle([Finish(delivery)], lazy=True) for delivery in claimed))
+        (left,) = await store.claim("default", 10, now=NOW)
+        assert left.message_id == message_id(number + 1)
+    print("recovered")
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))
+    except StoreError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -1,0 +1,150 @@
+"""Full disks and failed writes: new mail is refused, nothing is lost, and it recovers by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.store.builders import NOW, body_of, message_id, own_message, store_message
+from tests.store.spools import Spool, until
+from zonerelay.model.clock import SystemClock
+from zonerelay.store.base import Finish, QueueCounts, StoreError, StoreFullError, Submit
+
+
+@contextlib.contextmanager
+def largest_file(octets: int) -> Iterator[None]:
+    """Writes beyond this size of a file fail, after as much of them as fits: a torn record in the log."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (octets, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+async def fill(spool: Spool, first: int, size: int) -> int:
+    """Store messages until the store refuses one; returns the number of the refused one."""
+    number = first
+    while True:
+        try:
+            await store_message(
+                spool.store, number, "a@example.net", "b@example.net", body=body(number, size)
+            )
+        except StoreError:
+            return number
+        number += 1
+
+
+def body(number: int, size: int) -> bytes:
+    return (b"%06d\r\n" % number * size)[:size]
+
+
+@pytest.fixture
+async def real_time_spool(tmp_path: Path) -> AsyncIterator[Spool]:
+    async with Spool(tmp_path / "spool", clock=SystemClock(), write_buffer=4 * 1024 * 1024) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("size", [3_000, 60_000, 700_000])
+async def test_failed_write_loses_nothing_and_the_spool_recovers(real_time_spool: Spool, size: int) -> None:
+    spool, store = real_time_spool, real_time_spool.store
+    await store_message(store, 1, "a@example.net", "b@example.net", body=body(1, size))
+    active, waiting = await store.claim("default", 10, now=NOW)
+    store.release([waiting.key])
+    with largest_file(2_000_000):
+        refused = await fill(spool, 2, size)
+        assert store.unhealthy() == "the spool cannot be written"
+        for verb in (
+            store.settle([Finish(active)]),
+            store.claim("default", 10, now=NOW),
+            store.probe(),
+            store.update([waiting.key], lambda _: None),
+        ):
+            with pytest.raises(StoreError):
+                await verb
+    await until(lambda: store.unhealthy() is None)
+    assert spool.health == ["the spool cannot be written", None]
+    await store.probe()
+    await store.settle([Finish(active)])
+    claimed = await store.claim("default", 10_000, now=NOW)
+    assert active.key not in {d.key for d in claimed}, "a claim did not survive the reopening"
+    numbers = {int(d.message_id, 16) for d in claimed}
+    # The refused one may be there: its client will send it again, and at least once is the promise.
+    assert numbers - {refused} == set(range(1, refused))
+    for number in numbers:
+        assert await body_of(store, message_id(number)) == body(number, size)
+    await until(lambda: store.counts()["default"] == QueueCounts(ready=len(claimed)))
+    assert await fill_one(spool, refused + 1)
+    await store.settle([Finish(d) for d in claimed])
+    await spool.reopen()
+    rest = await spool.store.claim("default", 10, now=NOW)
+    assert {int(d.message_id, 16) for d in rest} == {refused + 1}
+
+
+async def fill_one(spool: Spool, number: int) -> bool:
+    return len(await store_message(spool.store, number)) == 1
+
+
+async def test_settles_that_failed_together_keep_the_message(real_time_spool: Spool) -> None:
+    """The second settle was computed as the last one; had it been written alone, the body would be gone."""
+    store = real_time_spool.store
+    await store_message(store, 1, "a@example.net", "b@example.net", body=b"x" * 10)
+    first, second = await store.claim("default", 10, now=NOW)
+    message, bounce = own_message(message_id(2), b"y" * 300_000, "from@example.org")
+    with largest_file(100_000):
+        results = await asyncio.gather(
+            store.settle([Finish(first), Submit(message, b"y" * 300_000, (bounce,))]),
+            store.settle([Finish(second)]),
+            return_exceptions=True,
+        )
+    assert all(isinstance(result, StoreError) for result in results)
+    await until(lambda: store.unhealthy() is None)
+    assert await body_of(store, message_id(1)) == b"x" * 10
+    await store.settle([Finish(second)])
+    assert await store.deliveries_of(message_id(1)) == [first]
+    assert await body_of(store, message_id(1)) == b"x" * 10
+
+
+async def test_too_little_free_space_refuses_new_mail_and_still_stores_outcomes(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", clock=SystemClock())
+    await spool.open()
+    await store_message(spool.store, 1)
+    await spool.store.close()
+    store = await spool.open(min_free_space=shutil.disk_usage(tmp_path).free * 2)
+    await until(lambda: store.unhealthy() is not None)
+    assert store.unhealthy() == "insufficient disk space"
+    with pytest.raises(StoreFullError):
+        await store_message(store, 2)
+    with pytest.raises(StoreFullError):
+        await store.probe()
+    (delivery,) = await store.claim("default", 10, now=NOW)
+    await store.settle([Finish(delivery)])
+    assert await store.zones() == set()
+    await store.close()
+
+
+def can_mount() -> bool:
+    """Whether this process may have a small file system of its own."""
+    probe = "import pathlib; from tests.store import disks; disks.mount_tmpfs(pathlib.Path('/mnt'), 65536)"
+    return subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("size", [4_000, 900_000] if can_mount() else [])
+def test_full_file_system_answers_full_and_recovers_when_space_is_freed(tmp_path: Path, size: int) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.store.full_disk_worker", str(tmp_path), str(size)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("recovered\n")
