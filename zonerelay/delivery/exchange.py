@@ -111,10 +111,10 @@ async def _send(body: Body, wire: Wire, timeout: float) -> bool:
     piece = stuffer.feed(body.head)
     if not body.whole:
         while following := await body.next():
-            wire.write(piece)
-            await wire.drain(timeout)
             if wire.heard:
                 return False
+            wire.write(piece)
+            await wire.drain(timeout)
             piece = stuffer.feed(following)
         # What is lost before this returns was certainly not complete, so it is not in doubt.
         await wire.flush(timeout)

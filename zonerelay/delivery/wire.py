@@ -93,12 +93,9 @@ class Wire(asyncio.Protocol):
         """True when the peer has begun to say something that was not read yet."""
         return self._parser.has_input
 
-    @property
-    def unsent(self) -> int:
-        """Octets written that the kernel has not taken yet."""
-        return self._transport.get_write_buffer_size()
-
     def write(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            raise LostError
         self._transport.write(data)
 
     async def reply(self, timeout: float) -> Reply:
@@ -124,7 +121,9 @@ class Wire(asyncio.Protocol):
             raise LostError
 
     async def flush(self, timeout: float) -> None:
-        """Like `drain`, until the kernel has taken everything written."""
+        """Like `drain`, until everything written has left (with TLS: all but what one write may hold)."""
+        if not self._transport.get_write_buffer_size():
+            return  # TLS transports would pause us at a limit of 0, and find no reason to resume
         self._transport.set_write_buffer_limits(high=0)
         try:
             await self.drain(timeout)

@@ -19,7 +19,7 @@ READ_SIZE = 256 * 1024
 _END = b"\r\n.\r\n"
 
 Script = Callable[[str, str], str | None]
-"""`script(verb, argument)` returns the reply to a command (lines separated by `\\n`), `None` for the usual one."""
+"""`script(verb, argument)` returns the reply, lines separated by `\\n`, or `None` for the usual one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

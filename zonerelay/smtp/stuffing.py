@@ -10,13 +10,10 @@ A chunk that needs no change is returned as it is, without a copy.
 from __future__ import annotations
 
 import io
-import re
 
 END = b".\r\n"
 
 _CLEAN = (None, "\r\n")
-_LINE_END = re.compile(rb"\r\n|\r|\n")
-_REPLACEMENT = {b"\r\n": b"\r\n", b"\n": b"\r\n", b"\r": b" "}
 
 
 class DotStuffer:
@@ -58,4 +55,4 @@ class DotStuffer:
     def _normalize(self, chunk: bytes) -> bytes:
         self.normalized = True
         self._line_ends.reset()
-        return _LINE_END.sub(lambda match: _REPLACEMENT[match[0]], chunk)
+        return chunk.replace(b"\r\n", b"\n").replace(b"\r", b" ").replace(b"\n", b"\r\n")

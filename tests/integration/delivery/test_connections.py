@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -119,7 +120,7 @@ async def test_reused_connection_that_fails_at_mail_is_replaced(
 ) -> None:
     port = await start_peer(one_message_then(end))
     courier = start_courier(settings=DeliverySettings(mail_timeout=0.2))
-    batch = make_batch(make_message(), route_to(port))
+    batch = make_batch(make_message(), route_to(port), replace(ZONE, max_connections=1))
     for _ in range(3):
         assert (await courier.deliver(batch))[0].verdict is D
 
@@ -343,3 +344,17 @@ async def test_dns_answers_are_asked_for_only_when_connecting(
             f"127.0.0.1:{sink.port}",
         )
     assert names.asked == ["mx.example.com"]
+
+
+async def test_host_that_does_not_answer_is_given_up_in_time(start_courier: StartCourier) -> None:
+    courier = start_courier(settings=DeliverySettings(connect_timeout=0.1))
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for sock in (first, second):  # after these the kernel answers nobody
+            sock.setblocking(False)
+            sock.connect_ex(full.getsockname())
+        [outcome] = await courier.deliver(make_batch(make_message(), route_to(full.getsockname()[1])))
+    assert (outcome.verdict, outcome.scope, outcome.reply.status) == (F, Scope.HOST, "4.4.1")
+    assert "timed out" in outcome.reply.text
+    assert courier.open_connections("default") == 0

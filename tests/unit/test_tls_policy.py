@@ -1,0 +1,42 @@
+"""The memory of hosts whose TLS is broken: it fades, and it is bounded."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+
+from zonerelay.config.models import TlsMode
+from zonerelay.delivery import tls
+from zonerelay.delivery.tls import TlsPolicy
+from zonerelay.model.clock import ManualClock
+
+
+def test_broken_host_is_tried_again_after_a_while() -> None:
+    clock = ManualClock()
+    policy = TlsPolicy(clock, remember_broken=60.0)
+    policy.remember_broken("mx:25")
+    assert policy.is_broken("mx:25")
+    assert not policy.is_broken("another:25")
+    clock.step(-3600.0)  # the wall clock does not matter
+    clock.advance(59.0)
+    assert policy.is_broken("mx:25")
+    clock.advance(1.0)
+    assert not policy.is_broken("mx:25")
+
+
+def test_only_so_many_hosts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "MAX_REMEMBERED", 3)
+    policy = TlsPolicy(ManualClock(), remember_broken=60.0)
+    for name in ("a", "b", "c", "a", "d"):
+        policy.remember_broken(name)
+    assert [policy.is_broken(name) for name in "abcd"] == [True, False, True, True]
+
+
+def test_only_verify_looks_at_certificates() -> None:
+    policy = TlsPolicy(ManualClock(), remember_broken=60.0)
+    for mode in (TlsMode.OPPORTUNISTIC, TlsMode.REQUIRED):
+        assert policy.context(mode).verify_mode is ssl.CERT_NONE
+    verifying = policy.context(TlsMode.VERIFY)
+    assert (verifying.verify_mode, verifying.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert policy.context(TlsMode.VERIFY) is verifying
