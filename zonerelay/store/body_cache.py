@@ -16,6 +16,7 @@ class BodyCache:
         self._bodies: dict[MessageId, bytes] = {}
 
     def put(self, message_id: MessageId, body: bytes) -> None:
+        self.drop(message_id)
         self._bodies[message_id] = body
         self._size += len(body)
         while self._size > self._capacity:

@@ -256,13 +256,19 @@ class LevelDbStore:
         self._keeper.check_open()
         known = self._ledger.message(message_id)
         if known is None or known.message is None:
-            with self._ledger.reading():
-                since = self._ledger.moment()
-                known = await self._threads.read(scan.read_message, message_id)
-                if not self._ledger.is_stale(message_id, since):
-                    known = self._ledger.remember(message_id, known)
-        assert known.message is not None
+            return await self._read_cold(message_id)
         return known.message
+
+    async def _read_cold(self, message_id: MessageId) -> Message:
+        ledger = self._ledger
+        with ledger.reading():
+            since = ledger.moment()
+            message, count, body = await self._threads.read(scan.read_message_and_body, message_id)
+            if not ledger.is_stale(message_id, since):
+                ledger.remember(message_id, count)
+                if body is not None:
+                    self._bodies.put(message_id, body)
+        return message
 
     async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
         self._keeper.check_open()

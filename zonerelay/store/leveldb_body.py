@@ -15,7 +15,7 @@ from zonerelay.store.base import MessageNotFoundError, StoreCorruptError
 from zonerelay.store.leveldb_engine import LevelDb
 from zonerelay.store.leveldb_threads import SpoolThreads
 
-READ_CHUNKS = 8
+READ_CHUNKS = 4
 """Chunks read in one go."""
 
 

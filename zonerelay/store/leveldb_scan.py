@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store import records
 from zonerelay.store.base import MessageNotFoundError, QueueCounts, StoreCorruptError
@@ -100,15 +101,23 @@ def scan_page(db: LevelDb, start: bytes, end: bytes, view: View) -> Page:
     return Page(list(_decoded(rows)), low, [])
 
 
-def read_message(db: LevelDb, message_id: MessageId) -> OpenMessage:
+def read_message(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessage]:
     """A message's metadata and open-delivery count. Raises MessageNotFoundError or StoreCorruptError."""
     raw, count = db.get_many([records.metadata_key(message_id), records.open_count_key(message_id)])
     if raw is None:
         raise MessageNotFoundError(f"no message {message_id}")
     message = records.decode_message(message_id, raw)
     if count is None:
-        return OpenMessage(message, len(message.envelope.recipients))
-    return OpenMessage(message, records.parse_count(message_id, count), count_stored=True)
+        return message, OpenMessage(message, len(message.envelope.recipients))
+    return message, OpenMessage(message, records.parse_count(message_id, count), count_stored=True)
+
+
+def read_message_and_body(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessage, bytes | None]:
+    """A message and, when it is one chunk, its body: whoever asks for the one wants the other next."""
+    message, count = read_message(db, message_id)
+    if message.chunks != 1:
+        return message, count, None
+    return message, count, db.get_many([records.chunk_key(message_id, 1)])[0]
 
 
 def read_states(db: LevelDb, keys: Sequence[DeliveryKey]) -> Found:
@@ -121,7 +130,7 @@ def read_states(db: LevelDb, keys: Sequence[DeliveryKey]) -> Found:
         view.close()
     for message_id in {key.message_id for key in keys}:
         try:
-            found.messages[message_id] = read_message(db, message_id)
+            found.messages[message_id] = read_message(db, message_id)[1]
         except (MessageNotFoundError, StoreCorruptError) as error:
             _log.error("deliveries without a readable message: %s", error)
     return found

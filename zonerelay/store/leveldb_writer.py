@@ -127,6 +127,7 @@ class LevelDbWriter:
         *,
         headers: tuple[tuple[str, str], ...] = (),
         eight_bit: bool = False,
+        plain_lines: bool = False,
         trace: tuple[str, ...] = (),
     ) -> Message:
         if self._done:
@@ -142,6 +143,7 @@ class LevelDbWriter:
             size=self._size,
             chunks=self._numbered,
             eight_bit=eight_bit,
+            plain_lines=plain_lines,
             headers=headers,
             trace=trace,
         )

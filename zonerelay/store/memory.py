@@ -244,6 +244,7 @@ class MemoryWriter:
         *,
         headers: tuple[tuple[str, str], ...] = (),
         eight_bit: bool = False,
+        plain_lines: bool = False,
         trace: tuple[str, ...] = (),
     ) -> Message:
         self._check()
@@ -255,6 +256,7 @@ class MemoryWriter:
             size=len(body),
             chunks=len(chunks),
             eight_bit=eight_bit,
+            plain_lines=plain_lines,
             headers=headers,
             trace=trace,
         )
