@@ -16,8 +16,9 @@ from tests.store.spools import Spool, until
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.base import Finish, StoreError, StoreFullError
 
-TMPFS_SIZE = 24 * 1024 * 1024
-BALLAST = 12 * 1024 * 1024
+TMPFS_SIZE = 40 * 1024 * 1024
+# More than what LevelDB needs to compact everything that is left.
+BALLAST = 28 * 1024 * 1024
 
 
 def incompressible(number: int, size: int) -> bytes:

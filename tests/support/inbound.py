@@ -94,6 +94,7 @@ class _Writer:
         *,
         headers: Fields = (),
         eight_bit: bool = False,
+        plain_lines: bool = False,
         trace: tuple[str, ...] = (),
     ) -> Message:
         await self._store.before_commit()
@@ -103,6 +104,7 @@ class _Writer:
             chunks=1,
             headers=headers,
             eight_bit=eight_bit,
+            plain_lines=plain_lines,
             trace=trace,
         )
         self._store.stored.append(Stored(message, tuple(deliveries), bytes(self._body)))

@@ -15,7 +15,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.replies import PeerError
-from zonerelay.smtp.stuffing import DotStuffer
+from zonerelay.smtp.stuffing import DotStuffer, PlainLines
 from zonerelay.smtp.transaction import Phase, Transaction
 from zonerelay.store.base import StoreCorruptError, StoreError
 
@@ -46,6 +46,7 @@ class Body:
     def __init__(self, read_body: ReadBody, message: Message) -> None:
         self.head = b""
         self.spent = False
+        self.plain_lines = message.plain_lines
         self._size = message.size
         self._seen = 0
         self._pieces = read_body(message.id)
@@ -107,7 +108,7 @@ def unreadable(error: StoreError) -> Reply:
 
 async def _send(body: Body, wire: Wire, timeout: float) -> bool:
     """True when the final dot was written, false when the peer answered before it."""
-    stuffer = DotStuffer()
+    stuffer = PlainLines() if body.plain_lines else DotStuffer()
     piece = stuffer.feed(body.head)
     if not body.whole:
         while following := await body.next():

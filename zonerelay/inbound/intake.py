@@ -184,6 +184,7 @@ class Intake:
             deliveries,
             headers=self._header.fields,
             eight_bit=self._eight_bit,
+            plain_lines=self._body.is_plain,
             trace=self._trace(),
         )
         self._announce(message, {delivery.zone for delivery in deliveries})

@@ -56,3 +56,20 @@ class DotStuffer:
         self.normalized = True
         self._line_ends.reset()
         return chunk.replace(b"\r\n", b"\n").replace(b"\r", b" ").replace(b"\n", b"\r\n")
+
+
+class PlainLines:
+    """In place of a `DotStuffer` for a body that is known to need nothing but its end."""
+
+    __slots__ = ("_tail",)
+
+    def __init__(self) -> None:
+        self._tail = b"\r\n"
+
+    def feed(self, chunk: bytes) -> bytes:
+        # One octet is enough: a plain body has no bare LF, so LF at its end means CRLF.
+        self._tail = chunk[-1:] or self._tail
+        return chunk
+
+    def finish(self) -> bytes:
+        return END if self._tail.endswith(b"\n") else b"\r\n" + END
