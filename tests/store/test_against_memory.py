@@ -186,7 +186,8 @@ class Comparison(RuleBasedStateMachine):
             }
             return changed[verb]
 
-        self.passed_over -= set(keys)
+        # What an update leaves as it is stays passed over.
+        self.passed_over -= {d.key for d in everything if d.key in keys and change(d) != d}
         assert self.run(self.spool.store.update(keys, change)) == self.run(self.memory.update(keys, change))
 
     @precondition(lambda self: self.claimed and self.open)
@@ -230,7 +231,6 @@ class Comparison(RuleBasedStateMachine):
         claimable = {d.key for d in self.claimable(zone, set())}
         assert {d.key for d in found} <= claimable
         self.passed_over |= {d.key for d in self.claimable(zone, set()) if d.domain in skip}
-        self.passed_over -= set(idle)
         self.take(found)
 
     # --- time and restarts
