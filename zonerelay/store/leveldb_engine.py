@@ -29,7 +29,7 @@ Row = tuple[bytes, bytes]
 Jump = Callable[[bytes], bytes]
 
 _BLOCK_CACHE = 4 * 1024 * 1024
-_OPEN_FILES = 500
+_OPEN_FILES = 100
 _BLOOM_BITS = 10
 
 
