@@ -28,7 +28,7 @@ from zonerelay.config.settings import ConfigError, load
 from zonerelay.model.clock import SystemClock
 from zonerelay.systemd import Notifier
 from zonerelay.telemetry.logs import configure as configure_logs
-from zonerelay.telemetry.redact import Redactor, RedactKeyError, load_or_create_key
+from zonerelay.telemetry.redact import RedactKeyError, Redactor, load_or_create_key
 from zonerelay.worker import StartError, Worker
 
 REDACT_KEY = "redact.key"
@@ -42,9 +42,9 @@ SWITCH_INTERVAL = 0.0005
 GC_THRESHOLD = 20_000
 
 
-# glibc mallopt(3): by default an allocation of 128 KiB or more, which a full read from a socket is, comes from
-# mmap and every use of it starts with page faults: twice the CPU per octet of a large message. Two arenas, because
-# only the event loop allocates much, and an arena for each thread of the store holds memory that nobody uses.
+# glibc mallopt(3): by default an allocation of 128 KiB or more, as a full read from a socket is, comes from
+# mmap, and each use of it begins with page faults: twice the CPU per octet of a large message. Two arenas:
+# only the event loop allocates much, and an arena per thread of the store is memory that nobody uses.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 LARGE = 4 * 1024 * 1024
 

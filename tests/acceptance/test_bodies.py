@@ -47,7 +47,7 @@ async def submit(port: int, body: bytes | int, *, piece: int = 1 << 20) -> str:
 
 
 def message(size: int, tail: bytes) -> bytes:
-    """A message whose bytes tell their place, `size` octets long with `tail` just before the last line end."""
+    """A message of `size` octets that tell their place, with `tail` just before the last line end."""
     head = b"Date: x\r\nMessage-ID: <x@y>\r\n\r\n"
     lines, length = [head], len(head)
     number = 0

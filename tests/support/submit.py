@@ -1,8 +1,8 @@
 """A client that keeps account: which messages were acknowledged, and under which token.
 
-Speaks SMTP over plain asyncio streams, one command at a time, and treats every loss of the connection as what it is
-for a real client: everything without a 250 was not accepted. Each message carries its token in
-its Subject, so that a sink's messages can be matched with the acknowledged ones.
+Speaks SMTP over plain asyncio streams, one command at a time, and takes every loss of the connection
+as a real client does: what has no 250 was not accepted. Each message carries its token in its
+Subject, so that a sink's messages can be matched with the acknowledged ones.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ class Courier(Protocol):
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
         """One outcome per delivery, in order. Raises nothing but CancelledError: unknown trouble
-        is a deferral. Outcomes of scope HOST mean that no host of the route would talk."""
+        is a deferral. Outcomes of scope HOST mean that no host of the route would talk.
+        """
 
 
 class Router(Protocol):

@@ -32,8 +32,8 @@ from zonerelay.config.models import (
     ZoneSettings,
 )
 from zonerelay.model.clock import SystemClock
-from zonerelay.sandbox.journey import Journey
 from zonerelay.sandbox.behaviours import ADDRESSES
+from zonerelay.sandbox.journey import Journey
 from zonerelay.sandbox.sink import Sink
 from zonerelay.telemetry.redact import Redactor
 from zonerelay.worker import StartError, Worker
