@@ -28,7 +28,7 @@ class Submitter:
         self._prefix = prefix
         # Nothing that a store could compress: a full disk must really fill.
         noise = random.Random(size).randbytes(size * 3 // 4)
-        self._body = base64.encodebytes(noise).replace(b"\n", b"\r\n")
+        self.body = base64.encodebytes(noise).replace(b"\n", b"\r\n")
         self._number = 0
         self.acknowledged: set[str] = set()
         self.replies: Counter[bytes] = Counter()
@@ -63,7 +63,7 @@ class Submitter:
                     await self._command(reader, writer, b"RSET")
                 return
         header = f"From: app@example.org\r\nSubject: {token}\r\n\r\n".encode()
-        writer.write(header + self._body + b".\r\n")
+        writer.write(header + self.body + b".\r\n")
         reply = await self._reply(reader)
         self.replies[reply[:9]] += 1
         if reply.startswith(b"250"):
