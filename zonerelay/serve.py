@@ -65,7 +65,15 @@ def serve(config: Path) -> int:
 
 
 def _prepare(settings: Settings) -> None:
-    settings.spool.path.parent.mkdir(parents=True, exist_ok=True)
+    home = settings.spool.path.parent
+    try:
+        # Beside the spool are the control socket and the key of the log's pseudonyms.
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartError(
+            f"cannot create {home}, where [spool] path is to be: {error.strerror};"
+            " create it for this user, or choose another [spool] path"
+        ) from error
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         # A connection is a descriptor, and so is every open table file of the spool.

@@ -50,7 +50,8 @@ def _of(delivery: Delivery, state: DeliveryState) -> Iterator[Step]:
     last = delivery.last
     at = delivery.created if last is None else last.at
     if last is not None:
-        host = f"{last.host} [{last.peer}]: " if last.host else ""
+        peer = f" [{last.peer}]" if last.peer else ""
+        host = f"{last.host}{peer}: " if last.host else ""
         doubt = " (in doubt)" if last.in_doubt else ""
         yield Step(last.at, "attempt", recipient, f"{host}{last.reply}{doubt}")
     if delivery.warned:
