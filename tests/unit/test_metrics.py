@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from zonerelay.telemetry.metrics import MAX_LABEL_VALUES, Metrics, ZoneQueue
+from zonerelay.telemetry.instruments import MAX_LABEL_VALUES
+from zonerelay.telemetry.metrics import Metrics, ZoneQueue
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -108,7 +108,7 @@ class Events:
         `next_attempt` (Unix time) goes with a deferral, `seconds` is how long the attempt took.
         """
         now = self._clock.now()
-        verdict = outcome.verdict.value
+        verdict = str(outcome.verdict)
         age = now - delivery.created
         self.metrics.settled(delivery.zone, verdict, age, in_doubt=outcome.in_doubt)
         fields: dict[str, Field] = {

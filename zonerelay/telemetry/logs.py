@@ -147,18 +147,16 @@ class LogWriter:
             self.dropped += piece.count(b"\n")
 
     def _line(self, level: str, event: str, fields: Mapping[str, Field]) -> bytes:
-        try:
-            return self._render(self._timestamp(), level, event, fields)
-        except Exception as error:  # noqa: BLE001 - a log line must never stop mail
-            return _last_resort(self._timestamp(), level, event, fields, error)
-
-    def _timestamp(self) -> str:
         now = self._now()
         second = int(now)
         if second != self._second:
             self._stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
             self._second = second
-        return f"{self._stamp}.{int((now - second) * 1000):03d}Z"
+        stamp = f"{self._stamp}.{int((now - second) * 1000):03d}Z"
+        try:
+            return self._render(stamp, level, event, fields)
+        except Exception as error:  # noqa: BLE001 - a log line must never stop mail
+            return _last_resort(stamp, level, event, fields, error)
 
 
 _encode = msgspec.json.Encoder().encode

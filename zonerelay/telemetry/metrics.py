@@ -1,9 +1,7 @@
 """Counters, gauges and histograms of one worker, and their text for Prometheus.
 
-The only module that knows prometheus-client. Every method is cheap (children are looked up once and
-kept) and none raises. Labels come from our own lists and the configuration: zones, outcomes, reasons;
-each is capped by `MAX_LABEL_VALUES`, what comes after is counted as `other`, so that no mistake
-elsewhere can grow the exposition without end.
+Every method is cheap and none raises: numbers are kept by `instruments.py`, and prometheus-client is only
+asked to write them down. Labels come from our own lists and the configuration: zones, outcomes, reasons.
 
 Outcomes: a result that ends a delivery counts once as `delivered`, `bounced` or `expired`; one that
 does not, as `deferred`. A connection lost after the final dot counts as `in_doubt` instead of
@@ -16,25 +14,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Info,
-    ProcessCollector,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Info, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from zonerelay import __version__
+from zonerelay.telemetry.instruments import (
+    Counter,
+    Gauge,
+    Histogram,
+    Instruments,
+    LabelledCounter,
+    LabelledGauge,
+)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MAX_LABEL_VALUES = 200
-OTHER = "other"
+OUTCOMES = ("delivered", "deferred", "bounced", "expired", "in_doubt")
 
 # From a local next hop (milliseconds) to the last retry (days): one histogram has to show both.
 DELIVERY_BUCKETS = (
@@ -77,164 +73,118 @@ class _QueueCollector(Collector):
         yield oldest
 
 
-class _Labelled:
-    """The `inc` methods of a one-label counter by label value: bound once, a dict look-up afterwards."""
-
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
-        self._bound: dict[str, Callable[[], None]] = {}
-
-    def inc(self, value: str) -> None:
-        bound = self._bound.get(value)
-        if bound is None:
-            bound = self._bind(value)
-        bound()
-
-    def _bind(self, value: str) -> Callable[[], None]:
-        name = value if len(self._bound) < MAX_LABEL_VALUES else OTHER
-        bound = self._counter.labels(name).inc
-        if name is value:
-            self._bound[value] = bound
-        return bound
-
-
 class Metrics:
     """One per worker, on a registry of its own: two relays in one process (tests) do not mix."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library left it untyped
-        self._registry = registry = CollectorRegistry()
+        self._accepted = Counter("zonerelay_messages_accepted_total", "Messages answered with 250.")
+        self._recipients = Counter("zonerelay_recipients_accepted_total", "Recipients of accepted messages.")
+        self._octets = Counter("zonerelay_accepted_bytes_total", "Stored size of accepted messages.")
+        self._bare = Counter("zonerelay_bare_line_ends_total", "Bare CR and LF found inside messages.")
+        self._refused = LabelledCounter(
+            "zonerelay_inbound_refused_total", "Connections and commands refused.", ("reason",)
+        )
+        self._dsn = LabelledCounter("zonerelay_dsn_total", "Reports queued to senders.", ("kind",))
+        self._suspended = LabelledCounter(
+            "zonerelay_destinations_suspended_total", "Times a destination was suspended.", ("zone",)
+        )
+        self._trouble = LabelledCounter(
+            "zonerelay_trouble_total", "Unexpected errors, by the place that met them.", ("where",)
+        )
+        self._deliveries = LabelledCounter(
+            "zonerelay_deliveries_total", "Results of delivery attempts.", ("zone", "outcome")
+        )
+        self._seconds = Histogram(
+            "zonerelay_delivery_seconds", "From acceptance to delivery.", DELIVERY_BUCKETS
+        )
+        self._commits = Histogram(
+            "zonerelay_store_commit_seconds", "Durable writes of the store.", COMMIT_BUCKETS
+        )
+        self._inbound = Gauge("zonerelay_inbound_connections", "Open connections of clients.")
+        self._outbound = LabelledGauge(
+            "zonerelay_outbound_connections", "Open connections to peers.", ("zone",)
+        )
+        self._registry = self._build_registry()
+
+        # Called for every connection and write, so without a step in between.
+        self.store_commit: Callable[[float], None] = self._commits.observe
+        """One durable (synced) write of the store took this many seconds."""
+
+    def _build_registry(self) -> CollectorRegistry:
+        registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         Info("zonerelay", "This relay.", registry=registry).info({"version": __version__})
-
-        self._inc_accepted = Counter(
-            "zonerelay_messages_accepted_total", "Messages answered with 250.", registry=registry
-        ).inc
-        self._inc_recipients = Counter(
-            "zonerelay_recipients_accepted_total", "Recipients of accepted messages.", registry=registry
-        ).inc
-        self._inc_octets = Counter(
-            "zonerelay_accepted_bytes_total", "Stored size of accepted messages.", registry=registry
-        ).inc
-        self._inc_bare = Counter(
-            "zonerelay_bare_line_ends_total", "Bare CR and LF found inside messages.", registry=registry
-        ).inc
-        self._refused = self._labelled(
-            "zonerelay_inbound_refused_total", "Connections and commands refused.", "reason"
+        registry.register(
+            Instruments(
+                self._accepted,
+                self._recipients,
+                self._octets,
+                self._bare,
+                self._refused,
+                self._dsn,
+                self._suspended,
+                self._trouble,
+                self._deliveries,
+                self._seconds,
+                self._commits,
+                self._inbound,
+                self._outbound,
+            )
         )
-        self._dsn = self._labelled("zonerelay_dsn_total", "Reports queued to senders.", "kind")
-        self._suspended = self._labelled(
-            "zonerelay_destinations_suspended_total", "Times a destination was suspended.", "zone"
-        )
-        self._trouble = self._labelled(
-            "zonerelay_trouble_total", "Unexpected errors, by the place that met them.", "where"
-        )
-        self._deliveries = Counter(
-            "zonerelay_deliveries_total",
-            "Results of delivery attempts.",
-            ("zone", "outcome"),
-            registry=registry,
-        )
-        self._outcomes: dict[tuple[str, str], Callable[[], None]] = {}
-        self._zones: set[str] = set()
-        self._observe_delivery = Histogram(
-            "zonerelay_delivery_seconds",
-            "From acceptance to delivery.",
-            buckets=DELIVERY_BUCKETS,
-            registry=registry,
-        ).observe
-        self._observe_commit = Histogram(
-            "zonerelay_store_commit_seconds",
-            "Durable writes of the store.",
-            buckets=COMMIT_BUCKETS,
-            registry=registry,
-        ).observe
-        self._inbound = Gauge(
-            "zonerelay_inbound_connections", "Open connections of clients.", registry=registry
-        )
-        self._outbound = Gauge(
-            "zonerelay_outbound_connections", "Open connections to peers.", ("zone",), registry=registry
-        )
-
-    def _labelled(self, name: str, help_text: str, label: str) -> _Labelled:
-        return _Labelled(Counter(name, help_text, (label,), registry=self._registry))
+        return registry
 
     # ---- what telemetry.events counts -------------------------------------------------------
 
     def accepted(self, size: int, recipients: int) -> None:
-        self._inc_accepted()
-        self._inc_recipients(recipients)
-        self._inc_octets(size)
+        self._accepted.value += 1
+        self._recipients.value += recipients
+        self._octets.value += size
 
     def bare_line_ends(self, count: int) -> None:
-        self._inc_bare(count)
+        self._bare.value += count
 
     def refused(self, reason: str) -> None:
-        self._refused.inc(reason)
+        self._refused.add((reason,))
 
     def dsn(self, kind: str) -> None:
-        self._dsn.inc(kind)
+        self._dsn.add((kind,))
 
     def suspended(self, zone: str) -> None:
-        self._suspended.inc(zone)
+        self._suspended.add((zone,))
 
     def trouble(self, where: str) -> None:
-        self._trouble.inc(where)
+        self._trouble.add((where,))
 
     def settled(self, zone: str, verdict: str, age: float, *, in_doubt: bool = False) -> None:
         """One recipient's result; `age` is the seconds since acceptance."""
         if in_doubt:
-            self._count(zone, "in_doubt")
+            self._deliveries.add((zone, "in_doubt"))
             if verdict == "deferred":
                 return
-        self._count(zone, verdict)
+        self._deliveries.add((zone, verdict))
         if verdict == "delivered":
-            self._observe_delivery(max(age, 0.0))
-
-    def _count(self, zone: str, outcome: str) -> None:
-        bound = self._outcomes.get((zone, outcome))
-        if bound is None:
-            bound = self._bind_outcome(zone, outcome)
-        bound()
-
-    def _bind_outcome(self, zone: str, outcome: str) -> Callable[[], None]:
-        bound = self._deliveries.labels(self._zone_label(zone), outcome).inc
-        if zone in self._zones:
-            self._outcomes[zone, outcome] = bound
-        return bound
-
-    def _zone_label(self, zone: str) -> str:
-        if zone not in self._zones:
-            if len(self._zones) >= MAX_LABEL_VALUES:
-                return OTHER
-            self._zones.add(zone)
-        return zone
+            self._seconds.observe(age if age > 0.0 else 0.0)
 
     # ---- what others measure ----------------------------------------------------------------
 
-    def store_commit(self, seconds: float) -> None:
-        """One durable (synced) write of the store took this long."""
-        self._observe_commit(seconds)
-
     def inbound_opened(self) -> None:
-        self._inbound.inc()
+        self._inbound.value += 1
 
     def inbound_closed(self) -> None:
-        self._inbound.dec()
+        self._inbound.value -= 1
 
     def outbound_opened(self, zone: str) -> None:
-        self._outbound.labels(self._zone_label(zone)).inc()
+        self._outbound.add((zone,))
 
     def outbound_closed(self, zone: str) -> None:
-        self._outbound.labels(self._zone_label(zone)).dec()
+        self._outbound.add((zone,), -1)
 
     def declare_zones(self, zones: Iterable[str]) -> None:
         """Show every zone's counters from the start: one that appears late hides its first increase."""
         for zone in zones:
-            label = self._zone_label(zone)
-            for outcome in ("delivered", "deferred", "bounced", "expired", "in_doubt"):
-                self._deliveries.labels(label, outcome)
-            self._outbound.labels(label)
+            for outcome in OUTCOMES:
+                self._deliveries.add((zone, outcome), 0)
+            self._outbound.add((zone,), 0)
 
     def attach_queue(self, read: Callable[[], Iterable[ZoneQueue]]) -> None:
         """`read` is called at every scrape and must answer from memory. Attach once."""

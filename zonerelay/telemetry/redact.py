@@ -17,7 +17,6 @@ characters become visible ones, and it is cut. It is idempotent. Nothing here ra
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import os
@@ -37,6 +36,8 @@ CACHE_SIZE = 8192
 # More than TEXT_LIMIT is searched, because a long address shrinks to a short pseudonym.
 _SEARCHED = 4 * TEXT_LIMIT
 
+_BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
+_PAIRS = tuple(first + second for first in _BASE32 for second in _BASE32)
 _SYLLABLES = "[a-z2-7]{13}"
 _PSEUDONYM = re.compile(f"u-{_SYLLABLES}@d-{_SYLLABLES}")
 
@@ -64,7 +65,11 @@ class Redactor:
     """Makes pseudonyms with one key. Disabled, it shows addresses as they are, but still cleans text."""
 
     def __init__(self, key: bytes, *, enabled: bool) -> None:
-        self._key = key[: hashlib.blake2b.MAX_KEY_SIZE]
+        key = key[: hashlib.blake2b.MAX_KEY_SIZE]
+        # Hashes that have taken the key in already: they are copied for each value.
+        self._keyed = {
+            kind: hashlib.blake2b(key=key, digest_size=9, person=kind) for kind in (b"u", b"d", b"c")
+        }
         self.enabled = enabled
         self._domain = lru_cache(CACHE_SIZE)(self._hash_domain)
         self.mailbox: Callable[[Mailbox], str] = self._shown
@@ -119,9 +124,12 @@ class Redactor:
         return f"c-{self._token(b'c', address.lower().removeprefix('::ffff:'))}" if address else ""
 
     def _token(self, kind: bytes, value: str) -> str:
-        data = value.encode("utf-8", "surrogatepass")
-        digest = hashlib.blake2b(data, key=self._key, digest_size=9, person=kind).digest()
-        return base64.b32encode(digest)[:13].decode("ascii").lower()
+        hashed = self._keyed[kind].copy()
+        hashed.update(value.encode("utf-8", "surrogatepass"))
+        # The first 65 of 72 bits, as base64.b32encode would write them, in less time.
+        bits = int.from_bytes(hashed.digest(), "big") >> 7
+        pairs = [_PAIRS[(bits >> shift) & 1023] for shift in (55, 45, 35, 25, 15, 5)]
+        return "".join(pairs) + _BASE32[bits & 31]
 
 
 def printable(text: str) -> str:
