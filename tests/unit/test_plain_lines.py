@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zonerelay.smtp.dots import BodyReader
-from zonerelay.smtp.stuffing import DotStuffer, PlainLines
+from zonerelay.smtp.stuffing import DotStuffer, PlainLines, stuffed
 
 WIRE = st.text(alphabet="\r\n.x", max_size=30).map(str.encode)
 
@@ -30,6 +30,7 @@ def test_a_plain_body_needs_no_stuffing(body: bytes, size: int) -> None:
     plain, stuffer = PlainLines(), DotStuffer()
     sent = b"".join([*map(plain.feed, pieces), plain.finish()])
     assert sent == b"".join([*map(stuffer.feed, pieces), stuffer.finish()])
+    assert sent == stuffed(b"".join(pieces), plain=True)
     assert not stuffer.normalized
 
 

@@ -41,14 +41,15 @@ def converse(capabilities: Capabilities, recipients: int, *replies: str) -> Tran
 
 
 def outcomes(transaction: Transaction, count: int) -> list[Outcome]:
-    found = [transaction.outcome(index) for index in range(count)]
-    return [each for each in found if each is not None]
+    assert len(transaction.outcomes) == count
+    return [each for each in transaction.outcomes if each is not None]
 
 
 def summary(transaction: Transaction, count: int) -> str:
     """One letter a recipient: Delivered, deFerred, Bounced, in Doubt as `?`, overflow as `-`."""
     letters = {Verdict.DELIVERED: "D", Verdict.DEFERRED: "F", Verdict.BOUNCED: "B"}
-    found = [transaction.outcome(index) for index in range(count)]
+    found = transaction.outcomes
+    assert len(found) == count
     return "".join("-" if o is None else "?" if o.in_doubt else letters[o.verdict] for o in found)
 
 

@@ -93,19 +93,25 @@ class SmtpCourier:
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
         """One outcome per delivery, in order. Raises nothing but CancelledError."""
         errand = _Errand(batch, self._read_body)
+        progress = errand.progress
         try:
             await errand.body.open()
-            await self._find_takers(errand)
+            session = self._pool.take(batch.zone, batch.route.destination)
+            if session is not None:
+                await self._use(session, errand)
+            if progress.open:
+                await self._find_takers(errand, reused=session is not None)
         except StoreError as error:
-            errand.progress.settle_open(_local(unreadable(error)))
+            progress.settle_open(_local(unreadable(error)))
         except Exception as error:  # noqa: BLE001  DESIGN rule 3: unknown trouble is temporary
             context = {"message": f"delivery of {batch.message.id} failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
             reply = Reply(451, "3.0", f"internal error: {type(error).__name__}")
-            errand.progress.settle_open(_local(reply))
+            progress.settle_open(_local(reply))
         finally:
-            await errand.body.close()
-        return errand.progress.outcomes(_local(Reply(451, "4.4", "the route has no host to try")))
+            if not errand.body.whole:
+                await errand.body.close()
+        return progress.outcomes(_NO_HOST)
 
     async def close(self) -> None:
         """Say goodbye to idle peers, within `quit_timeout`; active sessions end when they are done."""
@@ -117,17 +123,21 @@ class SmtpCourier:
     def open_connections(self, zone: str) -> int:
         return self._pool.open_connections(zone)
 
-    async def _find_takers(self, errand: _Errand) -> None:
-        """Go from connection to connection until nobody is open or nothing is left to try."""
+    async def _find_takers(self, errand: _Errand, *, reused: bool) -> None:
+        """Go from connection to connection until nobody is open or nothing is left to try.
+
+        `reused`: a connection that was idle has been tried; only fresh ones are, from here on.
+        """
         zone, destination = errand.batch.zone, errand.batch.route.destination
         slot: Slot | None = None
-        got = await self._pool.acquire(zone, destination)
-        if isinstance(got, Slot):
-            slot = got
-        else:
-            await self._use(got, errand)
-            if not errand.progress.open:
-                return
+        if not reused:
+            got = await self._pool.acquire(zone, destination)
+            if isinstance(got, Slot):
+                slot = got
+            else:
+                await self._use(got, errand)
+                if not errand.progress.open:
+                    return
         try:
             async with aclosing(self._endpoints(errand)) as endpoints:
                 async for host, ip in endpoints:
@@ -177,8 +187,10 @@ class SmtpCourier:
         """Run transactions on a connection until nobody is open or it is good for nothing more."""
         in_step = False
         try:
-            while (transaction := await errand.transaction(session)) is not None:
+            while (transaction := errand.transaction(session)) is not None:
                 session.transactions += 1
+                if errand.body.spent:
+                    await errand.reopen_body()
                 await carry_out(transaction, session.wire, errand.body, self._timeouts)
                 errand.record(transaction, session)
                 if transaction.closing or not (transaction.delivered and transaction.overflow):
@@ -194,6 +206,8 @@ class SmtpCourier:
 class _Errand:
     """One batch on its way: its progress, its body, and the transaction that fits the next peer."""
 
+    __slots__ = ("_asking", "_read_body", "batch", "body", "progress")
+
     def __init__(self, batch: Batch, read_body: ReadBody) -> None:
         self.batch = batch
         self.progress = Progress(batch.deliveries)
@@ -201,18 +215,20 @@ class _Errand:
         self._read_body = read_body
         self._asking: list[int] = []
 
-    async def transaction(self, session: Session) -> Transaction | None:
+    def transaction(self, session: Session) -> Transaction | None:
         """For those who are open and whom this peer can serve; `None` when there are none."""
-        self._asking = self._servable(session)
-        if not self._asking:
+        batch = self.batch
+        asking = self._asking = self._servable(session)
+        if not asking:
             return None
-        if self.body.spent:
-            await self.body.close()
-            self.body = Body(self._read_body, self.batch.message)
-            await self.body.open()
-        deliveries = self.batch.deliveries
-        recipients = [deliveries[index].recipient for index in self._asking]
-        return Transaction(self.batch.message, recipients, session.capabilities, session.peer)
+        deliveries = batch.deliveries
+        recipients = [deliveries[index].recipient for index in asking]
+        return Transaction(batch.message, recipients, session.capabilities, session.peer)
+
+    async def reopen_body(self) -> None:
+        await self.body.close()
+        self.body = Body(self._read_body, self.batch.message)
+        await self.body.open()
 
     def record(self, transaction: Transaction, session: Session) -> None:
         self.progress.record(self._asking, transaction, session.peer)
@@ -222,7 +238,7 @@ class _Errand:
         refusal = too_large(message, capabilities)
         if refusal is not None:
             progress.refuse_open(refusal, session.peer)
-        elif not capabilities.smtputf8:
+        elif not capabilities.smtputf8 and not self._is_ascii():
             sender_needs = needs_smtputf8(message.envelope.sender)
             needy = [
                 i for i in progress.open if sender_needs or needs_smtputf8(self.batch.deliveries[i].recipient)
@@ -232,6 +248,15 @@ class _Errand:
                 return [index for index in progress.open if index not in needy]
         return progress.open
 
+    def _is_ascii(self) -> bool:
+        for delivery in self.batch.deliveries:
+            if not delivery.recipient.isascii():
+                return False
+        return self.batch.message.envelope.sender.isascii()
+
 
 def _local(reply: Reply) -> Outcome:
     return Outcome(Verdict.DEFERRED, reply, Scope.LOCAL, local=True, counts=False)
+
+
+_NO_HOST = _local(Reply(451, "4.4", "the route has no host to try"))

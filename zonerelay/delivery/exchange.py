@@ -15,7 +15,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.replies import PeerError
-from zonerelay.smtp.stuffing import DotStuffer, PlainLines
+from zonerelay.smtp.stuffing import DotStuffer, PlainLines, stuffed
 from zonerelay.smtp.transaction import Phase, Transaction
 from zonerelay.store.base import StoreCorruptError, StoreError
 
@@ -43,8 +43,12 @@ class Body:
     fails or when the length is not the message's: a message must not be completed then.
     """
 
+    __slots__ = ("_pieces", "_seen", "_size", "head", "plain_lines", "spent", "whole")
+
     def __init__(self, read_body: ReadBody, message: Message) -> None:
         self.head = b""
+        self.whole = False
+        """True when `head` is all there is."""
         self.spent = False
         self.plain_lines = message.plain_lines
         self._size = message.size
@@ -52,27 +56,23 @@ class Body:
         self._pieces = read_body(message.id)
 
     async def open(self) -> None:
-        self.head = await self._next()
-        if self.whole:
-            await self._next()
-
-    @property
-    def whole(self) -> bool:
-        """True when `head` is all there is."""
-        return len(self.head) == self._size
+        head = self.head = self._count(await anext(self._pieces, b""))
+        if len(head) == self._size:
+            self._count(await anext(self._pieces, b""))
+            self.whole = True
 
     async def next(self) -> bytes:
         """What follows `head`, piece by piece; `b""` at the end."""
         self.spent = True
-        return await self._next()
+        return self._count(await anext(self._pieces, b""))
 
     async def close(self) -> None:
+        """Needed unless the body is `whole`: then it has been read to its end."""
         close = getattr(self._pieces, "aclose", None)  # generators hold resources, plain iterators need not
         if close is not None:
             await close()
 
-    async def _next(self) -> bytes:
-        piece = await anext(self._pieces, b"")
+    def _count(self, piece: bytes) -> bytes:
         self._seen += len(piece)
         if self._seen > self._size or (not piece and self._seen < self._size):
             raise StoreCorruptError(f"the body has {self._seen} octets instead of {self._size}")
@@ -83,42 +83,52 @@ async def carry_out(transaction: Transaction, wire: Wire, body: Body, timeouts: 
     """Run the transaction until it is DONE. Raises nothing but CancelledError and our own bugs."""
     try:
         wire.write(transaction.begin())
-        while transaction.phase is not Phase.DONE:
-            if transaction.phase is Phase.BODY and await _send(body, wire, timeouts[Phase.BODY]):
+        while (phase := transaction.phase) is not Phase.DONE:
+            if phase is Phase.BODY and (
+                _send_whole(body, wire) if body.whole else await _send(body, wire, timeouts[phase])
+            ):
                 transaction.body_sent()
-            command = transaction.receive(await wire.reply(timeouts[transaction.phase]))
+                phase = transaction.phase
+            reply = wire.next_reply() or await wire.reply(timeouts[phase])
+            command = transaction.receive(reply)
             if command:
                 wire.write(command)
     except StoreError as error:
         wire.abort()
         transaction.abandon(unreadable(error))
     except SilentError:
-        phase = transaction.phase.value
-        transaction.lost(Reply(451, SilentError.detail, f"timed out waiting during {phase}"))
+        text = f"timed out waiting during {transaction.phase}"
+        transaction.lost(Reply(451, SilentError.detail, text))
     except WireError:
-        phase = transaction.phase.value
-        transaction.lost(Reply(451, WireError.detail, f"connection lost during {phase}"))
+        transaction.lost(Reply(451, WireError.detail, f"connection lost during {transaction.phase}"))
     except PeerError as error:
-        transaction.lost(Reply(451, "5.0", f"{error} (during {transaction.phase.value})"))
+        transaction.lost(Reply(451, "5.0", f"{error} (during {transaction.phase})"))
 
 
 def unreadable(error: StoreError) -> Reply:
     return Reply(451, "3.0", f"the message could not be read from the store: {error}")
 
 
+def _send_whole(body: Body, wire: Wire) -> bool:
+    """True when the body and the final dot were written, false when the peer has answered before."""
+    if wire.heard:
+        return False
+    wire.write(stuffed(body.head, plain=body.plain_lines))
+    return True
+
+
 async def _send(body: Body, wire: Wire, timeout: float) -> bool:
-    """True when the final dot was written, false when the peer answered before it."""
+    """Like `_send_whole`, for a body that is read while it is sent."""
     stuffer = PlainLines() if body.plain_lines else DotStuffer()
     piece = stuffer.feed(body.head)
-    if not body.whole:
-        while following := await body.next():
-            if wire.heard:
-                return False
-            wire.write(piece)
-            await wire.drain(timeout)
-            piece = stuffer.feed(following)
-        # What is lost before this returns was certainly not complete, so it is not in doubt.
-        await wire.flush(timeout)
+    while following := await body.next():
+        if wire.heard:
+            return False
+        wire.write(piece)
+        await wire.drain(timeout)
+        piece = stuffer.feed(following)
+    # What is lost before this returns was certainly not complete, so it is not in doubt.
+    await wire.flush(timeout)
     if wire.heard:
         return False
     wire.write(piece + stuffer.finish())

@@ -13,7 +13,7 @@ The scheduler starts no more batches than the limits allow; should it, they wait
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from collections import defaultdict
 
 from zonerelay.config.models import ZoneSettings
 from zonerelay.delivery.session import Session
@@ -22,7 +22,6 @@ from zonerelay.routing.nexthop import DestinationKey
 
 # In the order in which they became idle.
 _Idle = dict[Slot, Session]
-_Key = TypeVar("_Key")
 
 
 class Pool:
@@ -32,7 +31,7 @@ class Pool:
         self._quit_timeout = quit_timeout
         self._slots = Slots(self._on_release)
         self._idle_to: dict[DestinationKey, _Idle] = {}
-        self._idle_in: dict[str, _Idle] = {}
+        self._idle_in: defaultdict[str, _Idle] = defaultdict(dict)  # zones are few and stay
         self._waiters: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -42,7 +41,7 @@ class Pool:
 
     async def acquire(self, zone: ZoneSettings, destination: DestinationKey) -> Session | Slot:
         """An idle connection, or else the right to open one; waits while there is neither."""
-        while (session := self._take(zone, destination)) is None:
+        while (session := self.take(zone, destination)) is None:
             if self._has_room(zone, destination):
                 return self._slots.take(zone, destination)
             await self._change()
@@ -82,17 +81,21 @@ class Pool:
 
     # Idle connections.
 
-    def _take(self, zone: ZoneSettings, destination: DestinationKey) -> Session | None:
+    def take(self, zone: ZoneSettings, destination: DestinationKey) -> Session | None:
+        """An idle connection, if there is one."""
         while waiting := self._idle_to.get(destination):
-            session = waiting[next(reversed(waiting))]
-            self._forget(session.slot)
-            session.wire.idle = False
-            if not session.wire.usable:
-                session.wire.abort()
+            slot, session = waiting.popitem()
+            if not waiting:
+                del self._idle_to[destination]  # destinations come and go by the million
+            del self._idle_in[slot.zone][slot]
+            wire = session.wire
+            wire.idle = False
+            if not wire.usable:
+                wire.abort()
             elif session.zone is zone or session.zone == zone:
                 return session
             else:  # opened under settings that no longer hold: TLS, names, source
-                session.wire.quit(self._quit_timeout)
+                wire.quit(self._quit_timeout)
         return None
 
     def _keep(self, session: Session, timeout: float) -> None:
@@ -100,8 +103,12 @@ class Pool:
         session.wire.idle = True
         loop = asyncio.get_running_loop()
         session.idle_until = loop.time() + timeout
-        self._idle_to.setdefault(slot.destination, {})[slot] = session
-        self._idle_in.setdefault(slot.zone, {})[slot] = session
+        waiting = self._idle_to.get(slot.destination)
+        if waiting is None:
+            self._idle_to[slot.destination] = {slot: session}
+        else:
+            waiting[slot] = session
+        self._idle_in[slot.zone][slot] = session
         if self._timer is None or self._timer.when() > session.idle_until:
             if self._timer is not None:
                 self._timer.cancel()
@@ -110,8 +117,11 @@ class Pool:
             self._wake()
 
     def _forget(self, slot: Slot) -> None:
-        _remove(self._idle_to, slot.destination, slot)
-        _remove(self._idle_in, slot.zone, slot)
+        if self._idle_in[slot.zone].pop(slot, None) is not None:
+            waiting = self._idle_to[slot.destination]
+            del waiting[slot]
+            if not waiting:
+                del self._idle_to[slot.destination]
 
     def _dismiss(self, session: Session) -> None:
         self._forget(session.slot)
@@ -164,9 +174,3 @@ class Pool:
             await waiter
         finally:
             self._waiters.discard(waiter)
-
-
-def _remove(group: dict[_Key, _Idle], key: _Key, slot: Slot) -> None:
-    idle = group.get(key)
-    if idle is not None and idle.pop(slot, None) is not None and not idle:
-        del group[key]  # destinations come and go by the million

@@ -22,6 +22,8 @@ NOT_UTF8 = Reply(550, "6.7", "the host does not support SMTPUTF8, which the addr
 class Progress:
     """Outcomes of a batch's deliveries, by their position in it."""
 
+    __slots__ = ("_known", "_tentative", "open")
+
     def __init__(self, deliveries: Sequence[Delivery]) -> None:
         self.open = list(range(len(deliveries)))
         self._known: list[Outcome | None] = [None] * len(deliveries)
@@ -65,10 +67,14 @@ class Progress:
     def record(self, indices: Sequence[int], transaction: Transaction, peer: Peer) -> None:
         """Take over what a finished transaction for these recipients has brought."""
         if transaction.unanswered:
-            self._suppose(transaction.outcome(0))
+            self._suppose(transaction.outcomes[0])
             return
-        for position, index in enumerate(indices):
-            self._known[index] = transaction.outcome(position)
+        outcomes = transaction.outcomes
+        if len(outcomes) == len(self._known) and not transaction.overflow:
+            self._known, self.open = outcomes, []
+            return
+        for index, outcome in zip(indices, outcomes, strict=True):
+            self._known[index] = outcome
         if transaction.overflow:
             later = Outcome(
                 Verdict.DEFERRED, OVERFLOW, Scope.RECIPIENT, peer.host, peer.address, peer.tls, counts=False

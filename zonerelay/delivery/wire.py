@@ -46,7 +46,10 @@ class Wire(asyncio.Protocol):
         self._transport = transport
         self._loop = loop
         self._on_lost = on_lost
-        self._parser = ReplyParser()
+        self._parser = parser = ReplyParser()
+        self._feed = parser.feed
+        self.next_reply = parser.next_reply
+        """A reply that is here already, or `None`. Raises PeerError."""
         self._paused = False
         self._waiter: asyncio.Future[None] | None = None
         self._deadline = 0.0
@@ -57,7 +60,7 @@ class Wire(asyncio.Protocol):
     # What the transport calls.
 
     def data_received(self, data: bytes) -> None:
-        self._parser.feed(data)
+        self._feed(data)
         if self.idle:
             self.abort()
         self._wake()
@@ -99,14 +102,15 @@ class Wire(asyncio.Protocol):
         self._transport.write(data)
 
     async def reply(self, timeout: float) -> Reply:
-        """The next reply; `timeout` covers all of it. Raises LostError, SilentError or PeerError."""
-        reply = self._parser.next_reply()
-        if reply is not None:
-            return reply
-        self._start_clock(timeout)
+        """The next reply, when `next_reply` had none; `timeout` covers all of it.
+
+        Raises LostError, SilentError or PeerError.
+        """
+        if not self.lost:
+            self._start_clock(timeout)
         while not self.lost:
-            await self._wait()
-            reply = self._parser.next_reply()
+            await self._change()
+            reply = self.next_reply()
             if reply is not None:
                 return reply
         raise LostError
@@ -116,7 +120,7 @@ class Wire(asyncio.Protocol):
         if self._paused:
             self._start_clock(timeout)
         while self._paused and not self.lost and not self._parser.has_input:
-            await self._wait()
+            await self._change()
         if self.lost and not self._parser.has_input:
             raise LostError
 
@@ -152,17 +156,17 @@ class Wire(asyncio.Protocol):
 
     def _wake(self) -> None:
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    async def _wait(self) -> None:
-        if self._loop.time() >= self._deadline:
-            raise SilentError
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
+        if waiter is not None:
             self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _change(self) -> asyncio.Future[None]:
+        """Done when anything has happened; only while the clock runs. Raises SilentError after its time."""
+        if self._timer is None:
+            raise SilentError
+        waiter = self._waiter = self._loop.create_future()
+        return waiter
 
     def _start_clock(self, timeout: float) -> None:
         deadline = self._deadline = self._loop.time() + timeout
@@ -174,8 +178,6 @@ class Wire(asyncio.Protocol):
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._waiter is None:
-            return
         if self._loop.time() < self._deadline:
             self._timer = self._loop.call_at(self._deadline, self._on_timer)
         else:

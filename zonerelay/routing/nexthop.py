@@ -6,7 +6,7 @@ to: the zone and the set of hosts, so that domains hosted by one provider are on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NewType
 
 from zonerelay.model.outcome import Outcome
@@ -35,11 +35,12 @@ class Route:
     name: str
     hosts: tuple[MxHost, ...]
     expires: float
+    destination: DestinationKey = field(init=False, repr=False, compare=False)
 
-    @property
-    def destination(self) -> DestinationKey:
+    def __post_init__(self) -> None:
         hosts = ",".join(sorted(f"{host.name}:{host.port}" for host in self.hosts))
-        return DestinationKey(f"{self.zone} {hosts}")
+        # Frozen, and asked for with every message.
+        object.__setattr__(self, "destination", DestinationKey(f"{self.zone} {hosts}"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,13 @@ harm: a line or a reply beyond its cap, or one without a code from 200 to 599, i
 After a `PeerError` the stream is out of step and the connection must be closed.
 
 The text is for people only, so whatever could move a cursor or forge a log line is replaced here.
+
+Peers say the same few lines to every message, so short replies of one line are parsed once and remembered.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 
 from zonerelay.model.reply import Reply
@@ -18,6 +21,9 @@ MAX_LINE = 8 * 1024
 MAX_REPLY = 64 * 1024
 # Unread input, reached only by a peer that sends while nobody asks: twice the longest reply.
 MAX_BACKLOG = 2 * MAX_REPLY
+# What is remembered is bounded in number and in octets each: a peer decides what it says.
+MAX_REMEMBERED = 1024
+MAX_REMEMBERED_LINE = 128
 
 _LINE = re.compile(rb"([2-5][0-9][0-9])(?:([ -])(.*))?\Z", re.DOTALL)
 # RFC 3463 2: class "." subject "." detail, each of up to three digits.
@@ -60,11 +66,15 @@ class ReplyParser:
         """The next complete reply, or `None` when more bytes are needed."""
         buffer, at = self._buffer, self._at
         while (end := buffer.find(b"\n", at)) >= 0:
-            line = buffer[at : end + 1]
-            at = self._at = end + 1
-            if at == len(buffer):
+            end += 1
+            line = buffer[at:end]
+            if end == len(buffer):
                 self._buffer, self._at = b"", 0
-            reply = self._take(line)
+            else:
+                self._at = end
+            ordinary = end - at <= MAX_REMEMBERED_LINE and not self._lines
+            at = end
+            reply = (_whole_reply(line) if ordinary else None) or self._take(line)
             if reply is not None:
                 return reply
         if self._flooded or len(self._buffer) - self._at > MAX_LINE:
@@ -86,16 +96,27 @@ class ReplyParser:
         return make_reply(int(code), [printable(each) for each in lines])
 
 
+@functools.lru_cache(MAX_REMEMBERED)
+def _whole_reply(line: bytes) -> Reply | None:
+    """The reply that this line alone is; `None` for any other line, good or bad."""
+    match = _LINE.match(line.rstrip(b"\r\n"))
+    if match is None or match[2] == b"-":
+        return None
+    return make_reply(int(match[1]), [printable(match[3] or b"")])
+
+
 def make_reply(code: int, lines: list[str]) -> Reply:
     """A reply of a peer from its printable lines, the enhanced code moved from the text to `detail`.
 
     A code whose class contradicts the reply code is no enhanced code (RFC 2034 4) and stays text.
     """
-    kind = str(code // 100)
-    match = _ENHANCED.match(lines[0])
-    if match is None or match[1] != kind:
+    first = lines[0]
+    match = _ENHANCED.match(first)
+    if match is None or int(match[1]) != code // 100:
         return Reply(code, "", "\n".join(lines))
-    prefix = f"{kind}.{match[2]}"
+    if len(lines) == 1:
+        return Reply(code, match[2], first[match.end() :])
+    prefix = f"{match[1]}.{match[2]}"
     texts = [line[len(prefix) :].lstrip(" ") if line.startswith(prefix) else line for line in lines]
     return Reply(code, match[2], "\n".join(texts))
 

@@ -58,6 +58,14 @@ class DotStuffer:
         return chunk.replace(b"\r\n", b"\n").replace(b"\r", b" ").replace(b"\n", b"\r\n")
 
 
+def stuffed(body: bytes, *, plain: bool) -> bytes:
+    """A whole body with its end; `plain`: it is known to need nothing else."""
+    if plain:
+        return body + (b"\r\n" + END if body and not body.endswith(b"\n") else END)
+    stuffer = DotStuffer()
+    return stuffer.feed(body) + stuffer.finish()
+
+
 class PlainLines:
     """In place of a `DotStuffer` for a body that is known to need nothing but its end."""
 

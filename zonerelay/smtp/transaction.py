@@ -2,7 +2,7 @@
 
 The caller writes what `begin` and `receive` return and reads one reply at a time until `phase` is
 DONE; in BODY it sends the stuffed body and the final dot and then calls `body_sent`. What became
-of each recipient is in `outcome(index)`: always something once DONE, whatever went wrong.
+of each recipient is in `outcomes`: always something once DONE, whatever went wrong.
 
 Policies:
 
@@ -36,7 +36,7 @@ from zonerelay.smtp.stuffing import END
 TOO_MANY_RECIPIENTS = "5.3"
 
 
-class Phase(enum.Enum):
+class Phase(enum.StrEnum):
     """What the next reply answers; the value completes "connection lost during …"."""
 
     MAIL = "MAIL"
@@ -72,7 +72,23 @@ def too_large(message: Message, capabilities: Capabilities) -> Reply | None:
 
 
 class Transaction:
-    """One attempt to hand one message to one peer for `recipients`."""
+    """One attempt to hand one message to one peer for `recipients`, of whom there is at least one."""
+
+    __slots__ = (
+        "_accepted",
+        "_asked",
+        "_commands",
+        "_mail_refused",
+        "_peer",
+        "_pipelining",
+        "_script",
+        "closing",
+        "delivered",
+        "outcomes",
+        "overflow",
+        "phase",
+        "unanswered",
+    )
 
     def __init__(
         self,
@@ -88,19 +104,19 @@ class Transaction:
         """True when the session ended before MAIL was answered: no recipient has been asked."""
         self.delivered = False
         self.overflow: list[int] = []
+        self.outcomes: list[Outcome | None] = [None] * len(recipients)
+        """What became of each recipient: `None` before DONE, and for those in `overflow`."""
         self._peer = peer
         self._pipelining = capabilities.pipelining
-        self._commands = _commands(message, recipients, capabilities)
-        self._outcomes: list[Outcome | None] = [None] * len(recipients)
+        self._script = _script(message, recipients, capabilities)
+        self._commands = [] if self._pipelining else self._script.splitlines(keepends=True)
         self._asked = 0
         self._accepted: list[int] = []
         self._mail_refused = False
 
     def begin(self) -> bytes:
         """What to write first."""
-        if self._pipelining:
-            return b"".join(self._commands) + b"DATA\r\n"
-        return self._commands[0]
+        return self._script if self._pipelining else self._commands[0]
 
     def receive(self, reply: Reply) -> bytes:
         """Take the reply to the oldest unanswered command; returns what to write next, maybe nothing."""
@@ -122,10 +138,6 @@ class Transaction:
         self._settle(self._waiting(), reply, Verdict.DEFERRED, Scope.LOCAL, local=True, counts=False)
         self.phase = Phase.DONE
 
-    def outcome(self, index: int) -> Outcome | None:
-        """What became of a recipient; `None` before DONE and for one in `overflow`."""
-        return self._outcomes[index]
-
     # What each reply means, one method per phase.
 
     def _on_mail(self, reply: Reply) -> bytes:
@@ -134,7 +146,7 @@ class Transaction:
             return self._confused(reply)
         if kind != 2:
             self._mail_refused = True
-            self._refuse(range(len(self._outcomes)), reply, Scope.MESSAGE)
+            self._refuse(range(len(self.outcomes)), reply, Scope.MESSAGE)
             if not self._pipelining:
                 self.phase = Phase.DONE
                 return b""
@@ -142,22 +154,24 @@ class Transaction:
         return b"" if self._pipelining else self._commands[1]
 
     def _on_rcpt(self, reply: Reply) -> bytes:
-        if reply.code // 100 == 3:
+        code = reply.code
+        if 300 <= code < 400:
             return self._confused(reply)
-        index, self._asked = self._asked, self._asked + 1
+        index = self._asked
+        self._asked = index + 1
         if not self._mail_refused:
-            self._take_recipient(index, reply)
-        if self._asked < len(self._outcomes):
-            return b"" if self._pipelining else self._commands[self._asked + 1]
-        self.phase = Phase.DATA
-        if self._pipelining:
-            return b""
-        return b"DATA\r\n" if self._accepted else self._reset()
+            if code < 300:
+                self._accepted.append(index)
+            else:
+                self._not_accepted(index, reply)
+        if self._asked == len(self.outcomes):
+            self.phase = Phase.DATA
+            if not (self._accepted or self._pipelining):
+                return self._reset()
+        return b"" if self._pipelining else self._commands[self._asked + 1]
 
-    def _take_recipient(self, index: int, reply: Reply) -> None:
-        if reply.code < 300:
-            self._accepted.append(index)
-        elif reply.code in (452, 552) and reply.detail in ("", TOO_MANY_RECIPIENTS):
+    def _not_accepted(self, index: int, reply: Reply) -> None:
+        if reply.code in (452, 552) and reply.detail in ("", TOO_MANY_RECIPIENTS):
             if self._accepted:
                 self.overflow.append(index)
             else:
@@ -210,9 +224,9 @@ class Transaction:
 
     def _finish(self) -> bytes:
         self.phase = Phase.DONE
-        for index in self.overflow if not self.delivered else ():
+        if self.overflow and not self.delivered:
             # Nobody was refused for good, so nothing of the attempt is held against the rest.
-            self._outcomes[index] = self._make(_later(), Verdict.DEFERRED, Scope.RECIPIENT, counts=False)
+            self._settle(self.overflow, _LATER, Verdict.DEFERRED, Scope.RECIPIENT, counts=False)
         return b""
 
     def _session_ends(self, reply: Reply) -> bytes:
@@ -222,7 +236,7 @@ class Transaction:
         return b""
 
     def _confused(self, reply: Reply) -> bytes:
-        self._end(Reply(451, "5.0", f"unexpected reply during {self.phase.value}: {reply}"), local=True)
+        self._end(Reply(451, "5.0", f"unexpected reply during {self.phase}: {reply}"), local=True)
         return b""
 
     def _end(self, reply: Reply, *, local: bool) -> None:
@@ -240,7 +254,7 @@ class Transaction:
 
     def _waiting(self) -> list[int]:
         overflow = set(self.overflow)
-        return [i for i, known in enumerate(self._outcomes) if known is None and i not in overflow]
+        return [i for i, known in enumerate(self.outcomes) if known is None and i not in overflow]
 
     def _refuse(self, indices: Sequence[int], reply: Reply, scope: Scope) -> None:
         verdict = Verdict.BOUNCED if reply.is_permanent else Verdict.DEFERRED
@@ -257,22 +271,13 @@ class Transaction:
         in_doubt: bool = False,
         counts: bool = True,
     ) -> None:
-        outcome = self._make(reply, verdict, scope, local=local, in_doubt=in_doubt, counts=counts)
-        for index in indices:
-            self._outcomes[index] = outcome
-
-    def _make(
-        self,
-        reply: Reply,
-        verdict: Verdict,
-        scope: Scope,
-        *,
-        local: bool = False,
-        in_doubt: bool = False,
-        counts: bool = True,
-    ) -> Outcome:
         peer = self._peer
-        return Outcome(verdict, reply, scope, peer.host, peer.address, peer.tls, local, in_doubt, counts)
+        outcome = Outcome(verdict, reply, scope, peer.host, peer.address, peer.tls, local, in_doubt, counts)
+        if len(indices) == len(self.outcomes):
+            self.outcomes = [outcome] * len(indices)
+            return
+        for index in indices:
+            self.outcomes[index] = outcome
 
 
 _ON_REPLY: dict[Phase, Callable[[Transaction, Reply], bytes]] = {
@@ -286,29 +291,26 @@ _ON_REPLY: dict[Phase, Callable[[Transaction, Reply], bytes]] = {
 }
 
 
-def _later() -> Reply:
-    return Reply(452, TOO_MANY_RECIPIENTS, "too many recipients for one transaction")
+_LATER = Reply(452, TOO_MANY_RECIPIENTS, "too many recipients for one transaction")
+
+_NEXT_RCPT = ">\r\nRCPT TO:<"
 
 
-def _commands(message: Message, recipients: Sequence[Mailbox], capabilities: Capabilities) -> list[bytes]:
-    """MAIL and the RCPTs, one command each.
+def _script(message: Message, recipients: Sequence[Mailbox], capabilities: Capabilities) -> bytes:
+    """MAIL, the RCPTs and DATA, a line each.
 
     Mailboxes were parsed on the way in; that no line break is among them is checked once more,
     because one would be a command of a stranger's choice.
     """
     envelope = message.envelope
-    mail = f"MAIL FROM:<{envelope.sender}>"
-    if capabilities.size_offered:
-        mail += f" SIZE={message.size}"
+    sender, everybody = envelope.sender, _NEXT_RCPT.join(recipients)
+    parameters = f" SIZE={message.size}" if capabilities.size_offered else ""
     if capabilities.eight_bit_mime and (message.eight_bit or envelope.body is Body.EIGHT_BIT):
-        mail += " BODY=8BITMIME"
-    if capabilities.smtputf8 and (
-        envelope.smtputf8 or not envelope.sender.isascii() or any(map(needs_smtputf8, recipients))
-    ):
-        mail += " SMTPUTF8"
-    commands = [f"{mail}\r\n".encode()]
-    commands += [f"RCPT TO:<{recipient}>\r\n".encode() for recipient in recipients]
-    for command in commands:
-        if command.find(b"\r") != len(command) - 2 or command.find(b"\n") != len(command) - 1:
-            raise ValueError("an envelope address holds a line break")
-    return commands
+        parameters += " BODY=8BITMIME"
+    if capabilities.smtputf8 and (envelope.smtputf8 or not (sender.isascii() and everybody.isascii())):
+        parameters += " SMTPUTF8"
+    script = f"MAIL FROM:<{sender}>{parameters}\r\nRCPT TO:<{everybody}>\r\nDATA\r\n".encode()
+    lines = len(recipients) + 2
+    if script.count(b"\r") != lines or script.count(b"\n") != lines:
+        raise ValueError("an envelope address holds a line break")
+    return script
