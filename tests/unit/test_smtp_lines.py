@@ -38,6 +38,36 @@ def test_lines_are_the_same_in_every_cut(stream: bytes, expected: list[object], 
         assert read(pieces) == expected, (reason, pieces)
 
 
+@pytest.mark.parametrize(("stream", "expected", "reason"), TABLE, ids=[row[2] for row in TABLE])
+def test_a_line_alone_is_what_feed_and_next_return(
+    stream: bytes, expected: list[object], reason: str
+) -> None:
+    reader = LineReader(20)
+    line = reader.only_line(stream)
+    alone = len(expected) == 1 and isinstance(expected[0], bytes)
+    assert [line] == (expected if alone else [None]), reason
+    assert reader.waiting == 0
+    assert reader.next() is None, "nothing was taken"
+
+
+def test_a_line_behind_waiting_octets_is_not_alone() -> None:
+    reader = LineReader(20)
+    reader.feed(b"NO")
+    assert reader.next() is None
+    assert reader.only_line(b"OP\r\n") is None
+    reader.feed(b"OP\r\n")
+    assert reader.only_line(b"RSET\r\n") is None
+    assert reader.next() == b"NOOP"
+    assert reader.only_line(b"RSET\r\n") == b"RSET"
+
+
+def test_the_end_of_an_overlong_line_is_not_a_line_alone() -> None:
+    reader = LineReader(20)
+    reader.feed(b"x" * 30)
+    assert reader.next() is None
+    assert reader.only_line(b"RSET\r\n") is None
+
+
 def test_a_stream_without_line_end_does_not_grow() -> None:
     reader = LineReader(512)
     for _ in range(1000):

@@ -16,21 +16,17 @@ from zonerelay.inbound.answers import Answer
 class Deadlines:
     """Times are the event loop's, in seconds."""
 
-    __slots__ = ("_began", "_heard", "_idle", "_transaction")
+    __slots__ = ("_began", "_idle", "_transaction", "heard")
 
     def __init__(self, now: float, *, idle: float, transaction: float) -> None:
         self._idle = idle
         self._transaction = transaction
-        self._heard = now
+        self.heard = now  # when the client last did its part: body bytes came, or it is waiting for us
         self._began: float | None = None
-
-    def heard(self, now: float) -> None:
-        """The client did its part: body bytes came, or it is waiting for us."""
-        self._heard = now
 
     def answered(self, now: float, *, in_transaction: bool) -> None:
         """Commands were answered, and left the client in a transaction or not."""
-        self._heard = now
+        self.heard = now
         if not in_transaction:
             self._began = None
         elif self._began is None:
@@ -43,9 +39,9 @@ class Deadlines:
     def late(self, now: float) -> Answer | None:
         if self._began is not None and now >= self._began + self._transaction:
             return answers.TRANSACTION_TIME
-        return answers.IDLE if now >= self._heard + self._idle else None
+        return answers.IDLE if now >= self.heard + self._idle else None
 
     def next_look(self, now: float) -> float:
         """When to ask again: never too late for a transaction that begins meanwhile."""
         began = now if self._began is None else self._began
-        return min(self._heard + self._idle, began + self._transaction)
+        return min(self.heard + self._idle, began + self._transaction)

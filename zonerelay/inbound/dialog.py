@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 from zonerelay.inbound import answers
 from zonerelay.inbound.access import Client
@@ -32,6 +33,7 @@ from zonerelay.smtp.params import MailCommand, parse_mail, parse_rcpt
 from zonerelay.smtp.paths import CommandError
 
 MAX_HELO = 255
+REMEMBERED = 1024  # paths with parameters: the same come again and again. Not whole lines: AUTH's are secret
 
 _SYNCHRONISING = frozenset({"EHLO", "HELO", "DATA"})
 _NOT_OFFERED = frozenset(
@@ -39,33 +41,63 @@ _NOT_OFFERED = frozenset(
 )
 
 
+_parse_mail = lru_cache(maxsize=REMEMBERED)(parse_mail)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _parse_rcpt(argument: str, smtputf8: bool) -> tuple[str, Recipient]:
+    """A recipient, and what it has in common with the same one in another spelling."""
+    rcpt = parse_rcpt(argument, smtputf8=smtputf8)
+    local, at, domain = rcpt.recipient.rpartition("@")
+    recipient = Recipient(address=rcpt.recipient, notify=rcpt.notify, orcpt=rcpt.orcpt)
+    return f"{local}{at}{domain.lower()}", recipient
+
+
 class Dialog:
     """`answer` takes one line; `in_transaction` is true from MAIL until the end of data or RSET."""
+
+    __slots__ = (
+        "_client",
+        "_errors",
+        "_mail",
+        "_max_commands",
+        "_max_errors",
+        "_origin",
+        "_reception",
+        "_recipients",
+        "commands",
+        "in_transaction",
+    )
 
     def __init__(self, reception: Reception, client: Client) -> None:
         settings = reception.settings
         self._reception = reception
         self._max_commands = settings.max_commands
         self._max_errors = settings.max_errors
-        self._may_relay = client.may_relay
-        self._origin = Origin(
-            client_address=client.address, client_port=client.port, listener=settings.address
-        )
+        self._client = client
+        self._origin: Origin | None = None  # before EHLO
         self.commands = 0
         self._errors = 0
+        self.in_transaction = False
         self._mail: MailCommand | None = None
         self._recipients: dict[str, Recipient] = {}
 
     @property
-    def in_transaction(self) -> bool:
-        return self._mail is not None
-
-    @property
     def origin(self) -> Origin:
-        return self._origin
+        return self._origin or self._came_from()
+
+    def _came_from(self, helo: str = "", protocol: str = "ESMTP") -> Origin:
+        return Origin(
+            client_address=self._client.address,
+            client_port=self._client.port,
+            helo=helo,
+            protocol=protocol,
+            listener=self._reception.settings.address,
+        )
 
     def reset(self) -> None:
         """Forget the transaction, not the client."""
+        self.in_transaction = False
         self._mail = None
         self._recipients = {}
 
@@ -104,7 +136,7 @@ class Dialog:
         """
         if answer.reason is not None:
             self._reception.events.refused(
-                self._origin,
+                self.origin,
                 command,
                 answer.reply,
                 answer.reason.value,
@@ -120,9 +152,11 @@ class Dialog:
 
     def envelope(self) -> Envelope:
         """The transaction as it stands when DATA was answered 354."""
-        mail = self._mail
+        mail, origin = self._mail, self._origin
         assert mail is not None
-        origin = replace(self._origin, protocol="UTF8SMTP") if mail.smtputf8 else self._origin
+        assert origin is not None
+        if mail.smtputf8:
+            origin = replace(origin, protocol="UTF8SMTP")
         return Envelope(
             id=self._reception.ids.next(),
             sender=mail.sender,
@@ -152,43 +186,37 @@ class Dialog:
         if not name:
             return self.refuse(answers.NEEDS_ARGUMENT, verb)
         self.reset()
-        origin = self._origin
-        self._origin = Origin(
-            client_address=origin.client_address,
-            client_port=origin.client_port,
-            helo=name[:MAX_HELO],
-            protocol=protocol,
-            listener=origin.listener,
-        )
+        self._origin = self._came_from(name[:MAX_HELO], protocol)
         return answer
 
     def _mail_from(self, argument: str) -> Answer:
-        if not self._origin.helo:
+        if self._origin is None:
             return self.refuse(answers.EHLO_FIRST, "MAIL")
         if self._mail is not None:
             return self.refuse(answers.NESTED_MAIL, "MAIL")
-        mail = parse_mail(argument)
-        if mail.size > self._reception.settings.max_message_size:
+        mail = _parse_mail(argument)
+        reception = self._reception
+        if mail.size > reception.settings.max_message_size:
             return self.refuse(answers.TOO_BIG, "MAIL", mailbox=mail.sender)
-        unhealthy = self._reception.store.unhealthy()
+        unhealthy = reception.store.unhealthy()
         if unhealthy is not None:
             return self.refuse(answers.STORE_FULL, "MAIL", mailbox=mail.sender, detail=unhealthy)
         self._mail = mail
+        self.in_transaction = True
         return answers.SENDER_OK
 
     def _rcpt_to(self, argument: str) -> Answer:
         mail = self._mail
         if mail is None:
             return self.refuse(answers.MAIL_FIRST, "RCPT")
-        rcpt = parse_rcpt(argument, smtputf8=mail.smtputf8)
-        if not self._may_relay:
-            return self.refuse(answers.RELAYING_DENIED, "RCPT", mailbox=rcpt.recipient)
-        local, at, domain = rcpt.recipient.rpartition("@")
-        key = f"{local}{at}{domain.lower()}"
-        if key not in self._recipients:
-            if len(self._recipients) >= self._reception.settings.max_recipients:
-                return self.refuse(answers.TOO_MANY_RECIPIENTS, "RCPT", mailbox=rcpt.recipient)
-            self._recipients[key] = Recipient(address=rcpt.recipient, notify=rcpt.notify, orcpt=rcpt.orcpt)
+        key, recipient = _parse_rcpt(argument, mail.smtputf8)
+        if not self._client.may_relay:
+            return self.refuse(answers.RELAYING_DENIED, "RCPT", mailbox=recipient.address)
+        recipients = self._recipients
+        if key not in recipients:
+            if len(recipients) >= self._reception.settings.max_recipients:
+                return self.refuse(answers.TOO_MANY_RECIPIENTS, "RCPT", mailbox=recipient.address)
+            recipients[key] = recipient
         return answers.RECIPIENT_OK
 
     def _data(self, argument: str) -> Answer:

@@ -34,6 +34,8 @@ from zonerelay.store.base import CHUNK_SIZE, MessageWriter, StoreError, StoreFul
 BACKLOG = 256 * 1024
 MAX_DRAINED = 1024 * 1024  # octets beyond twice the size limit before we stop listening politely
 
+_NOTHING_YET = Header()
+
 
 class Intake:
     def __init__(self, envelope: Envelope, reception: Reception, on_room: Callable[[], None]) -> None:
@@ -41,25 +43,20 @@ class Intake:
         self.envelope = envelope
         self.refusal: Answer | None = None
         self.detail = ""
+        self.complete = False  # the end of data has arrived
+        self.backlog = 0  # octets taken from the wire that the store has not taken yet
         self._reception = reception
         self._on_room = on_room
-        self._max_size = settings.max_message_size
-        self._rejects_bare = settings.bare_line_ends is BareLineEnds.REJECT
+        self._settings = settings
         self._body = BodyReader()
         self._scanner: HeaderScanner | None = HeaderScanner(settings.max_header_size)
-        self._header = Header()
+        self._header = _NOTHING_YET
         self._eight_bit = False
         self._size = 0
         self._wire = 0
         self._ready: list[bytes] = []
         self._ready_size = 0
-        self._writing = 0
         self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def complete(self) -> bool:
-        """The end of data has arrived."""
-        return self._body.done
 
     @property
     def rest(self) -> bytes:
@@ -67,28 +64,25 @@ class Intake:
         return self._body.rest
 
     @property
-    def backlog(self) -> int:
-        """Octets taken from the wire that the store has not taken yet."""
-        return self._ready_size + self._writing
-
-    @property
     def hopeless(self) -> bool:
         """The client has sent far more than the limit and still no end of data."""
-        return self._wire > 2 * self._max_size + MAX_DRAINED
+        return self._wire > 2 * self._settings.max_message_size + MAX_DRAINED
 
     @property
     def worth_storing(self) -> bool:
         """A chunk is waiting, or all there is."""
-        return self._ready_size >= CHUNK_SIZE or self._body.done
+        return self.complete or self._ready_size >= CHUNK_SIZE
 
     def feed(self, data: bytes) -> None:
         self._wire += len(data)
-        piece = self._body.feed(data)
+        body = self._body
+        piece = body.feed(data)
+        self.complete = body.done
         if self.refusal is None:
             try:
                 self._take(piece)
-                if self._body.done:
-                    self._take_end()
+                if body.done and self._scanner is not None:
+                    self._begin_body(self._scanner, self._scanner.finish())
             except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
                 self._fail(error)
         if self._waiter is not None and (self.worth_storing or self.refusal is not None):
@@ -97,21 +91,29 @@ class Intake:
     async def store(self) -> Answer:
         """Carry the body to the store; the answer to the client. Raises only CancelledError."""
         try:
-            return await self._write_and_commit()
+            async with self._reception.store.begin(self.envelope) as writer:
+                while self.refusal is None:
+                    if self._ready and self.worth_storing:
+                        await self._write(writer)
+                    elif self.complete:
+                        return await self._commit(writer)
+                    else:
+                        await self._wait()
         except StoreFullError as error:
             self._refuse(answers.STORE_FULL, str(error))
         except StoreError as error:
             self._refuse(answers.STORE_TROUBLE, str(error))
         except Exception as error:  # noqa: BLE001 - rule 3
             self._fail(error)
+        # Left without commit: the store forgets what was written.
         assert self.refusal is not None
         return self.refusal
 
     def _take(self, piece: bytes) -> None:
         self._size += len(piece)
-        if self._size > self._max_size:
+        if self._size > self._settings.max_message_size:
             self._refuse(answers.TOO_BIG)
-        elif self._rejects_bare and (self._body.bare_lf or self._body.bare_cr):
+        elif self._body.has_bare and self._settings.bare_line_ends is BareLineEnds.REJECT:
             self._refuse(answers.BARE_LINE_ENDS, self._line_ends())
         elif piece:
             self._eight_bit = self._eight_bit or not piece.isascii()
@@ -129,53 +131,40 @@ class Intake:
         if scanner.header is not None:
             self._begin_body(scanner, scanner.header)
 
-    def _take_end(self) -> None:
-        if self._scanner is not None and self.refusal is None:
-            self._begin_body(self._scanner, self._scanner.finish())
-
     def _begin_body(self, scanner: HeaderScanner, header: Header) -> None:
         """The header is known: ours go first, then what was held back."""
         self._header = header
         self._scanner = None
-        if header.received > self._reception.settings.max_received:
+        if header.received > self._settings.max_received:
             self._refuse(answers.MAIL_LOOP)
             return
-        self._append(trace_fields(self.envelope, header, hostname=self._reception.hostname) + scanner.held)
+        self._append(trace_fields(self.envelope, header, hostname=self._reception.hostname))
+        self._append(bytes(scanner.held))
 
     def _append(self, piece: bytes) -> None:
         self._ready.append(piece)
         self._ready_size += len(piece)
+        self.backlog += len(piece)
 
     def _refuse(self, answer: Answer, detail: str = "") -> None:
         self.refusal = answer
         self.detail = detail
         self._scanner = None
         self._ready = []
+        self.backlog -= self._ready_size
         self._ready_size = 0
 
     def _fail(self, error: Exception) -> None:
         self._reception.events.trouble("inbound", error, message_id=self.envelope.id)
         self._refuse(answers.TROUBLE)
 
-    async def _write_and_commit(self) -> Answer:
-        async with self._reception.store.begin(self.envelope) as writer:
-            while self.refusal is None:
-                if self._ready and self.worth_storing:
-                    await self._write(writer)
-                elif self.complete:
-                    return await self._commit(writer)
-                else:
-                    await self._wait()
-        # Left without commit: the store forgets what was written.
-        return self.refusal
-
     async def _write(self, writer: MessageWriter) -> None:
         ready, self._ready = self._ready, []
-        self._writing, self._ready_size = self._ready_size, 0
+        size, self._ready_size = self._ready_size, 0
         try:
-            await writer.write(ready[0] if len(ready) == 1 else b"".join(ready))
+            await writer.write(b"".join(ready))
         finally:
-            self._writing = 0
+            self.backlog -= size
             self._on_room()
 
     async def _commit(self, writer: MessageWriter) -> Answer:
@@ -187,15 +176,15 @@ class Intake:
             plain_lines=self._body.is_plain,
             trace=self._trace(),
         )
-        self._announce(message, {delivery.zone for delivery in deliveries})
+        self._announce(message, deliveries)
         return answers.queued(self.envelope.id)
 
-    def _announce(self, message: Message, zones: set[str]) -> None:
+    def _announce(self, message: Message, deliveries: list[Delivery]) -> None:
         """The message is durable: whatever goes wrong now, the client must hear 250."""
         reception = self._reception
         try:
             reception.events.accepted(message, bare_lf=self._body.bare_lf, bare_cr=self._body.bare_cr)
-            for zone in zones:
+            for zone in {delivery.zone for delivery in deliveries}:
                 reception.notify(zone)
         except Exception as error:  # noqa: BLE001 - a 451 here would make the client send it twice
             reception.events.trouble("inbound", error, message_id=message.id)
@@ -218,8 +207,7 @@ class Intake:
 
     def _trace(self) -> tuple[str, ...]:
         listener = f"listener={self.envelope.origin.listener}"
-        bare = self._body.bare_lf or self._body.bare_cr
-        return (listener, self._line_ends()) if bare else (listener,)
+        return (listener, self._line_ends()) if self._body.has_bare else (listener,)
 
     def _line_ends(self) -> str:
         return f"bare_lf={self._body.bare_lf} bare_cr={self._body.bare_cr}"

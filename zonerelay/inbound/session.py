@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol, cast
+from typing import Protocol
 
 from aiosmtpd.smtp import SMTP
 
@@ -58,6 +58,9 @@ class House(Protocol):
         """The connection is gone and nothing of it is still running."""
 
 
+_NOBODY = Client("", 0, may_relay=False)
+
+
 class Session(SMTP):
     def __init__(self, reception: Reception, house: House, loop: asyncio.AbstractEventLoop) -> None:
         # Not super().__init__(): nothing that it prepares is used, and it costs more than a message.
@@ -70,7 +73,7 @@ class Session(SMTP):
             loop.time(), idle=settings.idle_timeout, transaction=settings.transaction_timeout
         )
         self._wire: asyncio.Transport | None = None
-        self._client = Client("", 0, may_relay=False)
+        self._client = _NOBODY
         self._intake: Intake | None = None
         self._storing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -85,15 +88,16 @@ class Session(SMTP):
     # The loop calls these.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast, because uvloop's transports have the methods but not the base class.
-        self._wire = cast(asyncio.Transport, transport)
+        # uvloop's transports have the methods, but not the base class.
+        self._wire = transport  # type: ignore[assignment]
         self._client, refusal = self._house.welcome(self, transport.get_extra_info("peername"))
         self.start_over()
         if refusal is not None:
             self._say_goodbye(refusal)
             return
         self._welcome = True
-        self._look_at_time()
+        deadlines = self._deadlines
+        self._timer = self.loop.call_at(deadlines.next_look(deadlines.heard), self._look_at_time)
         self._write(self._reception.greeting)
 
     def start_over(self) -> None:
@@ -110,11 +114,20 @@ class Session(SMTP):
         intake = self._intake
         if intake is not None and not intake.complete:
             self._take_body(intake, data)
-        elif not self._dialog.commands and data.startswith(TLS_HELLO):
+            return
+        if not self._dialog.commands and data.startswith(TLS_HELLO):
             self._say_goodbye(answers.NOT_SMTP)
-        else:
+            return
+        line = self._lines.only_line(data)
+        if line is None or intake is not None or self._blocked:
             self._lines.feed(data)
             self._advance()
+            return
+        # The ordinary case: one command, nothing behind it, and nobody waits for anything.
+        answer = self._answer(line)
+        self._reply(answer.wire, answer.then)
+        if self._draining:
+            self._leave_if_done()
 
     def eof_received(self) -> bool:
         """The client has said all it will, but may still be listening: answer what is owed first."""
@@ -162,7 +175,7 @@ class Session(SMTP):
         self._yielded = False
         if self._closing:
             return
-        if self._intake is None and not self._blocked:
+        if self._lines.waiting and self._intake is None and not self._blocked:
             self._answer_lines()
         self._regulate()
         self._leave_if_done()
@@ -181,8 +194,13 @@ class Session(SMTP):
                 self.loop.call_soon(self._advance)
                 break
         if replies:
-            self._deadlines.answered(self.loop.time(), in_transaction=self._dialog.in_transaction)
-            self._write(replies[0] if len(replies) == 1 else b"".join(replies))
+            self._reply(b"".join(replies), then)
+
+    def _reply(self, replies: bytes, then: Then) -> None:
+        self._deadlines.answered(self.loop.time(), in_transaction=self._dialog.in_transaction)
+        self._write(replies)
+        if then is Then.GO_ON:
+            return
         if then is Then.TAKE_BODY:
             self._intake = Intake(self._dialog.envelope(), self._reception, self._regulate)
         elif then is Then.CLOSE:
@@ -199,14 +217,15 @@ class Session(SMTP):
     # Bodies.
 
     def _take_body(self, intake: Intake, data: bytes) -> None:
-        self._deadlines.heard(self.loop.time())
+        self._deadlines.heard = self.loop.time()
         intake.feed(data)
-        if intake.hopeless and not intake.complete:
-            self._say_goodbye(answers.MUCH_TOO_BIG, intake)
-            return
         if intake.complete:
             self._deadlines.complete()
-            self._lines.feed(intake.rest)
+            if intake.rest:
+                self._lines.feed(intake.rest)
+        elif intake.hopeless:
+            self._say_goodbye(answers.MUCH_TOO_BIG, intake)
+            return
         if self._storing is None:
             if intake.refusal is None:
                 if intake.worth_storing:
@@ -234,7 +253,8 @@ class Session(SMTP):
     def _finish(self, intake: Intake, answer: Answer) -> None:
         """The transaction is over: answer it, and go on with what the client has sent meanwhile."""
         self._intake = None
-        self._refuse(answer, intake)
+        if answer.reason is not None:
+            self._refuse(answer, intake)
         self._dialog.reset()
         if self._wire is None or self._wire.is_closing():
             if answer.reason is None:
@@ -242,7 +262,8 @@ class Session(SMTP):
             return
         self._deadlines.answered(self.loop.time(), in_transaction=False)
         self._write(answer.wire)
-        self._advance()
+        if self._lines.waiting or self._paused or self._ended or self._draining:
+            self._advance()
 
     def _abandon(self, intake: Intake, *, left: bool) -> None:
         """No end of data will come: the message does not exist."""
@@ -318,7 +339,7 @@ class Session(SMTP):
     def _look_at_time(self) -> None:
         now = self.loop.time()
         if self._owes_answers() and not self._blocked:
-            self._deadlines.heard(now)
+            self._deadlines.heard = now
         late = self._deadlines.late(now)
         if late is None:
             self._timer = self.loop.call_at(self._deadlines.next_look(now), self._look_at_time)

@@ -64,13 +64,20 @@ class HeaderScanner:
     def __init__(self, max_size: int) -> None:
         self._max_size = max_size
         self._begins_well = False
-        self.held = bytearray()
+        self.held: bytes | bytearray = b""
         self.header: Header | None = None
 
     def feed(self, piece: bytes) -> None:
         """Raises `HeaderTooLargeError`."""
-        searched = max(len(self.held) - len(_END) + 1, 0)
-        self.held += piece
+        if self.held:
+            searched = max(len(self.held) - len(_END) + 1, 0)
+            if isinstance(self.held, bytes):
+                self.held = bytearray(self.held)
+            self.held += piece
+        else:
+            # Mostly the first piece holds the whole header: no copy of it is made.
+            searched = 0
+            self.held = piece
         end = self._end(searched)
         if end > self._max_size or (end < 0 and len(self.held) > self._max_size):
             end = self._stray_line()

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 import time
+from functools import lru_cache
 
 from zonerelay.message.headers import Header
 from zonerelay.model.address import path
-from zonerelay.model.envelope import Envelope, Origin
+from zonerelay.model.envelope import Envelope
 
 _MAX_HELO = 255
 _NOT_IN_NAME = re.compile(r"[^A-Za-z0-9.:_\[\]-]")
@@ -36,26 +37,29 @@ def trace_fields(envelope: Envelope, header: Header, *, hostname: str) -> bytes:
 def received(envelope: Envelope, date: str, *, hostname: str) -> str:
     origin = envelope.origin
     recipients = envelope.recipients
+    client = _from_client(origin.helo, origin.client_address, envelope.smtputf8)
     only_for = f"\r\n\tfor {path(recipients[0].address)}" if len(recipients) == 1 else ""
     return (
-        f"Received: from {_helo(origin.helo, utf8=envelope.smtputf8)} ({_client(origin)})\r\n"
+        f"Received: from {client}\r\n"
         f"\tby {hostname} with {origin.protocol} id {envelope.id}{only_for};\r\n\t{date}\r\n"
     )
 
 
 def rfc5322_date(timestamp: float) -> str:
     """`Mon, 20 Nov 2023 17:53:01 +0000`, whatever the locale."""
+    return _date(int(timestamp))
+
+
+@lru_cache(maxsize=16)
+def _date(timestamp: int) -> str:
     year, month, day, hour, minute, second, weekday, _, _ = time.gmtime(timestamp)
     return f"{_DAYS[weekday]}, {day:02} {_MONTHS[month]} {year} {hour:02}:{minute:02}:{second:02} +0000"
 
 
-def _helo(text: str, *, utf8: bool) -> str:
-    return (_NOT_IN_UTF8_NAME if utf8 else _NOT_IN_NAME).sub("?", text[:_MAX_HELO])
-
-
-def _client(origin: Origin) -> str:
-    """RFC 5321 4.4 TCP-info. A client on a Unix socket has no address."""
-    address = origin.client_address
+@lru_cache(maxsize=256)
+def _from_client(helo: str, address: str, utf8: bool) -> str:
+    """RFC 5321 4.4 Extended-Domain with TCP-info. A client on a Unix socket has no address."""
+    name = (_NOT_IN_UTF8_NAME if utf8 else _NOT_IN_NAME).sub("?", helo[:_MAX_HELO])
     if not address:
-        return "local"
-    return f"[IPv6:{address}]" if ":" in address else f"[{address}]"
+        return f"{name} (local)"
+    return f"{name} ([IPv6:{address}])" if ":" in address else f"{name} ([{address}])"

@@ -31,7 +31,7 @@ def parse_command(line: bytes) -> tuple[str, str]:
     text = line.decode("utf-8", "replace")
     verb, _, argument = text.partition(" ")
     verb = verb.upper()
-    if not text.isprintable() or (not line.isascii() and "\ufffd" in text):
+    if not text.isprintable() or "\ufffd" in text:
         raise CommandError(_unprintable(line, verb))
     if len(line) > COMMAND_LINE - 2 and len(line) > _LIMITS.get(verb, COMMAND_LINE) - 2:
         raise CommandError(TOO_LONG)

@@ -20,13 +20,25 @@ END_OF_DATA = b"\r\n.\r\n"
 _CRLF = b"\r\n"
 
 _DOTTED = b"\r\n."
+_DOT = 0x2E
 _CLEAN = (None, "\r\n")
+_TAILS = tuple(END_OF_DATA[:size] for size in (4, 3, 2, 1))
 
 
 class BodyReader:
     """Feed wire bytes, take body bytes, until `done`; `rest` is what followed the end of data."""
 
-    __slots__ = ("_held", "_line_ends", "_virtual", "bare_cr", "bare_lf", "done", "dotted", "rest")
+    __slots__ = (
+        "_held",
+        "_line_ends",
+        "_virtual",
+        "bare_cr",
+        "bare_lf",
+        "done",
+        "dotted",
+        "has_bare",
+        "rest",
+    )
 
     def __init__(self) -> None:
         # DATA's own CRLF is the line end before the body: a first line `.` ends it. Not part of it.
@@ -36,6 +48,7 @@ class BodyReader:
         self._line_ends = io.IncrementalNewlineDecoder(None, False)
         self.bare_lf = 0
         self.bare_cr = 0
+        self.has_bare = False
         self.dotted = False
         self.done = False
         self.rest = b""
@@ -43,28 +56,43 @@ class BodyReader:
     @property
     def is_plain(self) -> bool:
         """So far nothing was changed: CRLF line ends only, no line that begins with a dot."""
-        return not (self.dotted or self.bare_lf or self.bare_cr)
+        return not (self.dotted or self.has_bare)
 
     def feed(self, data: bytes) -> bytes:
         """The body bytes that are certain now. Must not be called once `done`.
 
         `dotted` is true from the first line on that begins with a dot.
         """
+        if self._virtual and self._held == _CRLF and data and data[0] != _DOT:
+            # Nothing came before, and the line end before the body decides nothing: no need to copy
+            # the body behind it.
+            self._held, self._virtual = b"", 0
         wire = self._held + data
         # From the end: rfind skips ahead where find looks at every octet.
-        if wire.rfind(_DOTTED) < 0:
-            return self._out(self._clean(self._hold_back(wire)))
+        last = wire.rfind(_DOTTED)
+        if last < 0:
+            body = self._clean(self._hold_back(wire))
+        elif wire.endswith(END_OF_DATA) and wire.rfind(_DOTTED, 0, last) < 0:
+            self.done = True
+            body = self._clean(wire[: last + len(_CRLF)])
+        else:
+            body = self._feed_dotted(wire)
+        return self._out(body) if self._virtual else body
+
+    def _feed_dotted(self, wire: bytes) -> bytes:
         end = wire.find(END_OF_DATA)
         if end < 0:
-            return self._out(self._unstuffed(self._hold_back(wire)))
+            return self._unstuffed(self._hold_back(wire))
         self.done = True
         self.rest = wire[end + len(END_OF_DATA) :]
-        return self._out(self._unstuffed(wire[: end + len(_CRLF)]))
+        return self._unstuffed(wire[: end + len(_CRLF)])
 
     def _hold_back(self, wire: bytes) -> bytes:
         """Keep a tail that may be the beginning of an end of data; return what is before it."""
-        tail = next((size for size in (4, 3, 2, 1) if wire.endswith(END_OF_DATA[:size])), 0)
-        cut = len(wire) - tail
+        if not wire.endswith(_TAILS):
+            self._held = b""
+            return wire
+        cut = len(wire) - next(len(tail) for tail in _TAILS if wire.endswith(tail))
         self._held = wire[cut:]
         return wire[:cut]
 
@@ -79,6 +107,7 @@ class BodyReader:
         self._line_ends.decode(wire.decode("latin-1"), final=True)
         bare = self._line_ends.newlines not in _CLEAN
         if bare:
+            self.has_bare = True
             self._line_ends.reset()
             crlf = wire.count(_CRLF)
             self.bare_lf += wire.count(b"\n") - crlf
@@ -87,9 +116,9 @@ class BodyReader:
         return _normalized(body) if bare else body
 
     def _out(self, body: bytes) -> bytes:
-        if not self._virtual or not body:
-            return body
-        body, self._virtual = body[self._virtual :], 0
+        """Without the line end that is not part of the body."""
+        if body:
+            body, self._virtual = body[self._virtual :], 0
         return body
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 
 CR = 0x0D
+_CRLF = b"\r\n"
 
 
 class LineFault(enum.Enum):
@@ -25,9 +26,12 @@ class LineFault(enum.Enum):
 
 
 class LineReader:
-    """`feed` bytes, then call `next` until it returns `None`."""
+    """`feed` bytes, then call `next` until it returns `None`.
 
-    __slots__ = ("_buffer", "_dropping", "_limit", "_position")
+    `waiting` is the number of octets that no call of `next` has returned yet; only this class sets it.
+    """
+
+    __slots__ = ("_buffer", "_dropping", "_limit", "_position", "waiting")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -38,25 +42,34 @@ class LineReader:
         self._buffer = b""
         self._position = 0
         self._dropping = False
+        self.waiting = 0
+
+    def only_line(self, data: bytes) -> bytes | None:
+        """What `feed` and `next` would return, if `data` is one good line and nothing else waits.
+
+        Nearly every packet is one. Otherwise `None`, and nothing was taken.
+        """
+        # While an overlong line is dropped, its last octet waits.
+        if self.waiting or len(data) > self._limit or not data.endswith(_CRLF):
+            return None
+        return data[:-2] if data.find(b"\n") == len(data) - 1 else None
 
     def feed(self, data: bytes) -> None:
-        waiting = len(self._buffer) - self._position
-        self._buffer = self._buffer[self._position :] + data if waiting else data
+        self._buffer = self._buffer[self._position :] + data if self.waiting else data
         self._position = 0
-
-    @property
-    def waiting(self) -> int:
-        """Octets that no call of `next` has returned yet."""
-        return len(self._buffer) - self._position
+        self.waiting = len(self._buffer)
 
     def next(self) -> bytes | LineFault | None:
         """The next line without its CRLF, a fault, or `None` until more is fed."""
+        if not self.waiting:
+            return None
         start = self._position
         end = self._buffer.find(b"\n", start)
         if end < 0:
             self._drop_overlong()
             return None
         self._position = end + 1
+        self.waiting -= end + 1 - start
         dropping, self._dropping = self._dropping, False
         if end == start or self._buffer[end - 1] != CR:
             return LineFault.BARE_LF
@@ -65,8 +78,9 @@ class LineReader:
         return self._buffer[start : end - 1]
 
     def _drop_overlong(self) -> None:
-        if self.waiting > self._limit or (self._dropping and self.waiting):
+        if self.waiting > self._limit or self._dropping:
             self._dropping = True
             # The last octet may be the CR of the line end to come.
             self._buffer = self._buffer[-1:]
             self._position = 0
+            self.waiting = 1
