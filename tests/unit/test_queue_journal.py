@@ -122,3 +122,51 @@ async def test_drain_gives_up_in_time(bench: Bench) -> None:
     bench.put("a")
     assert not await bench.journal.drain(0.02)
     await bench.journal.close()
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def put_lazily(bench: Bench, count: int) -> None:
+    for number in range(count):
+        message = make_message(bench.ids, [f"r{number}@example.com"], created=0.0)
+        deliveries = deliveries_of(message)
+        bench.store.add(message, [b""], deliveries)
+        bench.journal.reserve(1)
+        bench.journal.put(Entry([Finish(delivery) for delivery in deliveries], lazy=True))
+
+
+async def test_lazy_entries_of_several_turns_are_written_together(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "GATHERING", 0.1)
+    for _ in range(3):
+        put_lazily(bench, 2)
+        await turns()
+    assert bench.store.settled == []
+    while not bench.store.settled:
+        await asyncio.sleep(0.01)
+    assert [len(changes) for changes in bench.store.settled] == [6]
+
+
+async def test_lazy_entries_go_at_once_with_one_that_is_not(bench: Bench) -> None:
+    put_lazily(bench, 2)
+    bench.put("a")
+    await turns()
+    assert [len(changes) for changes in bench.store.settled] == [3]
+
+
+async def test_many_lazy_entries_wait_for_no_more(bench: Bench) -> None:
+    put_lazily(bench, journal.COMPANY)
+    await turns()
+    assert [len(changes) for changes in bench.store.settled] == [journal.COMPANY]
+    assert await bench.journal.drain(1.0)
+    assert bench.journal.keys() == set()
+
+
+async def test_draining_waits_for_no_company(bench: Bench) -> None:
+    put_lazily(bench, 1)
+    assert await bench.journal.drain(1.0)
+    assert [len(changes) for changes in bench.store.settled] == [1]

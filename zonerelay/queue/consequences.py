@@ -29,6 +29,7 @@ from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, Notify
 from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
 from zonerelay.queue.retry import RetryPolicy
 from zonerelay.store.base import Finish, Postpone
 
@@ -37,6 +38,21 @@ UNCOUNTED_LONGEST = 30 * 60.0
 UNREADABLE_DELAY = 15 * 60.0
 
 _TOO_CLOSE = 1.0
+
+TROUBLE = Outcome(
+    Verdict.DEFERRED,
+    Reply(451, "3.0", "temporary trouble in this relay"),
+    Scope.LOCAL,
+    local=True,
+    counts=False,
+)
+UNREADABLE = Outcome(
+    Verdict.DEFERRED,
+    Reply(451, "3.0", "the message cannot be read from the spool at present"),
+    Scope.LOCAL,
+    local=True,
+    counts=False,
+)
 
 
 @dataclass(frozen=True, slots=True)

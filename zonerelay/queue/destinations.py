@@ -140,7 +140,7 @@ class Destination(Line):
         return not (self.waiting or self.active or self.passed_over) and self.suspension.is_forgettable(now)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Work:
     """One batch to attempt now: deliveries of one message for one destination."""
 

@@ -1,6 +1,7 @@
 """Changes on their way into the store. What is put here is written, or the process dies trying.
 
-What becomes known in one turn of the event loop is written in one `settle`. Promises:
+What becomes known in one turn of the event loop is written in one `settle`; what may be written lazily
+(outcomes of delivered mail) waits up to `GATHERING` for company first. Promises:
 
 - Changes of one entry are in one atomic write (an outcome and the bounce that reports it).
 - `then` of an entry is called once, after its changes are durable.
@@ -23,20 +24,30 @@ from zonerelay.telemetry.events import Events
 
 MAX_UNSETTLED = 1000
 MAX_CHANGES = 1000
+GATHERING = 0.01
+"""Seconds that lazy entries wait for others: one write for dozens of messages instead of one for each."""
+COMPANY = 64
+"""Changes that need not wait for more."""
 RETRY_FIRST = 0.5
 RETRY_LONGEST = 30.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Entry:
     """Changes that belong together. `lazy`: they may wait for company (nobody waits for them)."""
 
     changes: Sequence[Change]
-    then: Callable[[], None]
+    then: Callable[[], None] | None = None
     lazy: bool = False
 
     def delivery_keys(self) -> list[DeliveryKey]:
         return [change.delivery.key for change in self.changes if not isinstance(change, Submit)]
+
+    def count(self) -> int:
+        """Deliveries changed."""
+        if self.lazy:
+            return len(self.changes)  # no reports among them
+        return sum(1 for change in self.changes if not isinstance(change, Submit))
 
 
 class Journal:
@@ -47,17 +58,16 @@ class Journal:
         self._events = events
         self._tasks = Tasks("queue.journal", events)
         self._flush_once = Once(self._flush)
+        self._timer: asyncio.TimerHandle | None = None
         self._gathered: list[Entry] = []
+        self._gathered_changes = 0
         self._entries: set[Entry] = set()
         self._failed: list[Entry] = []
         self._unsettled = 0
         self._refusing = False
+        self.has_room = True
         self._room = asyncio.Event()
         self._room.set()
-
-    @property
-    def has_room(self) -> bool:
-        return self._room.is_set()
 
     async def room(self) -> None:
         await self._room.wait()
@@ -79,7 +89,11 @@ class Journal:
         """Write it soon."""
         self._entries.add(entry)
         self._gathered.append(entry)
-        self._flush_once.ask()
+        self._gathered_changes += len(entry.changes)
+        if not entry.lazy or self._gathered_changes >= COMPANY:
+            self._flush_once.ask()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GATHERING, self._flush)
 
     async def drain(self, timeout: float | None) -> bool:
         """Wait until everything is durable; false when the time is over first."""
@@ -89,10 +103,16 @@ class Journal:
 
     async def close(self) -> None:
         """Give up on what is left: those deliveries will be attempted again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         await self._tasks.cancel()
 
     def _flush(self) -> None:
-        entries, self._gathered = self._gathered, []
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        entries, self._gathered, self._gathered_changes = self._gathered, [], 0
         if not entries:
             return
         if self._refusing:
@@ -107,11 +127,8 @@ class Journal:
                 self._keep(part)
 
     async def _settle(self, entries: list[Entry]) -> bool:
-        if len(entries) == 1:
-            changes, lazy = entries[0].changes, entries[0].lazy
-        else:
-            changes = [change for entry in entries for change in entry.changes]
-            lazy = all(entry.lazy for entry in entries)
+        changes = [change for entry in entries for change in entry.changes]
+        lazy = len(changes) < COMPANY and all(entry.lazy for entry in entries)
         try:
             await self._store.settle(changes, lazy=lazy)
         except StoreError as error:
@@ -126,7 +143,9 @@ class Journal:
 
     def _settled(self, entry: Entry) -> None:
         self._entries.discard(entry)
-        self.unreserve(sum(1 for change in entry.changes if not isinstance(change, Submit)))
+        self.unreserve(entry.count())
+        if entry.then is None:
+            return
         try:
             entry.then()
         except Exception as error:  # noqa: BLE001 - the write is done; its announcement must not stop others
@@ -178,7 +197,11 @@ class Journal:
         return progress
 
     def _update_room(self) -> None:
-        if self._unsettled < MAX_UNSETTLED and not self._refusing:
+        has_room = self._unsettled < MAX_UNSETTLED and not self._refusing
+        if has_room is self.has_room:
+            return
+        self.has_room = has_room
+        if has_room:
             self._room.set()
         else:
             self._room.clear()

@@ -22,7 +22,7 @@ ChooseZone = Callable[[Envelope, str], str]
 """`choose_zone(envelope, recipient) -> zone name`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Batch:
     """Deliveries of one message that go to one destination in one transaction."""
 

@@ -139,7 +139,8 @@ class Scheduler:
     def notify(self, zone: str) -> None:
         """There may be something to claim in the zone. Cheap; never raises."""
         if self._running:
-            self._of(zone).notify()
+            runner = self._runners.get(zone) or self._adopt(zone)
+            runner.notify()
 
     def wake(self, zone: str) -> None:
         """An operator changed deliveries of the zone."""

@@ -54,7 +54,7 @@ class _Parcel:
     durable: asyncio.Future[None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Report:
     kind: DsnKind
     submit: Submit
@@ -156,7 +156,8 @@ class Settler:
                 simple = False
         self._journal.reserve(len(deliveries))
         if simple:
-            self._journal.put(Entry([Finish(delivery) for delivery in deliveries], _nothing, lazy=True))
+            # Nobody has to be told any more, and nobody waits.
+            self._journal.put(Entry([Finish(delivery) for delivery in deliveries], lazy=True))
             return
         parcel = _Parcel(message, deliveries, outcomes, destination, seconds)
         self._start(parcel, self._settle(parcel))
@@ -307,10 +308,6 @@ class Settler:
 
 def _message_id(delivery: Delivery) -> MessageId:
     return delivery.message_id
-
-
-def _nothing() -> None:
-    """Delivered: it has been told already, and nobody waits."""
 
 
 def _nobody(zone: str, when: float) -> None:

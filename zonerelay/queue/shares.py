@@ -41,13 +41,10 @@ class Shares:
         self._usual = max(1, window // 8)
         self._crowded = max(1, window // 64)
         self._long: dict[Line, None] = {}
-        self._hungry: dict[Line, None] = {}
+        self.hungry: dict[Line, None] = {}
+        """Short lines whose passed-over domains can be fetched."""
         self._skip: set[str] = set()
         self._frozen: frozenset[str] | None = frozenset()
-
-    @property
-    def any_hungry(self) -> bool:
-        return bool(self._hungry)
 
     def share(self, waiting: int) -> int:
         return self._crowded if waiting * 2 >= self._window else self._usual
@@ -58,14 +55,14 @@ class Shares:
 
     def shortened(self, line: Line, waiting: int) -> None:
         if line.passed_over and self._is_short(line, waiting):
-            self._hungry[line] = None
+            self.hungry[line] = None
         if self._long and line.waiting < self._crowded:
             self._long.pop(line, None)
 
     def forget(self, line: Line) -> None:
         """The line is no longer in use; its passed-over domains have moved."""
         self._long.pop(line, None)
-        self._hungry.pop(line, None)
+        self.hungry.pop(line, None)
 
     def may_pass_over(self) -> bool:
         return len(self._skip) < MAX_PASSED_OVER
@@ -88,9 +85,9 @@ class Shares:
         return self._frozen
 
     def plan_refill(self, waiting: int) -> Refill | None:
-        for line in list(self._hungry):
+        for line in list(self.hungry):
             if not line.passed_over or not self._is_short(line, waiting):
-                del self._hungry[line]
+                del self.hungry[line]
                 continue
             domain = next(iter(line.passed_over))
             # To the end: the domains of one destination take turns.
@@ -105,7 +102,7 @@ class Shares:
         self._frozen = None
         line.passed_over.pop(domain, None)
         if not line.passed_over:
-            self._hungry.pop(line, None)
+            self.hungry.pop(line, None)
 
     def _is_short(self, line: Line, waiting: int) -> bool:
         return line.waiting * 2 < self.share(waiting)

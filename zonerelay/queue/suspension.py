@@ -92,7 +92,8 @@ class Suspension:
         if self._failures:
             # A connection from before the suspension proves nothing about new ones.
             return self.resume() if epoch == self.epoch else Transition.NONE
-        self._raise_ceiling()
+        if self._ceiling is not None:
+            self._raise_ceiling(self._ceiling)
         return Transition.NONE
 
     def resume(self) -> Transition:
@@ -103,10 +104,8 @@ class Suspension:
         self.until = 0.0
         return Transition.RESUMED
 
-    def _raise_ceiling(self) -> None:
-        if self._ceiling is None:
-            return
+    def _raise_ceiling(self, ceiling: int) -> None:
         self._since_raise += 1
-        if self._since_raise >= self._ceiling:
-            self._ceiling += 1
+        if self._since_raise >= ceiling:
+            self._ceiling = ceiling + 1
             self._since_raise = 0

@@ -144,10 +144,13 @@ class ZoneQueue:
 
     def next_work(self, now: float) -> Work | None:
         """The next batch, if a slot is free; it must end in `finished`."""
-        while self._ring and self.active < self.zone.max_connections:
+        zone = self.zone
+        while self._ring and self.active < zone.max_connections:
             destination = self._ring.popleft()
             destination.in_ring = False
-            if not destination.waiting or not self._is_free(destination, now):
+            if not destination.waiting:
+                continue
+            if not destination.is_free(zone.max_connections_per_destination, now):
                 continue
             if destination.usable_until <= now:
                 self._reroute(destination, now)
@@ -155,11 +158,16 @@ class ZoneQueue:
             return self._start(destination, now)
         return None
 
+    @property
+    def has_requests(self) -> bool:
+        """`take_look_ups`, `take_parked` or `take_returned` has something."""
+        return bool(self._to_look_up or self._parked or self._returned)
+
     def wants_claim(self, more: bool) -> bool:
         """There is room, and perhaps something to claim (`more`: the store may hold due deliveries)."""
         if self.waiting >= self._window:
             return False
-        return (more and (self._by_domain or self.waiting < self._low_mark)) or self._shares.any_hungry
+        return (more and (self._by_domain or self.waiting < self._low_mark)) or bool(self._shares.hungry)
 
     @property
     def is_crowded(self) -> bool:
@@ -317,11 +325,12 @@ class ZoneQueue:
 
     # Turns
 
-    def _is_free(self, destination: Destination, now: float) -> bool:
-        return destination.is_free(self.zone.max_connections_per_destination, now)
-
     def _offer(self, destination: Destination, now: float) -> None:
-        if destination.waiting and not destination.in_ring and self._is_free(destination, now):
+        if (
+            destination.waiting
+            and not destination.in_ring
+            and destination.is_free(self.zone.max_connections_per_destination, now)
+        ):
             destination.in_ring = True
             self._ring.append(destination)
 
@@ -359,6 +368,8 @@ class ZoneQueue:
 
 def _learn(work: Work, outcomes: Sequence[Outcome], now: float) -> Transition:
     suspension = work.destination.suspension
+    if outcomes and outcomes[0].verdict is Verdict.DELIVERED:
+        return suspension.succeeded(work.epoch, now)
     failure = host_failure(outcomes)
     if failure is not None:
         others = work.destination.active

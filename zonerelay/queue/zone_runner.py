@@ -3,9 +3,8 @@
 Every task here belongs to the zone and ends in `stop`. What a task does between two awaits is one
 call on the queue's plan, so no two tasks ever see it half changed.
 
-- A *lane* is a task that carries one batch after another while there are any: under load no task is
-  made per message, and the courier finds its connection idle and reuses it.
-- One claim at a time; the next one follows when there is room and a reason (new mail, a due time, a line
+- Batches are carried by *lanes* (`lanes.py`), so that no task is made per message.
+- One task claims; it goes on when there is room and a reason (new mail, a due time, a line
   that has drained). Nothing is asked of the store when nothing has happened.
 
 Failure: a courier or router that raises costs its deliveries a deferral and the operator a `trouble` event. A
@@ -23,12 +22,12 @@ from random import Random
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.alarm import Alarm
-from zonerelay.queue.consequences import LOCAL_DELAY
+from zonerelay.queue.consequences import LOCAL_DELAY, TROUBLE, UNREADABLE
 from zonerelay.queue.destinations import Destination, DestinationStatus, Work
+from zonerelay.queue.lanes import Lanes
 from zonerelay.queue.protocols import Batch, Courier, Router
 from zonerelay.queue.settle import Settler
 from zonerelay.queue.shares import Claim, Refill
@@ -36,7 +35,7 @@ from zonerelay.queue.suspension import Transition
 from zonerelay.queue.tasks import Once, Tasks
 from zonerelay.queue.zone_queue import WINDOW, ZoneQueue
 from zonerelay.routing.nexthop import DestinationKey, Route
-from zonerelay.store.base import MessageNotFoundError, QueueStore, StoreCorruptError, StoreError
+from zonerelay.store.base import MessageNotFoundError, QueueStore, StoreCorruptError
 from zonerelay.telemetry.events import Events
 
 CLAIM_PAUSE = 0.02
@@ -51,21 +50,6 @@ out to share their hosts then share a transaction."""
 
 OVERDUE_PAUSE = 1.0
 """Seconds to the next look when the store names a due time that has passed although a claim found nothing."""
-
-TROUBLE = Outcome(
-    Verdict.DEFERRED,
-    Reply(451, "3.0", "temporary trouble in this relay"),
-    Scope.LOCAL,
-    local=True,
-    counts=False,
-)
-UNREADABLE = Outcome(
-    Verdict.DEFERRED,
-    Reply(451, "3.0", "the message cannot be read from the spool at present"),
-    Scope.LOCAL,
-    local=True,
-    counts=False,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +74,18 @@ class ZoneRunner:
         self.retry = around.retry
         self._around = around
         self._store = around.store
+        self._courier = around.courier
         self._settler = around.settler
         self._events = around.events
         self._clock = around.clock
         self._queue = ZoneQueue(zone, around.retry, window=window)
-        self._lanes = Tasks("queue.lane", around.events)
+        self._lanes = Lanes(self._attempt, self._following, self._drop, around.events)
         self._errands = Tasks("queue.errand", around.events)
         self._pump_soon = Once(self._pump)
         self._alarm = Alarm(around.clock, self._due)
         self._stopping = False
         self._claiming = False
+        self._claim_wanted: asyncio.Future[None] | None = None
         self._more = True
         self._due_known = False
         self._claimed_at = 0.0
@@ -144,6 +130,8 @@ class ZoneRunner:
     def _quit(self) -> None:
         self._stopping = True
         self._alarm.cancel()
+        self._lanes.close()
+        self._wake_claimer()
         if self._lingering is not None:
             self._lingering.cancel()
 
@@ -185,7 +173,12 @@ class ZoneRunner:
             return
         now = self._clock.now()
         while (work := self._queue.next_work(now)) is not None:
-            self._lanes.start(self._lane(work))
+            self._lanes.start(work)
+        if self._queue.has_requests:
+            self._grant_requests()
+        self._claim_if_wanted()
+
+    def _grant_requests(self) -> None:
         self._start_look_ups()
         for destination, deliveries in self._queue.take_parked():
             self._defer(destination, deliveries)
@@ -193,7 +186,6 @@ class ZoneRunner:
         if returned:
             self._release(returned)
             self._more = True
-        self._claim_if_wanted()
 
     def _start_look_ups(self) -> None:
         for domain in self._queue.take_look_ups():
@@ -220,7 +212,16 @@ class ZoneRunner:
             return
         if self._queue.wants_claim(self._more) or not (self._due_known or self._more):
             self._claiming = True
-            self._errands.start(self._claim())
+            if not self._wake_claimer():
+                self._errands.start(self._claim())
+
+    def _wake_claimer(self) -> bool:
+        """False when there is none that waits."""
+        wanted, self._claim_wanted = self._claim_wanted, None
+        if wanted is None or wanted.done():
+            return False
+        wanted.set_result(None)
+        return True
 
     def _due(self) -> None:
         """The timer: something deferred has come due, and what comes next is not known yet."""
@@ -233,12 +234,18 @@ class ZoneRunner:
     # Claims
 
     async def _claim(self) -> None:
+        """The claimer: one task for the life of the zone."""
         try:
-            while not self._stopping and await self._claim_once():
-                self._pump()
+            while not self._stopping:
+                if await self._claim_once():
+                    self._pump()
+                    continue
+                self._claiming = False
+                wanted = self._claim_wanted = asyncio.get_running_loop().create_future()
+                self._claim_if_wanted()
+                await wanted
         finally:
             self._claiming = False
-        self._claim_if_wanted()
 
     async def _claim_once(self) -> bool:
         """One question to the store; false when there is none left to ask."""
@@ -331,44 +338,49 @@ class ZoneRunner:
 
     # Attempts
 
-    async def _lane(self, first: Work) -> None:
-        work: Work | None = first
-        while work is not None:
-            await self._attempt(work)
-            work = None if self._stopping else self._queue.next_work(self._clock.now())
-            self._pump()
+    def _following(self) -> Work | None:
+        """What a lane goes on with; whatever else can start now does."""
+        work = None if self._stopping else self._queue.next_work(self._clock.now())
+        self._pump()
+        return work
+
+    def _drop(self, work: Work) -> None:
+        self._release(work.deliveries)
+        self._finished(work, ())
 
     async def _attempt(self, work: Work) -> None:
         outcomes: Sequence[Outcome] = ()
         try:
             if not self._settler.has_room:
                 await self._settler.room()
-            message = await self._read(work)
-            if message is not None:
-                started = self._clock.monotonic()
-                outcomes = await self._deliver(work, message)
-                # From here on nothing awaits: a cancelled lane cannot lose what is known.
-                self._settler.post(
-                    message,
-                    work.deliveries,
-                    outcomes,
-                    destination=work.destination.label,
-                    seconds=self._clock.monotonic() - started,
-                )
+            try:
+                message = await self._store.read_message(work.message_id)
+            except Exception as error:  # noqa: BLE001 - a store's bug is temporary trouble too
+                self._unreadable(work, error)
+                return
+            started = self._clock.monotonic()
+            batch = Batch(self.zone, work.route, message, work.deliveries)
+            try:
+                outcomes = await self._courier.deliver(batch)
+            except Exception as error:  # noqa: BLE001 - a courier's bug is temporary trouble
+                outcomes = self._courier_failed(batch, error)
+            if len(outcomes) != len(work.deliveries):
+                count = f"{len(outcomes)} outcomes for {len(work.deliveries)} deliveries"
+                outcomes = self._courier_failed(batch, ValueError(count))
+            # From here on nothing awaits: a cancelled lane cannot lose what is known.
+            seconds = self._clock.monotonic() - started
+            label = work.destination.label
+            self._settler.post(message, work.deliveries, outcomes, destination=label, seconds=seconds)
         except asyncio.CancelledError:
             self._release(work.deliveries)
             raise
         finally:
             self._finished(work, outcomes)
 
-    async def _read(self, work: Work) -> Message | None:
-        try:
-            return await self._store.read_message(work.message_id)
-        except StoreError as error:
-            self._events.trouble("queue.read_message", error, message_id=work.message_id)
-            lasting = isinstance(error, MessageNotFoundError | StoreCorruptError)
+    def _unreadable(self, work: Work, error: Exception) -> None:
+        self._events.trouble("queue.read_message", error, message_id=work.message_id)
         label = work.destination.label
-        if lasting:
+        if isinstance(error, MessageNotFoundError | StoreCorruptError):
             # Kept for `spool repair`. If it was dropped meanwhile, there is nothing left to change.
             self._settler.post(None, work.deliveries, [UNREADABLE] * len(work.deliveries), destination=label)
         else:
@@ -376,19 +388,10 @@ class ZoneRunner:
             self._settler.post_unattempted(
                 work.deliveries, UNREADABLE, destination=label, until=lambda: until
             )
-        return None
 
-    async def _deliver(self, work: Work, message: Message) -> Sequence[Outcome]:
-        try:
-            batch = Batch(self.zone, work.route, message, work.deliveries)
-            outcomes = await self._around.courier.deliver(batch)
-            if len(outcomes) == len(work.deliveries):
-                return outcomes
-            error: Exception = ValueError(f"{len(outcomes)} outcomes for {len(work.deliveries)} deliveries")
-        except Exception as raised:  # noqa: BLE001 - a courier's bug is temporary trouble
-            error = raised
-        self._events.trouble("queue.courier", error, message_id=message.id)
-        return [TROUBLE] * len(work.deliveries)
+    def _courier_failed(self, batch: Batch, error: Exception) -> Sequence[Outcome]:
+        self._events.trouble("queue.courier", error, message_id=batch.message.id)
+        return [TROUBLE] * len(batch.deliveries)
 
     def _finished(self, work: Work, outcomes: Sequence[Outcome]) -> None:
         transition = self._queue.finished(work, outcomes, self._clock.now())

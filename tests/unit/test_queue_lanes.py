@@ -1,0 +1,107 @@
+"""Lanes carry one batch after another and are kept for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import pytest
+
+from tests.support.queueing import Sink, make_events, route_to
+from zonerelay.config.models import RetrySettings
+from zonerelay.model.clock import ManualClock
+from zonerelay.queue import lanes as module
+from zonerelay.queue.destinations import Destination, Work
+from zonerelay.queue.lanes import Lanes
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.waiting: deque[Work] = deque()
+        self.carried: list[tuple[Work, asyncio.Task[object] | None]] = []
+        self.dropped: list[Work] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        events = make_events(Sink(), ManualClock())
+        self.lanes = Lanes(self._carry, self._following, self.dropped.append, events)
+
+    async def _carry(self, work: Work) -> None:
+        await self.gate.wait()
+        self.carried.append((work, asyncio.current_task()))
+
+    def _following(self) -> Work | None:
+        return self.waiting.popleft() if self.waiting else None
+
+    @property
+    def tasks(self) -> int:
+        return len({task for _, task in self.carried})
+
+
+def make_work() -> Work:
+    route = route_to("default", "mx.example.com")
+    destination = Destination(route.destination, route, RetrySettings(), 0.0)
+    return Work(destination, route, (), 0, 0.0)
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_lane_goes_on_with_what_follows() -> None:
+    bench = Bench()
+    works = [make_work() for _ in range(3)]
+    bench.waiting.extend(works[1:])
+    bench.lanes.start(works[0])
+    await turns()
+    assert [work for work, _ in bench.carried] == works
+    assert bench.tasks == 1
+    bench.lanes.close()
+    assert await bench.lanes.wait(1.0)
+
+
+async def test_a_lane_that_has_run_dry_takes_the_next_work() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.lanes.start(make_work())
+        await turns()
+    assert len(bench.carried) == 3
+    assert bench.tasks == 1
+    bench.lanes.close()
+    assert await bench.lanes.wait(1.0)
+
+
+async def test_only_so_many_lanes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SPARE", 2)
+    bench = Bench()
+    for _ in range(2):
+        for _ in range(5):
+            bench.lanes.start(make_work())
+        await turns()
+    assert bench.tasks == 8
+    bench.lanes.close()
+    assert await bench.lanes.wait(1.0)
+
+
+async def test_closing_ends_lanes_when_their_work_is_done() -> None:
+    bench = Bench()
+    bench.lanes.start(make_work())
+    bench.gate.clear()
+    bench.lanes.start(make_work())
+    await turns()
+    bench.lanes.close()
+    assert not await bench.lanes.wait(0.01)
+    bench.gate.set()
+    assert await bench.lanes.wait(1.0)
+    assert len(bench.carried) == 2
+
+
+async def test_work_handed_to_a_lane_that_is_cancelled_is_dropped() -> None:
+    bench = Bench()
+    bench.lanes.start(make_work())
+    await turns()
+    late = make_work()
+    bench.lanes.start(late)
+    await bench.lanes.cancel()
+    assert bench.dropped == [late]
+    assert late not in [work for work, _ in bench.carried]
