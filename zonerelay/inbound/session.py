@@ -198,7 +198,8 @@ class Session(SMTP):
 
     def _reply(self, replies: bytes, then: Then) -> None:
         self._deadlines.answered(self.loop.time(), in_transaction=self._dialog.in_transaction)
-        self._write(replies)
+        if self._wire is not None:
+            self._wire.write(replies)
         if then is Then.GO_ON:
             return
         if then is Then.TAKE_BODY:

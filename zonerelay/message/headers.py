@@ -29,11 +29,12 @@ _END = b"\r\n\r\n"
 _FIELD_START = re.compile(rb"[!-9;-~]+[ \t]*:")
 _FIRST_LINE = re.compile(rb"[!-9;-~]+[ \t]*:|>?From ")
 _FIRST_LINE_PART = re.compile(rb"[!-9;-~]{0,%d}[ \t]{0,%d}\Z|\r\Z" % (MAX_FIELD_NAME, MAX_FIELD_NAME))
-_FIELD = re.compile(r"^([!-9;-~]+) *: *(.*)\n", re.MULTILINE)
+# Possessive: each part ends where the next begins, so there is nothing to go back for.
+_FIELD = re.compile(r"^([!-9;-~]++) *+: *+(.*+)\n", re.MULTILINE)
 # The start of a complete line that is neither field, continuation nor empty.
 _STRAY_LINE = re.compile(rb"\r\n(?![ \t\r]|[!-9;-~]+[ \t]*:)(?=[^\r]*\r)")
-# For people only: what could move a cursor or forge a log line becomes a blank; CR and LF stay to split at.
-_VISIBLE = bytes(b if b in b"\r\n" or (b >= 0x20 and b != 0x7F) else 0x20 for b in range(256))
+# For people only: what could move a cursor or forge a log line becomes a blank; LF stays to split at.
+_VISIBLE = bytes(b if b in b"\n" or (b >= 0x20 and b != 0x7F) else 0x20 for b in range(256))
 
 Fields = tuple[tuple[str, str], ...]
 
@@ -117,7 +118,7 @@ def parse_header(block: bytes) -> Header:
     if not _FIELD_START.match(block):
         lead = MAILBOX_LINE
         block = block.partition(b"\r\n")[2]
-    text = block.translate(_VISIBLE).decode("utf-8", "replace").replace("\r\n", "\n")
+    text = block.translate(_VISIBLE, b"\r").decode("utf-8", "replace")
     unfolded = text.replace("\n ", " ")  # tabs are blanks by now
     fields = _FIELD.findall(unfolded)
     if len(fields) != unfolded.count("\n"):
