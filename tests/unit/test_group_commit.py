@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import AsyncIterator
 
 import pytest
 
+from zonerelay.model.clock import ManualClock
 from zonerelay.store import group_commit
 from zonerelay.store.base import StoreError, StoreFullError
 from zonerelay.store.group_commit import GroupCommitter
-from zonerelay.store.leveldb_engine import Op
+from zonerelay.store.leveldb_engine import Batches, Op
 
 
 class Disk:
@@ -23,13 +24,21 @@ class Disk:
         self.go_on = threading.Event()
         self.go_on.set()
         self.error: Exception | None = None
+        self.preparing: Exception | None = None
+        self.sizes: list[int] = []
         self.failures: list[StoreError] = []
 
-    def write(self, batches: Sequence[Sequence[Op]]) -> float:
+    def prepare(self, batches: Batches, size: int) -> list[bytes]:
+        self.sizes.append(size)
+        if self.preparing is not None:
+            raise self.preparing
+        return [key for ops in batches for key, _ in ops]
+
+    def write(self, keys: list[bytes]) -> float:
         self.go_on.wait()
         if self.error is not None:
             raise self.error
-        self.batches.append([key for ops in batches for key, _ in ops])
+        self.batches.append(keys)
         return 0.001
 
 
@@ -39,9 +48,22 @@ def disk() -> Disk:
 
 
 @pytest.fixture
-async def committer(disk: Disk) -> AsyncIterator[GroupCommitter[float]]:
-    with ThreadPoolExecutor(1) as executor:
-        yield GroupCommitter(disk.write, executor, observe=lambda _seconds: None, failed=disk.failures.append)
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def committer(disk: Disk, clock: ManualClock) -> AsyncIterator[GroupCommitter[list[bytes], float]]:
+    committer = GroupCommitter(
+        disk.prepare,
+        disk.write,
+        clock=clock,
+        observe=lambda _seconds: None,
+        failed=disk.failures.append,
+    )
+    yield committer
+    await committer.drain()
+    committer.stop()
 
 
 def ops(name: str) -> list[Op]:
@@ -49,13 +71,15 @@ def ops(name: str) -> list[Op]:
 
 
 async def test_what_is_submitted_in_one_turn_shares_one_write(
-    disk: Disk, committer: GroupCommitter[float]
+    disk: Disk, committer: GroupCommitter[list[bytes], float]
 ) -> None:
     await asyncio.gather(*(committer.submit(ops(name)) for name in "abc"))
     assert disk.batches == [[b"a", b"b", b"c"]]
 
 
-async def test_next_batch_gathers_while_one_is_written(disk: Disk, committer: GroupCommitter[float]) -> None:
+async def test_next_batch_gathers_while_one_is_written(
+    disk: Disk, committer: GroupCommitter[list[bytes], float]
+) -> None:
     disk.go_on.clear()
     first = committer.submit(ops("a"))
     await asyncio.sleep(0)
@@ -67,7 +91,7 @@ async def test_next_batch_gathers_while_one_is_written(disk: Disk, committer: Gr
 
 
 async def test_lazy_goes_along_with_urgent_and_keeps_its_place(
-    disk: Disk, committer: GroupCommitter[float]
+    disk: Disk, committer: GroupCommitter[list[bytes], float]
 ) -> None:
     lazy = committer.submit(ops("a"), lazy=True)
     await asyncio.sleep(0)
@@ -78,28 +102,30 @@ async def test_lazy_goes_along_with_urgent_and_keeps_its_place(
 
 
 async def test_lazy_alone_is_written_after_its_delay(
-    disk: Disk, committer: GroupCommitter[float], monkeypatch: pytest.MonkeyPatch
+    disk: Disk, committer: GroupCommitter[list[bytes], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group_commit, "LAZY_DELAY", 0.001)
     await asyncio.gather(committer.submit(ops("a"), lazy=True), committer.submit(ops("b"), lazy=True))
     assert disk.batches == [[b"a", b"b"]]
 
 
-async def test_many_lazy_ones_do_not_wait(disk: Disk, committer: GroupCommitter[float]) -> None:
+async def test_many_lazy_ones_do_not_wait(disk: Disk, committer: GroupCommitter[list[bytes], float]) -> None:
     started = asyncio.get_running_loop().time()
     await asyncio.gather(*(committer.submit(ops(str(n)), lazy=True) for n in range(group_commit.MAX_LAZY)))
     assert asyncio.get_running_loop().time() - started < group_commit.LAZY_DELAY
     assert len(disk.batches) == 1
 
 
-async def test_batch_is_bounded_and_order_is_kept(disk: Disk, committer: GroupCommitter[float]) -> None:
+async def test_batch_is_bounded_and_order_is_kept(
+    disk: Disk, committer: GroupCommitter[list[bytes], float]
+) -> None:
     half = group_commit.MAX_BATCH // 2
     await asyncio.gather(*(committer.submit(ops(name), size=half) for name in "abcde"))
     assert disk.batches == [[b"a", b"b"], [b"c", b"d"], [b"e"]]
 
 
 async def test_applied_runs_before_the_submitter_goes_on_even_if_it_left(
-    disk: Disk, committer: GroupCommitter[float]
+    disk: Disk, committer: GroupCommitter[list[bytes], float]
 ) -> None:
     seen: list[str] = []
     left = committer.submit(ops("a"), applied=lambda: seen.append("a"))
@@ -110,7 +136,7 @@ async def test_applied_runs_before_the_submitter_goes_on_even_if_it_left(
 
 
 async def test_failure_takes_everything_submitted_behind_it(
-    disk: Disk, committer: GroupCommitter[float]
+    disk: Disk, committer: GroupCommitter[list[bytes], float]
 ) -> None:
     disk.go_on.clear()
     disk.error = StoreFullError("full")
@@ -131,13 +157,95 @@ async def test_failure_takes_everything_submitted_behind_it(
     assert disk.batches == [[b"e"]]
 
 
-async def test_unexpected_error_is_a_store_error(disk: Disk, committer: GroupCommitter[float]) -> None:
+async def test_unexpected_error_is_a_store_error(
+    disk: Disk, committer: GroupCommitter[list[bytes], float]
+) -> None:
     disk.error = ZeroDivisionError("what?")
     with pytest.raises(StoreError, match="could not be written"):
         await committer.submit(ops("a"))
 
 
-async def test_drain_writes_lazy_work_at_once(disk: Disk, committer: GroupCommitter[float]) -> None:
+async def test_drain_writes_lazy_work_at_once(
+    disk: Disk, committer: GroupCommitter[list[bytes], float]
+) -> None:
     lazy = committer.submit(ops("a"), lazy=True)
     await committer.drain()
     assert lazy.done()
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_busy_loop_gathers_and_an_idle_turn_ends_it(
+    disk: Disk, committer: GroupCommitter[list[bytes], float], clock: ManualClock
+) -> None:
+    first = committer.submit(ops("a"))
+    for _ in range(5):
+        clock.advance(2 * group_commit.BUSY_TURN)
+        await turns(1)
+    assert not disk.sizes, "it was written while the loop was busy"
+    second = committer.submit(ops("b"))
+    await asyncio.gather(first, second)
+    assert disk.batches == [[b"a", b"b"]]
+
+
+async def test_loop_that_is_always_busy_waits_no_longer_than_the_limit(
+    disk: Disk, committer: GroupCommitter[list[bytes], float], clock: ManualClock
+) -> None:
+    committer.submit(ops("a"))
+    clock.advance(group_commit.GATHER_LIMIT)
+    await turns(1)
+    assert len(disk.sizes) == 1
+
+
+async def test_large_submission_does_not_wait_for_company(
+    disk: Disk, committer: GroupCommitter[list[bytes], float], clock: ManualClock
+) -> None:
+    committer.submit(ops("a"), size=group_commit.GATHER_OCTETS)
+    clock.advance(2 * group_commit.BUSY_TURN)
+    await turns(1)
+    assert disk.sizes == [group_commit.GATHER_OCTETS]
+
+
+async def test_lazy_ones_left_behind_a_write_wait_for_company_again(
+    disk: Disk, committer: GroupCommitter[list[bytes], float]
+) -> None:
+    disk.go_on.clear()
+    first = committer.submit(ops("a"))
+    await turns(2)
+    lazy = committer.submit(ops("b"), lazy=True)
+    disk.go_on.set()
+    await first
+    await turns(3)
+    assert len(disk.sizes) == 1
+    await committer.submit(ops("c"))
+    assert lazy.done()
+    assert disk.batches == [[b"a"], [b"b", b"c"]]
+
+
+async def test_batch_that_cannot_be_prepared_fails_like_one_that_cannot_be_written(
+    disk: Disk, committer: GroupCommitter[list[bytes], float]
+) -> None:
+    disk.preparing = StoreFullError("full")
+    with pytest.raises(StoreFullError):
+        await committer.submit(ops("a"))
+    assert len(disk.failures) == 1
+    disk.preparing = None
+    committer.resume()
+    await committer.submit(ops("b"))
+    assert disk.batches == [[b"b"]]
+
+
+async def test_event_loop_goes_on_while_the_thread_writes(
+    disk: Disk, committer: GroupCommitter[list[bytes], float]
+) -> None:
+    disk.go_on.clear()
+    done = committer.submit(ops("a"))
+    started = time.monotonic()
+    await asyncio.sleep(0.01)
+    assert time.monotonic() - started < 1
+    assert not done.done()
+    disk.go_on.set()
+    await done

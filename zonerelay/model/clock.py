@@ -17,11 +17,9 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clock. Built in `worker.py` and handed down."""
 
-    def now(self) -> float:
-        return _time.time()
-
-    def monotonic(self) -> float:
-        return _time.monotonic()
+    # The functions themselves: the clock is read a dozen times per message.
+    now = staticmethod(_time.time)
+    monotonic = staticmethod(_time.monotonic)
 
 
 class ManualClock:

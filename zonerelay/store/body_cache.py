@@ -1,37 +1,76 @@
-"""Small bodies that were just stored, so that delivering new mail reads no disk. Bounded in octets."""
+"""Bodies that were just stored, so that delivering new mail reads no disk. Bounded in octets.
+
+Chunks are kept as they were written, also while a large body is still arriving. What does not fit goes,
+oldest message first; a body larger than `LARGEST` is not kept at all, for it would push out all the rest.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zonerelay.model.message_id import MessageId
 
-CAPACITY = 8 * 1024 * 1024
+CAPACITY = 24 * 1024 * 1024
+LARGEST = 4 * 1024 * 1024
+
+
+class _Body:
+    __slots__ = ("chunks", "size")
+
+    def __init__(self, chunks: Sequence[bytes], size: int) -> None:
+        self.chunks = chunks
+        self.size = size
 
 
 class BodyCache:
     """Keeps the youngest bodies; a missing one is read from the store."""
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
+    def __init__(self, capacity: int = CAPACITY, largest: int = LARGEST) -> None:
         self._capacity = capacity
+        self._largest = largest
         self._size = 0
-        self._bodies: dict[MessageId, bytes] = {}
+        self._bodies: dict[MessageId, _Body] = {}
 
     def put(self, message_id: MessageId, body: bytes) -> None:
+        """A whole small body; an empty one has no chunks."""
         self.drop(message_id)
-        self._bodies[message_id] = body
+        self._bodies[message_id] = _Body((body,) if body else (), len(body))
         self._size += len(body)
-        while self._size > self._capacity:
-            # The oldest goes: with a queue this long its turn is far away, or it waits for a retry.
-            oldest = next(iter(self._bodies))
-            self._size -= len(self._bodies.pop(oldest))
+        if self._size > self._capacity:
+            self._evict()
 
-    def get(self, message_id: MessageId) -> bytes | None:
-        return self._bodies.get(message_id)
+    def extend(self, message_id: MessageId, first: int, chunks: Sequence[bytes]) -> None:
+        """More of a large body: the chunks from number `first` (they count from one)."""
+        if first == 1:
+            self.drop(message_id)
+            self._bodies[message_id] = _Body((), 0)
+        body = self._bodies.get(message_id)
+        if body is None:
+            return  # its beginning is gone already
+        more = sum(map(len, chunks))
+        body.chunks = (*body.chunks, *chunks)
+        body.size += more
+        self._size += more
+        if body.size > self._largest:
+            self.drop(message_id)
+        elif self._size > self._capacity:
+            self._evict()
+
+    def get(self, message_id: MessageId, count: int) -> Sequence[bytes] | None:
+        """All `count` chunks of the body."""
+        body = self._bodies.get(message_id)
+        return body.chunks if body is not None and len(body.chunks) == count else None
 
     def drop(self, message_id: MessageId) -> None:
         body = self._bodies.pop(message_id, None)
         if body is not None:
-            self._size -= len(body)
+            self._size -= body.size
 
     def clear(self) -> None:
         self._bodies.clear()
         self._size = 0
+
+    def _evict(self) -> None:
+        # The oldest goes: with a queue this long its turn is far away, or it waits for a retry.
+        while self._size > self._capacity:
+            self.drop(next(iter(self._bodies)))

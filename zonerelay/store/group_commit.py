@@ -1,9 +1,13 @@
 """Group commit: one writer thread, one synced batch at a time, and everybody who waits shares the sync.
 
-What sessions submit in one turn of the event loop is written together; the next batch gathers while
+What is submitted while the event loop is busy is written together; the next batch gathers while
 that one is being synced. Submissions are applied strictly in the order in which they were made,
 because a later one may have been computed from an earlier one. Lazy submissions (outcomes of
 delivered mail) go with the next batch, or with one of their own after `LAZY_DELAY` at most.
+
+When to stop gathering: a submission waits as long as the loop goes on to work without a pause, for
+then more are about to come, and writing would only take the interpreter away from what makes them;
+`GATHER_LIMIT` ends it. On an idle relay that is the next turn of the loop.
 
 On failure of a batch everything submitted behind it fails too, for the same reason, and so does
 everything after that until `resume`. `applied` callbacks run on the event loop as soon as the
@@ -14,19 +18,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from typing import Generic, Protocol, TypeVar
 
+from zonerelay.model.clock import Clock
 from zonerelay.store.base import StoreError
-from zonerelay.store.leveldb_engine import Op
+from zonerelay.store.leveldb_engine import Batches, Op
+from zonerelay.store.writer_thread import Failed, WriterThread
 
 LAZY_DELAY = 0.05
 MAX_LAZY = 64
 """Lazy submissions that make a batch worth writing without waiting for more."""
 MAX_BATCH = 4 * 1024 * 1024
 """Octets in one batch: small messages must not wait for a hundred bodies to be synced."""
+GATHER_LIMIT = 0.004
+"""Seconds that a busy loop may keep a submission waiting for company."""
+BUSY_TURN = 0.00005
+"""A turn of the loop that takes longer than these seconds did some work."""
+GATHER_OCTETS = 512 * 1024
+"""With this much the sync is the smaller part of the write: company would not make it cheaper."""
 
-Batches = Sequence[Sequence[Op]]
+P = TypeVar("P")
 W = TypeVar("W")
 
 
@@ -59,26 +70,35 @@ class _Submission:
         self.done = done
 
 
-class GroupCommitter(Generic[W]):
-    """Belongs to one event loop. `write` runs in `executor`, which must have one thread."""
+class GroupCommitter(Generic[P, W]):
+    """Belongs to one event loop; owns the writer thread until `stop`."""
 
     def __init__(
         self,
-        write: Callable[[Batches], W],
-        executor: Executor,
+        prepare: Callable[[Batches, int], P],
+        write: Callable[[P], W],
         *,
+        clock: Clock,
         observe: Callable[[W], None],
         failed: Callable[[StoreError], None],
     ) -> None:
-        """What `write` returns goes to `observe`; `failed` is told of a failure before any submitter is."""
+        """`prepare(batches, octets)` runs on the loop, `write` of what it returns in the writer thread.
+
+        What `write` returns goes to `observe`; `failed` is told of a failure before any submitter is.
+        """
         self._loop = asyncio.get_running_loop()
-        self._write = write
-        self._executor = executor
+        self._now = clock.monotonic
+        self._prepare = prepare
         self._observe = observe
         self._failed = failed
+        self._thread = WriterThread("spool-writer", write, self._written)
         self._pending: list[_Submission] = []
+        self._pending_size = 0
+        self._urgent = 0
         self._writing: list[_Submission] = []
         self._gathering = False
+        self._gather_until = 0.0
+        self._last_turn = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: StoreError | None = None
         self._idle = asyncio.Event()
@@ -98,19 +118,17 @@ class GroupCommitter(Generic[W]):
             _refuse(done, self._refusal)
             return done
         self._pending.append(_Submission(ops, size, applied, done))
+        self._pending_size += size
+        if not lazy:
+            self._urgent += 1
         if not self._writing and not self._gathering:
-            if lazy and len(self._pending) < MAX_LAZY:
-                if self._timer is None:
-                    self._timer = self._loop.call_later(LAZY_DELAY, self._start)
-            else:
-                self._gathering = True
-                self._loop.call_soon(self._start)
+            self._schedule()
         return done
 
     async def drain(self) -> None:
         """Write what is pending without delay and wait until nothing is."""
         while self._pending or self._writing:
-            if not self._writing and not self._gathering:
+            if not self._writing:
                 self._start()
             await self._idle.wait()
 
@@ -122,6 +140,30 @@ class GroupCommitter(Generic[W]):
         """Fail every later submission."""
         self._refusal = reason
 
+    def stop(self) -> None:
+        """End the writer thread; `refuse` and `drain` come before."""
+        self._thread.stop()
+
+    def _schedule(self) -> None:
+        """Something is pending and nothing is being written."""
+        if self._urgent or len(self._pending) >= MAX_LAZY:
+            self._gathering = True
+            self._last_turn = now = self._now()
+            self._gather_until = now + GATHER_LIMIT
+            self._loop.call_soon(self._turned)
+        elif self._timer is None:
+            self._timer = self._loop.call_later(LAZY_DELAY, self._start)
+
+    def _turned(self) -> None:
+        """The loop has been round once more: was it idle?"""
+        now = self._now()
+        is_busy = now - self._last_turn > BUSY_TURN
+        if is_busy and now < self._gather_until and self._pending_size < GATHER_OCTETS:
+            self._last_turn = now
+            self._loop.call_soon(self._turned)
+        else:
+            self._start()
+
     def _start(self) -> None:
         self._gathering = False
         if self._timer is not None:
@@ -129,37 +171,43 @@ class GroupCommitter(Generic[W]):
             self._timer = None
         if self._writing or not self._pending:
             return
-        self._writing = self._next_batch()
+        size = self._take_batch()
         self._idle.clear()
-        batches = [submission.ops for submission in self._writing]
-        running = self._loop.run_in_executor(self._executor, self._write, batches)
-        running.add_done_callback(self._written)
-
-    def _next_batch(self) -> list[_Submission]:
-        pending = self._pending
-        size = count = 0
-        for submission in pending:
-            size += submission.size
-            if size > MAX_BATCH and count:
-                break
-            count += 1
-        self._pending = pending[count:]
-        return pending[:count]
-
-    def _written(self, running: asyncio.Future[W]) -> None:
-        batch, self._writing = self._writing, []
-        error = running.exception()
         try:
-            if error is not None:
-                self._fail(batch, error)
+            job = self._prepare([submission.ops for submission in self._writing], size)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the submitters have to hear of it
+            self._loop.call_soon(self._written, Failed(error))
+        else:
+            self._thread.put(job)
+
+    def _take_batch(self) -> int:
+        """Move what goes into the next write from `_pending` to `_writing`; returns its size."""
+        pending = self._pending
+        if self._pending_size <= MAX_BATCH:
+            size, count = self._pending_size, len(pending)
+        else:
+            size, count = pending[0].size, 1
+            while count < len(pending) and size + pending[count].size <= MAX_BATCH:
+                size += pending[count].size
+                count += 1
+        self._writing = pending[:count]
+        self._pending = pending[count:]
+        self._pending_size -= size
+        self._urgent = len(self._pending)
+        return size
+
+    def _written(self, result: W | Failed) -> None:
+        batch, self._writing = self._writing, []
+        try:
+            if isinstance(result, Failed):
+                self._fail(batch, result.error)
             else:
-                self._observe(running.result())
+                self._observe(result)
                 self._succeed(batch)
         finally:
-            if self._pending:
-                self._start()
-            else:
-                self._idle.set()
+            self._idle.set()
+            if self._pending and not self._gathering:
+                self._schedule()
 
     def _succeed(self, batch: list[_Submission]) -> None:
         for submission in batch:
@@ -179,6 +227,7 @@ class GroupCommitter(Generic[W]):
         self._refusal = refusal
         batch += self._pending
         self._pending = []
+        self._pending_size = self._urgent = 0
         self._failed(refusal)
         for submission in batch:
             if not submission.done.done():

@@ -15,10 +15,7 @@ class Health:
     def __init__(self, on_change: Callable[[str | None], None]) -> None:
         self._on_change = on_change
         self._causes: dict[str, str] = {}
-
-    @property
-    def reason(self) -> str | None:
-        return next(iter(self._causes.values()), None)
+        self.reason: str | None = None
 
     def set(self, cause: str, reason: str | None) -> None:
         before = self.reason
@@ -26,5 +23,10 @@ class Health:
             self._causes.pop(cause, None)
         else:
             self._causes[cause] = reason
+        self.reason = next(iter(self._causes.values()), None)
         if self.reason != before:
             self._on_change(self.reason)
+
+    def close(self) -> None:
+        """The store was closed, as it was told: nobody has to hear of it."""
+        self.reason = CLOSED

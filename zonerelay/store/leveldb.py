@@ -29,13 +29,13 @@ from zonerelay.store.base import (
 )
 from zonerelay.store.body_cache import BodyCache
 from zonerelay.store.checks import check_own_message, split
-from zonerelay.store.ledger import Found, Ledger
+from zonerelay.store.ledger import NOTHING, Found, Ledger
 from zonerelay.store.leveldb_body import read_chunks
 from zonerelay.store.leveldb_claims import ZoneClaims
 from zonerelay.store.leveldb_engine import Op
 from zonerelay.store.leveldb_keeper import SpoolKeeper
 from zonerelay.store.leveldb_writer import LevelDbWriter
-from zonerelay.store.plan import Plan, Transition, due_time
+from zonerelay.store.plan import Plan, due_time
 
 UPDATE_BATCH = 256
 """Deliveries that an operator's bulk change rewrites in one write."""
@@ -52,36 +52,61 @@ class LevelDbStore:
         self.uploads = 0
         self._keeper = keeper
         self._committer = keeper.committer
-        self._threads = keeper.threads
+        self._reader = keeper.reader
         self._ledger = ledger
         self._bodies = BodyCache()
-        self._zones: dict[str, ZoneClaims] = {}
+        self._zones = _Zones(self._new_zone)
         self._last_id = last_id
+        self._stored_last_id: MessageId | None = None
         self._empty = empty
         keeper.on_failure = self._reset
+        self.check_writable = keeper.check_writable
+        self.unhealthy = keeper.unhealthy
 
     # --- taking mail
 
     def begin(self, envelope: Envelope) -> LevelDbWriter:
         return LevelDbWriter(self, envelope)
 
-    def check_writable(self) -> None:
-        self._keeper.check_writable()
-
-    def submit_chunks(self, ops: Sequence[Op], size: int) -> asyncio.Future[None]:
-        return self._committer.submit(ops, size=size)
+    def submit_chunks(
+        self, message_id: MessageId, first: int, chunks: Sequence[bytes]
+    ) -> asyncio.Future[None]:
+        ops = _put_chunks(message_id, first, chunks)
+        self._bodies.extend(message_id, first, chunks)
+        return self._committer.submit(ops, size=len(chunks) * CHUNK_SIZE)
 
     def submit_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[Op], body: bytes | None
+        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
     ) -> asyncio.Future[None]:
         plan = Plan(self._ledger)
-        plan.ops.extend(chunks)
-        plan.size = len(chunks) * CHUNK_SIZE if body is None else len(body)
-        plan.add_message(message, deliveries)
-        return self._submit(plan, bodies={} if body is None else {message.id: body})
+        self._add_message(plan, message, deliveries, chunks)
+        return self._submit(plan)
 
-    def remove_chunks(self, ops: Sequence[Op]) -> None:
+    def remove_chunks(self, message_id: MessageId, count: int) -> None:
+        self._bodies.drop(message_id)
+        ops: list[Op] = [(records.chunk_key(message_id, number), None) for number in range(1, count + 1)]
         self._committer.submit(ops, lazy=True)
+
+    def _add_message(
+        self, plan: Plan, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+    ) -> None:
+        """A new message with its last `chunks` (all of them, when it is small)."""
+        message_id = message.envelope.id
+        if message.chunks <= 1:
+            body = chunks[0] if chunks else b""
+            if chunks:
+                plan.ops.append((records.chunk_key(message_id, 1), body))
+            plan.size += len(body)
+            plan.add_message(message, deliveries)
+            self._bodies.put(message_id, body)
+        else:
+            first = message.chunks - len(chunks) + 1
+            plan.ops += _put_chunks(message_id, first, chunks)
+            plan.size += len(chunks) * CHUNK_SIZE
+            plan.add_message(message, deliveries)
+            self._bodies.extend(message_id, first, chunks)
+        if self._last_id is None or message_id > self._last_id:
+            self._last_id = message_id
 
     # --- handing out
 
@@ -89,51 +114,45 @@ class LevelDbStore:
         self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
         self._keeper.check_usable()
-        return await self._zone(zone).claim(limit, skip_domains, now)
+        return await self._zones[zone].claim(limit, skip_domains, now)
 
     async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
         self._keeper.check_usable()
-        return await self._zone(zone).claim_domain(domain, limit, now)
+        return await self._zones[zone].claim_domain(domain, limit, now)
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
         for key in keys:
-            self._zone(key.zone).release((key,))
+            self._zones[key.zone].release((key,))
 
     async def next_due(self, zone: str) -> float | None:
         self._keeper.check_usable()
-        return await self._zone(zone).next_due()
+        return await self._zones[zone].next_due()
 
     def has_ready(self, zone: str) -> bool:
-        return self._zone(zone).window.has_ready()
+        return self._zones[zone].window.has_ready()
 
     # --- settling
 
     async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
-        keys = [change.delivery.key for change in changes if not isinstance(change, Submit)]
-        found = await self._find(keys)
+        keys: list[DeliveryKey] = []
+        for change in changes:
+            if not isinstance(change, Submit):
+                keys.append(change.delivery.key)
+        found = NOTHING if self._ledger.knows(keys) else await self._find(keys)
         plan = Plan(self._ledger, found)
-        bodies: dict[MessageId, bytes] = {}
+        key = iter(keys)
         for change in changes:
             if isinstance(change, Finish):
-                plan.change(change.delivery.key, None)
+                plan.change(next(key), None)
             elif isinstance(change, Postpone):
-                plan.change(change.delivery.key, change.delivery)
+                plan.change(next(key), change.delivery)
             else:
-                self._add_own_message(plan, change, bodies)
-        if not plan.ops:
+                check_own_message(change)
+                self._add_message(plan, change.message, change.deliveries, split(change.body))
+        if plan.ops:
+            await self._submit(plan, settled=keys, lazy=lazy)
+        else:
             self._drop_claims(keys)
-            return
-        await self._submit(plan, settled=keys, bodies=bodies, lazy=lazy)
-
-    def _add_own_message(self, plan: Plan, change: Submit, bodies: dict[MessageId, bytes]) -> None:
-        check_own_message(change)
-        message, body = change.message, change.body
-        for number, chunk in enumerate(split(body), 1):
-            plan.ops.append((records.chunk_key(message.id, number), chunk))
-        plan.size += len(body)
-        plan.add_message(message, change.deliveries)
-        if message.chunks <= 1:
-            bodies[message.id] = body
 
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
@@ -168,57 +187,43 @@ class LevelDbStore:
             while unknown := ledger.unknown(keys, found):
                 self._keeper.check_usable()
                 since = ledger.moment()
-                read = await self._threads.read(scan.read_states, unknown)
+                read = await self._reader.read(scan.read_states, unknown)
                 # What was changed while it was being read is read again.
                 found.merge(read, unknown)
                 found.drop(functools.partial(ledger.is_stale, since=since))
         return found
 
     def _submit(
-        self,
-        plan: Plan,
-        *,
-        settled: Sequence[DeliveryKey] = (),
-        bodies: dict[MessageId, bytes] | None = None,
-        lazy: bool = False,
+        self, plan: Plan, *, settled: Sequence[DeliveryKey] = (), lazy: bool = False
     ) -> asyncio.Future[None]:
         """Hand a plan to the committer. What it means takes effect when it is durable, waited for or not."""
-        ledger = self._ledger
+        claims = self._ledger.claims
         # Before the ledger runs ahead: a refused write would leave it ahead for good.
         self._keeper.check_usable()
         plan.seal()
-        for key, step in plan.transitions.items():
-            if step.old is not None and key not in ledger.claims:
-                self._zone(key.zone).window.forget(key)
-        if bodies is not None and plan.messages:
-            self._last_id = max(self._last_id or MessageId(""), *plan.messages)
+        for key, (old, _) in plan.transitions.items():
+            if old is not None and key not in claims:
+                self._zones[key.zone].window.forget(key)
+        if plan.removes_message and self._last_id is not None and self._last_id != self._stored_last_id:
+            # As long as the youngest message is there, its keys tell its id.
+            self._stored_last_id = self._last_id
             plan.ops.append((records.META_LAST_ID, self._last_id.encode("ascii")))
-
-        def applied() -> None:
-            self._apply(plan, settled, bodies)
-
+        applied = functools.partial(self._apply, plan, settled)
         return self._committer.submit(plan.ops, size=plan.size, lazy=lazy, applied=applied)
 
-    def _apply(
-        self, plan: Plan, settled: Sequence[DeliveryKey], bodies: dict[MessageId, bytes] | None
-    ) -> None:
+    def _apply(self, plan: Plan, settled: Sequence[DeliveryKey]) -> None:
         """The plan is durable."""
         self._drop_claims(settled)
-        if bodies:
-            for message_id, body in bodies.items():
-                self._bodies.put(message_id, body)
-        for key, step in plan.transitions.items():
-            self._apply_step(key, step)
+        for key, (old, new) in plan.transitions.items():
+            self._apply_step(key, old, new)
         for message_id, entry in plan.messages.items():
             if self._ledger.settled(message_id, entry):
                 self._bodies.drop(message_id)
 
-    def _apply_step(self, key: DeliveryKey, step: Transition) -> None:
-        ledger, window = self._ledger, self._zone(key.zone).window
-        old, new = step
+    def _apply_step(self, key: DeliveryKey, old: Delivery | None, new: Delivery | None) -> None:
+        ledger, window = self._ledger, self._zones[key.zone].window
         self._keeper.counts.move(key.zone, old, new)
-        was_due = due_time(old)
-        if was_due:
+        if old is not None and old.next_attempt and (was_due := due_time(old)):
             window.due_range.gone(records.deferred_key(key, was_due))
         is_latest = ledger.landed(key, new)
         if key in ledger.claims:
@@ -239,21 +244,17 @@ class LevelDbStore:
         """A write failed: nothing that memory says about the disk is certain any more."""
         self._ledger.reset()
         self._bodies.clear()
+        self._stored_last_id = None
         self._empty = False
         for zone in self._zones.values():
             zone.window.reset()
 
-    def _zone(self, name: str) -> ZoneClaims:
-        found = self._zones.get(name)
-        if found is None:
-            found = ZoneClaims(name, self._threads, self._committer, self._ledger, empty=self._empty)
-            self._zones[name] = found
-        return found
+    def _new_zone(self, name: str) -> ZoneClaims:
+        return ZoneClaims(name, self._reader, self._committer, self._ledger, empty=self._empty)
 
     # --- reading
 
     async def read_message(self, message_id: MessageId) -> Message:
-        self._keeper.check_open()
         known = self._ledger.message(message_id)
         if known is None or known.message is None:
             return await self._read_cold(message_id)
@@ -263,7 +264,7 @@ class LevelDbStore:
         ledger = self._ledger
         with ledger.reading():
             since = ledger.moment()
-            message, count, body = await self._threads.read(scan.read_message_and_body, message_id)
+            message, count, body = await self._reader.read(scan.read_message_and_body, message_id)
             if not ledger.is_stale(message_id, since):
                 ledger.remember(message_id, count)
                 if body is not None:
@@ -271,21 +272,20 @@ class LevelDbStore:
         return message
 
     async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
-        self._keeper.check_open()
-        body = self._bodies.get(message_id)
-        if body is not None:
-            if body:
-                yield body
-            return
         message = await self.read_message(message_id)
-        async with contextlib.aclosing(read_chunks(self._threads, message_id, message.chunks)) as chunks:
+        cached = self._bodies.get(message_id, message.chunks)
+        if cached is not None:
+            for chunk in cached:
+                yield chunk
+            return
+        async with contextlib.aclosing(read_chunks(self._reader, message_id, message.chunks)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def oldest(self, zone: str) -> float | None:
-        window = self._zone(zone).window
+        window = self._zones[zone].window
         start = window.oldest
-        first = await self._threads.read(
+        first = await self._reader.read(
             scan.oldest, start or window.fresh_range.prefix, window.fresh_range.end
         )
         if first is None:
@@ -295,15 +295,15 @@ class LevelDbStore:
         return first[1]
 
     async def zones(self) -> set[str]:
-        return await self._threads.read(scan.zones)
+        return await self._reader.read(scan.zones)
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        return await self._threads.read(scan.deliveries_of, message_id)
+        return await self._reader.read(scan.deliveries_of, message_id)
 
     async def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
-        read = self._threads.read
+        read = self._reader.read
         prefix = records.DELIVERY_PREFIX if zone is None else records.zone_prefix(zone)
-        view = await read(type(self._threads.db).snapshot)
+        view = await read(type(self._reader.db).snapshot)
         try:
             start: bytes | None = prefix
             while start is not None:
@@ -322,11 +322,24 @@ class LevelDbStore:
 
     # --- health
 
-    def unhealthy(self) -> str | None:
-        return self._keeper.unhealthy()
-
     async def probe(self) -> None:
         await self._keeper.probe()
 
     async def close(self) -> None:
         await self._keeper.close()
+        self._reset()  # nothing can be read any more, not from memory either
+
+
+class _Zones(dict[str, ZoneClaims]):
+    """Made when they are first asked for."""
+
+    def __init__(self, make: Callable[[str], ZoneClaims]) -> None:
+        self._make = make
+
+    def __missing__(self, name: str) -> ZoneClaims:
+        zone = self[name] = self._make(name)
+        return zone
+
+
+def _put_chunks(message_id: MessageId, first: int, chunks: Sequence[bytes]) -> list[Op]:
+    return [(records.chunk_key(message_id, number), chunk) for number, chunk in enumerate(chunks, first)]

@@ -13,27 +13,25 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store import records
 from zonerelay.store.base import MessageNotFoundError, StoreCorruptError
 from zonerelay.store.leveldb_engine import LevelDb
-from zonerelay.store.leveldb_threads import SpoolThreads
+from zonerelay.store.leveldb_reader import SpoolReader
 
 READ_CHUNKS = 4
 """Chunks read in one go."""
 
 
-async def read_chunks(
-    threads: SpoolThreads, message_id: MessageId, chunks: int
-) -> AsyncGenerator[bytes, None]:
+async def read_chunks(reader: SpoolReader, message_id: MessageId, chunks: int) -> AsyncGenerator[bytes, None]:
     """The chunks 1 to `chunks` in order."""
     ahead: asyncio.Task[list[bytes]] | None = None
     try:
         for first in range(1, chunks + 1, READ_CHUNKS):
             if ahead is None:
-                group = await threads.read(_read_group, message_id, first, chunks)
+                group = await reader.read(_read_group, message_id, first, chunks)
             else:
                 group = await ahead
             following = first + READ_CHUNKS
             ahead = None
             if following <= chunks:
-                ahead = asyncio.create_task(threads.read(_read_group, message_id, following, chunks))
+                ahead = asyncio.create_task(reader.read(_read_group, message_id, following, chunks))
             for chunk in group:
                 yield chunk
     finally:

@@ -17,7 +17,7 @@ from zonerelay.store import records
 from zonerelay.store.group_commit import Committer
 from zonerelay.store.ledger import Ledger
 from zonerelay.store.leveldb_engine import Op
-from zonerelay.store.leveldb_threads import SpoolThreads
+from zonerelay.store.leveldb_reader import SpoolReader
 from zonerelay.store.ready_window import DiskRange, Taken, ZoneWindow
 
 _by_message = attrgetter("message_id")
@@ -31,14 +31,14 @@ class ZoneClaims:
     def __init__(
         self,
         zone: str,
-        threads: SpoolThreads,
+        reader: SpoolReader,
         committer: Committer,
         ledger: Ledger,
         *,
         empty: bool,
     ) -> None:
         self.window = ZoneWindow(zone, ledger.is_busy, empty=empty)
-        self._threads = threads
+        self._reader = reader
         self._committer = committer
         self._ledger = ledger
         self._lock = asyncio.Lock()
@@ -125,7 +125,7 @@ class ZoneClaims:
             self._committer.submit(hints, lazy=True)
 
     async def _read_page(self, source: DiskRange, start: bytes, wanted: int, now: float) -> scan.Page:
-        window, read = self.window, self._threads.read
+        window, read = self.window, self._reader.read
         if source is window.fresh_range:
             return await read(scan.read_fresh, start, source.end, wanted)
         bound = source.end
@@ -137,7 +137,7 @@ class ZoneClaims:
         window, epoch = self.window, self.window.epoch
         start = window.start_reading(window.due_range)
         try:
-            keys = await self._threads.read(scan.read_keys, start, window.due_range.end)
+            keys = await self._reader.read(scan.read_keys, start, window.due_range.end)
         except BaseException:
             window.stop_reading(window.due_range)
             raise

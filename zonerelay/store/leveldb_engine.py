@@ -25,12 +25,19 @@ from zonerelay.store.base import StoreCorruptError, StoreError, StoreFullError, 
 
 Op = tuple[bytes, bytes | None]
 """A key and its new value; `None` deletes it."""
+Batches = Sequence[Sequence[Op]]
 Row = tuple[bytes, bytes]
 Jump = Callable[[bytes], bytes]
 
 _BLOCK_CACHE = 4 * 1024 * 1024
 _OPEN_FILES = 100
 _BLOOM_BITS = 10
+
+
+class Batch(Protocol):
+    """What one atomic write does (plyvel's WriteBatch, which it does not export)."""
+
+    def write(self) -> None: ...
 
 
 class View(Protocol):
@@ -124,24 +131,34 @@ class LevelDb:
 
     # --- writing
 
-    def write(self, batches: Sequence[Sequence[Op]]) -> None:
-        """Write everything as one atomic batch and sync it."""
+    def batch(self, batches: Batches) -> Batch:
+        """Everything as one batch to be committed; nothing is written yet."""
+        try:
+            batch = self._handle().write_batch(sync=True)
+            put, delete = batch.put, batch.delete
+            for ops in batches:
+                for key, value in ops:
+                    if value is None:
+                        delete(key)
+                    else:
+                        put(key, value)
+        except _FAILURES as error:
+            raise _translate(error) from error
+        return batch
+
+    def commit(self, batch: Batch) -> None:
+        """Write the batch atomically and sync it."""
         if self._suspect:
             raise StoreError("the spool failed and is being reopened")
         try:
-            with _translated():
-                batch = self._handle().write_batch(sync=True)
-                put, delete = batch.put, batch.delete
-                for ops in batches:
-                    for key, value in ops:
-                        if value is None:
-                            delete(key)
-                        else:
-                            put(key, value)
-                batch.write()
-        except StoreError:
+            batch.write()
+        except _FAILURES as error:
             self._suspect = True
-            raise
+            raise _translate(error) from error
+
+    def write(self, batches: Batches) -> None:
+        """Write everything as one atomic batch and sync it."""
+        self.commit(self.batch(batches))
 
     # --- reading
 
@@ -203,19 +220,27 @@ class LevelDb:
         return self._db
 
 
+_FAILURES = (plyvel.Error, OSError, RuntimeError)
+"""What plyvel raises; RuntimeError means that the database was closed."""
+
+
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
     """Plyvel's errors as ours."""
     try:
         yield
-    except plyvel.CorruptionError as error:
-        raise StoreCorruptError(f"LevelDB: {error}") from error
-    except (plyvel.Error, OSError) as error:
-        if "No space left" in str(error) or "quota exceeded" in str(error):
-            raise StoreFullError(f"LevelDB: {error}") from error
-        raise StoreError(f"LevelDB: {error}") from error
-    except RuntimeError as error:
-        raise StoreError(f"the spool was closed: {error}") from error
+    except _FAILURES as error:
+        raise _translate(error) from error
+
+
+def _translate(error: Exception) -> StoreError:
+    if isinstance(error, plyvel.CorruptionError):
+        return StoreCorruptError(f"LevelDB: {error}")
+    if isinstance(error, RuntimeError):
+        return StoreError(f"the spool was closed: {error}")
+    if "No space left" in str(error) or "quota exceeded" in str(error):
+        return StoreFullError(f"LevelDB: {error}")
+    return StoreError(f"LevelDB: {error}")
 
 
 def _make_directory(path: Path) -> None:

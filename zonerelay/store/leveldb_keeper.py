@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import NamedTuple
 
 from zonerelay.model.clock import Clock
@@ -19,12 +19,14 @@ from zonerelay.store import leveldb_scan as scan
 from zonerelay.store.base import StoreError, StoreFullError
 from zonerelay.store.group_commit import GroupCommitter
 from zonerelay.store.health import Health
-from zonerelay.store.leveldb_engine import LevelDb, Op, View
-from zonerelay.store.leveldb_threads import SpoolThreads
+from zonerelay.store.leveldb_engine import Batch, Batches, LevelDb, View
+from zonerelay.store.leveldb_reader import SpoolReader
 from zonerelay.store.tally import Tally
 
 SPACE_INTERVAL = 1.0
 """Seconds between two looks at the free space."""
+LARGE_BATCH = 256 * 1024
+"""Octets from which a batch is put together in the writer thread."""
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 """Seconds between two attempts to reopen a failed spool."""
@@ -32,11 +34,13 @@ LONGEST_PAUSE = 5.0
 _log = logging.getLogger("zonerelay.store")
 
 
-class Written(NamedTuple):
-    """What a write in the writer thread reports."""
+class Job(NamedTuple):
+    """One write. Records are put into a batch on the event loop: plyvel lets go of the interpreter at every
+    single one, and another thread would wait long to get it back. Bodies are worth that wait.
+    """
 
-    seconds: float
-    free_space: int | None
+    batch: Batch | None
+    batches: Batches
 
 
 class SpoolKeeper:
@@ -44,54 +48,47 @@ class SpoolKeeper:
 
     def __init__(
         self,
-        threads: SpoolThreads,
+        reader: SpoolReader,
         *,
         min_free_space: int,
         clock: Clock,
         on_health: Callable[[str | None], None],
         observe_commit: Callable[[float], None],
     ) -> None:
-        self.threads = threads
-        self.committer = GroupCommitter(self._write, threads.writer, observe=self._written, failed=self._fail)
+        self.reader = reader
+        self.committer = GroupCommitter(
+            self._prepare, self._write, clock=clock, observe=observe_commit, failed=self._fail
+        )
         self.counts = Tally()
         self.on_failure: Callable[[], None] = lambda: None
-        self._db = threads.db
+        self._db = reader.db
         self._min_free_space = min_free_space
         self._clock = clock
         self._health = Health(on_health)
-        self._observe_commit = observe_commit
-        self._space_checked = clock.monotonic() - SPACE_INTERVAL
-        self._failure: StoreError | None = None
+        self._refusal: StoreError | None = None
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._space_task: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
 
     def start(self, view: View) -> None:
-        """Sweep what the last run left, in the background. `view` is the spool as it was opened."""
+        """Sweep what the last run left and watch the space. `view` is the spool as it was opened."""
         self._spawn(self._sweep(view))
-        self._look_at_space()
+        self._watcher = asyncio.get_running_loop().create_task(self._watch_space())
 
     # --- may it be used?
 
-    def check_open(self) -> None:
-        if self._closed:
-            raise StoreError(health.CLOSED)
-
     def check_usable(self) -> None:
         """Raises StoreError while the spool is failed or closed."""
-        self.check_open()
-        if self._failure is not None:
-            raise type(self._failure)(str(self._failure))
+        if self._refusal is not None:
+            raise type(self._refusal)(str(self._refusal))
 
     def check_writable(self) -> None:
         """Also raises StoreFullError when there is too little space for new mail."""
         self.check_usable()
-        if self.unhealthy() is not None:
+        if self._health.reason is not None:
             raise StoreFullError(health.NO_SPACE)
 
     def unhealthy(self) -> str | None:
-        if self._clock.monotonic() - self._space_checked >= SPACE_INTERVAL:
-            self._look_at_space()
         return self._health.reason
 
     async def probe(self) -> None:
@@ -101,46 +98,35 @@ class SpoolKeeper:
 
     # --- writing
 
-    def _write(self, batches: Sequence[Sequence[Op]]) -> Written:
-        """In the writer thread."""
-        started = self._clock.monotonic()
-        self._db.write(batches)
-        ended = self._clock.monotonic()
-        is_time = ended - self._space_checked >= SPACE_INTERVAL
-        return Written(ended - started, self._db.free_space() if is_time else None)
+    def _prepare(self, batches: Batches, size: int) -> Job:
+        """On the event loop."""
+        return Job(self._db.batch(batches) if size < LARGE_BATCH else None, batches)
 
-    def _written(self, written: Written) -> None:
-        self._observe_commit(written.seconds)
-        if written.free_space is not None:
-            self._note_space(written.free_space)
+    def _write(self, job: Job) -> float:
+        """In the writer thread; the seconds that it took."""
+        db, now = self._db, self._clock.monotonic
+        batch = job.batch or db.batch(job.batches)
+        started = now()
+        db.commit(batch)
+        return now() - started
 
     # --- free space
 
-    def _look_at_space(self) -> None:
-        if self._space_task is None and not self._closed:
-            self._space_checked = self._clock.monotonic()
-            self._space_task = self._spawn(self._check_space())
-
-    async def _check_space(self) -> None:
-        try:
-            self._note_space(await self.threads.read(LevelDb.free_space))
-        except StoreError as error:
-            _log.warning("cannot look at the free space of the spool: %s", error)
-        finally:
-            self._space_task = None
-
-    def _note_space(self, free: int) -> None:
-        self._space_checked = self._clock.monotonic()
-        self._health.set("space", health.NO_SPACE if free < self._min_free_space else None)
-        if free < self._min_free_space and not self._closed:
-            # Nobody may be asking: recovery must show by itself.
-            asyncio.get_running_loop().call_later(SPACE_INTERVAL, self._look_at_space)
+    async def _watch_space(self) -> None:
+        while True:
+            try:
+                free = await self.reader.read(LevelDb.free_space)
+            except StoreError as error:
+                _log.warning("cannot look at the free space of the spool: %s", error)
+            else:
+                self._health.set("space", health.NO_SPACE if free < self._min_free_space else None)
+            await asyncio.sleep(SPACE_INTERVAL)
 
     # --- failure and recovery
 
     def _fail(self, error: StoreError) -> None:
         _log.error("the spool cannot be written and is being reopened: %s", error)
-        self._failure = error
+        self._refusal = error
         full = isinstance(error, StoreFullError)
         self.on_failure()
         self.counts = Tally()  # a count that is under way adds to the old one
@@ -153,12 +139,12 @@ class SpoolKeeper:
         while True:
             await asyncio.sleep(pause)
             try:
-                view = await self.threads.read(_reopen)
+                view = await self.reader.read(_reopen)
                 break
             except StoreError as error:
                 _log.warning("the spool cannot be reopened yet: %s", error)
                 pause = min(pause * 2, LONGEST_PAUSE)
-        self._failure = None
+        self._refusal = None
         self.committer.resume()
         self._spawn(self._count(view))
         self._health.set("write", None)
@@ -171,7 +157,7 @@ class SpoolKeeper:
             await self._count(view, close=False)
             start: bytes | None = records.MESSAGE_PREFIX
             while start is not None:
-                aborted, start = await self.threads.read(scan.aborted_uploads, start, view)
+                aborted, start = await self.reader.read(scan.aborted_uploads, start, view)
                 for prefix in aborted:
                     await self._remove(prefix)
         except StoreError as error:
@@ -184,7 +170,7 @@ class SpoolKeeper:
         try:
             start: bytes | None = records.DELIVERY_PREFIX
             while start is not None:
-                found, start = await self.threads.read(scan.count_page, start, view)
+                found, start = await self.reader.read(scan.count_page, start, view)
                 counts.add(found)
         except StoreError as error:
             _log.warning("could not count the queue: %s", error)
@@ -193,7 +179,7 @@ class SpoolKeeper:
                 view.close()
 
     async def _remove(self, prefix: bytes) -> None:
-        while keys := await self.threads.read(scan.keys_under, prefix):
+        while keys := await self.reader.read(scan.keys_under, prefix):
             _log.info("removing an aborted upload of %d chunks or more", len(keys))
             await self.committer.submit([(key, None) for key in keys], lazy=True)
 
@@ -204,15 +190,19 @@ class SpoolKeeper:
         if self._closed:
             return
         self._closed = True
-        self.committer.refuse(StoreError(health.CLOSED))
+        self._refusal = StoreError(health.CLOSED)
+        self.committer.refuse(self._refusal)
         await self.committer.drain()
+        self.committer.stop()
         tasks = list(self._tasks)
+        if self._watcher is not None:
+            tasks.append(self._watcher)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.threads.read(LevelDb.close)
-        self.threads.stop()
-        self._health.set("closed", health.CLOSED)
+        await self.reader.read(LevelDb.close)
+        self.reader.stop()
+        self._health.close()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -14,7 +14,7 @@ from zonerelay.store.ledger import Ledger
 from zonerelay.store.leveldb import LevelDbStore
 from zonerelay.store.leveldb_engine import LevelDb, View
 from zonerelay.store.leveldb_keeper import SpoolKeeper
-from zonerelay.store.leveldb_threads import SpoolThreads
+from zonerelay.store.leveldb_reader import SpoolReader
 
 
 class _Opened(NamedTuple):
@@ -31,15 +31,15 @@ async def open_leveldb(
     observe_commit: Callable[[float], None],
 ) -> LevelDbStore:
     """Raises StoreOpenError. Delivering can begin at once; counting and sweeping go on behind it."""
-    threads = SpoolThreads(LevelDb(settings.path, write_buffer=settings.write_buffer))
+    reader = SpoolReader(LevelDb(settings.path, write_buffer=settings.write_buffer))
     try:
-        opened = await threads.read(_open)
+        opened = await reader.read(_open)
     except BaseException:
-        threads.db.close()
-        threads.stop()
+        reader.db.close()
+        reader.stop()
         raise
     keeper = SpoolKeeper(
-        threads,
+        reader,
         min_free_space=settings.min_free_space,
         clock=clock,
         on_health=on_health,

@@ -18,10 +18,9 @@ from typing import Protocol, Self
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
-from zonerelay.store import records
+from zonerelay.model.message_id import MessageId
 from zonerelay.store.base import CHUNK_SIZE, StoreError
 from zonerelay.store.checks import check_deliveries
-from zonerelay.store.leveldb_engine import Op
 
 GROUP_CHUNKS = 8
 """Chunks in one synced batch of a large body: 512 KiB."""
@@ -37,16 +36,18 @@ class Spool(Protocol):
     def check_writable(self) -> None:
         """Raises StoreError when no new mail may be stored now."""
 
-    def submit_chunks(self, ops: Sequence[Op], size: int) -> asyncio.Future[None]:
-        """Write part of a body, synced."""
+    def submit_chunks(
+        self, message_id: MessageId, first: int, chunks: Sequence[bytes]
+    ) -> asyncio.Future[None]:
+        """Write part of a body, synced: the chunks from number `first`."""
 
     def submit_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[Op], body: bytes | None
+        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
     ) -> asyncio.Future[None]:
-        """Write the rest of a body and make the message exist. `body` is the whole of it if small."""
+        """Write the last chunks of a body and make the message exist."""
 
-    def remove_chunks(self, ops: Sequence[Op]) -> None:
-        """Remove chunks in the background."""
+    def remove_chunks(self, message_id: MessageId, count: int) -> None:
+        """Remove the first `count` chunks, in the background."""
 
 
 class LevelDbWriter:
@@ -57,10 +58,10 @@ class LevelDbWriter:
         "_done",
         "_envelope",
         "_filled",
-        "_numbered",
         "_parts",
         "_size",
         "_spool",
+        "_submitted",
         "_written",
     )
 
@@ -68,10 +69,10 @@ class LevelDbWriter:
         self._spool = spool
         self._envelope = envelope
         self._size = 0
-        self._parts: list[bytes] = []  # less than a chunk
+        self._parts: list[bytes] = []  # at most a chunk
         self._filled = 0  # octets in _parts
-        self._chunks: list[Op] = []  # whole chunks, not yet submitted
-        self._numbered = 0
+        self._chunks: list[bytes] = []  # whole chunks, not yet submitted
+        self._submitted = 0
         self._written: asyncio.Future[None] | None = None
         self._done = False
 
@@ -79,29 +80,24 @@ class LevelDbWriter:
         if self._done:
             raise StoreError("the message was committed or aborted")
         self._size += len(chunk)
-        if self._filled == CHUNK_SIZE:
-            self._add_chunk(b"".join(self._parts))
-            self._parts, self._filled = [], 0
         if self._filled + len(chunk) <= CHUNK_SIZE:
             self._parts.append(chunk)
             self._filled += len(chunk)
-        else:
-            self._cut(b"".join((*self._parts, chunk)))
+            return
+        self._cut(chunk)
         if len(self._chunks) >= self._group_size():
             await self._store_group()
 
     def _cut(self, data: bytes) -> None:
-        """Take whole chunks off `data`; keep the rest, at least one octet, for later."""
-        view, start = memoryview(data), 0
+        """Complete the chunk at hand, take more off `data`; keep the rest, at least one octet, for later."""
+        view = memoryview(data)
+        start = CHUNK_SIZE - self._filled
+        self._chunks.append(b"".join((*self._parts, view[:start])))
         while len(data) - start > CHUNK_SIZE:
-            self._add_chunk(bytes(view[start : start + CHUNK_SIZE]))
+            self._chunks.append(bytes(view[start : start + CHUNK_SIZE]))
             start += CHUNK_SIZE
         self._parts = [data[start:]]
         self._filled = len(data) - start
-
-    def _add_chunk(self, data: bytes) -> None:
-        self._numbered += 1
-        self._chunks.append((records.chunk_key(self._envelope.id, self._numbered), data))
 
     def _group_size(self) -> int:
         share = UPLOAD_MEMORY // (2 * CHUNK_SIZE * max(1, self._spool.uploads))
@@ -111,15 +107,15 @@ class LevelDbWriter:
         if self._written is None:
             self._spool.uploads += 1
         else:
-            await self._previous_group()
+            await self._previous_group(self._written)
         self._spool.check_writable()
         chunks, self._chunks = self._chunks, []
-        self._written = self._spool.submit_chunks(chunks, len(chunks) * CHUNK_SIZE)
+        self._written = self._spool.submit_chunks(self._envelope.id, self._submitted + 1, chunks)
+        self._submitted += len(chunks)
 
-    async def _previous_group(self) -> None:
-        if self._written is not None:
-            # A session that is cancelled here must not take the group's outcome with it.
-            await asyncio.shield(self._written)
+    async def _previous_group(self, written: asyncio.Future[None]) -> None:
+        # A session that is cancelled here must not take the group's outcome with it.
+        await asyncio.shield(written)
 
     async def commit(
         self,
@@ -134,21 +130,21 @@ class LevelDbWriter:
             raise StoreError("the message was committed or aborted")
         check_deliveries(self._envelope.id, deliveries)
         self._spool.check_writable()
-        await self._previous_group()
-        body = b"".join(self._parts) if self._parts else b""
-        if body:
-            self._add_chunk(body)
+        if self._written is not None:
+            await self._previous_group(self._written)
+        chunks = self._chunks
+        if self._filled:
+            chunks.append(self._parts[0] if len(self._parts) == 1 else b"".join(self._parts))
         message = Message(
             envelope=self._envelope,
             size=self._size,
-            chunks=self._numbered,
+            chunks=self._submitted + len(chunks),
             eight_bit=eight_bit,
             plain_lines=plain_lines,
             headers=headers,
             trace=trace,
         )
-        whole = body if self._numbered <= 1 else None
-        stored = self._spool.submit_message(message, deliveries, self._chunks, whole)
+        stored = self._spool.submit_message(message, deliveries, chunks)
         # From here the message exists or the spool has failed; leaving does not change that.
         self._finish()
         await stored
@@ -164,13 +160,9 @@ class LevelDbWriter:
     async def abort(self) -> None:
         if self._done:
             return
-        stored = self._numbered - len(self._chunks)
         self._finish()
-        if stored:
-            message_id = self._envelope.id
-            self._spool.remove_chunks(
-                [(records.chunk_key(message_id, number), None) for number in range(1, stored + 1)]
-            )
+        if self._submitted:
+            self._spool.remove_chunks(self._envelope.id, self._submitted)
 
     async def __aenter__(self) -> Self:
         return self

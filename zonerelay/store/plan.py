@@ -9,24 +9,19 @@ one recipient never needs it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import records
-from zonerelay.store.ledger import Found, Ledger, OpenMessage
+from zonerelay.store.ledger import NOTHING, Found, Ledger, OpenMessage
 from zonerelay.store.leveldb_engine import Op
 
 _RECORD_SIZE = 200
 """About what a delivery record and its keys weigh, for the size of a batch."""
 
-
-class Transition(NamedTuple):
-    """One delivery's step. `old` None: it is new; `new` None: it leaves."""
-
-    old: Delivery | None
-    new: Delivery | None
+Transition = tuple[Delivery | None, Delivery | None]
+"""One delivery's step from old to new. Old None: it is new; new None: it leaves."""
 
 
 def due_time(delivery: Delivery | None) -> float:
@@ -37,41 +32,56 @@ def due_time(delivery: Delivery | None) -> float:
 class Plan:
     """Collects what one write does. Single use: build, `seal`, and `Ledger` knows."""
 
-    __slots__ = ("_closed", "_counts", "_found", "_ledger", "messages", "ops", "size", "transitions")
+    __slots__ = (
+        "_closed",
+        "_counts",
+        "_found",
+        "_learned",
+        "_ledger",
+        "messages",
+        "ops",
+        "removes_message",
+        "size",
+        "states",
+        "transitions",
+    )
 
-    def __init__(self, ledger: Ledger, found: Found | None = None) -> None:
+    def __init__(self, ledger: Ledger, found: Found = NOTHING) -> None:
         self._ledger = ledger
-        self._found = found or Found()
+        self._found = found
         self._closed: dict[MessageId, int] = {}
         self._counts: dict[OpenMessage, int] = {}
+        self._learned: dict[MessageId, OpenMessage] = {}
         self.ops: list[Op] = []
         self.size = 0
+        self.removes_message = False
+        self.states: dict[DeliveryKey, Delivery | None] = {}
         self.transitions: dict[DeliveryKey, Transition] = {}
         self.messages: dict[MessageId, OpenMessage] = {}
 
     def add_message(self, message: Message, deliveries: Sequence[Delivery]) -> None:
         """A new message and its deliveries. Its chunks are the caller's to add, before this."""
-        message_id = message.envelope.id
+        envelope = message.envelope
+        message_id = envelope.id
         metadata = records.encode_message(message)
-        self.ops.append((records.exists_key(message_id), b"%d" % message.envelope.created))
-        self.ops.append((records.metadata_key(message_id), metadata))
+        exists_key, metadata_key = records.message_keys(message_id)
+        self.ops += ((exists_key, b"%d" % envelope.created), (metadata_key, metadata))
         count = 0
         for delivery in deliveries:
             key = delivery.key
             if key not in self.transitions:
                 self._write(key, None, delivery)
                 count += 1
-        entry = OpenMessage(message, count)
-        if count != len(message.envelope.recipients):
+        entry = self._learned[message_id] = self.messages[message_id] = OpenMessage(message, count)
+        if count != len(envelope.recipients):
             self._store_count(message_id, entry, count)
-        self.messages[message_id] = entry
         self._counts[entry] = count
         self.size += len(metadata) + _RECORD_SIZE * count
 
     def change(self, key: DeliveryKey, new: Delivery | None) -> bool:
         """A delivery's new state, `None` if it leaves; false when it does not exist (any more)."""
         before = self.transitions.get(key)
-        old = before.new if before is not None else self._ledger.state(key, self._found)
+        old = before[1] if before is not None else self._ledger.state(key, self._found)
         if old is None:
             return False
         self._write(key, old, new)
@@ -84,43 +94,50 @@ class Plan:
         """Complete the operations and tell the ledger. The caller hands them to the committer at once."""
         for message_id, closed in self._closed.items():
             self._close(message_id, closed)
-        self._ledger.submitted({key: step.new for key, step in self.transitions.items()}, self._counts)
-        for message_id, entry in self.messages.items():
+        self._ledger.submitted(self.states, self._counts)
+        for message_id, entry in self._learned.items():
             self._ledger.remember(message_id, entry)
 
     def _write(self, key: DeliveryKey, old: Delivery | None, new: Delivery | None) -> None:
-        was_due, due = due_time(old), due_time(new)
+        if (old is not None and old.next_attempt) or (new is not None and new.next_attempt):
+            self._write_index(key, due_time(old), due_time(new))
+        value = None if new is None else records.encode_delivery(new)
+        self.ops.append((records.delivery_key(key), value))
+        before = self.transitions.get(key)
+        self.transitions[key] = (old if before is None else before[0], new)
+        self.states[key] = new
+
+    def _write_index(self, key: DeliveryKey, was_due: float, due: float) -> None:
         if was_due != due:
             if was_due:
                 self.ops.append((records.deferred_key(key, was_due), None))
             if due:
                 self.ops.append((records.deferred_key(key, due), b""))
-        value = None if new is None else records.encode_delivery(new)
-        self.ops.append((records.delivery_key(key), value))
-        before = self.transitions.get(key)
-        self.transitions[key] = Transition(old if before is None else before.old, new)
 
     def _close(self, message_id: MessageId, closed: int) -> None:
-        entry = self._ledger.message(message_id) or self._found.messages.get(message_id)
-        if entry is None or entry.message is None:
+        entry = self._ledger.message(message_id)
+        if entry is None:
+            entry = self._found.messages.get(message_id)
+            if entry is None:
+                return
+            self._learned[message_id] = entry
+        message = entry.message
+        if message is None:
             return
         self.messages[message_id] = entry
-        left = max(0, entry.open - closed)
-        self._counts[entry] = left
+        left = self._counts[entry] = max(0, entry.open - closed)
         if left:
             self._store_count(message_id, entry, left)
         else:
-            self._remove_message(message_id, entry, entry.message)
+            self._remove_message(message_id, entry, message.chunks)
 
     def _store_count(self, message_id: MessageId, entry: OpenMessage, count: int) -> None:
         self.ops.append((records.open_count_key(message_id), b"%d" % count))
         entry.count_stored = True
 
-    def _remove_message(self, message_id: MessageId, entry: OpenMessage, message: Message) -> None:
-        append = self.ops.append
-        append((records.exists_key(message_id), None))
-        append((records.metadata_key(message_id), None))
-        for number in range(1, message.chunks + 1):
-            append((records.chunk_key(message_id, number), None))
+    def _remove_message(self, message_id: MessageId, entry: OpenMessage, chunks: int) -> None:
+        self.removes_message = True
+        for key in records.message_keys(message_id, chunks):
+            self.ops.append((key, None))
         if entry.count_stored:
-            append((records.open_count_key(message_id), None))
+            self.ops.append((records.open_count_key(message_id), None))

@@ -121,7 +121,9 @@ class ZoneWindow:
             return
         if delivery.next_attempt > 0:
             self.due_range.note(records.deferred_key(key, delivery.next_attempt))
-        elif len(self._known) < WINDOW_LIMIT and self._is_below_cursor(key):
+        elif len(self._known) < WINDOW_LIMIT and (
+            (cursor := self.fresh_range.low) is None or records.delivery_key(key) < cursor
+        ):
             self._known[key] = delivery
             heapq.heappush(self._fresh, key)
         else:
@@ -162,10 +164,10 @@ class ZoneWindow:
         """
         while len(found) < limit:
             fresh = self._peek_fresh()
-            due = self._peek_due()
+            due = self._peek_due() if self._due else None
             if fresh is None and self.fresh_range.low is not None:
                 return self.fresh_range
-            if due is None and self._is_due(now):
+            if due is None and self.due_range.low is not None and self._is_due(now):
                 return self.due_range
             if fresh is None and due is None:
                 return self._take_unparked(limit, skip, found)
@@ -265,16 +267,14 @@ class ZoneWindow:
         else:
             heapq.heappush(self._fresh, key)
 
-    def _is_below_cursor(self, key: DeliveryKey) -> bool:
-        cursor = self.fresh_range.low
-        return cursor is None or records.delivery_key(key) < cursor
-
     def _peek_fresh(self) -> DeliveryKey | None:
         """The next fresh delivery, `None` when there is none or an older one may be on disk."""
         heap = self._fresh
         while heap:
-            if heap[0] in self._known:
-                return heap[0] if self._is_below_cursor(heap[0]) else None
+            first = heap[0]
+            if first in self._known:
+                cursor = self.fresh_range.low
+                return first if cursor is None or records.delivery_key(first) < cursor else None
             heapq.heappop(heap)
         return None
 

@@ -41,8 +41,9 @@ _TIME_WIDTH = 18
 _MAX_TIME = 9_999_999_999.0
 
 
+@functools.lru_cache(maxsize=4096)
 def field(text: str) -> bytes:
-    """One field of a key."""
+    """One field of a key. A recipient's is needed at acceptance, at the end, and often again tomorrow."""
     if _UNSAFE.search(text) is None:
         return text.encode("ascii")
     raw = text.encode("utf-8", "surrogateescape")
@@ -74,6 +75,15 @@ def message_prefix(message_id: MessageId) -> bytes:
 def chunk_key(message_id: MessageId, number: int) -> bytes:
     """Chunks count from one."""
     return b"message %b %06d" % (message_id.encode("ascii"), number)
+
+
+def message_keys(message_id: MessageId, chunks: int = 0) -> list[bytes]:
+    """`exists_key`, `metadata_key` and the keys of the chunks."""
+    prefix = b"message %b " % message_id.encode("ascii")
+    keys = [prefix + b"#", prefix + b"*"]
+    for number in range(1, chunks + 1):
+        keys.append(b"%b%06d" % (prefix, number))
+    return keys
 
 
 def exists_key(message_id: MessageId) -> bytes:
@@ -208,7 +218,7 @@ def encode_delivery(delivery: Delivery) -> bytes:
                 delivery.next_attempt,
                 delivery.held,
                 delivery.warned,
-                delivery.notify.value,
+                int(delivery.notify),
                 delivery.orcpt,
                 delivery.last,
             )

@@ -22,9 +22,19 @@ class Tally:
         if counts is None:
             counts = self._zones[zone] = QueueCounts()
         if old is not None:
-            _count(counts, old, -1)
+            if old.held:
+                counts.held -= 1
+            elif old.next_attempt > 0:
+                counts.deferred -= 1
+            else:
+                counts.ready -= 1
         if new is not None:
-            _count(counts, new, 1)
+            if new.held:
+                counts.held += 1
+            elif new.next_attempt > 0:
+                counts.deferred += 1
+            else:
+                counts.ready += 1
 
     def add(self, found: dict[str, QueueCounts]) -> None:
         """Add what a walk over the spool found."""
@@ -39,12 +49,3 @@ class Tally:
             zone: QueueCounts(max(0, counts.ready), max(0, counts.deferred), max(0, counts.held))
             for zone, counts in self._zones.items()
         }
-
-
-def _count(counts: QueueCounts, delivery: Delivery, step: int) -> None:
-    if delivery.held:
-        counts.held += step
-    elif delivery.next_attempt > 0:
-        counts.deferred += step
-    else:
-        counts.ready += step

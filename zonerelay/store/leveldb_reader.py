@@ -1,7 +1,7 @@
-"""The spool's two threads: one writes and syncs, one reads. The event loop never touches a disk.
+"""The spool's reader thread. The event loop never touches a disk: this reads, `group_commit` writes.
 
-While a write syncs, reads go on. Opening and reopening happen in the reader thread, when nothing
-is being written, so no read ever meets a half-open database.
+While a write syncs, reads go on. Opening and reopening happen here too, when nothing is being
+written, so no read ever meets a half-open database.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-class SpoolThreads:
+class SpoolReader:
     """Runs blocking functions of an open spool. Belongs to one event loop."""
 
     def __init__(self, db: LevelDb) -> None:
         self.db = db
-        self.writer = ThreadPoolExecutor(1, "spool-writer")
-        self.reader = ThreadPoolExecutor(1, "spool-reader")
+        self._executor = ThreadPoolExecutor(1, "spool-reader")
         self._loop = asyncio.get_running_loop()
         self._stopped = False
 
@@ -33,9 +32,8 @@ class SpoolThreads:
         """`function(db, …)` in the reader thread. Raises what it raises: StoreError."""
         if self._stopped:
             raise StoreError(health.CLOSED)
-        return await self._loop.run_in_executor(self.reader, function, self.db, *args)
+        return await self._loop.run_in_executor(self._executor, function, self.db, *args)
 
     def stop(self) -> None:
         self._stopped = True
-        self.writer.shutdown()
-        self.reader.shutdown()
+        self._executor.shutdown()
