@@ -11,7 +11,7 @@ from tests.store.builders import NOW, delivery_for, envelope_for, message_id, st
 from tests.store.spools import Spool, until
 from zonerelay.config.models import Backend
 from zonerelay.store import records
-from zonerelay.store.base import QueueCounts, StoreOpenError
+from zonerelay.store.base import QueueCounts, StoreError, StoreOpenError
 from zonerelay.store.leveldb_engine import LevelDb, Op
 
 
@@ -174,3 +174,14 @@ async def test_keys_and_values_are_spelled_as_documented(spool: Spool) -> None:
         b"deferred-zone z%%201 1700000000.5000000 %b %%C3%%A4%%20b@example.net" % identity: b"",
         b"meta format": b"1",
     }
+
+
+async def test_closing_is_no_news_but_new_mail_is_refused(spool: Spool) -> None:
+    await store_message(spool.store, 1)
+    await spool.store.close()
+    assert spool.health == []
+    assert spool.store.unhealthy() == "the spool is closed"
+    with pytest.raises(StoreError):
+        await store_message(spool.store, 2)
+    with pytest.raises(StoreError):
+        await spool.store.read_message(message_id(1))

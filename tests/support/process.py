@@ -75,7 +75,12 @@ class RelayProcess:
             toml_document(
                 {"hostname": "relay.test", **(top or {})},
                 {
-                    "spool": {"backend": "leveldb", "path": str(self.spool), **(spool or {})},
+                    "spool": {
+                        "backend": "leveldb",
+                        "path": str(self.spool),
+                        "min_free_space": 0,  # or every test would leave its ballast behind
+                        **(spool or {}),
+                    },
                     "listener": [{"address": f"{LOOPBACK}:{self.smtp_port}", **(listener or {})}],
                     "zone": [{"name": "default", "tls": "none", **hop, **(zone or {})}],
                     "admin": {"address": f"{LOOPBACK}:{self.admin_port}"},
@@ -92,8 +97,10 @@ class RelayProcess:
     ) -> None:
         self.kill()
 
-    def start(self, *, timeout: float = START_TIMEOUT) -> Self:
-        """Returns when the relay greets on its port and, if it serves HTTP, says that it is ready."""
+    def start(self, *, timeout: float = START_TIMEOUT, statuses: Sequence[int] = (200, 404)) -> Self:
+        """Returns when the relay greets on its port and, if it serves HTTP, says that it is ready
+        (or answers /readyz with another of the `statuses`).
+        """
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -102,15 +109,15 @@ class RelayProcess:
                 stderr=log,
                 env=self._environment,
             )
-        if not wait_until(lambda: not self.running or self._ready(), timeout=timeout):
+        if not wait_until(lambda: not self.running or self._ready(statuses), timeout=timeout):
             self.kill()
             raise RelayFailed(f"not ready after {timeout} s\n{self.log_tail()}")
         if not self.running:
             raise RelayFailed(f"exited with {self.returncode} while starting\n{self.log_tail()}")
         return self
 
-    def _ready(self) -> bool:
-        return greets(self.smtp_port) and self.http("/readyz")[0] in (200, 404)
+    def _ready(self, statuses: Sequence[int]) -> bool:
+        return greets(self.smtp_port) and self.http("/readyz")[0] in statuses
 
     @property
     def pid(self) -> int:

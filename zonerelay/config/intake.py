@@ -52,7 +52,8 @@ class SpoolSettings:
     min_free_space: int = size(
         100 * MB,
         "With less free space than this on the spool's file system new mail is answered 452 4.3.1 and "
-        "/readyz says no, so that what is queued can still be delivered. 0 turns the check off.",
+        "/readyz says no, so that what is queued can still be delivered. Half of it is kept back in a file "
+        "(ballast) and given up when others fill the disk all the same. 0 turns both off.",
         least=MB,
         optional=True,
     )

@@ -14,14 +14,6 @@ CAPACITY = 24 * 1024 * 1024
 LARGEST = 4 * 1024 * 1024
 
 
-class _Body:
-    __slots__ = ("chunks", "size")
-
-    def __init__(self, chunks: Sequence[bytes], size: int) -> None:
-        self.chunks = chunks
-        self.size = size
-
-
 class BodyCache:
     """Keeps the youngest bodies; a missing one is read from the store."""
 
@@ -29,12 +21,13 @@ class BodyCache:
         self._capacity = capacity
         self._largest = largest
         self._size = 0
-        self._bodies: dict[MessageId, _Body] = {}
+        self._bodies: dict[MessageId, tuple[bytes, ...]] = {}
 
     def put(self, message_id: MessageId, body: bytes) -> None:
         """A whole small body; an empty one has no chunks."""
-        self.drop(message_id)
-        self._bodies[message_id] = _Body((body,) if body else (), len(body))
+        if message_id in self._bodies:
+            self.drop(message_id)
+        self._bodies[message_id] = (body,) if body else ()
         self._size += len(body)
         if self._size > self._capacity:
             self._evict()
@@ -43,15 +36,13 @@ class BodyCache:
         """More of a large body: the chunks from number `first` (they count from one)."""
         if first == 1:
             self.drop(message_id)
-            self._bodies[message_id] = _Body((), 0)
-        body = self._bodies.get(message_id)
-        if body is None:
+            self._bodies[message_id] = ()
+        before = self._bodies.get(message_id)
+        if before is None:
             return  # its beginning is gone already
-        more = sum(map(len, chunks))
-        body.chunks = (*body.chunks, *chunks)
-        body.size += more
-        self._size += more
-        if body.size > self._largest:
+        body = self._bodies[message_id] = (*before, *chunks)
+        self._size += sum(map(len, chunks))
+        if sum(map(len, body)) > self._largest:
             self.drop(message_id)
         elif self._size > self._capacity:
             self._evict()
@@ -59,12 +50,12 @@ class BodyCache:
     def get(self, message_id: MessageId, count: int) -> Sequence[bytes] | None:
         """All `count` chunks of the body."""
         body = self._bodies.get(message_id)
-        return body.chunks if body is not None and len(body.chunks) == count else None
+        return body if body is not None and len(body) == count else None
 
     def drop(self, message_id: MessageId) -> None:
         body = self._bodies.pop(message_id, None)
         if body is not None:
-            self._size -= body.size
+            self._size -= sum(map(len, body))
 
     def clear(self) -> None:
         self._bodies.clear()

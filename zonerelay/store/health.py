@@ -15,9 +15,12 @@ class Health:
     def __init__(self, on_change: Callable[[str | None], None]) -> None:
         self._on_change = on_change
         self._causes: dict[str, str] = {}
+        self._closed = False
         self.reason: str | None = None
 
     def set(self, cause: str, reason: str | None) -> None:
+        if self._closed:
+            return
         before = self.reason
         if reason is None:
             self._causes.pop(cause, None)
@@ -28,5 +31,6 @@ class Health:
             self._on_change(self.reason)
 
     def close(self) -> None:
-        """The store was closed, as it was told: nobody has to hear of it."""
+        """The store is being closed, as it was told: nobody has to hear of that, or of what comes after."""
+        self._closed = True
         self.reason = CLOSED

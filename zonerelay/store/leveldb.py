@@ -219,6 +219,7 @@ class LevelDbStore:
         for message_id, entry in plan.messages.items():
             if self._ledger.settled(message_id, entry):
                 self._bodies.drop(message_id)
+                self._keeper.note_removed(message_id)
 
     def _apply_step(self, key: DeliveryKey, old: Delivery | None, new: Delivery | None) -> None:
         ledger, window = self._ledger, self._zones[key.zone].window

@@ -34,6 +34,10 @@ _OPEN_FILES = 100
 _BLOOM_BITS = 10
 
 
+class NoRoomToOpenError(StoreOpenError):
+    """The disk is full, and LevelDB has to write before it can open the spool."""
+
+
 class Batch(Protocol):
     """What one atomic write does (plyvel's WriteBatch, which it does not export)."""
 
@@ -67,7 +71,7 @@ class LevelDb:
         try:
             self._db = self._connect()
         except (plyvel.Error, OSError) as error:
-            raise StoreOpenError(_explain(self.path, error)) from error
+            raise self.open_error(error) from error
         try:
             self._check_format()
         except StoreOpenError:
@@ -75,11 +79,12 @@ class LevelDb:
             raise
         except StoreError as error:
             self.close()
-            raise StoreOpenError(self.explain(error)) from error
+            raise self.open_error(error) from error
 
-    def explain(self, error: Exception) -> str:
+    def open_error(self, error: Exception) -> StoreOpenError:
         """What an error at opening means and what the operator should do."""
-        return _explain(self.path, error)
+        kind = NoRoomToOpenError if _is_full(error) else StoreOpenError
+        return kind(_explain(self.path, error))
 
     def reopen(self) -> None:
         """After a failed write: read the log back up to the last whole batch and start a new one."""
@@ -160,6 +165,11 @@ class LevelDb:
         """Write everything as one atomic batch and sync it."""
         self.commit(self.batch(batches))
 
+    def compact(self, start: bytes, stop: bytes) -> None:
+        """Give back the space of what was removed between two keys; LevelDB does so only as others write."""
+        with _translated():
+            self._handle().compact_range(start=start, stop=stop)
+
     # --- reading
 
     def snapshot(self) -> View:
@@ -238,9 +248,15 @@ def _translate(error: Exception) -> StoreError:
         return StoreCorruptError(f"LevelDB: {error}")
     if isinstance(error, RuntimeError):
         return StoreError(f"the spool was closed: {error}")
-    if "No space left" in str(error) or "quota exceeded" in str(error):
+    if _is_full(error):
         return StoreFullError(f"LevelDB: {error}")
     return StoreError(f"LevelDB: {error}")
+
+
+def _is_full(error: Exception) -> bool:
+    # LevelDB hands the system's words on, nothing else.
+    text = str(error)
+    return "No space left" in text or "quota exceeded" in text
 
 
 def _make_directory(path: Path) -> None:
@@ -278,7 +294,7 @@ def _explain(path: Path, error: Exception) -> str:
             f"another zonerelay (or `zonerelay spool …`) has this spool open: {path};"
             " stop it or choose another [spool] path"
         )
-    if "No space left" in text:
+    if _is_full(error):
         return f"the file system of the spool {path} is full: free some space and start again ({text})"
     if "Permission denied" in text or "Read-only" in text:
         return f"the spool {path} cannot be written: {text}; check its owner and mode"

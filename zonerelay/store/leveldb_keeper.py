@@ -3,19 +3,23 @@
 After a failed write nothing more is written until the database was reopened, which is tried with
 growing pauses for as long as it takes (a full disk has to be freed first). Meanwhile new mail is
 refused, nothing is handed out, and all that was acknowledged stays where it is. Below
-`min_free_space` new mail is refused while outcomes are still stored: they free space.
+`min_free_space` new mail is refused while outcomes are still stored: they free space. Half of it is
+kept back as ballast and given up when the disk is full, so that the queue can be drained even then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Coroutine
 from typing import NamedTuple
 
 from zonerelay.model.clock import Clock
+from zonerelay.model.message_id import MessageId
 from zonerelay.store import health, records
 from zonerelay.store import leveldb_scan as scan
+from zonerelay.store.ballast import Ballast
 from zonerelay.store.base import StoreError, StoreFullError
 from zonerelay.store.group_commit import GroupCommitter
 from zonerelay.store.health import Health
@@ -25,6 +29,8 @@ from zonerelay.store.tally import Tally
 
 SPACE_INTERVAL = 1.0
 """Seconds between two looks at the free space."""
+COMPACT_INTERVAL = 5.0
+"""Seconds between two compactions while there is too little space."""
 LARGE_BATCH = 256 * 1024
 """Octets from which a batch is put together in the writer thread."""
 FIRST_PAUSE = 0.1
@@ -50,6 +56,7 @@ class SpoolKeeper:
         self,
         reader: SpoolReader,
         *,
+        ballast: Ballast,
         min_free_space: int,
         clock: Clock,
         on_health: Callable[[str | None], None],
@@ -62,7 +69,12 @@ class SpoolKeeper:
         self.counts = Tally()
         self.on_failure: Callable[[], None] = lambda: None
         self._db = reader.db
+        self._ballast = ballast
         self._min_free_space = min_free_space
+        self._may_write = 0
+        self._compact_after = 0.0
+        self._removed: tuple[MessageId, MessageId] | None = None
+        self._look_at_space = asyncio.Event()
         self._clock = clock
         self._health = Health(on_health)
         self._refusal: StoreError | None = None
@@ -84,8 +96,8 @@ class SpoolKeeper:
 
     def check_writable(self) -> None:
         """Also raises StoreFullError when there is too little space for new mail."""
-        self.check_usable()
         if self._health.reason is not None:
+            self.check_usable()
             raise StoreFullError(health.NO_SPACE)
 
     def unhealthy(self) -> str | None:
@@ -100,6 +112,9 @@ class SpoolKeeper:
 
     def _prepare(self, batches: Batches, size: int) -> Job:
         """On the event loop."""
+        self._may_write -= size
+        if self._may_write < 0:
+            self._look_at_space.set()
         return Job(self._db.batch(batches) if size < LARGE_BATCH else None, batches)
 
     def _write(self, job: Job) -> float:
@@ -112,15 +127,61 @@ class SpoolKeeper:
 
     # --- free space
 
+    def note_removed(self, message_id: MessageId) -> None:
+        """The message's space can be had back when it is needed."""
+        if self._removed is None:
+            self._removed = (message_id, message_id)
+        elif message_id > self._removed[1]:
+            self._removed = (self._removed[0], message_id)
+        elif message_id < self._removed[0]:
+            self._removed = (message_id, self._removed[1])
+
     async def _watch_space(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
+            self._look_at_space.clear()
             try:
-                free = await self.reader.read(LevelDb.free_space)
+                if self._note_space(await self._read_space()):
+                    await self._compact()
             except StoreError as error:
-                _log.warning("cannot look at the free space of the spool: %s", error)
-            else:
-                self._health.set("space", health.NO_SPACE if free < self._min_free_space else None)
-            await asyncio.sleep(SPACE_INTERVAL)
+                _log.warning("cannot look after the free space of the spool: %s", error)
+            timer = loop.call_later(SPACE_INTERVAL, self._look_at_space.set)
+            await self._look_at_space.wait()
+            timer.cancel()
+
+    async def _read_space(self) -> int:
+        return await self.reader.read(_free_space, self._ballast, self._min_free_space)
+
+    async def _compact(self) -> None:
+        """Without new mail LevelDB would keep what was removed for ever, and there would be no new mail."""
+        removed = self._removed
+        if self._refusal is not None or self._clock.monotonic() < self._compact_after:
+            return
+        if not self._tasks and self.counts.is_empty:
+            start, stop = records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX)
+        elif removed is not None:
+            start, stop = (
+                records.message_prefix(removed[0]),
+                records.after(records.message_prefix(removed[1])),
+            )
+        else:
+            return
+        self._compact_after = self._clock.monotonic() + COMPACT_INTERVAL
+        await self.reader.read(LevelDb.compact, start, stop)
+        # That it failed is only seen at the next write; reopening then gives it more room.
+        await self.committer.submit([(records.META_PROBE, b"%d" % self._clock.now())])
+        if self._removed is removed:
+            self._removed = None
+        self._note_space(await self._read_space())
+
+    def _note_space(self, free: int) -> bool:
+        """True when there is too little."""
+        left = free - self._min_free_space
+        self._health.set("space", health.NO_SPACE if left < 0 else None)
+        # Fast writers must not get from here to the end before the next look. What is written may
+        # be on disk three times while LevelDB moves it from its log through its levels.
+        self._may_write = left // 4 if left >= 0 else sys.maxsize
+        return left < 0
 
     # --- failure and recovery
 
@@ -131,15 +192,16 @@ class SpoolKeeper:
         self.on_failure()
         self.counts = Tally()  # a count that is under way adds to the old one
         if not self._closed:
-            self._spawn(self._recover())
+            self._spawn(self._recover(full))
         self._health.set("write", health.NO_SPACE if full else health.WRITE_FAILED)
 
-    async def _recover(self) -> None:
+    async def _recover(self, full: bool) -> None:
         pause = FIRST_PAUSE
         while True:
             await asyncio.sleep(pause)
             try:
-                view = await self.reader.read(_reopen)
+                view = await self.reader.read(_reopen, self._ballast, full)
+                free = await self._read_space()
                 break
             except StoreError as error:
                 _log.warning("the spool cannot be reopened yet: %s", error)
@@ -147,6 +209,7 @@ class SpoolKeeper:
         self._refusal = None
         self.committer.resume()
         self._spawn(self._count(view))
+        self._note_space(free)
         self._health.set("write", None)
 
     # --- after a start
@@ -190,6 +253,7 @@ class SpoolKeeper:
         if self._closed:
             return
         self._closed = True
+        self._health.close()
         self._refusal = StoreError(health.CLOSED)
         self.committer.refuse(self._refusal)
         await self.committer.drain()
@@ -202,7 +266,6 @@ class SpoolKeeper:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.reader.read(LevelDb.close)
         self.reader.stop()
-        self._health.close()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -211,6 +274,22 @@ class SpoolKeeper:
         return task
 
 
-def _reopen(db: LevelDb) -> View:
-    db.reopen()
+def _free_space(db: LevelDb, ballast: Ballast, min_free_space: int) -> int:
+    """What is left, the room that is kept back included; keeps it back again once there is plenty."""
+    free = db.free_space()
+    counted = free + ballast.held
+    if not ballast.is_whole and free >= min_free_space:
+        ballast.make()
+    return counted
+
+
+def _reopen(db: LevelDb, ballast: Ballast, full: bool) -> View:
+    if full:
+        ballast.drop()
+    try:
+        db.reopen()
+    except StoreFullError:
+        if not ballast.drop():
+            raise
+        db.reopen()
     return db.snapshot()

@@ -9,10 +9,11 @@ from zonerelay.config.models import SpoolSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import leveldb_scan as scan
-from zonerelay.store.base import StoreError, StoreOpenError
+from zonerelay.store.ballast import Ballast
+from zonerelay.store.base import StoreError
 from zonerelay.store.ledger import Ledger
 from zonerelay.store.leveldb import LevelDbStore
-from zonerelay.store.leveldb_engine import LevelDb, View
+from zonerelay.store.leveldb_engine import LevelDb, NoRoomToOpenError, View
 from zonerelay.store.leveldb_keeper import SpoolKeeper
 from zonerelay.store.leveldb_reader import SpoolReader
 
@@ -32,14 +33,16 @@ async def open_leveldb(
 ) -> LevelDbStore:
     """Raises StoreOpenError. Delivering can begin at once; counting and sweeping go on behind it."""
     reader = SpoolReader(LevelDb(settings.path, write_buffer=settings.write_buffer))
+    ballast = Ballast(settings.path, settings.min_free_space // 2)
     try:
-        opened = await reader.read(_open)
+        opened = await reader.read(_open, ballast)
     except BaseException:
         reader.db.close()
         reader.stop()
         raise
     keeper = SpoolKeeper(
         reader,
+        ballast=ballast,
         min_free_space=settings.min_free_space,
         clock=clock,
         on_health=on_health,
@@ -50,10 +53,20 @@ async def open_leveldb(
     return store
 
 
-def _open(db: LevelDb) -> _Opened:
+def _open(db: LevelDb, ballast: Ballast) -> _Opened:
+    try:
+        return _open_once(db)
+    except NoRoomToOpenError:
+        if not ballast.drop():
+            raise
+    return _open_once(db)
+
+
+def _open_once(db: LevelDb) -> _Opened:
     db.open()
     try:
         scan.drop_hints(db)
         return _Opened(scan.last_message_id(db), not scan.zones(db), db.snapshot())
     except StoreError as error:
-        raise StoreOpenError(db.explain(error)) from error
+        db.close()
+        raise db.open_error(error) from error

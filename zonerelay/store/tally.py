@@ -44,6 +44,10 @@ class Tally:
             counts.deferred += more.deferred
             counts.held += more.held
 
+    @property
+    def is_empty(self) -> bool:
+        return not any(counts.total > 0 for counts in self._zones.values())
+
     def current(self) -> dict[str, QueueCounts]:
         return {
             zone: QueueCounts(max(0, counts.ready), max(0, counts.deferred), max(0, counts.held))

@@ -1,0 +1,79 @@
+"""The room that is kept back for a full disk, and that the spool's guard counts it as free."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.store.builders import NOW, store_message
+from tests.store.spools import Spool, until
+from zonerelay.model.clock import SystemClock
+from zonerelay.store.ballast import FILE_NAME, Ballast
+from zonerelay.store.base import Finish
+
+MB = 1024 * 1024
+
+
+def test_ballast_takes_real_blocks_and_gives_them_back_once(tmp_path: Path) -> None:
+    ballast = Ballast(tmp_path, 3 * MB)
+    assert not ballast.is_whole
+    ballast.make()
+    assert (ballast.held, ballast.is_whole) == (3 * MB, True)
+    assert (tmp_path / FILE_NAME).stat().st_blocks * 512 >= 3 * MB
+    assert ballast.drop()
+    assert (ballast.held, ballast.is_whole) == (0, False)
+    assert not ballast.drop()
+    assert not (tmp_path / FILE_NAME).exists()
+
+
+@pytest.mark.parametrize("size", [0, 2 * MB, 8 * MB])
+def test_ballast_of_the_last_run_counts_and_follows_the_setting(tmp_path: Path, size: int) -> None:
+    Ballast(tmp_path, 5 * MB).make()
+    ballast = Ballast(tmp_path, size)
+    assert ballast.held >= 5 * MB
+    assert not ballast.is_whole
+    ballast.make()
+    assert (ballast.held, ballast.is_whole) == (size, True)
+    path = tmp_path / FILE_NAME
+    assert (path.stat().st_size if path.exists() else 0) == size
+
+
+def test_ballast_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
+    ballast = Ballast(tmp_path, 1 << 60)
+    ballast.make()
+    assert ballast.held == 0
+    assert not (tmp_path / FILE_NAME).exists()
+
+
+async def test_spool_keeps_half_of_the_guard_back_and_leaves_it_at_a_stop(tmp_path: Path) -> None:
+    path = tmp_path / "spool"
+    file = path / FILE_NAME
+    async with Spool(path, clock=SystemClock(), min_free_space=4 * MB) as spool:
+        await until(file.exists)
+        (delivery,) = await store_message(spool.store, 1)
+        await spool.reopen()
+        assert await spool.store.claim("default", 10, now=NOW) == [delivery]
+        await spool.store.settle([Finish(delivery)])
+        await spool.store.close()
+        assert file.stat().st_size == 2 * MB
+        await spool.open(min_free_space=0)
+        await until(lambda: not file.exists())
+        assert spool.health == []
+
+
+async def test_kept_room_counts_as_free(tmp_path: Path) -> None:
+    disk = os.statvfs(tmp_path)
+    free = disk.f_bavail * disk.f_frsize
+    spool = Spool(tmp_path / "spool", clock=SystemClock())
+    await spool.open()
+    await spool.store.close()
+    (tmp_path / "spool" / FILE_NAME).write_bytes(b"")
+    Ballast(tmp_path / "spool", 200 * MB).make()
+    # Other things may come and go on this disk meanwhile, but not as much as that.
+    store = await spool.open(min_free_space=free - 100 * MB)
+    await until((tmp_path / "spool" / FILE_NAME).exists)
+    await store_message(store, 1)
+    assert spool.health == []
+    await store.close()

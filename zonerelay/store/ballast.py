@@ -1,0 +1,71 @@
+"""Room kept back for a full disk: a file of real blocks that is given up when LevelDB needs space.
+
+LevelDB writes a table before it opens a spool whose log holds anything, and a log before it removes
+anything; so a disk that others have filled to the last block could never be drained. The room counts as
+free space, for that is what it is there for. All of this blocks: the store's reader thread calls it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+FILE_NAME = "ballast"
+"""In the spool's directory, where LevelDB leaves names alone that it does not know."""
+
+_ROUNDING = 1024 * 1024
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class Ballast:
+    """The file of one spool. `held` is how many octets it keeps back; a `size` of 0 wants none."""
+
+    def __init__(self, directory: Path, size: int) -> None:
+        self._path = directory / FILE_NAME
+        self._size = size
+        self.held = self._found()
+
+    def _found(self) -> int:
+        """What the last run left."""
+        with contextlib.suppress(OSError):
+            return self._path.stat().st_blocks * 512
+        return 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self._size <= self.held <= self._size + _ROUNDING
+
+    def make(self) -> None:
+        """Keep the room back. When there is none after all, or the file system cannot: another time."""
+        if not self._size:
+            self.drop()
+            return
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.ftruncate(descriptor, min(self._size, os.fstat(descriptor).st_size))
+                os.posix_fallocate(descriptor, 0, self._size)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            _log.warning("cannot keep room back for a full disk: %s", error)
+            self.drop()
+        else:
+            self.held = self._size
+
+    def drop(self) -> bool:
+        """Give the room to LevelDB; false when there was none."""
+        had, self.held = self.held, 0
+        try:
+            self._path.unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            _log.error("cannot give up the room that was kept back for a full disk: %s", error)
+            return False
+        if had:
+            _log.warning("gave up the room that was kept back for a full disk: %d octets", had)
+        return True
