@@ -24,6 +24,7 @@ from zonerelay.config.models import BareLineEnds
 from zonerelay.inbound import answers
 from zonerelay.inbound.answers import Answer
 from zonerelay.inbound.reception import Reception
+from zonerelay.inbound.turns import LARGE
 from zonerelay.message.headers import Header, HeaderScanner, HeaderTooLargeError
 from zonerelay.message.received import trace_fields
 from zonerelay.model.delivery import Delivery
@@ -62,6 +63,11 @@ class Intake:
     def rest(self) -> bytes:
         """What followed the end of data: commands."""
         return self._body.rest
+
+    @property
+    def is_large(self) -> bool:
+        """Too much has come for it to be read beside any number of others."""
+        return self._wire > LARGE
 
     @property
     def hopeless(self) -> bool:

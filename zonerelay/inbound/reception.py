@@ -9,6 +9,7 @@ from typing import Protocol
 from zonerelay.config.models import ListenerSettings
 from zonerelay.inbound import answers
 from zonerelay.inbound.answers import Answer
+from zonerelay.inbound.turns import Turns
 from zonerelay.message.headers import Fields
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Envelope
@@ -33,6 +34,7 @@ class Reception:
     notify: Callable[[str], None]
     events: Events
     clock: Clock
+    turns: Turns = field(default_factory=Turns)
     greeting: bytes = field(init=False)
     ehlo: Answer = field(init=False)
     helo: Answer = field(init=False)

@@ -11,8 +11,9 @@ with the exception's text. What remains is its place as the loop's SMTP protocol
 
 Promises:
 
-- Nothing is read beyond what is bounded: reading pauses while the client does not take our replies, while
-  `BACKLOG` octets wait for the store, and while more than `MAX_PIPELINED` octets of commands wait.
+- Nothing is read beyond what is bounded: reading pauses while the client does not take our replies,
+  while `BACKLOG` octets wait for the store, and while more than `MAX_PIPELINED` octets of commands wait;
+  and while other large bodies have their turns.
 - Once the end of data has arrived the message is carried to its answer, client or no client.
 - Trouble in our own code is answered 451 and the session goes on.
 - Waiting for our own store is not held against the client.
@@ -83,6 +84,7 @@ class Session(SMTP):
         self._ended = False  # the client has half-closed
         self._blocked = False  # the client does not take our replies
         self._paused = False  # we do not read
+        self._out_of_turn = False  # other large bodies are read first
         self._yielded = False  # lines are waiting for their turn
 
     # The loop calls these.
@@ -140,6 +142,7 @@ class Session(SMTP):
         self._lines.clear()
         if self._timer is not None:
             self._timer.cancel()
+        self._reception.turns.leave(self)
         if self._intake is not None and not self._intake.complete:
             self._abandon(self._intake, left=left)
         if self._welcome:
@@ -154,6 +157,16 @@ class Session(SMTP):
     def resume_writing(self) -> None:
         self._blocked = False
         self._advance()
+
+    # Turns call these.
+
+    @property
+    def held_up(self) -> bool:
+        return self._paused
+
+    def take_turn(self) -> None:
+        self._out_of_turn = False
+        self._regulate()
 
     # The listener calls these.
 
@@ -222,11 +235,14 @@ class Session(SMTP):
         intake.feed(data)
         if intake.complete:
             self._deadlines.complete()
+            self._reception.turns.leave(self)
             if intake.rest:
                 self._lines.feed(intake.rest)
         elif intake.hopeless:
             self._say_goodbye(answers.MUCH_TOO_BIG, intake)
             return
+        elif intake.is_large:
+            self._out_of_turn = not self._reception.turns.may_read(self, len(data), self._deadlines.heard)
         if self._storing is None:
             if intake.refusal is None:
                 if intake.worth_storing:
@@ -327,6 +343,7 @@ class Session(SMTP):
         pause = (
             self._blocked
             or self._lines.waiting > MAX_PIPELINED
+            or self._out_of_turn
             or (intake is not None and intake.backlog > BACKLOG)
         )
         if pause is self._paused or self._wire is None or self._ended:
@@ -339,7 +356,7 @@ class Session(SMTP):
 
     def _look_at_time(self) -> None:
         now = self.loop.time()
-        if self._owes_answers() and not self._blocked:
+        if self._out_of_turn or (self._owes_answers() and not self._blocked):
             self._deadlines.heard = now
         late = self._deadlines.late(now)
         if late is None:
