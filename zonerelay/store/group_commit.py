@@ -26,8 +26,8 @@ from zonerelay.store.leveldb_engine import Batches, Op
 from zonerelay.store.writer_thread import Failed, WriterThread
 
 LAZY_DELAY = 0.035
-"""Together with what outcomes wait for company in the queue (`journal.GATHERING`) below the 50 ms that a crash
-may repeat, with a margin for the write itself (DESIGN rule 2)."""
+"""With what outcomes wait for company in the queue (`journal.GATHERING`) this stays below the 50 ms that a
+crash may repeat, with a margin for the write itself (DESIGN rule 2)."""
 MAX_LAZY = 64
 """Lazy submissions that make a batch worth writing without waiting for more."""
 MAX_BATCH = 4 * 1024 * 1024
