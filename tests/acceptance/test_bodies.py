@@ -113,11 +113,11 @@ async def test_a_stream_without_line_ends_is_refused_in_flat_memory(tmp_path: Pa
     with RelayProcess(tmp_path, next_hop="127.0.0.1:1", listener={"max_message_size": "1 MB"}) as relay:
         before = relay.peak_rss()
         reader, writer = await asyncio.open_connection("127.0.0.1", relay.smtp_port)
+        assert (await reader.readuntil(b"\r\n")).startswith(b"220")
         for command in (b"EHLO c", b"MAIL FROM:<a@example.org>", b"RCPT TO:<b@example.com>", b"DATA"):
             writer.write(command + b"\r\n")
             while (await reader.readuntil(b"\r\n"))[3:4] == b"-":
                 pass
-        await reader.readuntil(b"\r\n")
         answer = b""
         with contextlib.suppress(OSError):  # the relay may have had enough and closed, with more on the way
             for _ in range(60):

@@ -77,11 +77,13 @@ async def test_deferred_mail_survives_a_kill_with_its_attempts(tmp_path: Path, s
     )
     with relay:
         reader, writer = await asyncio.open_connection("127.0.0.1", relay.smtp_port)
+        assert (await reader.readline()).startswith(b"220")
         for line in (b"EHLO c", b"MAIL FROM:<>", b"RCPT TO:<greylist@example.com>", b"DATA"):
             writer.write(line + b"\r\n")
             while (await reader.readline())[3:4] == b"-":
                 pass
         writer.write(b"Subject: later\r\n\r\n.\r\n")
+        assert (await reader.readline()).startswith(b"250")
         await asyncio.to_thread(relay.wait_for, lambda: len(relay.events("deferred")) == 1, what="deferred")
         writer.close()
         await asyncio.to_thread(relay.restart)

@@ -23,7 +23,10 @@ from tests.store.disks import make_image
 ROUNDS = 4
 IMAGE_SIZE = 96 * 1024 * 1024
 
-CAN_MOUNT = os.getuid() == 0 and Path("/dev/loop-control").exists() and shutil.which("mkfs.ext4") is not None
+# In CI never left out: there, what cannot be run has failed.
+CAN_MOUNT = bool(os.environ.get("CI")) or (
+    os.getuid() == 0 and Path("/dev/loop-control").exists() and shutil.which("mkfs.ext4") is not None
+)
 
 
 class Facts:
@@ -108,33 +111,34 @@ def power_cut(tmp_path: Path, image: Path, copy: Path, seconds: float) -> list[s
     return heard
 
 
-@pytest.mark.parametrize("cut", range(2 if CAN_MOUNT else 0))
-def test_acknowledged_mail_survives_a_power_cut(tmp_path: Path, cut: int) -> None:
-    image, copy = tmp_path / "disk", tmp_path / "disk-after-cut"
-    make_image(image, IMAGE_SIZE)
-    facts = Facts()
-    facts.hear(power_cut(tmp_path, image, copy, 0.2 + 0.25 * cut))
-    assert facts.stored
-    check(facts, tmp_path / "mount", copy)
+if CAN_MOUNT:  # root, with loop devices; nobody else can have a disk that is cut off
 
+    @pytest.mark.parametrize("cut", range(2))
+    def test_acknowledged_mail_survives_a_power_cut(tmp_path: Path, cut: int) -> None:
+        image, copy = tmp_path / "disk", tmp_path / "disk-after-cut"
+        make_image(image, IMAGE_SIZE)
+        facts = Facts()
+        facts.hear(power_cut(tmp_path, image, copy, 0.2 + 0.25 * cut))
+        assert facts.stored
+        check(facts, tmp_path / "mount", copy)
 
-@pytest.mark.parametrize("size", range(1_100_000, 1_500_000, 100_000) if CAN_MOUNT else ())
-def test_long_body_survives_a_power_cut_at_the_moment_of_its_acknowledgement(
-    tmp_path: Path, size: int
-) -> None:
-    """LevelDB closes a full log without syncing it: a body that spans two logs needs every batch synced."""
-    image, copy, mount = tmp_path / "disk", tmp_path / "disk-after-cut", tmp_path / "mount"
-    mount.mkdir()
-    make_image(image, IMAGE_SIZE)
-    process = subprocess.Popen(command("one", mount, image, size), stdout=subprocess.PIPE)
-    try:
-        _, status = os.waitpid(process.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
-        shutil.copyfile(image, copy)
-    finally:
-        process.kill()
-        said, _ = process.communicate()
-    facts = Facts()
-    facts.hear(whole_lines(said))
-    assert len(facts.stored) == 1
-    check(facts, mount, copy)
+    @pytest.mark.parametrize("size", range(1_100_000, 1_500_000, 100_000))
+    def test_long_body_survives_a_power_cut_at_the_moment_of_its_acknowledgement(
+        tmp_path: Path, size: int
+    ) -> None:
+        """LevelDB closes a full log without syncing it: a body over two logs needs every batch synced."""
+        image, copy, mount = tmp_path / "disk", tmp_path / "disk-after-cut", tmp_path / "mount"
+        mount.mkdir()
+        make_image(image, IMAGE_SIZE)
+        process = subprocess.Popen(command("one", mount, image, size), stdout=subprocess.PIPE)
+        try:
+            _, status = os.waitpid(process.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+            shutil.copyfile(image, copy)
+        finally:
+            process.kill()
+            said, _ = process.communicate()
+        facts = Facts()
+        facts.hear(whole_lines(said))
+        assert len(facts.stored) == 1
+        check(facts, mount, copy)
