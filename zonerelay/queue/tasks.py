@@ -63,3 +63,25 @@ class Once:
     def _run(self) -> None:
         self._asked = False
         self._call()
+
+
+class Linger:
+    """Runs a callable after `seconds`, or `now`; once for all who asked until then."""
+
+    def __init__(self, seconds: float, call: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._call = call
+        self._timer: asyncio.TimerHandle | None = None
+
+    def soon(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self.now)
+
+    def now(self) -> None:
+        self.cancel()
+        self._call()
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

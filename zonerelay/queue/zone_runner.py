@@ -90,7 +90,7 @@ class ZoneRunner:
         self._due_known = False
         self._claimed_at = 0.0
         self._claim_delay = CLAIM_RETRY_FIRST
-        self._lingering: asyncio.TimerHandle | None = None
+        self._linger = Linger(LINGER, self._pump)
 
     # From outside
 
@@ -132,8 +132,7 @@ class ZoneRunner:
         self._alarm.cancel()
         self._lanes.close()
         self._wake_claimer()
-        if self._lingering is not None:
-            self._lingering.cancel()
+        self._linger.cancel()
 
     def active_keys(self) -> set[DeliveryKey]:
         return self._queue.active_keys()
@@ -193,19 +192,11 @@ class ZoneRunner:
 
     def _pump_together(self) -> None:
         """Pump once the look-ups in progress have ended, or after `LINGER`."""
-        if not self._queue.looking_up:
-            self._pump_after_lingering()
-            return
-        self._start_look_ups()
-        if self._lingering is None:
-            loop = asyncio.get_running_loop()
-            self._lingering = loop.call_later(LINGER, self._pump_after_lingering)
-
-    def _pump_after_lingering(self) -> None:
-        if self._lingering is not None:
-            self._lingering.cancel()
-            self._lingering = None
-        self._pump()
+        if self._queue.looking_up:
+            self._start_look_ups()
+            self._linger.soon()
+        else:
+            self._linger.now()
 
     def _claim_if_wanted(self) -> None:
         if self._claiming or self._stopping:
