@@ -32,7 +32,7 @@ from zonerelay.queue.protocols import Batch, Courier, Router
 from zonerelay.queue.settle import Settler
 from zonerelay.queue.shares import Claim, Refill
 from zonerelay.queue.suspension import Transition
-from zonerelay.queue.tasks import Once, Tasks
+from zonerelay.queue.tasks import Linger, Once, Tasks
 from zonerelay.queue.zone_queue import WINDOW, ZoneQueue
 from zonerelay.routing.nexthop import DestinationKey, Route
 from zonerelay.store.base import MessageNotFoundError, QueueStore, StoreCorruptError
