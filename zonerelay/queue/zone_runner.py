@@ -372,7 +372,7 @@ class ZoneRunner:
         self._events.trouble("queue.read_message", error, message_id=work.message_id)
         label = work.destination.label
         if isinstance(error, MessageNotFoundError | StoreCorruptError):
-            # Kept for `spool repair`. If it was dropped meanwhile, there is nothing left to change.
+            # Kept for whoever repairs the spool. If it was dropped meanwhile, nothing is left to change.
             self._settler.post(None, work.deliveries, [UNREADABLE] * len(work.deliveries), destination=label)
         else:
             until = self._clock.now() + LOCAL_DELAY

@@ -37,7 +37,7 @@ class StoreFullError(StoreError):
 
 
 class StoreCorruptError(StoreError):
-    """A record could not be read back. It stays where it is for `zonerelay spool repair`."""
+    """A record could not be read back. It stays where it is, for whoever repairs the spool."""
 
 
 class StoreOpenError(StoreError):

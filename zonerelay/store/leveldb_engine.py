@@ -290,16 +290,14 @@ def _explain(path: Path, error: Exception) -> str:
     """What happened at opening and what the operator should do."""
     text = str(error)
     if "lock" in text.lower() and ("temporarily unavailable" in text or "already held" in text):
-        return (
-            f"another zonerelay (or `zonerelay spool …`) has this spool open: {path};"
-            " stop it or choose another [spool] path"
-        )
+        return f"another zonerelay has this spool open: {path}; stop it or choose another [spool] path"
     if _is_full(error):
         return f"the file system of the spool {path} is full: free some space and start again ({text})"
     if "Permission denied" in text or "Read-only" in text:
         return f"the spool {path} cannot be written: {text}; check its owner and mode"
     return (
-        f"the spool {path} is damaged: {text}; nothing was changed. Copy the directory first, then run"
-        " `zonerelay spool repair` on it or restore a backup; to take new mail meanwhile, set another"
-        " [spool] path"
+        f"the spool {path} is damaged: {text}; nothing was changed. Copy the directory first, then restore a"
+        " backup, or let LevelDB rebuild the copy from what it can read: python3 -c 'import plyvel;"
+        """ plyvel.repair_db("COPY")' (some messages may be missing then); to take new mail meanwhile,"""
+        " set another [spool] path"
     )

@@ -1,7 +1,7 @@
 """Reads of the spool that walk key ranges. All of it blocks and runs in the store's reader thread.
 
 Walks are in pages, so that a queue of millions holds up nobody else's read for more than some
-milliseconds. An unreadable record is logged and stepped over: it stays for `zonerelay spool repair`
+milliseconds. An unreadable record is logged and stepped over: it stays for whoever repairs the spool
 and must not stop the rest of the queue.
 """
 
