@@ -153,7 +153,7 @@ def _reload(worker: Worker, notifier: Notifier, config: Path) -> None:
         worker.events.lifecycle("reload-refused", problems=len(error.problems), first=first)
         notifier.ready(_where(worker))
         return
-    reloading = asyncio.ensure_future(worker.reload(settings))
+    reloading = worker.reloading = asyncio.ensure_future(worker.reload(settings))
     reloading.add_done_callback(lambda _: notifier.ready(_where(worker)))
 
 

@@ -86,6 +86,7 @@ class Worker:
         self._control: ControlServer | None = None
         self._admin: AdminServer | None = None
         self._readiness: ReadinessCheck | None = None
+        self.reloading: asyncio.Future[None] | None = None  # the loop itself would not keep it
         self._farewells: set[asyncio.Future[None]] = set()
 
     # ---- start ------------------------------------------------------------------------------------
@@ -187,6 +188,7 @@ class Worker:
     ) -> None:
         board = self._build_board(store, scheduler)
         self.metrics.attach_queue(board.queues)
+        self.metrics.declare_zones(self._zones.names)
         assert self._settler is not None
         operations = Operations(
             store=store, scheduler=scheduler, settler=self._settler, events=self.events, clock=self.clock

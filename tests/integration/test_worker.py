@@ -269,3 +269,15 @@ async def test_a_second_relay_on_the_same_spool_is_refused_in_words(tmp_path: Pa
         with pytest.raises(StartError, match="another"):
             async with relay_with(chosen):
                 pass
+
+
+async def test_open_connections_to_peers_show_in_the_metrics(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        sink = await started(stack)
+        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", connection_idle_timeout=60.0)
+        running = await stack.enter_async_context(relay_with(settings(tmp_path, zone=zone)))
+        line = b'zonerelay_outbound_connections{zone="default"} '
+        assert line + b"0.0" in running.worker.metrics.exposition()
+        await running.send("app@example.org", ["someone@example.com"], MESSAGE)
+        await running.until_empty()
+        assert line + b"1.0" in running.worker.metrics.exposition()

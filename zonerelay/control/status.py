@@ -85,6 +85,7 @@ class StatusBoard:
             deferred=max(counts.deferred - (active - from_ready), 0),
             held=counts.held,
             oldest=0.0 if created is None else max(self._clock.now() - created, 0.0),
+            connections=self._connections(zone),
         )
 
     async def status(self) -> RelayStatus:

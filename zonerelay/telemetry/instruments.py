@@ -80,15 +80,6 @@ class LabelledCounter:
         return family
 
 
-class LabelledGauge(LabelledCounter):
-    """Like the counter, with amounts of both signs."""
-
-    __slots__ = ()
-
-    def family(self) -> Metric:
-        return self._filled(GaugeMetricFamily(self._name, self._help, labels=self._labels))
-
-
 class Histogram:
     """How many observations were at most each bound, and their sum."""
 

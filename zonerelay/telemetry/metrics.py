@@ -26,7 +26,6 @@ from zonerelay.telemetry.instruments import (
     Histogram,
     Instruments,
     LabelledCounter,
-    LabelledGauge,
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -40,7 +39,7 @@ COMMIT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 
 
 class ZoneQueue(NamedTuple):
-    """One zone's queue at the time of a scrape; `oldest` is the age in seconds, 0 when empty."""
+    """One zone at the time of a scrape; `oldest` is an age in seconds, `connections` are those to peers."""
 
     zone: str
     ready: int
@@ -48,6 +47,7 @@ class ZoneQueue(NamedTuple):
     deferred: int
     held: int
     oldest: float
+    connections: int = 0
 
 
 class _QueueCollector(Collector):
@@ -63,14 +63,19 @@ class _QueueCollector(Collector):
         oldest = GaugeMetricFamily(
             "zonerelay_queue_oldest_seconds", "Age of the oldest delivery in the queue.", labels=("zone",)
         )
+        outbound = GaugeMetricFamily(
+            "zonerelay_outbound_connections", "Open connections to peers.", labels=("zone",)
+        )
         for queue in self._read():
             deliveries.add_metric((queue.zone, "ready"), queue.ready)
             deliveries.add_metric((queue.zone, "active"), queue.active)
             deliveries.add_metric((queue.zone, "deferred"), queue.deferred)
             deliveries.add_metric((queue.zone, "held"), queue.held)
             oldest.add_metric((queue.zone,), queue.oldest)
+            outbound.add_metric((queue.zone,), queue.connections)
         yield deliveries
         yield oldest
+        yield outbound
 
 
 class Metrics:
@@ -101,9 +106,6 @@ class Metrics:
             "zonerelay_store_commit_seconds", "Durable writes of the store.", COMMIT_BUCKETS
         )
         self._inbound = Gauge("zonerelay_inbound_connections", "Open connections of clients.")
-        self._outbound = LabelledGauge(
-            "zonerelay_outbound_connections", "Open connections to peers.", ("zone",)
-        )
         self._registry = self._build_registry()
 
         # Called for every connection and write, so without a step in between.
@@ -128,7 +130,6 @@ class Metrics:
                 self._seconds,
                 self._commits,
                 self._inbound,
-                self._outbound,
             )
         )
         return registry
@@ -173,18 +174,11 @@ class Metrics:
     def inbound_closed(self) -> None:
         self._inbound.value -= 1
 
-    def outbound_opened(self, zone: str) -> None:
-        self._outbound.add((zone,))
-
-    def outbound_closed(self, zone: str) -> None:
-        self._outbound.add((zone,), -1)
-
     def declare_zones(self, zones: Iterable[str]) -> None:
         """Show every zone's counters from the start: one that appears late hides its first increase."""
         for zone in zones:
             for outcome in OUTCOMES:
                 self._deliveries.add((zone, outcome), 0)
-            self._outbound.add((zone,), 0)
 
     def attach_queue(self, read: Callable[[], Iterable[ZoneQueue]]) -> None:
         """`read` is called at every scrape and must answer from memory. Attach once."""
