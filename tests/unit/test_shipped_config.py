@@ -58,11 +58,12 @@ def test_every_default_can_be_uncommented() -> None:
     """All defaults written out mean the same as an empty file, and none of them is refused."""
     kept = [line for line in SHIPPED.splitlines() if _OPTION.fullmatch(line) or _HEADING.fullmatch(line)]
     uncommented = [line.removeprefix("#") for line in kept]
-    # A route needs a condition: the one table that is no use at its defaults.
+    # A route and an access rule need a condition: the tables that are no use at their defaults.
     text = "\n".join(uncommented).replace("sender_domain = []", 'sender_domain = ["example.com"]')
-    settings = load_text(text)
-    assert dataclasses.replace(settings, route=()) == Settings()
+    settings = load_text(text.replace("recipient = []", 'recipient = ["example.com"]'))
+    assert dataclasses.replace(settings, route=(), access=()) == Settings()
     assert len(settings.route) == 1
+    assert len(settings.access) == 1
 
 
 def test_it_differs_from_the_defaults_only_in_the_spool_directory() -> None:

@@ -6,15 +6,13 @@ skipped when one of the values that it compares is already refused: its complain
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Iterable
 from dataclasses import replace
 
 from zonerelay.config.endpoints import ListenAddress, parse_listen
+from zonerelay.config.listener_checks import check_listeners
 from zonerelay.config.models import (
-    OPEN_RELAY_WORDS,
-    ListenerSettings,
-    Network,
+    AccessAction,
+    AccessSettings,
     RetryPolicyName,
     RouteSettings,
     Settings,
@@ -26,15 +24,10 @@ from zonerelay.config.wording import did_you_mean, in_words, quoted
 
 DEFAULT_ZONE = "default"
 
-# Shorter than these, networks are a good part of the Internet, not somebody's own. Networks that cover
-# everything in pieces (0.0.0.0/1 and 128.0.0.0/1) are put together before they are measured.
-_OPEN_IPV4_PREFIX = 7
-_OPEN_IPV6_PREFIX = 15
-_LOCAL_IPV6 = (ipaddress.IPv6Network("fc00::/7"), ipaddress.IPv6Network("fe80::/10"))
-
 
 def check(settings: Settings, report: Report) -> Settings:
-    _check_listeners(settings, report)
+    check_listeners(settings, report)
+    _check_access(settings.access, report)
     _check_addresses(settings, report)
     if _names_are_sound(settings, report):
         _check_zone_names(settings.zone, report)
@@ -43,50 +36,6 @@ def check(settings: Settings, report: Report) -> Settings:
     _check_retry(settings, report)
     zones = tuple(_checked_limits(zone, at, report) for at, zone in enumerate(settings.zone))
     return replace(settings, zone=zones)
-
-
-def _check_listeners(settings: Settings, report: Report) -> None:
-    if not settings.listener and report.sound("listener"):
-        report.refuse(("listener",), "there is none, so nobody could hand in mail: add a [[listener]]")
-    for at, listener in enumerate(settings.listener):
-        _check_words(listener, ("listener", at, "open_relay"), report)
-        _check_relaying(listener, ("listener", at, "allow_networks"), report)
-
-
-def _check_words(listener: ListenerSettings, path: Path, report: Report) -> None:
-    if listener.open_relay not in ("", OPEN_RELAY_WORDS):
-        report.refuse(path, f'if anybody may relay, say exactly "{OPEN_RELAY_WORDS}"')
-
-
-def _check_relaying(listener: ListenerSettings, path: Path, report: Report) -> None:
-    wide = _open_to_all(listener.allow_networks)
-    if wide and listener.open_relay != OPEN_RELAY_WORDS:
-        report.refuse(
-            path,
-            f"{in_words(map(str, wide))} would make this an open relay, which spammers find within hours: "
-            f'name your own networks, or say open_relay = "{OPEN_RELAY_WORDS}"',
-        )
-    # Who can reach a Unix socket is decided by its directory, not by an address.
-    if not listener.allow_networks and report.sound(*path) and not listener.address.startswith("unix:"):
-        report.refuse(path, 'is empty, so nobody could relay: name a network, such as "127.0.0.0/8"')
-
-
-def _open_to_all(networks: Iterable[Network]) -> list[Network]:
-    """The networks, put together where they touch, that are too wide to be anybody's own."""
-    ipv4: list[ipaddress.IPv4Network] = []
-    ipv6: list[ipaddress.IPv6Network] = []
-    for network in networks:
-        if isinstance(network, ipaddress.IPv4Network):
-            ipv4.append(network)
-        else:
-            ipv6.append(network)
-    wide4 = [net for net in ipaddress.collapse_addresses(ipv4) if net.prefixlen <= _OPEN_IPV4_PREFIX]
-    wide6 = [
-        net
-        for net in ipaddress.collapse_addresses(ipv6)
-        if net.prefixlen <= _OPEN_IPV6_PREFIX and not any(net.subnet_of(local) for local in _LOCAL_IPV6)
-    ]
-    return [*wide4, *wide6]
 
 
 def _check_addresses(settings: Settings, report: Report) -> None:
@@ -151,6 +100,25 @@ def _check_route_conditions(routes: tuple[RouteSettings, ...], report: Report) -
                 "has no condition, so no later route would ever be asked: give it one (recipient_domain, "
                 f'sender_domain, …); the zone "{DEFAULT_ZONE}" takes what no route matches',
             )
+
+
+def _check_access(rules: tuple[AccessSettings, ...], report: Report) -> None:
+    for at, rule in enumerate(rules):
+        if not any((rule.client, rule.sender, rule.recipient, rule.user)) and report.sound("access", at):
+            report.refuse(
+                ("access", at),
+                "has no condition, so it would match all mail: give it one (client, sender, recipient, user)",
+            )
+        if rule.reply and report.sound("access", at):
+            _check_reply(rule, ("access", at, "reply"), report)
+
+
+def _check_reply(rule: AccessSettings, path: Path, report: Report) -> None:
+    suits = {AccessAction.REFUSE: "5", AccessAction.DEFER: "4"}.get(rule.action)
+    if suits is None:
+        report.refuse(path, 'is not used with action = "accept": leave one of the two out')
+    elif not rule.reply.startswith(suits):
+        report.refuse(path, f'action = "{rule.action}" is answered with a {suits}yz code')
 
 
 def _check_retry(settings: Settings, report: Report) -> None:

@@ -19,6 +19,9 @@ from zonerelay.config.wording import did_you_mean, in_words, quoted
 _ZONE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _FUNCTION = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 _HEADER = re.compile(r"[!-9;-~]+(?::.*)?", re.ASCII)  # RFC 5322 2.2: a field name is printable ASCII but ":"
+_FINGERPRINT = re.compile(r"[0-9A-Fa-f]{64}")
+_PATTERN = re.compile(r"[^\s<>@]*@[^\s<>@]+|<>", re.ASCII)
+_REPLY = re.compile(r"([45])[0-9][0-9] (?:\1\.[0-9]{1,3}\.[0-9]{1,3} )?[!-~][ -~]*", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 MAX_TEXT = 1000
@@ -191,7 +194,41 @@ def _function(value: object, option: Option) -> str:
     text = _text(value, option)
     if text and not _FUNCTION.fullmatch(text):
         raise ValueError(
-            f'{quoted(text)} does not name a function: write "module:function", as in "my_policy:backoff"'
+            f'{quoted(text)} does not name a function or a class: write "module:name", as in "my_policy:backoff"'
+        )
+    return text
+
+
+def _fingerprint(value: object, option: Option) -> str:
+    """64 hexadecimal digits in lower case."""
+    text = _text(value, option)
+    digits = text.lower().removeprefix("sha256 fingerprint=").removeprefix("sha256:").replace(":", "")
+    if not _FINGERPRINT.fullmatch(digits):
+        raise ValueError(
+            f"{quoted(text)} is not a SHA-256 fingerprint: 64 hexadecimal digits, with or without colons, "
+            "as openssl x509 -noout -fingerprint -sha256 -in client.pem prints them"
+        )
+    return digits
+
+
+def _address_pattern(value: object, option: Option) -> str:
+    text = _text(value, option)
+    if "@" not in text and text != "<>":
+        return _domain(value, option)
+    if not _PATTERN.fullmatch(text):
+        raise ValueError(
+            f'{quoted(text)} is not an address pattern: write "user@example.com", "example.com", '
+            '"*.example.com", "bounce-*@example.com" or "<>"'
+        )
+    return text
+
+
+def _reply(value: object, option: Option) -> str:
+    text = _text(value, option)
+    if text and not _REPLY.fullmatch(text):
+        raise ValueError(
+            f"{quoted(text)} is not a refusal: write a code from 400 to 599 and a text, as in "
+            '"550 5.7.1 Ask postmaster@example.org"'
         )
     return text
 
@@ -215,6 +252,9 @@ _READERS: dict[Form, Callable[[object, Option], object]] = {
     Form.DOMAIN: _domain,
     Form.HEADER: _header,
     Form.FUNCTION: _function,
+    Form.FINGERPRINT: _fingerprint,
+    Form.ADDRESS_PATTERN: _address_pattern,
+    Form.REPLY: _reply,
 }
 
 _ITEMS = {
@@ -224,6 +264,9 @@ _ITEMS = {
     Form.NETWORKS: Form.NETWORK,
     Form.DOMAINS: Form.DOMAIN,
     Form.HEADERS: Form.HEADER,
+    Form.PATHS: Form.PATH,
+    Form.FINGERPRINTS: Form.FINGERPRINT,
+    Form.ADDRESS_PATTERNS: Form.ADDRESS_PATTERN,
 }
 
 

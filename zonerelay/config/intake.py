@@ -9,11 +9,29 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
-from zonerelay.config.options import KB, MB, MINUTE, Form, choice, count, duration, networks, path, size, text
+from zonerelay.config.options import (
+    DAY,
+    KB,
+    MB,
+    MINUTE,
+    Form,
+    choice,
+    count,
+    duration,
+    networks,
+    optional_path,
+    path,
+    paths,
+    size,
+    switch,
+    text,
+    texts,
+)
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 OPEN_RELAY_WORDS = "I understand that anybody may relay"
+CLEARTEXT_AUTH_WORDS = "I understand that passwords can be read on the way"
 
 
 class Backend(enum.StrEnum):
@@ -23,10 +41,14 @@ class Backend(enum.StrEnum):
 
 class ListenerTls(enum.StrEnum):
     NONE = "none"
+    STARTTLS = "starttls"
+    IMPLICIT = "implicit"
 
 
 class ListenerAuth(enum.StrEnum):
     OFF = "off"
+    OPTIONAL = "optional"
+    REQUIRED = "required"
 
 
 class BareLineEnds(enum.StrEnum):
@@ -78,24 +100,86 @@ class ListenerSettings:
     )
     tls: ListenerTls = choice(
         ListenerTls.NONE,
-        "TLS towards clients. This version offers none: keep its listeners on networks you trust.",
-        later=("starttls", "implicit"),
+        "none; starttls: offered in EHLO (ports 25 and 587); implicit: from the first octet (port 465). "
+        "TLS 1.2 and 1.3. Both need a certificate: zonerelay cert self-signed makes one for a start.",
+    )
+    certificate: tuple[Path, ...] = paths(
+        "PEM files, each a certificate with its chain, as certbot's fullchain.pem. With several, the name "
+        "that the client asks for (SNI) chooses; the first serves everybody else. Changed files are taken "
+        "up by themselves."
+    )
+    key: tuple[Path, ...] = paths(
+        "PEM files with the private keys, in the order of certificate. Empty: the keys are in the "
+        "certificate files."
+    )
+    require_tls: bool = switch(
+        False,
+        "With starttls: nothing but STARTTLS, EHLO, NOOP and QUIT is answered in clear text (530 5.7.0).",
     )
     auth: ListenerAuth = choice(
         ListenerAuth.OFF,
-        "SMTP AUTH. This version has none: allow_networks alone decides who may relay.",
-        later=("optional", "required"),
+        "SMTP AUTH (PLAIN, LOGIN) with the users of [auth]: optional lets who is in allow_networks relay "
+        "without, required lets nobody. Offered over TLS only.",
+    )
+    cleartext_auth: str = text(
+        "",
+        f'The words "{CLEARTEXT_AUTH_WORDS}", exactly so, offer AUTH without TLS too: for a network that '
+        "nobody else can listen to.",
+    )
+    max_auth_failures: int = count(
+        3,
+        "Failed log-ins in one connection; then 421. Each answer comes later than the one before.",
+        most=100,
     )
     allow_networks: tuple[Network, ...] = networks(
         (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128")),
         "Who may relay; everybody else is refused. Only this machine by default: a relay is closed until "
         "somebody opens it.",
     )
+    allow_certificates: tuple[str, ...] = texts(
+        (),
+        "SHA-256 fingerprints of client certificates that may relay, as openssl x509 -noout -fingerprint "
+        "-sha256 prints them. The client is asked for one; who has none, or another, is treated as before.",
+        form=Form.FINGERPRINTS,
+    )
     open_relay: str = text(
         "",
         f'The words "{OPEN_RELAY_WORDS}", exactly so, let everybody relay, whatever allow_networks says. '
         "Without them allow_networks that cover (nearly) the whole Internet are refused: spammers find an "
         "open relay within hours.",
+    )
+    proxy_networks: tuple[Network, ...] = networks(
+        (),
+        "Load balancers that speak the PROXY protocol (version 1 or 2). Who connects from here must begin "
+        "with its header; from anywhere else the header ends the session. The client's address decides "
+        "what it may, never the balancer's.",
+    )
+    xclient_networks: tuple[Network, ...] = networks(
+        (),
+        "Servers in front of this one, such as nginx or Postfix, that may say with XCLIENT who the client is "
+        "and as whom it has logged in. Trust them as you trust the relay itself.",
+    )
+    check_sender_domain: bool = switch(
+        False,
+        "Ask DNS about the sender's domain at MAIL: 550 5.7.27 when it says that it takes no mail (null "
+        "MX), 550 5.1.8 when it does not exist, 451 4.4.3 when nobody knows.",
+    )
+    policy: str = text(
+        "",
+        'A policy of your own in Python, "module:Class", asked at every step (docs/policy.md). '
+        '"zonerelay.policies.quota:Quota" comes with the relay.',
+        form=Form.FUNCTION,
+    )
+    policy_file: Path | None = optional_path(
+        "A file for that policy: what is in it is the policy's business."
+    )
+    policy_timeout: float = duration(
+        5.0, "How long the policy may think about one step; then the client is answered 451.", most=5 * MINUTE
+    )
+    hide_client: bool = switch(
+        False,
+        "Leave the client's name and address out of the Received field: for submission, where they are "
+        "people's.",
     )
     bare_line_ends: BareLineEnds = choice(
         BareLineEnds.NORMALIZE,
@@ -114,7 +198,13 @@ class ListenerSettings:
     )
     max_connections: int = count(1000, "Open connections on this listener; the next one is answered 421.")
     max_connections_per_client: int = count(
-        50, "Open connections from one client address, so that one client cannot use up the total."
+        50,
+        "Open connections from one client (an IPv4 address, an IPv6 /64), so that one cannot use up the total.",
+    )
+    max_connections_per_network: int = count(
+        200,
+        "Open connections from one network (IPv4 /24, IPv6 /48), so that a client with many addresses "
+        "cannot use up the total.",
     )
     max_commands: int = count(
         100_000,
@@ -149,4 +239,18 @@ class ListenerSettings:
         30 * MINUTE,
         "How long one message may take from MAIL to its last octet, so that a client that sends an octet "
         "a minute does not hold a connection for ever.",
+    )
+    min_data_rate: int = count(
+        500,
+        "Octets a second that a message must come in with on average, once idle_timeout has passed. Slower "
+        "clients are cut off (421): a few octets a minute would hold a connection for hours. 0: any rate.",
+        optional=True,
+    )
+    max_hold: float = duration(
+        7 * DAY,
+        "How far ahead clients that may relay can set the time of delivery (FUTURERELEASE, RFC 4865). 0: "
+        "not offered.",
+        least=1.0,
+        most=30 * DAY,
+        optional=True,
     )

@@ -13,7 +13,9 @@ import enum
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from zonerelay.config.access import AccessAction, AccessSettings, AuthSettings
 from zonerelay.config.intake import (
+    CLEARTEXT_AUTH_WORDS,
     OPEN_RELAY_WORDS,
     Backend,
     BareLineEnds,
@@ -33,6 +35,7 @@ from zonerelay.config.options import (
     choice,
     duration,
     optional_path,
+    size,
     switch,
     text,
     workers,
@@ -50,6 +53,7 @@ from zonerelay.config.sending import (
 )
 
 __all__ = [
+    "CLEARTEXT_AUTH_WORDS",
     "DAY",
     "HOUR",
     "KB",
@@ -58,7 +62,10 @@ __all__ = [
     "OPEN_RELAY_WORDS",
     "REPEATED",
     "TABLES",
+    "AccessAction",
+    "AccessSettings",
     "AdminSettings",
+    "AuthSettings",
     "Backend",
     "BareLineEnds",
     "BounceSettings",
@@ -127,6 +134,8 @@ class AdminSettings:
 Table = (
     SpoolSettings
     | ListenerSettings
+    | AuthSettings
+    | AccessSettings
     | ZoneSettings
     | RouteSettings
     | RetrySettings
@@ -155,8 +164,16 @@ class Settings:
         "next start, so a longer wait avoids duplicates.",
         most=HOUR,
     )
+    max_session_memory: int = size(
+        256 * MB,
+        "What all client connections together may hold in memory. Near it new connections are answered "
+        "421; at it the connection that holds most is ended.",
+        least=16 * MB,
+    )
     spool: SpoolSettings = field(default_factory=SpoolSettings)
     listener: tuple[ListenerSettings, ...] = (ListenerSettings(),)
+    auth: AuthSettings = field(default_factory=AuthSettings)
+    access: tuple[AccessSettings, ...] = ()
     zone: tuple[ZoneSettings, ...] = (ZoneSettings(),)
     route: tuple[RouteSettings, ...] = ()
     retry: RetrySettings = field(default_factory=RetrySettings)
@@ -170,6 +187,8 @@ class Settings:
 TABLES: dict[str, type[Table]] = {
     "spool": SpoolSettings,
     "listener": ListenerSettings,
+    "auth": AuthSettings,
+    "access": AccessSettings,
     "zone": ZoneSettings,
     "route": RouteSettings,
     "retry": RetrySettings,
@@ -181,5 +200,5 @@ TABLES: dict[str, type[Table]] = {
 }
 """Every table of the file in its order."""
 
-REPEATED = frozenset({"listener", "zone", "route"})
+REPEATED = frozenset({"listener", "access", "zone", "route"})
 """Those written in double brackets, [[zone]], as often as wanted."""

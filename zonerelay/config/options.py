@@ -44,6 +44,7 @@ class Form(enum.Enum):
     TEXT = enum.auto()
     TEXTS = enum.auto()
     PATH = enum.auto()
+    PATHS = enum.auto()
     ZONE_NAME = enum.auto()
     EHLO_NAME = enum.auto()
     LISTEN = enum.auto()
@@ -57,6 +58,11 @@ class Form(enum.Enum):
     HEADER = enum.auto()
     HEADERS = enum.auto()
     FUNCTION = enum.auto()
+    FINGERPRINT = enum.auto()
+    FINGERPRINTS = enum.auto()
+    ADDRESS_PATTERN = enum.auto()
+    ADDRESS_PATTERNS = enum.auto()
+    REPLY = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,11 @@ def path(default: Path, doc: str) -> Path:
 
 def optional_path(doc: str) -> Path | None:
     return _field(None, Option(Form.PATH, doc, optional=True))
+
+
+def paths(doc: str) -> tuple[Path, ...]:
+    """None, one (written without brackets, if one likes) or several."""
+    return _field((), Option(Form.PATHS, doc))
 
 
 def networks(default: tuple[T, ...], doc: str) -> tuple[T, ...]:

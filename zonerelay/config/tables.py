@@ -16,9 +16,6 @@ from zonerelay.config.problems import Report
 from zonerelay.config.toml_lines import Path
 from zonerelay.config.wording import did_you_mean
 
-# Names of the outside contract that a coming version will take.
-_LATER_KEYS = {"listener": ("certificate", "key")}
-
 Owner = TypeVar("Owner", bound=Settings | Table)
 
 
@@ -76,6 +73,8 @@ def _read(option: Option, value: object, default: object, path: Path, report: Re
 
 
 def _read_list(option: Option, value: object, path: Path, report: Report) -> tuple[object, ...]:
+    if option.form is Form.PATH and isinstance(value, str):
+        value = [value] if value else []
     if not isinstance(value, list):
         hint = f': write ["{value}"]' if isinstance(value, str) else ""
         raise convert.expected("a list in brackets", value, hint)
@@ -90,8 +89,6 @@ def _read_list(option: Option, value: object, path: Path, report: Report) -> tup
 
 def _unknown_key(key: str, path: Path, options: dict[str, Option]) -> str:
     table = str(path[0]) if path else ""
-    if key in _LATER_KEYS.get(table, ()):
-        return "this version does not offer it yet: leave it out"
     known = [*options, *(TABLES if not table else ())]
     if near := did_you_mean(key, known):
         return f"unknown key{near}"
