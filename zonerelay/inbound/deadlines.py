@@ -1,10 +1,14 @@
 """How long a client may take. No timers here: the session asks when its one timer fires.
 
+- handshake: for a PROXY header, or for a TLS handshake, from its beginning to its end.
 - idle: between our answer and the client's next complete command (dribbling single octets does not help),
   and between two pieces of a body (RFC 5321 4.5.3.2.7).
-- transaction: from MAIL to the end of data, so that a body that trickles ends some day.
+- data rate: a body, or a BDAT chunk, that takes longer than the idle time must come with so many octets a
+  second on average (Postfix's smtpd_min_data_rate): an octet a minute is not idle, but it is no mail.
+- transaction: from MAIL to the end of data, so that whatever trickles ends some day.
 
-Late clients get 421 4.4.2.
+Time in which we do not read, for a reason of ours, is not the client's: its clocks stand still.
+Late clients get 421 4.4.2; in a handshake, where nobody could read that, they are just disconnected.
 """
 
 from __future__ import annotations
@@ -12,17 +16,44 @@ from __future__ import annotations
 from zonerelay.inbound import answers
 from zonerelay.inbound.answers import Answer
 
+HANDSHAKE = 30.0  # seconds: what Haraka gives a PROXY header; a TLS handshake is two round trips
+
 
 class Deadlines:
-    """Times are the event loop's, in seconds."""
+    """Times are the event loop's, in seconds; `min_rate` is in octets a second, 0 for any."""
 
-    __slots__ = ("_began", "_idle", "_transaction", "heard")
+    __slots__ = (
+        "_began",
+        "_body",
+        "_handshake",
+        "_idle",
+        "_min_rate",
+        "_paused",
+        "_transaction",
+        "heard",
+        "octets",
+    )
 
-    def __init__(self, now: float, *, idle: float, transaction: float) -> None:
+    def __init__(self, now: float, *, idle: float, transaction: float, min_rate: int = 0) -> None:
         self._idle = idle
         self._transaction = transaction
+        self._min_rate = min_rate
         self.heard = now  # when the client last did its part: body bytes came, or it is waiting for us
-        self._began: float | None = None
+        self.octets = 0  # of the body at hand; the session adds what comes
+        self._began: float | None = None  # the transaction
+        self._body: float | None = None
+        self._handshake: float | None = None
+        self._paused: float | None = None
+
+    def began_handshake(self, now: float) -> None:
+        """The client's PROXY header or TLS handshake is next."""
+        self._handshake = now
+        self.heard = now
+
+    def established(self, now: float) -> None:
+        """It is through; now it has the idle time for its next command."""
+        self._handshake = None
+        self.heard = now
 
     def answered(self, now: float, *, in_transaction: bool) -> None:
         """Commands were answered, and left the client in a transaction or not."""
@@ -32,16 +63,63 @@ class Deadlines:
         elif self._began is None:
             self._began = now
 
+    def body_began(self, now: float) -> None:
+        """354, or the command of a BDAT chunk: from now on `octets` are counted."""
+        self._body = now
+        self.octets = 0
+
+    def chunk_complete(self, now: float) -> None:
+        """A BDAT chunk is here, but not the message: the next command has the idle time."""
+        self._body = None
+        self.heard = now
+
     def complete(self) -> None:
         """The end of data is here: what takes time now is ours."""
         self._began = None
+        self._body = None
+
+    def paused(self, now: float) -> None:
+        """We have stopped reading for a reason of ours (not because the client does not take replies)."""
+        if self._paused is None:
+            self._paused = now
+
+    def resumed(self, now: float) -> None:
+        """We read again: all that ran while we did not begins so much later."""
+        if self._paused is None:
+            return
+        stalled = now - self._paused
+        self._paused = None
+        self.heard = now
+        if self._began is not None:
+            self._began += stalled
+        if self._body is not None:
+            self._body += stalled
 
     def late(self, now: float) -> Answer | None:
+        if self._paused is not None:
+            now = self._paused
+        if self._handshake is not None and now >= self._handshake + HANDSHAKE:
+            return answers.IDLE
         if self._began is not None and now >= self._began + self._transaction:
             return answers.TRANSACTION_TIME
-        return answers.IDLE if now >= self.heard + self._idle else None
+        if now >= self.heard + self._idle:
+            return answers.IDLE
+        due = self._data_due()
+        return answers.DATA_RATE if due is not None and now >= due else None
 
     def next_look(self, now: float) -> float:
-        """When to ask again: never too late for a transaction that begins meanwhile."""
-        began = now if self._began is None else self._began
-        return min(self.heard + self._idle, began + self._transaction)
+        """When to ask again: never too late for what runs, nor for what begins right after `now`."""
+        theirs = now if self._paused is None else self._paused
+        due = self._data_due()
+        handshake = theirs if self._handshake is None else self._handshake
+        began = theirs if self._began is None else self._began
+        earliest = min(self.heard + self._idle, handshake + HANDSHAKE, began + self._transaction)
+        if due is not None and due < earliest:
+            earliest = due
+        return earliest + (now - theirs)
+
+    def _data_due(self) -> float | None:
+        """When the body will have been too slow, if nothing more comes."""
+        if self._body is None or not self._min_rate:
+            return None
+        return self._body + self._idle + self.octets / self._min_rate
