@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.mail import make_message
-from zonerelay.model.address import Mailbox
+from tests.support.queueing import delivery
+from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Body, Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
@@ -25,10 +26,14 @@ def reply(text: str) -> Reply:
     return Reply(int(code), status, rest)
 
 
+def to(*addresses: str, **wishes: object) -> list[Delivery]:
+    return [delivery(address, **wishes) for address in addresses]  # type: ignore[arg-type]  # fields by name
+
+
 def converse(capabilities: Capabilities, recipients: int, *replies: str) -> Transaction:
     """Play the replies; after 354 the body is sent. Ends with LOST when the replies end too early."""
-    addresses = [Mailbox(f"r{number}@example.com") for number in range(recipients)]
-    transaction = Transaction(make_message(), addresses, capabilities, PEER)
+    deliveries = to(*(f"r{number}@example.com" for number in range(recipients)))
+    transaction = Transaction(make_message(), deliveries, capabilities, PEER)
     transaction.begin()
     for text in replies:
         assert transaction.phase is not Phase.DONE, f"nobody waits for {text}"
@@ -124,7 +129,7 @@ def test_dialog(capabilities: Capabilities, count: int, replies: list[str], expe
 
 
 def test_pipelined_commands_are_one_write() -> None:
-    recipients = [Mailbox("a@example.com"), Mailbox("b@example.com")]
+    recipients = to("a@example.com", "b@example.com")
     transaction = Transaction(make_message(), recipients, PIPELINING, PEER)
     assert transaction.begin() == (
         b"MAIL FROM:<sender@example.org>\r\nRCPT TO:<a@example.com>\r\nRCPT TO:<b@example.com>\r\nDATA\r\n"
@@ -134,7 +139,7 @@ def test_pipelined_commands_are_one_write() -> None:
 
 
 def test_without_pipelining_each_command_waits_for_its_reply() -> None:
-    recipients = [Mailbox("a@example.com"), Mailbox("b@example.com")]
+    recipients = to("a@example.com", "b@example.com")
     transaction = Transaction(make_message(), recipients, PLAIN, PEER)
     assert transaction.begin() == b"MAIL FROM:<sender@example.org>\r\n"
     assert transaction.receive(reply(OK)) == b"RCPT TO:<a@example.com>\r\n"
@@ -145,7 +150,7 @@ def test_without_pipelining_each_command_waits_for_its_reply() -> None:
 
 
 def test_lone_dot_is_sent_when_354_comes_for_nobody() -> None:
-    transaction = Transaction(make_message(), [Mailbox("a@example.com")], PIPELINING, PEER)
+    transaction = Transaction(make_message(), to("a@example.com"), PIPELINING, PEER)
     transaction.begin()
     transaction.receive(reply(OK))
     transaction.receive(reply("550 no"))
@@ -156,7 +161,7 @@ def test_lone_dot_is_sent_when_354_comes_for_nobody() -> None:
 
 
 def test_transaction_left_open_is_reset_so_that_the_connection_can_be_reused() -> None:
-    transaction = Transaction(make_message(), [Mailbox("a@example.com")], PIPELINING, PEER)
+    transaction = Transaction(make_message(), to("a@example.com"), PIPELINING, PEER)
     transaction.begin()
     transaction.receive(reply(OK))
     transaction.receive(reply(OK))
@@ -210,7 +215,7 @@ def test_overflow_that_nobody_will_take_now_costs_no_attempt() -> None:
 
 
 def test_peer_that_refuses_in_the_middle_of_the_body_is_heard() -> None:
-    transaction = Transaction(make_message(), [Mailbox("a@example.com")], PIPELINING, PEER)
+    transaction = Transaction(make_message(), to("a@example.com"), PIPELINING, PEER)
     transaction.begin()
     for text in (OK, OK, GO):
         transaction.receive(reply(text))
@@ -220,7 +225,7 @@ def test_peer_that_refuses_in_the_middle_of_the_body_is_heard() -> None:
 
 
 def test_acceptance_in_the_middle_of_the_body_is_not_believed() -> None:
-    transaction = Transaction(make_message(), [Mailbox("a@example.com")], PIPELINING, PEER)
+    transaction = Transaction(make_message(), to("a@example.com"), PIPELINING, PEER)
     transaction.begin()
     for text in (OK, OK, GO, "250 taken"):
         transaction.receive(reply(text))
@@ -229,7 +234,7 @@ def test_acceptance_in_the_middle_of_the_body_is_not_believed() -> None:
 
 
 def test_our_own_trouble_blames_no_peer() -> None:
-    transaction = Transaction(make_message(), [Mailbox("a@example.com")], PIPELINING, PEER)
+    transaction = Transaction(make_message(), to("a@example.com"), PIPELINING, PEER)
     transaction.begin()
     for text in (OK, OK, GO):
         transaction.receive(reply(text))
@@ -241,7 +246,7 @@ def test_our_own_trouble_blames_no_peer() -> None:
 
 def mail_line(message: Message, capabilities: Capabilities) -> bytes:
     recipients = [recipient.address for recipient in message.envelope.recipients]
-    return Transaction(message, recipients, capabilities, PEER).begin().split(b"\r\n")[0]
+    return Transaction(message, to(*recipients), capabilities, PEER).begin().split(b"\r\n")[0]
 
 
 ALL = Capabilities(size_offered=True, eight_bit_mime=True, smtputf8=True)
@@ -283,9 +288,9 @@ def test_mail_parameters_only_where_offered_and_needed(
 @pytest.mark.parametrize("bad", ["a\r\nDATA\r\n@x", "a\n@x", "a\r@x", "a@x>\r\nRCPT TO:<b@x"])
 def test_address_with_a_line_break_never_becomes_a_command(bad: str) -> None:
     with pytest.raises(ValueError, match="line break"):
-        Transaction(make_message(), [Mailbox(bad)], PIPELINING, PEER)
+        Transaction(make_message(), to(bad), PIPELINING, PEER)
     with pytest.raises(ValueError, match="line break"):
-        Transaction(make_message(sender=bad), [Mailbox("a@x")], PIPELINING, PEER)
+        Transaction(make_message(sender=bad), to("a@x"), PIPELINING, PEER)
 
 
 def test_announced_limit_is_compared_with_the_message() -> None:

@@ -221,9 +221,10 @@ class _Errand:
         asking = self._asking = self._servable(session)
         if not asking:
             return None
-        deliveries = batch.deliveries
-        recipients = [deliveries[index].recipient for index in asking]
-        return Transaction(batch.message, recipients, session.capabilities, session.peer)
+        deliveries: Sequence[Delivery] = batch.deliveries
+        if len(asking) < len(deliveries):
+            deliveries = [deliveries[index] for index in asking]
+        return Transaction(batch.message, deliveries, session.capabilities, session.peer)
 
     async def reopen_body(self) -> None:
         await self.body.close()

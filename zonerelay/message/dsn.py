@@ -1,9 +1,13 @@
 """Composes delivery status notifications: RFC 3464 in an RFC 6522 report, RFC 6533 beyond ASCII.
 
 The result is a whole message with CRLF line ends whose body is 7-bit whatever the reports quote
-(quoted-printable where needed). Its header is ASCII too, unless the sender it goes to is not: then
-the notification has to be sent with SMTPUTF8. Nothing from a peer or from the original message
+(quoted-printable where needed), except that an 8-bit message that comes back whole stays as it is:
+`message/rfc822` may not be encoded (RFC 2046 5.2.1). Its header is ASCII too, unless the sender it goes to is
+not: then the notification has to be sent with SMTPUTF8. Nothing from a peer or from the original message
 reaches a header field, a status field or a MIME boundary without being made harmless first.
+
+The international types are used when an address in the report is beyond ASCII, which only mail sent
+with SMTPUTF8 can have; and for what is returned, when such mail has UTF-8 in its header.
 
 Whether a report is owed, and to whom, is decided elsewhere; to the null sender it never is.
 """
@@ -28,14 +32,13 @@ from zonerelay.message.folding import crlf, field, one_line, seven_bit
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 
-__all__ = ["DsnKind", "RecipientReport", "compose"]
-
-# A relay hands mail on; whether it was "delivered" only the last system can say (RFC 3464 2.3.3).
-_ACTIONS = {DsnKind.FAILED: "failed", DsnKind.DELAYED: "delayed", DsnKind.DELIVERED: "relayed"}
+__all__ = ["DsnKind", "RecipientReport", "can_return_whole", "compose"]
 
 _MSG_ID = re.compile(r"<[!-;=?-~]{1,900}>")
 _XTEXT = re.compile(r"\+([0-9A-F]{2})")
+_EMBEDDED = re.compile(r"\\x\{([0-9A-F]{2,6})\}")
 _MAX_XTEXT = 512
+_MAX_LINE = 998  # RFC 5322 2.1.1
 
 
 def compose(
@@ -48,28 +51,55 @@ def compose(
     dsn_id: MessageId,
     now: float,
     retry_until: float | None = None,
+    whole_message: bytes = b"",
 ) -> bytes:
-    """The notification about `message` to its sender. The caller limits the size of `original_header`."""
+    """The notification about `message` to its sender. The caller limits the size of what is returned.
+
+    `whole_message` is returned instead of the header, if it is given; it must be one that
+    `can_return_whole`.
+    """
     if not message.envelope.sender:
         raise ValueError("a notification is never sent to the null sender")
     notice = Notice(
-        kind=kind, message=message, reports=reports, hostname=hostname, now=now, retry_until=retry_until
+        kind=kind,
+        message=message,
+        reports=reports,
+        hostname=hostname,
+        now=now,
+        retry_until=retry_until,
+        whole=bool(whole_message),
     )
     people = for_people(notice)
     charset = "us-ascii" if people.isascii() else "utf-8"
     beyond_ascii = notice.is_international
     status_type = "message/global-delivery-status" if beyond_ascii else "message/delivery-status"
-    header_type = "message/global-headers" if beyond_ascii else "text/rfc822-headers"
     parts = (
         _part(f"text/plain; charset={charset}", "Notification", people.encode("utf-8", "replace")),
         _part(status_type, "Delivery report", _status_fields(notice).encode("utf-8", "replace")),
-        _part(header_type, "Header of the message", crlf(original_header)),
+        _returned(notice, original_header, whole_message),
     )
     boundary = _boundary(dsn_id, parts)
-    return _header(notice, dsn_id, boundary) + _multipart(parts, boundary)
+    encoding = "" if all(part.isascii() for part in parts) else "Content-Transfer-Encoding: 8bit\r\n"
+    return _header(notice, dsn_id, boundary, encoding) + _multipart(parts, boundary)
 
 
-def _header(notice: Notice, dsn_id: MessageId, boundary: bytes) -> bytes:
+def can_return_whole(message: bytes) -> bool:
+    """True when the message can stand in a report as it is: SMTP carries neither NUL nor endless lines."""
+    return b"\0" not in message and all(len(line) <= _MAX_LINE for line in message.split(b"\r\n"))
+
+
+def _returned(notice: Notice, header: bytes, message: bytes) -> bytes:
+    international = notice.is_international or (notice.message.envelope.smtputf8 and not header.isascii())
+    if not message:
+        header_type = "message/global-headers" if international else "text/rfc822-headers"
+        return _part(header_type, "Header of the message", crlf(header))
+    if international:
+        return _part("message/global", "The message", crlf(message))
+    encoding = "7bit" if message.isascii() else "8bit"
+    return _encoded_part("message/rfc822", "The message", encoding, crlf(message))
+
+
+def _header(notice: Notice, dsn_id: MessageId, boundary: bytes, encoding: str) -> bytes:
     fields = [
         field("From", f"Mail Delivery System <MAILER-DAEMON@{notice.hostname}>"),
         field("To", f"<{shown(notice.message.envelope.sender)}>"),
@@ -85,6 +115,7 @@ def _header(notice: Notice, dsn_id: MessageId, boundary: bytes) -> bytes:
         field("MIME-Version", "1.0"),
         "Content-Type: multipart/report; report-type=delivery-status;\r\n"
         f' boundary="{boundary.decode("ascii")}"\r\n',
+        encoding,
     ]
     return "".join(fields).encode("utf-8", "replace") + b"\r\n"
 
@@ -105,10 +136,10 @@ def _recipient_fields(notice: Notice, report: RecipientReport) -> list[str]:
     recipient = shown(report.delivery.recipient)
     fields: list[str] = []
     if report.delivery.orcpt:
-        fields.append(field("Original-Recipient", _original_recipient(report.delivery.orcpt)))
+        fields.append(field("Original-Recipient", _original_recipient(notice, report.delivery.orcpt)))
     fields += [
         field("Final-Recipient", f"{'rfc822' if recipient.isascii() else 'utf-8'}; {recipient}"),
-        field("Action", _ACTIONS[notice.kind]),
+        field("Action", notice.kind),
         field("Status", said.reply.status),
     ]
     # What we say ourselves is no SMTP reply of anybody's: the text for people has it.
@@ -125,6 +156,10 @@ def _recipient_fields(notice: Notice, report: RecipientReport) -> list[str]:
 
 def _part(content_type: str, description: str, content: bytes) -> bytes:
     encoding, body = seven_bit(content)
+    return _encoded_part(content_type, description, encoding, body)
+
+
+def _encoded_part(content_type: str, description: str, encoding: str, body: bytes) -> bytes:
     head = (
         f"Content-Type: {content_type}\r\n"
         f"Content-Description: {description}\r\n"
@@ -149,11 +184,22 @@ def _boundary(dsn_id: MessageId, parts: Sequence[bytes]) -> bytes:
         number += 1
 
 
-def _original_recipient(orcpt: str) -> str:
+def _original_recipient(notice: Notice, orcpt: str) -> str:
+    """Decoded (RFC 3461 6.3 d); an address of type utf-8 only where that is allowed (RFC 6533 3)."""
     kind, _, address = orcpt.partition(";")
-    # RFC 6533 3: the utf-8 type has its own encoding, which may stay as it is.
-    plain = address if kind.lower() == "utf-8" else _decoded(address)
+    if kind.lower() != "utf-8":
+        plain = _decoded(address)
+    elif notice.is_international:
+        plain = _EMBEDDED.sub(_embedded_character, address)
+    else:
+        plain = address
     return f"{one_line(kind, limit=40, ascii_only=True)}; {one_line(plain, limit=_MAX_XTEXT)}"
+
+
+def _embedded_character(match: re.Match[str]) -> str:
+    number = int(match[1], 16)
+    # Surrogates and what is beyond Unicode are no characters: such text stays as it is.
+    return chr(number) if number < 0xD800 or 0xDFFF < number <= 0x10FFFF else match[0]
 
 
 def _decoded(xtext: str) -> str:

@@ -23,7 +23,8 @@ MAX_SUBJECT = 100
 class DsnKind(enum.StrEnum):
     FAILED = "failed"
     DELAYED = "delayed"
-    DELIVERED = "delivered"
+    RELAYED = "relayed"
+    """Handed to a server that cannot report more (RFC 3464 2.3.3): the end of what can be known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Notice:
     hostname: str
     now: float
     retry_until: float | None
+    whole: bool = False
+    """The message comes back with the report, not only its header."""
 
     @property
     def is_international(self) -> bool:
@@ -74,7 +77,7 @@ class Said:
 SUBJECTS = {
     DsnKind.FAILED: "Your message could not be delivered",
     DsnKind.DELAYED: "Your message is delayed, delivery is still being tried",
-    DsnKind.DELIVERED: "Your message was delivered",
+    DsnKind.RELAYED: "Your message was relayed",
 }
 
 _OPENINGS = {
@@ -82,8 +85,8 @@ _OPENINGS = {
     "No further attempt will be made for them.",
     DsnKind.DELAYED: "Your message has not reached the recipients below yet. This is only a warning: "
     "you do not need to send it again.",
-    DsnKind.DELIVERED: "Your message was handed to the mail servers of the recipients below. "
-    "Whether they can confirm more than that is up to them.",
+    DsnKind.RELAYED: "Your message was handed to the mail servers of the recipients below. "
+    "They do not confirm deliveries, so you will hear nothing more unless it fails there.",
 }
 
 _HINTS = {
@@ -111,7 +114,8 @@ def for_people(notice: Notice) -> str:
         lines.append(f"Subject: {subject}")
     for report in notice.reports:
         lines += ["", *_about(notice, report)]
-    lines += ["", "The technical details and the header of your message are attached.", ""]
+    returned = "your message" if notice.whole else "the header of your message"
+    lines += ["", f"The technical details and {returned} are attached.", ""]
     return "\r\n".join(lines)
 
 

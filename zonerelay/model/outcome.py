@@ -58,6 +58,8 @@ class Outcome:
     """One recipient's result. `in_doubt`: the connection was lost after the final dot, before the
     reply (RFC 1047), so the peer may or may not have taken the message. `tls` is the protocol
     version used, `""` for clear text. `counts` false: no peer was asked, so no attempt was used up.
+    `dsn_passed`: the peer offers DSN and was told the wishes for reports, so if it took the message,
+    reporting the success is its duty and no longer ours (RFC 3461 5.2).
     """
 
     verdict: Verdict
@@ -69,6 +71,7 @@ class Outcome:
     local: bool = False
     in_doubt: bool = False
     counts: bool = True
+    dsn_passed: bool = False
 
     def attempt(self, at: float) -> Attempt:
         return Attempt(

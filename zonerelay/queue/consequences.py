@@ -2,7 +2,8 @@
 
 Policy, in this order:
 
-- delivered: the delivery leaves.
+- delivered: the delivery leaves; with a report when the sender asked for one (NOTIFY=SUCCESS) and the peer,
+  having no DSN, cannot give it.
 - in doubt (the connection was lost after the final dot): as the zone says. `retry`: like any deferral;
   `hold`: stays until an operator releases it; `bounce`: like a refusal.
 - bounced: leaves with a failure report.
@@ -13,7 +14,9 @@ Policy, in this order:
 - a delivery deferred for the first time after `bounce.delay_warning` owes one delay report.
 
 A failure report is owed when the sender is not null (RFC 5321 4.5.5), `[bounce]` is on, and NOTIFY says
-FAILURE or nothing (RFC 3461 4.1); a delay report likewise with DELAY.
+FAILURE or nothing (RFC 3461 4.1); a delay report likewise with DELAY; a report of success only when NOTIFY
+says SUCCESS (RFC 3461 5.2.2 b). Ages count from a delivery's `created`: for mail that its sender held back
+(RFC 4865) that is its release.
 
 A message that cannot be read has no sender to tell, so its deliveries never leave: they are put off by
 `UNREADABLE_DELAY`, however old they are.
@@ -59,7 +62,8 @@ UNREADABLE = Outcome(
 class Consequence:
     """`delivery` as it was, `outcome` as it is recorded (an expiry was a deferral before).
 
-    `report` is what is owed to the sender; `silence` says why a failure is not reported.
+    `report` is what is owed to the sender; `silence` says why a failure, or a success somebody asked to hear
+    of, is not reported.
     """
 
     delivery: Delivery
@@ -90,10 +94,10 @@ class Judge:
         until: float | None = None,
     ) -> Consequence:
         """`until`: when to look again at a delivery that was deferred without an attempt."""
-        if outcome.verdict is Verdict.DELIVERED:
-            return Consequence(delivery, outcome, Finish(delivery))
         if message is None:
             return put_off(delivery, outcome, now)
+        if outcome.verdict is Verdict.DELIVERED:
+            return self._delivered(message.envelope, delivery, outcome)
         if outcome.in_doubt and outcome.verdict is Verdict.DEFERRED:
             if in_doubt is InDoubt.HOLD:
                 return _held(delivery, outcome, now)
@@ -151,17 +155,29 @@ class Judge:
         bounce = self._bounce
         return bounce.enabled and 0 < bounce.delay_warning < now - delivery.created
 
+    def _delivered(self, envelope: Envelope, delivery: Delivery, outcome: Outcome) -> Consequence:
+        if not asks_for_success(delivery, outcome):
+            return Consequence(delivery, outcome, Finish(delivery))
+        silence = self._silence(envelope, delivery, Notify.SUCCESS)
+        report = None if silence else DsnKind.RELAYED
+        return Consequence(delivery, outcome, Finish(delivery), report=report, silence=silence)
+
     def _failed(self, envelope: Envelope, delivery: Delivery, outcome: Outcome) -> Consequence:
-        silence = self._silence(envelope, delivery)
+        silence = self._silence(envelope, delivery, Notify.FAILURE)
         report = None if silence else DsnKind.FAILED
         return Consequence(delivery, outcome, Finish(delivery), report=report, silence=silence)
 
-    def _silence(self, envelope: Envelope, delivery: Delivery) -> str:
+    def _silence(self, envelope: Envelope, delivery: Delivery, about: Notify) -> str:
         if envelope.sender == NULL_SENDER:
             return "null sender"
-        if not _wants(delivery, Notify.FAILURE):
+        if not _wants(delivery, about):
             return "notify"
         return "" if self._bounce.enabled else "switched off"
+
+
+def asks_for_success(delivery: Delivery, outcome: Outcome) -> bool:
+    """The sender wants to hear that it was delivered, and the peer that took it will not tell."""
+    return not outcome.dsn_passed and bool(delivery.notify & Notify.SUCCESS)
 
 
 def deferred(delivery: Delivery, outcome: Outcome, until: float, now: float) -> Consequence:
@@ -179,7 +195,10 @@ def put_off(delivery: Delivery, outcome: Outcome, now: float) -> Consequence:
 
 
 def unreported(consequence: Consequence, now: float) -> Consequence:
-    """Its report cannot be made: a failure stays in the queue, a warning is owed the next time."""
+    """Its report cannot be made: a failure stays in the queue, a warning is owed the next time.
+
+    A success leaves without its report: keeping it would deliver the message again.
+    """
     change = consequence.change
     if isinstance(change, Finish):
         return put_off(consequence.delivery, consequence.outcome, now)

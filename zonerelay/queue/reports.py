@@ -1,8 +1,10 @@
-"""Makes the message that reports failures or delays to a sender, ready to be stored with what it reports.
+"""Makes the message that reports to a sender, ready to be stored with what it reports.
 
 A report goes from the null sender to the original one (RFC 3464 2, RFC 5321 4.5.5) and is an ordinary message
-afterwards: routed, queued and retried like any other. When the original's header cannot be read, the
-report is made without it. `ReportError` means that no report can be made at all.
+afterwards: routed, queued and retried like any other. It returns the original's header, or all of it when a
+failure is reported, the sender asked for that (RET=FULL) and it is no larger than `bounce.return_size`
+(RFC 3461 6.2). When the original cannot be read, the report is made without it. `ReportError` means that
+no report can be made at all.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zonerelay.config.models import BounceSettings
-from zonerelay.message.dsn import DsnKind, RecipientReport, compose
+from zonerelay.message.dsn import DsnKind, RecipientReport, can_return_whole, compose
 from zonerelay.message.headers import parse_header
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Body, Envelope, Message, Origin, Recipient
+from zonerelay.model.envelope import Body, Envelope, Message, Origin, Recipient, Ret
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.queue.protocols import ChooseZone
 from zonerelay.queue.streams import closing
@@ -63,7 +65,8 @@ class Reporter:
         retry_until: float | None = None,
     ) -> Submit:
         """One report for all these recipients. Raises ReportError."""
-        header = await self._original_header(message.id)
+        wants_whole = kind is DsnKind.FAILED and message.envelope.ret is Ret.FULL
+        header, whole = await self._original(message, whole=wants_whole)
         now = self._clock.now()
         try:
             dsn_id = self._ids.next()
@@ -76,6 +79,7 @@ class Reporter:
                 dsn_id=dsn_id,
                 now=now,
                 retry_until=retry_until,
+                whole_message=whole,
             )
             return self._submit(dsn_id, message.envelope.sender, text, now)
         except Exception as error:
@@ -103,19 +107,24 @@ class Reporter:
         delivery = Delivery(zone=zone, message_id=dsn_id, recipient=sender, created=now)
         return Submit(message, text, (delivery,))
 
-    async def _original_header(self, message_id: MessageId) -> bytes:
+    async def _original(self, message: Message, *, whole: bool) -> tuple[bytes, bytes]:
+        """The header, and the message if it is wanted `whole` and can be returned."""
+        whole = whole and message.size <= self.bounce.return_size
         head = bytearray()
         try:
-            async with closing(self._store.read_body(message_id)) as body:
+            async with closing(self._store.read_body(message.id)) as body:
                 async for chunk in body:
                     searched = max(0, len(head) - len(_END_OF_HEADER) + 1)
                     head += chunk
+                    if whole:
+                        continue
                     if head.find(_END_OF_HEADER, searched) >= 0 or len(head) >= self.bounce.return_size:
                         break
         except StoreError as error:
-            self._events.trouble("queue.report_header", error, message_id=message_id)
-            return b""
-        return self._header_of(bytes(head))
+            self._events.trouble("queue.report_header", error, message_id=message.id)
+            return b"", b""
+        text = bytes(head)
+        return self._header_of(text), text if whole and can_return_whole(text) else b""
 
     def _header_of(self, head: bytes) -> bytes:
         """Whole lines up to the end of the header or the size limit."""

@@ -25,7 +25,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.outcome import Outcome, Verdict
-from zonerelay.queue.consequences import Consequence, Judge, deferred, put_off, unreported
+from zonerelay.queue.consequences import Consequence, Judge, asks_for_success, deferred, put_off, unreported
 from zonerelay.queue.journal import Entry, Journal
 from zonerelay.queue.protocols import ChooseZone, Notify
 from zonerelay.queue.reports import Reporter, ReportError
@@ -152,6 +152,8 @@ class Settler:
         for delivery, outcome in zip(deliveries, outcomes, strict=True):
             if outcome.verdict is Verdict.DELIVERED:
                 self._events.settled(delivery, outcome, destination=destination, seconds=seconds)
+                if delivery.notify and asks_for_success(delivery, outcome):
+                    simple = False
             else:
                 simple = False
         self._journal.reserve(len(deliveries))
@@ -241,7 +243,7 @@ class Settler:
     ) -> tuple[list[Consequence], list[_Report]]:
         """One report of each kind that is owed; consequences change when it cannot be made."""
         reports: list[_Report] = []
-        for kind in (DsnKind.FAILED, DsnKind.DELAYED):
+        for kind in DsnKind:
             owed = [c for c in consequences if c.report is kind]
             if not owed or message is None:
                 continue
@@ -255,7 +257,7 @@ class Settler:
 
     async def _report(self, kind: DsnKind, message: Message, owed: Sequence[Consequence]) -> _Report:
         lines = [RecipientReport(c.delivery, c.outcome) for c in owed]
-        until = message.envelope.created + self._judge.lifetime(message.envelope)
+        until = max(c.delivery.created for c in owed) + self._judge.lifetime(message.envelope)
         retry_until = until if kind is DsnKind.DELAYED else None
         submit = await self._reporter.report(kind, message, lines, retry_until=retry_until)
         return _Report(kind, submit, [c.delivery for c in owed])

@@ -16,6 +16,8 @@ Policies:
 - MAIL or DATA refused concerns everybody in the transaction; who was refused at RCPT keeps that.
 - After the final dot the peer is responsible or not, and only its reply says so: when that reply
   does not come the outcome is a deferral `in_doubt` (RFC 1047).
+- A server that offers DSN gets the client's wishes for reports (`dsn_relay.py`), and reporting success is its
+  duty from then on (`Outcome.dsn_passed`); one that does not gets none of them.
 - 8-bit content goes out as it is when 8BITMIME is missing, without BODY: servers that clear
   the eighth bit are extinct, and rewriting would break signatures (Exim and qmail do the same).
 """
@@ -27,9 +29,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zonerelay.model.address import Mailbox
+from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Body, Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
+from zonerelay.smtp.dsn_relay import mail_parameters, rcpt_parameters
 from zonerelay.smtp.extensions import Capabilities
 from zonerelay.smtp.stuffing import END
 
@@ -72,12 +76,13 @@ def too_large(message: Message, capabilities: Capabilities) -> Reply | None:
 
 
 class Transaction:
-    """One attempt to hand one message to one peer for `recipients`, of whom there is at least one."""
+    """One attempt to hand one message to one peer for `deliveries` of it, of which there is at least one."""
 
     __slots__ = (
         "_accepted",
         "_asked",
         "_commands",
+        "_dsn",
         "_mail_refused",
         "_peer",
         "_pipelining",
@@ -93,7 +98,7 @@ class Transaction:
     def __init__(
         self,
         message: Message,
-        recipients: Sequence[Mailbox],
+        deliveries: Sequence[Delivery],
         capabilities: Capabilities,
         peer: Peer,
     ) -> None:
@@ -104,11 +109,12 @@ class Transaction:
         """True when the session ended before MAIL was answered: no recipient has been asked."""
         self.delivered = False
         self.overflow: list[int] = []
-        self.outcomes: list[Outcome | None] = [None] * len(recipients)
+        self.outcomes: list[Outcome | None] = [None] * len(deliveries)
         """What became of each recipient: `None` before DONE, and for those in `overflow`."""
         self._peer = peer
         self._pipelining = capabilities.pipelining
-        self._script = _script(message, recipients, capabilities)
+        self._dsn = capabilities.dsn
+        self._script = _script(message, deliveries, capabilities)
         self._commands = [] if self._pipelining else self._script.splitlines(keepends=True)
         self._asked = 0
         self._accepted: list[int] = []
@@ -272,7 +278,9 @@ class Transaction:
         counts: bool = True,
     ) -> None:
         peer = self._peer
-        outcome = Outcome(verdict, reply, scope, peer.host, peer.address, peer.tls, local, in_doubt, counts)
+        outcome = Outcome(
+            verdict, reply, scope, peer.host, peer.address, peer.tls, local, in_doubt, counts, self._dsn
+        )
         if len(indices) == len(self.outcomes):
             self.outcomes = [outcome] * len(indices)
             return
@@ -296,21 +304,35 @@ _LATER = Reply(452, TOO_MANY_RECIPIENTS, "too many recipients for one transactio
 _NEXT_RCPT = ">\r\nRCPT TO:<"
 
 
-def _script(message: Message, recipients: Sequence[Mailbox], capabilities: Capabilities) -> bytes:
+def _script(message: Message, deliveries: Sequence[Delivery], capabilities: Capabilities) -> bytes:
     """MAIL, the RCPTs and DATA, a line each.
 
-    Mailboxes were parsed on the way in; that no line break is among them is checked once more,
-    because one would be a command of a stranger's choice.
+    Mailboxes and DSN parameters were parsed on the way in; that no line break is among them is checked
+    once more, because one would be a command of a stranger's choice.
     """
     envelope = message.envelope
-    sender, everybody = envelope.sender, _NEXT_RCPT.join(recipients)
+    sender, everybody = envelope.sender, _NEXT_RCPT.join([each.recipient for each in deliveries]) + ">"
     parameters = f" SIZE={message.size}" if capabilities.size_offered else ""
     if capabilities.eight_bit_mime and (message.eight_bit or envelope.body is Body.EIGHT_BIT):
         parameters += " BODY=8BITMIME"
-    if capabilities.smtputf8 and (envelope.smtputf8 or not (sender.isascii() and everybody.isascii())):
+    smtputf8 = capabilities.smtputf8 and (envelope.smtputf8 or not (sender.isascii() and everybody.isascii()))
+    if smtputf8:
         parameters += " SMTPUTF8"
-    script = f"MAIL FROM:<{sender}>{parameters}\r\nRCPT TO:<{everybody}>\r\nDATA\r\n".encode()
-    lines = len(recipients) + 2
+    if capabilities.dsn:
+        if envelope.ret or envelope.envid:
+            parameters += mail_parameters(envelope)
+        for each in deliveries:
+            if each.notify or each.orcpt:
+                everybody = _with_wishes(deliveries, smtputf8=smtputf8)
+                break
+    script = f"MAIL FROM:<{sender}>{parameters}\r\nRCPT TO:<{everybody}\r\nDATA\r\n".encode()
+    lines = len(deliveries) + 2
     if script.count(b"\r") != lines or script.count(b"\n") != lines:
         raise ValueError("an envelope address holds a line break")
     return script
+
+
+def _with_wishes(deliveries: Sequence[Delivery], *, smtputf8: bool) -> str:
+    """Every recipient with its DSN parameters, where there are any."""
+    rcpts = [f"{each.recipient}>{rcpt_parameters(each, smtputf8=smtputf8)}" for each in deliveries]
+    return "\r\nRCPT TO:<".join(rcpts)
