@@ -172,6 +172,35 @@ class Events:
     def store_recovered(self) -> None:
         self._emit("info", "store-recovered", {})
 
+    def certificate_loaded(
+        self, listener: str, file: str, *, name: str, names: int, expires: float, fingerprint: str
+    ) -> None:
+        """New sessions of this listener are offered this certificate from now on."""
+        fields: dict[str, Field] = {
+            "listener": listener,
+            "file": file,
+            "name": name,
+            "names": names,
+            "expires": round(expires),
+            "fingerprint": fingerprint,
+        }
+        self._emit("info", "certificate-loaded", fields)
+
+    def certificate_refused(self, listener: str, file: str, problem: str) -> None:
+        """A file that changed cannot be used; the certificate that was read before serves on."""
+        self._emit("warning", "certificate-refused", {"listener": listener, "file": file, "problem": problem})
+
+    def certificate_expiring(self, listener: str, file: str, *, name: str, expires: float) -> None:
+        days = round((expires - self._clock.now()) / 86400, 1)
+        fields: dict[str, Field] = {
+            "listener": listener,
+            "file": file,
+            "name": name,
+            "expires": round(expires),
+            "days": days,
+        }
+        self._emit("warning", "certificate-expiring", fields)
+
     def lifecycle(self, event: str, **fields: Field) -> None:
         """`starting`, `ready`, `reloading`, `stopping`, `stopped`."""
         self._emit("info", event, fields)

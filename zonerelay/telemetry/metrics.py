@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from zonerelay import __version__
 from zonerelay.telemetry.instruments import (
+    MAX_LABEL_VALUES,
     Counter,
     Gauge,
     Histogram,
@@ -78,6 +79,26 @@ class _QueueCollector(Collector):
         yield outbound
 
 
+class _CertificateCollector(Collector):
+    """`read` gives the name and the expiry of every certificate of every listener."""
+
+    def __init__(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        first: dict[str, float] = {}
+        for name, expiry in self._read():
+            first[name] = min(expiry, first.get(name, expiry))
+        family = GaugeMetricFamily(
+            "zonerelay_certificate_expiry_timestamp_seconds",
+            "When a listener's certificate expires, Unix time.",
+            labels=("name",),
+        )
+        for name, expiry in list(first.items())[:MAX_LABEL_VALUES]:
+            family.add_metric((name,), expiry)
+        yield family
+
+
 class Metrics:
     """One per worker, on a registry of its own: two relays in one process (tests) do not mix."""
 
@@ -105,6 +126,9 @@ class Metrics:
         self._commits = Histogram(
             "zonerelay_store_commit_seconds", "Durable writes of the store.", COMMIT_BUCKETS
         )
+        self._tls_sessions = LabelledCounter(
+            "zonerelay_inbound_tls_sessions_total", "TLS handshakes with clients completed.", ("version",)
+        )
         self._inbound = Gauge("zonerelay_inbound_connections", "Open connections of clients.")
         self._registry = self._build_registry()
 
@@ -130,6 +154,7 @@ class Metrics:
                 self._seconds,
                 self._commits,
                 self._inbound,
+                self._tls_sessions,
             )
         )
         return registry
@@ -174,6 +199,10 @@ class Metrics:
     def inbound_closed(self) -> None:
         self._inbound.value -= 1
 
+    def tls_session(self, version: str) -> None:
+        """A client's handshake is complete; `version` is OpenSSL's word, as TLSv1.3."""
+        self._tls_sessions.add((version,))
+
     def declare_zones(self, zones: Iterable[str]) -> None:
         """Show every zone's counters from the start: one that appears late hides its first increase."""
         for zone in zones:
@@ -183,6 +212,12 @@ class Metrics:
     def attach_queue(self, read: Callable[[], Iterable[ZoneQueue]]) -> None:
         """`read` is called at every scrape and must answer from memory. Attach once."""
         self._registry.register(_QueueCollector(read))
+
+    def attach_certificates(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
+        """`read` is called at every scrape: the first name and the expiry of each certificate in use. Attach
+        once, for all listeners; of several for one name the one that expires first is shown.
+        """
+        self._registry.register(_CertificateCollector(read))
 
     def exposition(self) -> bytes:
         """The Prometheus text format; serve it as `CONTENT_TYPE`."""

@@ -1,0 +1,208 @@
+"""A certificate with its chain and its key, read from PEM files and checked (cryptography).
+
+Both files are read whole before anything is looked at, so what is checked is what is used. What is wrong
+is a CertificateError that says which file and what to do; its text never holds anything of a key.
+Names are A-labels in lower case (routing/idna.py): those of subjectAltName, or the common name of a
+certificate that has none.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed448, ed25519, rsa
+
+from zonerelay.routing.idna import ascii_domain
+
+MAX_FILE = 1024 * 1024  # a mistaken path (a disk image, /dev/zero) must not be read into memory
+
+CertificateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
+_CertificateKeys = (rsa.RSAPrivateKey, ec.EllipticCurvePrivateKey, ed25519.Ed25519PrivateKey)
+_SPKI = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+_KEY_BLOCK = re.compile(rb"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?-----END \1-----", re.DOTALL)
+Signature = tuple[int, ...] | None
+
+
+class CertificateError(Exception):
+    """A certificate cannot be used; the text is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate that its key belongs to. `not_before` and `not_after` are Unix times."""
+
+    leaf: x509.Certificate
+    chain: tuple[x509.Certificate, ...]
+    key: CertificateKey = field(repr=False)
+    names: tuple[str, ...]
+    not_before: float
+    not_after: float
+    fingerprint: str
+
+    @property
+    def name(self) -> str:
+        """The first name: how the certificate is called in the log and in metrics."""
+        return self.names[0] if self.names else f"sha256-{self.fingerprint[:16]}"
+
+
+def read_pair(certificate: Path, key: Path) -> Pair:
+    """`key` may be the same file. Raises CertificateError."""
+    certificate_text = _read(certificate, "certificate")
+    key_text = certificate_text if key == certificate else _read(key, "private key")
+    chain = _parse_certificates(certificate, certificate_text)
+    private_key = _parse_key(key, key_text)
+    _match(chain, private_key, certificate, key)
+    leaf = chain[0]
+    return Pair(
+        leaf=leaf,
+        chain=tuple(chain[1:]),
+        key=private_key,
+        names=_names(leaf),
+        not_before=leaf.not_valid_before_utc.timestamp(),
+        not_after=leaf.not_valid_after_utc.timestamp(),
+        fingerprint=leaf.fingerprint(hashes.SHA256()).hex(),
+    )
+
+
+def signature(path: Path) -> Signature:
+    """Changes when the file, or what a link to it points to, is written, replaced or made readable."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
+
+
+def is_exposed(path: Path) -> bool:
+    """True for a file that every user of this machine may read."""
+    try:
+        return bool(path.stat().st_mode & stat.S_IROTH)
+    except OSError:
+        return False
+
+
+def _read(path: Path, what: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CertificateError(f"{path} is not a file")
+            text = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise CertificateError(_read_problem(path, what, error)) from error
+    if len(text) > MAX_FILE:
+        raise CertificateError(f"{path} is too large for a {what}")
+    return text
+
+
+def _read_problem(path: Path, what: str, error: OSError) -> str:
+    if error.errno == errno.ENOENT:
+        target = " (a link to a file that does not exist)" if path.is_symlink() else ""
+        return f"{path} does not exist{target}: the {what} has to be there"
+    if error.errno == errno.EACCES:
+        return (
+            f"{path} may not be read by the relay's user (uid {os.geteuid()}): permission denied. Give its "
+            "group the right to read the file and to pass through the directories above it"
+        )
+    if error.errno == errno.EISDIR:
+        return f"{path} is a directory, not a {what}"
+    return f"{path} cannot be read: {error.strerror}"
+
+
+def _parse_certificates(path: Path, text: bytes) -> list[x509.Certificate]:
+    if b"-----BEGIN CERTIFICATE-----" not in text:
+        raise CertificateError(f"{path} holds no certificate: {_what_it_is(text)}")
+    try:
+        return x509.load_pem_x509_certificates(text)
+    except ValueError as error:
+        raise CertificateError(f"{path} holds a certificate that is damaged: {error}") from error
+
+
+def _what_it_is(text: bytes) -> str:
+    if b"PRIVATE KEY-----" in text:
+        return "it is a private key (are certificate and key swapped?)"
+    if b"CERTIFICATE REQUEST-----" in text:
+        return "it is a certificate request (CSR), which an authority has yet to sign"
+    if b"-----BEGIN " in text:
+        return "it is PEM of another kind"
+    if text[:1] == b"\x30":
+        return "it looks like DER; convert it with openssl x509 -inform DER -outform PEM"
+    return "it is not PEM" if text.strip() else "it is empty"
+
+
+def _parse_key(path: Path, text: bytes) -> CertificateKey:
+    if b"PRIVATE KEY-----" not in text:
+        swapped = b"-----BEGIN CERTIFICATE-----" in text
+        what = "only a certificate (are certificate and key swapped?)" if swapped else _what_it_is(text)
+        raise CertificateError(f"{path} holds no private key: {what}")
+    try:
+        # The block alone: certificates and EC PARAMETERS may stand in the same file.
+        block = _KEY_BLOCK.search(text)
+        key = serialization.load_pem_private_key(block[0] if block else text, None)
+    except TypeError as error:
+        raise CertificateError(
+            f"{path} is encrypted with a passphrase, which nobody could type at every start: write the key "
+            "without one (openssl pkey) and protect the file by its rights"
+        ) from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        # Its text is left out: nobody has promised that it tells nothing of the key.
+        raise CertificateError(f"{path} holds a private key that is damaged or of an unknown kind") from error
+    if not isinstance(key, _CertificateKeys):
+        kind = {dsa.DSAPrivateKey: "DSA", ed448.Ed448PrivateKey: "Ed448"}
+        name = next((name for type_, name in kind.items() if isinstance(key, type_)), "this kind of")
+        raise CertificateError(f"{path}: {name} keys are of no use in TLS: take ECDSA P-256 or RSA")
+    return key
+
+
+def _match(
+    chain: list[x509.Certificate], key: CertificateKey, certificate_path: Path, key_path: Path
+) -> None:
+    wanted = key.public_key().public_bytes(*_SPKI)
+    for at, certificate in enumerate(chain):
+        if _public_key(certificate) != wanted:
+            continue
+        if at:
+            raise CertificateError(
+                f"{certificate_path}: the certificates are in the wrong order: the server's own has to come "
+                "first, its issuer's after it"
+            )
+        return
+    raise CertificateError(
+        f"the key in {key_path} does not belong to the certificate in {certificate_path} (was only one of "
+        "them renewed?)"
+    )
+
+
+def _public_key(certificate: x509.Certificate) -> bytes:
+    try:
+        return certificate.public_key().public_bytes(*_SPKI)
+    except (ValueError, UnsupportedAlgorithm):
+        return b""  # of a kind that no key of ours has
+
+
+def _names(leaf: x509.Certificate) -> tuple[str, ...]:
+    try:
+        found = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = found.get_values_for_type(x509.DNSName)
+    except (x509.ExtensionNotFound, ValueError):
+        names = []
+    if not names:
+        common = leaf.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+        names = [str(attribute.value) for attribute in common]
+    return tuple(dict.fromkeys(known for name in names if (known := _label_name(name))))
+
+
+def _label_name(name: str) -> str:
+    """As the client's SNI will have it (RFC 6066 3); "" for what is no name, as a person's in a CN."""
+    star = "*." if name.startswith("*.") else ""
+    try:
+        return star + ascii_domain(name.removeprefix(star))
+    except ValueError:
+        return ""
