@@ -4,9 +4,7 @@ Only `<CR><LF>.<CR><LF>` ends data, and only a dot behind `<CR><LF>` is stuffing
 A line end is nothing else: servers that took `<LF>.<LF>` or `<CR>.<CR>` for the end let one
 message carry a second one past the sender's server (SMTP smuggling, VU#302671). What comes out has
 CRLF line ends only: a bare LF becomes CRLF, a bare CR becomes a space, so that no header or body
-boundary appears where the sender's server saw none. Both are counted; the caller may refuse.
-
-NUL and other control characters are kept: they end nothing, and a changed octet breaks signatures.
+boundary appears where the sender's server saw none (line_ends.py). Both are counted; the caller may refuse.
 
 Speed: whole pieces go through C searches; no step is taken per line. Most pieces hold no dot behind a
 line end and CRLFs only, and two passes find that out. Memory: at most four octets are held between pieces.
@@ -14,56 +12,34 @@ line end and CRLFs only, and two passes find that out. Memory: at most four octe
 
 from __future__ import annotations
 
-import io
+from zonerelay.smtp.line_ends import CRLF, LineEnds
 
 END_OF_DATA = b"\r\n.\r\n"
-_CRLF = b"\r\n"
 
 _DOTTED = b"\r\n."
 _DOT = 0x2E
-_CLEAN = (None, "\r\n")
 _TAILS = tuple(END_OF_DATA[:size] for size in (4, 3, 2, 1))
 
 
-class BodyReader:
+class BodyReader(LineEnds):
     """Feed wire bytes, take body bytes, until `done`; `rest` is what followed the end of data."""
 
-    __slots__ = (
-        "_held",
-        "_line_ends",
-        "_virtual",
-        "bare_cr",
-        "bare_lf",
-        "done",
-        "dotted",
-        "has_bare",
-        "rest",
-    )
+    __slots__ = ("_held", "_virtual", "done", "rest")
 
     def __init__(self) -> None:
+        super().__init__()
         # DATA's own CRLF is the line end before the body: a first line `.` ends it. Not part of it.
-        self._held = _CRLF
-        self._virtual = len(_CRLF)
-        # It keeps the set of line ends it has seen, faster than any search of bytes for bare ones.
-        self._line_ends = io.IncrementalNewlineDecoder(None, False)
-        self.bare_lf = 0
-        self.bare_cr = 0
-        self.has_bare = False
-        self.dotted = False
+        self._held = CRLF
+        self._virtual = len(CRLF)
         self.done = False
         self.rest = b""
-
-    @property
-    def is_plain(self) -> bool:
-        """So far nothing was changed: CRLF line ends only, no line that begins with a dot."""
-        return not (self.dotted or self.has_bare)
 
     def feed(self, data: bytes) -> bytes:
         """The body bytes that are certain now. Must not be called once `done`.
 
         `dotted` is true from the first line on that begins with a dot.
         """
-        if self._virtual and self._held == _CRLF and data and data[0] != _DOT:
+        if self._virtual and self._held == CRLF and data and data[0] != _DOT:
             # Nothing came before, and the line end before the body decides nothing: no need to copy
             # the body behind it.
             self._held, self._virtual = b"", 0
@@ -74,7 +50,7 @@ class BodyReader:
             body = self._clean(self._hold_back(wire))
         elif wire.endswith(END_OF_DATA) and wire.rfind(_DOTTED, 0, last) < 0:
             self.done = True
-            body = self._clean(wire[: last + len(_CRLF)])
+            body = self._clean(wire[: last + len(CRLF)])
         else:
             body = self._feed_dotted(wire)
         return self._out(body) if self._virtual else body
@@ -85,7 +61,7 @@ class BodyReader:
             return self._unstuffed(self._hold_back(wire))
         self.done = True
         self.rest = wire[end + len(END_OF_DATA) :]
-        return self._unstuffed(wire[: end + len(_CRLF)])
+        return self._unstuffed(wire[: end + len(CRLF)])
 
     def _hold_back(self, wire: bytes) -> bytes:
         """Keep a tail that may be the beginning of an end of data; return what is before it."""
@@ -100,27 +76,11 @@ class BodyReader:
         if wire.rfind(_DOTTED) < 0:
             return self._clean(wire)
         self.dotted = True
-        return self._clean(wire, unstuff=True)
-
-    def _clean(self, wire: bytes, *, unstuff: bool = False) -> bytes:
-        """CRLF line ends only."""
-        self._line_ends.decode(wire.decode("latin-1"), final=True)
-        bare = self._line_ends.newlines not in _CLEAN
-        if bare:
-            self.has_bare = True
-            self._line_ends.reset()
-            crlf = wire.count(_CRLF)
-            self.bare_lf += wire.count(b"\n") - crlf
-            self.bare_cr += wire.count(b"\r") - crlf
-        body = wire.replace(_DOTTED, _CRLF) if unstuff else wire
-        return _normalized(body) if bare else body
+        # The dot goes first: no line end begins or ends with it, so none is made or lost.
+        return self._clean(wire.replace(_DOTTED, CRLF))
 
     def _out(self, body: bytes) -> bytes:
         """Without the line end that is not part of the body."""
         if body:
             body, self._virtual = body[self._virtual :], 0
         return body
-
-
-def _normalized(body: bytes) -> bytes:
-    return body.replace(_CRLF, b"\n").replace(b"\r", b" ").replace(b"\n", _CRLF)

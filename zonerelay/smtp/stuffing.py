@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import io
 
+from zonerelay.smtp.line_ends import crlf_only
+
 END = b".\r\n"
 
 _CLEAN = (None, "\r\n")
@@ -55,7 +57,7 @@ class DotStuffer:
     def _normalize(self, chunk: bytes) -> bytes:
         self.normalized = True
         self._line_ends.reset()
-        return chunk.replace(b"\r\n", b"\n").replace(b"\r", b" ").replace(b"\n", b"\r\n")
+        return crlf_only(chunk)
 
 
 def stuffed(body: bytes, *, plain: bool) -> bytes:

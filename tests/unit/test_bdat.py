@@ -1,0 +1,208 @@
+"""Chunks of a message in any borders and packets, against all of it joined and normalized at once."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Iterable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.feeding import cuts
+from zonerelay.smtp.bdat import ChunkReader, parse_bdat
+from zonerelay.smtp.paths import CommandError
+from zonerelay.smtp.stuffing import DotStuffer, PlainLines, stuffed
+
+Chunk = tuple[bytes, bool]
+
+ARGUMENTS = [
+    ("1000", (1000, False), "a chunk"),
+    ("1000 LAST", (1000, True), "the last chunk"),
+    ("0 LAST", (0, True), "the end, and nothing else"),
+    ("0", (0, False), "nothing at all is in the grammar"),
+    ("86 last", (86, True), "keywords have no case"),
+    ("86  Last", (86, True), "several blanks"),
+    ("0086 LAST", (86, True), "leading zeros"),
+    ("9" * 20, (10**20 - 1, False), "twenty digits"),
+]
+
+
+@pytest.mark.parametrize(("argument", "expected", "reason"), ARGUMENTS, ids=[row[2] for row in ARGUMENTS])
+def test_size_and_last(argument: str, expected: tuple[int, bool], reason: str) -> None:
+    assert parse_bdat(argument) == expected
+
+
+BAD_ARGUMENTS = [
+    "", "LAST", "x", "-1", "+1", "1x", "1.0", "0x10", "1_0", " 1", "1 LAST ", "1 LAST LAST", "1 FIRST",
+    "1LAST", "1 2", "9" * 21, "\u0661", "\xb2", "1\tLAST", "1 LA\u017fT",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("argument", BAD_ARGUMENTS)
+def test_size_that_cannot_be_read_is_refused(argument: str) -> None:
+    with pytest.raises(CommandError, match=r"501 5\.5\.4"):
+        parse_bdat(argument)
+
+
+def normalized(body: bytes) -> bytes:
+    """DESIGN rule 5 in the plainest way."""
+    clean = re.sub(rb"\r\n|\r|\n", lambda end: b" " if end[0] == b"\r" else b"\r\n", body)
+    return clean if not clean or clean.endswith(b"\r\n") else clean + b"\r\n"
+
+
+def read(chunks: Iterable[tuple[Sequence[bytes], bool]]) -> tuple[bytes, ChunkReader]:
+    """Each chunk in its packets."""
+    reader = ChunkReader()
+    body = b""
+    for packets, last in chunks:
+        reader.begin(sum(map(len, packets)), last)
+        for packet in packets or [b""]:
+            assert not reader.chunk_done
+            body += reader.feed(packet)
+        assert reader.chunk_done
+        assert reader.rest == b""
+        assert reader.done == last
+    return body, reader
+
+
+TABLE = [
+    (b"", b"", "no body at all"),
+    (b"hello\r\n", b"hello\r\n", "one line"),
+    (b"hello", b"hello\r\n", "a body without its last line end gets one"),
+    (b".", b".\r\n", "a dot"),
+    (b"a\r\n.\r\nb\r\n", b"a\r\n.\r\nb\r\n", "the end of DATA is text here"),
+    (b"\r\n.\r\n", b"\r\n.\r\n", "and nothing but it"),
+    (b"..\r\n...\r\n", b"..\r\n...\r\n", "dots are nobody's stuffing"),
+    (b"BDAT 5 LAST\r\nQUIT\r\n", b"BDAT 5 LAST\r\nQUIT\r\n", "commands are text"),
+    (b"x\x00y\xff\r\n", b"x\x00y\xff\r\n", "NUL and 8-bit are kept"),
+    (b"a\nb\n", b"a\r\nb\r\n", "bare LF becomes CRLF"),
+    (b"a\rb", b"a b\r\n", "bare CR becomes a blank"),
+    (b"a\r", b"a \r\n", "CR as the last octet is bare"),
+    (b"a\r\r\n", b"a \r\n", "CR CR LF"),
+    (b"a\n\r\n\r", b"a\r\n\r\n \r\n", "LF CR LF CR"),
+]
+
+
+@pytest.mark.parametrize(("sent", "body", "reason"), TABLE, ids=[row[2] for row in TABLE])
+def test_body_is_the_same_in_all_chunks_and_packets(sent: bytes, body: bytes, reason: str) -> None:
+    assert normalized(sent) == body
+    for pieces in cuts(sent):
+        assert read([(pieces, True)])[0] == body, ("packets", pieces)
+        last = len(pieces) - 1
+        chunks = [([piece] if piece else [], at == last) for at, piece in enumerate(pieces)]
+        if not chunks:
+            continue
+        assert read(chunks)[0] == body, ("chunks", pieces)
+        ended = [*((packets, False) for packets, _ in chunks), ((), True)]
+        assert read(ended)[0] == body, ("ended by BDAT 0 LAST", pieces)
+
+
+def test_what_follows_a_chunk_is_handed_back() -> None:
+    commands = b"BDAT 3 LAST\r\nd\r\nQUIT\r\n"
+    for pieces in cuts(b"a\nb\r" + commands):
+        reader = ChunkReader()
+        reader.begin(4, False)
+        body, rest = b"", b""
+        for piece in pieces:
+            if reader.chunk_done:
+                rest += piece
+            else:
+                body += reader.feed(piece)
+                rest += reader.rest
+        assert (body, rest) == (b"a\r\nb", commands), pieces
+        reader.begin(3, True)
+        assert reader.rest == b""
+        assert reader.feed(rest[len(b"BDAT 3 LAST\r\n") :]) == b" d\r\n"
+        assert reader.done
+        assert reader.rest == b"QUIT\r\n"
+
+
+def test_a_chunk_of_nothing_is_done_once_it_is_fed() -> None:
+    reader = ChunkReader()
+    reader.begin(0, False)
+    assert not reader.chunk_done
+    assert reader.feed(b"RSET\r\n") == b""
+    assert (reader.chunk_done, reader.done, reader.rest) == (True, False, b"RSET\r\n")
+
+
+def test_nothing_certain_is_waited_for() -> None:
+    reader = ChunkReader()
+    reader.begin(10**20, True)
+    assert reader.feed(b"x" * 100_000) == b"x" * 100_000
+    assert reader.feed(b"y" * 100_000 + b"\r") == b"y" * 100_000
+    assert reader.feed(b"") == b""
+    assert reader.feed(b"\n") == b"\r\n"
+    assert not reader.chunk_done
+
+
+def test_bare_line_ends_are_counted_as_in_data() -> None:
+    for pieces in cuts(b"a\nb\rc\r\n\n\r\r\n..\n.\r\n\r"):
+        for chunks in ([(pieces, True)], [([piece], False) for piece in pieces] + [([], True)]):
+            reader = read(chunks)[1]
+            assert (reader.bare_lf, reader.bare_cr) == (3, 3), pieces
+            assert reader.has_bare
+
+
+NOT_PLAIN = [b".", b".a\r\n", b"a\r\n.b\r\n", b"a\r\n..\r\n", b"a\nb", b"a\rb", b"a\r", b"\n.", b"a\r\r\n"]
+PLAIN = [b"", b"a", b"a\r\n", b"a.\r\n\r\nb.", b"\r\n"]
+
+
+@pytest.mark.parametrize("body", NOT_PLAIN + PLAIN, ids=repr)
+def test_what_can_be_sent_as_it_is_is_plain_and_nothing_else(body: bytes) -> None:
+    for pieces in cuts(body):
+        assert read([(pieces, True)])[1].is_plain == (body in PLAIN), pieces
+        chunks = [*(([piece], False) for piece in pieces), ((), True)]
+        assert read(chunks)[1].is_plain == (body in PLAIN), pieces
+
+
+OCTETS = st.lists(
+    st.sampled_from([b"\r", b"\n", b".", b"\r\n", b"\r\n.", b"\r\n.\r\n", b"a", b"\x00", b" ", b"\xff"]),
+    max_size=40,
+).map(b"".join)
+
+
+def split(data: st.DataObject, octets: bytes) -> list[bytes]:
+    places = data.draw(st.lists(st.integers(0, len(octets)), max_size=6).map(sorted))
+    return [octets[a:b] for a, b in itertools.pairwise([0, *places, len(octets)])]
+
+
+@settings(max_examples=500, deadline=None)
+@given(sent=OCTETS, data=st.data())
+def test_reader_agrees_with_the_plain_reference_on_any_borders(sent: bytes, data: st.DataObject) -> None:
+    chunks = [split(data, chunk) for chunk in split(data, sent)]
+    marked = [(packets, at == len(chunks) - 1) for at, packets in enumerate(chunks)]
+    reader = ChunkReader()
+    pieces: list[bytes] = []
+    for packets, last in marked:
+        reader.begin(sum(map(len, packets)), last)
+        for packet in packets:
+            # Where the octets are all there the session would not feed any more.
+            if not reader.chunk_done:
+                pieces.append(reader.feed(packet))
+    body = b"".join(pieces)
+    assert reader.done
+    assert body == normalized(sent)
+    crlf = sent.count(b"\r\n")
+    assert reader.bare_lf == sent.count(b"\n") - crlf
+    assert reader.bare_cr == sent.count(b"\r") - crlf
+    stuffer = DotStuffer()
+    wire = b"".join([*map(stuffer.feed, pieces), stuffer.finish()])
+    assert not stuffer.normalized
+    if reader.is_plain:
+        plain = PlainLines()
+        assert b"".join([*map(plain.feed, pieces), plain.finish()]) == wire == stuffed(body, plain=True)
+
+
+def test_large_chunks_are_scanned_in_whole_pieces_not_by_line() -> None:
+    """A generous floor, for a busy machine: a step per line would take some 20 times as long."""
+    piece = (b"x" * 70 + b"\r\n") * 3640
+    reader = ChunkReader()
+    reader.begin(32 * len(piece), True)
+    began = time.process_time()
+    for _ in range(32):
+        reader.feed(piece)
+    assert reader.done
+    assert 32 * len(piece) / (time.process_time() - began) > 100e6

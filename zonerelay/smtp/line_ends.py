@@ -1,0 +1,50 @@
+"""Line ends inside a message: CRLF and nothing else (DESIGN rule 5). Sans-IO.
+
+A bare LF becomes CRLF; a bare CR becomes a space, so that no header or body boundary appears where the
+sender's server saw none. NUL and other control characters are kept: they end no line, and a changed octet
+breaks signatures. Shared by the ways in (`BodyReader`, `ChunkReader`) and the way out (`DotStuffer`).
+"""
+
+from __future__ import annotations
+
+import io
+
+CRLF = b"\r\n"
+
+_CLEAN = (None, "\r\n")
+
+
+def crlf_only(body: bytes) -> bytes:
+    """No CR of a CRLF may be missing at the beginning, nor its LF at the end."""
+    return body.replace(CRLF, b"\n").replace(b"\r", b" ").replace(b"\n", CRLF)
+
+
+class LineEnds:
+    """What a reader of bodies knows about line ends. `bare_lf` and `bare_cr` count what was changed."""
+
+    __slots__ = ("_line_ends", "bare_cr", "bare_lf", "dotted", "has_bare")
+
+    def __init__(self) -> None:
+        # It keeps the set of line ends it has seen, faster than any search of bytes for bare ones.
+        self._line_ends = io.IncrementalNewlineDecoder(None, False)
+        self.bare_lf = 0
+        self.bare_cr = 0
+        self.has_bare = False
+        self.dotted = False
+
+    @property
+    def is_plain(self) -> bool:
+        """So far nothing was changed: CRLF line ends only, no line that begins with a dot."""
+        return not (self.dotted or self.has_bare)
+
+    def _clean(self, body: bytes) -> bytes:
+        """CRLF line ends only. No CRLF may be cut in two by the ends of `body`."""
+        self._line_ends.decode(body.decode("latin-1"), final=True)
+        if self._line_ends.newlines in _CLEAN:
+            return body
+        self.has_bare = True
+        self._line_ends.reset()
+        crlf = body.count(CRLF)
+        self.bare_lf += body.count(b"\n") - crlf
+        self.bare_cr += body.count(b"\r") - crlf
+        return crlf_only(body)
