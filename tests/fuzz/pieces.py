@@ -1,0 +1,27 @@
+"""Cutting an input as a network might, the same way each time the same input is seen."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+
+SHORT = 512  # longer inputs are not fed octet by octet: a fuzzer wants thousands of runs a second
+
+
+def cuttings(data: bytes) -> Iterator[list[bytes]]:
+    """Whole, in pieces that the input itself decides, and octet by octet if it is short."""
+    yield [data]
+    yield in_pieces(data)
+    if len(data) <= SHORT:
+        yield [data[at : at + 1] for at in range(len(data))]
+
+
+def in_pieces(data: bytes) -> list[bytes]:
+    chance = random.Random(zlib.crc32(data))
+    pieces, at = [], 0
+    while at < len(data):
+        size = chance.choice((1, 2, 3, 5, 17, 300))
+        pieces.append(data[at : at + size])
+        at += size
+    return pieces

@@ -1,0 +1,25 @@
+"""What is fuzzed: functions of bytes that raise AssertionError when a promise is broken.
+
+Whatever else a target raises is a finding too: each catches only what the code under test says it raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tests.fuzz.targets import bodies, commands, configuration, messages, replies
+
+Target = Callable[[bytes], None]
+
+TARGETS: Mapping[str, Target] = {
+    "lines": commands.lines,
+    "commands": commands.commands,
+    "paths": commands.paths,
+    "body": bodies.body,
+    "stuffing": bodies.stuffing,
+    "replies": replies.replies,
+    "ehlo": replies.ehlo,
+    "headers": messages.headers,
+    "dsn": messages.dsn,
+    "config": configuration.toml,
+}
