@@ -86,6 +86,24 @@ class Events:
             fields["detail"] = self._redact.text(detail)
         self._emit("info" if reply.code != 451 else "warning", "refused", fields)
 
+    def login(self, result: str, client: str, *, user: str = "") -> None:
+        """AUTH was answered: `ok`, `wrong`, `locked` or `broken`. `user` is a known one or `""`."""
+        self.metrics.login(result)
+        fields: dict[str, Field] = {"client": self._redact.client(client)}
+        if user:
+            fields["user"] = self._redact.mailbox(Mailbox(user))
+        if result == "ok":
+            self._emit("info", "logged-in", fields)
+        elif result != "broken":  # what is broken has an event of its own, once and not per client
+            self._emit("warning", "login-failed", fields | {"reason": result})
+
+    def credentials_read(self, users: int) -> None:
+        self._emit("info", "credentials-read", {"users": users})
+
+    def credentials_broken(self, problem: str) -> None:
+        """Nobody can log in; `problem` names file and line."""
+        self._emit("error", "credentials-broken", {"problem": self._redact.text(problem)})
+
     def reply_lost(self, message_id: MessageId, origin: Origin) -> None:
         """The message is durable, but the client left before our 250: it may send it a second time."""
         self._emit(
@@ -110,6 +128,8 @@ class Events:
         now = self._clock.now()
         verdict = str(outcome.verdict)
         age = now - delivery.created
+        if age < 0.0:
+            age = 0.0  # sent by an operator before the release that its sender asked for
         self.metrics.settled(delivery.zone, verdict, age, in_doubt=outcome.in_doubt)
         fields: dict[str, Field] = {
             "id": delivery.message_id,
@@ -204,6 +224,12 @@ class Events:
     def lifecycle(self, event: str, **fields: Field) -> None:
         """`starting`, `ready`, `reloading`, `stopping`, `stopped`."""
         self._emit("info", event, fields)
+
+    def policy_failed(self, step: str, kind: str, detail: str) -> None:
+        """A policy gave no usable answer about a step: `timeout`, `error`, `busy` or `bad-decision`."""
+        self.metrics.policy_failed(step, kind)
+        fields: dict[str, Field] = {"step": step, "kind": kind, "detail": self._redact.text(detail)}
+        self._emit("error", "policy-failed", fields)
 
     def trouble(self, where: str, error: BaseException, *, message_id: MessageId | None = None) -> None:
         """Something that should not happen did. The mail is safe; the text is for the operator."""

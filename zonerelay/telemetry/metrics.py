@@ -30,6 +30,7 @@ from zonerelay.telemetry.instruments import (
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LOGIN_RESULTS = ("ok", "wrong", "locked", "broken")
 OUTCOMES = ("delivered", "deferred", "bounced", "expired", "in_doubt")
 
 # From a local next hop (milliseconds) to the last retry (days): one histogram has to show both.
@@ -37,6 +38,7 @@ DELIVERY_BUCKETS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 24 * 3600,
 )  # fmt: skip
 COMMIT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+POLICY_BUCKETS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60)
 
 
 class ZoneQueue(NamedTuple):
@@ -110,6 +112,11 @@ class Metrics:
         self._refused = LabelledCounter(
             "zonerelay_inbound_refused_total", "Connections and commands refused.", ("reason",)
         )
+        self._logins = LabelledCounter(
+            "zonerelay_inbound_logins_total", "Answers to AUTH with credentials.", ("result",)
+        )
+        for result in LOGIN_RESULTS:
+            self._logins.add((result,), 0)
         self._dsn = LabelledCounter("zonerelay_dsn_total", "Reports queued to senders.", ("kind",))
         self._suspended = LabelledCounter(
             "zonerelay_destinations_suspended_total", "Times a destination was suspended.", ("zone",)
@@ -130,11 +137,17 @@ class Metrics:
             "zonerelay_inbound_tls_sessions_total", "TLS handshakes with clients completed.", ("version",)
         )
         self._inbound = Gauge("zonerelay_inbound_connections", "Open connections of clients.")
+        self._policy_failures = LabelledCounter(
+            "zonerelay_policy_failures_total", "Policies that gave no usable answer.", ("event", "kind")
+        )
+        self._policy = Histogram("zonerelay_policy_seconds", "Answers of policies.", POLICY_BUCKETS)
         self._registry = self._build_registry()
 
         # Called for every connection and write, so without a step in between.
         self.store_commit: Callable[[float], None] = self._commits.observe
         """One durable (synced) write of the store took this many seconds."""
+        self.policy_answer: Callable[[float], None] = self._policy.observe
+        """A policy took this many seconds for one usable answer."""
 
     def _build_registry(self) -> CollectorRegistry:
         registry = CollectorRegistry()
@@ -147,6 +160,7 @@ class Metrics:
                 self._octets,
                 self._bare,
                 self._refused,
+                self._logins,
                 self._dsn,
                 self._suspended,
                 self._trouble,
@@ -154,6 +168,8 @@ class Metrics:
                 self._seconds,
                 self._commits,
                 self._inbound,
+                self._policy_failures,
+                self._policy,
                 self._tls_sessions,
             )
         )
@@ -172,6 +188,9 @@ class Metrics:
     def refused(self, reason: str) -> None:
         self._refused.add((reason,))
 
+    def login(self, result: str) -> None:
+        self._logins.add((result,))
+
     def dsn(self, kind: str) -> None:
         self._dsn.add((kind,))
 
@@ -180,6 +199,9 @@ class Metrics:
 
     def trouble(self, where: str) -> None:
         self._trouble.add((where,))
+
+    def policy_failed(self, step: str, kind: str) -> None:
+        self._policy_failures.add((step, kind))
 
     def settled(self, zone: str, verdict: str, age: float, *, in_doubt: bool = False) -> None:
         """One recipient's result; `age` is the seconds since acceptance."""
