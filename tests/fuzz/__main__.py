@@ -31,7 +31,7 @@ def main() -> int:
     chosen = parser.parse_args()
     if chosen.here:
         fuzz(chosen.targets[0], chosen.seconds)
-    names = chosen.targets or sorted(each.name for each in CORPUS.iterdir())
+    names = chosen.targets or sorted(each.name for each in CORPUS.iterdir() if each.is_dir())
     if unknown := [name for name in names if not (CORPUS / name).is_dir()]:
         parser.error(f"no such target: {', '.join(unknown)}")
     bad = [name for name in names if run(name, chosen.seconds)]
