@@ -1,0 +1,85 @@
+"""Password hashes: argon2id in the PHC string form. The only module that knows argon2-cffi.
+
+19 MiB, two passes, one lane: OWASP's first recommendation for argon2id. It takes about 20 ms here, which
+makes a stolen file expensive to search, and the two threads that check passwords hold 38 MiB at most.
+Hashes with other parameters are read too, within bounds: a line in a file must not take the machine's memory.
+
+`matches` blocks for as long as the hash takes and gives up the GIL meanwhile: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from argon2 import PasswordHasher
+from argon2.exceptions import VerifyMismatchError
+from argon2.low_level import Type, verify_secret
+
+MEMORY = 19 * 1024
+"""KiB."""
+
+PASSES = 2
+LANES = 1
+
+MAX_MEMORY = 256 * 1024
+MAX_PASSES = 20
+MAX_LANES = 16
+_SALT_OCTETS = range(8, 65)
+_HASH_OCTETS = range(16, 65)
+
+_PHC = re.compile(
+    r"\$argon2id\$v=19\$m=(\d{1,7}),t=(\d{1,3}),p=(\d{1,3})\$([A-Za-z0-9+/]+)\$([A-Za-z0-9+/]+)", re.ASCII
+)
+
+
+def make_hash(password: str) -> str:
+    """A new salt each time, so equal passwords do not look equal."""
+    return PasswordHasher(time_cost=PASSES, memory_cost=MEMORY, parallelism=LANES).hash(password)
+
+
+def matches(hashed: str, password: str) -> bool:
+    """Raises argon2's VerificationError when it cannot say, for want of memory for example."""
+    try:
+        return verify_secret(hashed.encode("ascii"), password.encode(), Type.ID)
+    except VerifyMismatchError:
+        return False
+
+
+def check_hash(text: str) -> None:
+    """Raises ValueError with what is wrong; never with the hash."""
+    found = _PHC.fullmatch(text)
+    if found is None:
+        raise ValueError("the hash is not argon2id as zonerelay user writes it")
+    memory, passes, lanes = (int(number) for number in found.groups()[:3])
+    if not (8 * lanes <= memory <= MAX_MEMORY and 1 <= passes <= MAX_PASSES and 1 <= lanes <= MAX_LANES):
+        raise ValueError(
+            f"the hash would need {memory} KiB, {passes} passes and {lanes} lanes; "
+            f"{MAX_MEMORY}, {MAX_PASSES} and {MAX_LANES} are the most"
+        )
+    salt, digest = (_octets(part) for part in found.groups()[3:])
+    if salt not in _SALT_OCTETS or digest not in _HASH_OCTETS:
+        raise ValueError("the hash is damaged: salt or digest have an impossible length")
+
+
+def nobodys_hash(hashes: Iterable[str]) -> str:
+    """A hash that no password has, as expensive to check as most of the given ones."""
+    ours = f"$argon2id$v=19$m={MEMORY},t={PASSES},p={LANES}"
+    costs = Counter(hashed.rsplit("$", 2)[0] for hashed in hashes)
+    cost = costs.most_common(1)[0][0] if costs else ours
+    # A digest of zeros: to find a password for it takes 2^256 tries.
+    return f"{cost}${_base64(bytes(16))}${_base64(bytes(32))}"
+
+
+def _octets(text: str) -> int:
+    """How many octets unpadded base64 stands for; 0 when it stands for none."""
+    try:
+        return len(binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True))
+    except binascii.Error:
+        return 0
+
+
+def _base64(data: bytes) -> str:
+    return binascii.b2a_base64(data, newline=False).decode("ascii").rstrip("=")
