@@ -264,7 +264,7 @@ class Comparison(RuleBasedStateMachine):
             assert store.last_message_id() == memory.last_message_id()
             for zone in ZONES:
                 assert await store.next_due(zone) in self.possible_next_due(zone)
-                assert await store.oldest(zone) == await memory.oldest(zone)
+                assert await store.oldest(zone, now=self.now) == await memory.oldest(zone, now=self.now)
             await until(lambda: with_mail(store.counts()) == with_mail(memory.counts()))
             async for delivery in memory.scan():
                 assert await store.read_message(delivery.message_id) == await memory.read_message(

@@ -481,20 +481,43 @@ class TestFigures:
         assert store.counts()["default"].total == 2
 
     async def test_oldest_is_the_acceptance_time_of_the_first_delivery(self, store: Store) -> None:
-        assert await store.oldest("default") is None
+        assert await store.oldest("default", now=NOW + 9) is None
         for number, created in ((5, NOW + 5), (6, NOW + 6)):
             envelope = envelope_for(message_id(number), "a@example.net", created=created)
             async with store.begin(envelope) as writer:
                 await writer.commit([delivery_for(envelope, "a@example.net")])
-        assert await store.oldest("default") == NOW + 5
+        assert await store.oldest("default", now=NOW + 9) == NOW + 5
         (first, second) = await claim_all(store)
         await store.settle([Finish(first)])
-        assert await store.oldest("default") == NOW + 6
+        assert await store.oldest("default", now=NOW + 9) == NOW + 6
         envelope = envelope_for(message_id(1), "a@example.net", created=NOW + 1)
         async with store.begin(envelope) as writer:
             await writer.commit([delivery_for(envelope, "a@example.net")])
-        assert await store.oldest("default") == NOW + 1
+        assert await store.oldest("default", now=NOW + 9) == NOW + 1
         await store.settle([Finish(second)])
+
+    async def test_what_its_sender_holds_back_is_not_the_oldest(self, store: Store) -> None:
+        for number, created in ((1, NOW + 3600), (2, NOW + 5), (3, NOW + 7200), (4, NOW + 6)):
+            envelope = envelope_for(message_id(number), "a@example.net", created=created)
+            async with store.begin(envelope) as writer:
+                due = created if created > NOW + 9 else 0.0
+                await writer.commit([delivery_for(envelope, "a@example.net", next_attempt=due)])
+        assert await store.oldest("default", now=NOW + 9) == NOW + 5
+        for delivery in await claim_all(store):
+            await store.settle([Finish(delivery)])
+        assert await store.oldest("default", now=NOW + 9) is None
+        assert await store.oldest("default", now=NOW + 3600) == NOW + 3600
+        assert await store.oldest("default", now=NOW + 9) is None
+
+    async def test_mail_with_a_release_time_is_deferred_until_then(self, store: Store) -> None:
+        envelope = envelope_for(message_id(1), "a@example.net", created=NOW + 60)
+        async with store.begin(envelope) as writer:
+            await writer.commit([delivery_for(envelope, "a@example.net", next_attempt=NOW + 60)])
+        assert store.counts()["default"] == QueueCounts(deferred=1)
+        assert not await store.claim("default", 10, now=NOW + 59.9)
+        assert await store.next_due("default") == NOW + 60
+        (delivery,) = await store.claim("default", 10, now=NOW + 60)
+        assert delivery.next_attempt == NOW + 60
 
     async def test_healthy_store_says_so_and_can_be_probed(self, store: Store) -> None:
         assert store.unhealthy() is None
@@ -516,7 +539,7 @@ class TestClosing:
             lambda: store.read_message(message_id(1)),
             lambda: body_of(store, message_id(1)),
             lambda: store.next_due("default"),
-            lambda: store.oldest("default"),
+            lambda: store.oldest("default", now=NOW + 9),
             store.zones,
             lambda: store.deliveries_of(message_id(1)),
             store.probe,

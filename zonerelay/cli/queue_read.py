@@ -105,9 +105,16 @@ def _delivery_cells(row: DeliveryRow, now: float, columns: Sequence[str]) -> lis
         "zone": row.zone,
         "from": text.path(row.sender),
         "to": text.clean(row.recipient),
-        "last reply": text.clean(row.reply),
+        "last reply": text.clean(row.reply) or _held_back(row, now),
     }
     return [cells[name] for name in columns]
+
+
+def _held_back(row: DeliveryRow, now: float) -> str:
+    """Until when its sender wants it to stay here (RFC 4865), `""` when it may leave."""
+    if row.created <= now or row.state not in ("deferred", "held"):
+        return ""
+    return f"held back by its sender until {text.when(row.created)}"
 
 
 def show(arguments: Namespace) -> int:
@@ -152,6 +159,7 @@ def _message_facts(detail: MessageDetail, now: float) -> Iterator[tuple[str, out
 def _delivery_facts(row: DeliveryRow, now: float) -> Iterator[tuple[str, output.Cell]]:
     yield "to", text.clean(row.recipient)
     yield "state", output.state(row.state)
+    yield "release", _held_back(row, now)
     yield "zone", row.zone
     yield "attempts", str(row.attempts)
     if row.state in ("ready", "deferred"):

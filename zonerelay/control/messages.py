@@ -119,7 +119,10 @@ class Pong(_Frame, frozen=True, kw_only=True, tag="pong"):
 
 
 class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
-    """One recipient of one message. `next_attempt` is 0 when it is due now; `sender` is "" for `<>`."""
+    """One recipient of one message. `next_attempt` is 0 when it is due now; `sender` is "" for `<>`.
+
+    `created` is what ages count from; in the future, it is the release that the sender asked for.
+    """
 
     message_id: str
     zone: str

@@ -59,8 +59,9 @@ class StatusBoard:
     async def refresh(self) -> None:
         """Bring the ages of the oldest deliveries up to date. Raises StoreError."""
         oldest = {}
+        now = self._clock.now()
         for zone in self._store.counts():
-            created = await self._store.oldest(zone)
+            created = await self._store.oldest(zone, now=now)
             if created is not None:
                 oldest[zone] = created
         self._oldest = oldest

@@ -36,6 +36,9 @@ class DeliveryKey(NamedTuple):
 class Delivery:
     """`created` and `next_attempt` are Unix times in seconds; `next_attempt` 0.0 means at once.
 
+    `created` is what ages count from: the acceptance, or the release that the client asked for with
+    FUTURERELEASE (RFC 4865), which `next_attempt` names too until then.
+
     `attempts` counts finished attempts that reached out to a peer. `last` is the most recent
     attempt or postponement, `None` before the first. `warned` is set once a delay warning
     for this recipient has been stored.
@@ -60,6 +63,10 @@ class Delivery:
     @property
     def domain(self) -> str:
         return domain_of(self.recipient)
+
+    def is_held_back(self, now: float) -> bool:
+        """Its sender wants it to leave later; no operator has sent it earlier."""
+        return self.created > now and self.next_attempt > now
 
     def is_due(self, now: float) -> bool:
         return not self.held and self.next_attempt <= now

@@ -4,10 +4,10 @@ Policy: deliveries on their way at this moment are left alone and counted as `bu
 when its verb returns, in batches of `BATCH`, so a verb over a huge queue neither blocks the loop nor holds
 it in memory; when it fails or is cancelled half-way, the finished batches stay done.
 
-- retry: deferred deliveries become due now and the suspension of their destinations is lifted; held ones
-  stay held.
+- retry: deferred deliveries become due now, also those that their senders hold back (RFC 4865), and the
+  suspension of their destinations is lifted; held ones stay held.
 - hold: nothing is attempted until release; survives restarts; held deliveries do not expire.
-- release: held deliveries become due now.
+- release: held deliveries become due now; those that their senders hold back, at the time of their release.
 - bounce: leaves with a failure report to the sender, as if the peer had refused it.
 - drop: leaves without a word.
 """
@@ -112,7 +112,8 @@ class Operations:
         return await self._change("hold", wanted, _held)
 
     async def release(self, wanted: QueueFilter) -> Result:
-        return await self._change("release", wanted, _released)
+        now = self._clock.now()
+        return await self._change("release", wanted, lambda delivery: _released(delivery, now))
 
     async def drop(self, wanted: QueueFilter) -> Result:
         return await self._change("drop", wanted, _dropped)
@@ -257,8 +258,10 @@ def _held(delivery: Delivery) -> Delivery:
     return replace(delivery, held=True)
 
 
-def _released(delivery: Delivery) -> Delivery:
-    return replace(delivery, held=False, next_attempt=0.0) if delivery.held else delivery
+def _released(delivery: Delivery, now: float) -> Delivery:
+    if not delivery.held:
+        return delivery
+    return replace(delivery, held=False, next_attempt=delivery.created if delivery.created > now else 0.0)
 
 
 def _dropped(delivery: Delivery) -> None:

@@ -41,14 +41,14 @@ def steps(shown: Shown) -> tuple[Step, ...]:
         text = f"{gone} of {len(envelope.recipients)} recipients have left the queue; the log says how"
         found.append(Step(envelope.created, "settled", text=text))
     for delivery, state in shown.deliveries:
-        found += _of(delivery, state)
+        found += _of(delivery, state, envelope.created)
     return tuple(sorted(found, key=lambda step: step.at))
 
 
-def _of(delivery: Delivery, state: DeliveryState) -> Iterator[Step]:
+def _of(delivery: Delivery, state: DeliveryState, accepted: float) -> Iterator[Step]:
     recipient = delivery.recipient
     last = delivery.last
-    at = delivery.created if last is None else last.at
+    at = accepted if last is None else last.at
     if last is not None:
         peer = f" [{last.peer}]" if last.peer else ""
         host = f"{last.host}{peer}: " if last.host else ""
@@ -56,6 +56,8 @@ def _of(delivery: Delivery, state: DeliveryState) -> Iterator[Step]:
         yield Step(last.at, "attempt", recipient, f"{host}{last.reply}{doubt}")
     if delivery.warned:
         yield Step(at, "warned", recipient, "the sender was told of the delay")
+    if delivery.created > accepted:
+        yield Step(delivery.created, "release", recipient, "its sender wants it held back until then")
     if state is DeliveryState.DEFERRED:
         yield Step(delivery.next_attempt, "next attempt", recipient, f"after {delivery.attempts} attempts")
     else:

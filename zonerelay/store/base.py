@@ -171,8 +171,12 @@ class QueueStore(Protocol):
     def counts(self) -> dict[str, QueueCounts]:
         """Per zone, from memory; claimed ones are counted where their durable state puts them."""
 
-    async def oldest(self, zone: str) -> float | None:
-        """Acceptance time (Unix seconds) of the zone's oldest delivery, `None` when the zone is empty."""
+    async def oldest(self, zone: str, *, now: float) -> float | None:
+        """`created` (Unix seconds) of the zone's first delivery, `None` when there is none.
+
+        Deliveries whose `created` is after `now` are passed over: their senders hold them back. When there
+        are thousands of them in front, a store may give up and answer `None`.
+        """
 
     async def zones(self) -> set[str]:
         """Names of zones that hold deliveries, so that none is orphaned when the configuration drops it."""

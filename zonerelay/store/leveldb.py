@@ -283,11 +283,11 @@ class LevelDbStore:
             async for chunk in chunks:
                 yield chunk
 
-    async def oldest(self, zone: str) -> float | None:
+    async def oldest(self, zone: str, *, now: float) -> float | None:
         window = self._zones[zone].window
         start = window.oldest
         first = await self._reader.read(
-            scan.oldest, start or window.fresh_range.prefix, window.fresh_range.end
+            scan.oldest, start or window.fresh_range.prefix, window.fresh_range.end, now
         )
         if first is None:
             return None

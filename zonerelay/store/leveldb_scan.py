@@ -23,6 +23,9 @@ from zonerelay.store.leveldb_engine import LevelDb, View
 PAGE_ROWS = 1000
 """Rows looked at in one go."""
 
+OLDEST_ROWS = 5000
+"""Rows looked at for the oldest delivery: in front of it may be some that their senders hold back."""
+
 _log = logging.getLogger("zonerelay.store")
 
 
@@ -155,14 +158,21 @@ def deliveries_of(db: LevelDb, message_id: MessageId) -> list[Delivery]:
     return sorted(found, key=lambda delivery: (delivery.recipient, delivery.zone))
 
 
-def oldest(db: LevelDb, start: bytes, end: bytes) -> tuple[bytes, float] | None:
-    """The first delivery of a zone at or behind `start`: its key and when it was accepted."""
-    for key, value in db.rows(start, end, limit=PAGE_ROWS):
+def oldest(db: LevelDb, start: bytes, end: bytes, now: float) -> tuple[bytes, float | None] | None:
+    """The key of the zone's first delivery at or behind `start`, and `created` of the first that has one
+    not after `now`: `None` when there is none among the first `OLDEST_ROWS`.
+    """
+    first = None
+    for key, value in db.rows(start, end, limit=OLDEST_ROWS):
         try:
-            return key, records.decode_delivery(key, value).created
+            created = records.decode_created(key, value)
         except StoreCorruptError as error:
             _log.error("stepped over: %s", error)
-    return None
+            continue
+        first = first or key
+        if created <= now:
+            return first, created
+    return None if first is None else (first, None)
 
 
 def last_message_id(db: LevelDb) -> MessageId | None:

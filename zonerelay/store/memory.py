@@ -197,9 +197,10 @@ class MemoryStore:
             tally.move(delivery.zone, None, delivery)
         return tally.current()
 
-    async def oldest(self, zone: str) -> float | None:
+    async def oldest(self, zone: str, *, now: float) -> float | None:
         self._check()
-        first = min((key for key in self._deliveries if key.zone == zone), default=None)
+        released = (key for key, d in self._deliveries.items() if key.zone == zone and d.created <= now)
+        first = min(released, default=None)
         return None if first is None else self._deliveries[first].created
 
     async def zones(self) -> set[str]:

@@ -147,11 +147,18 @@ class DeliveryStatus(msgspec.Struct, frozen=True, gc=False):
     held: bool = False
 
 
+class _Created(msgspec.Struct, frozen=True, gc=False):
+    """The one member that an age is counted from."""
+
+    created: float
+
+
 # A table: calling an IntFlag class costs as much as the whole rest of the decoding.
 _NOTIFY = tuple(Notify(value) for value in range(16))
 _NOTIFY_MASK = 15
 
 _decode_record = msgspec.json.Decoder(_DeliveryRecord).decode
+_decode_created = msgspec.json.Decoder(_Created).decode
 _decode_status = msgspec.json.Decoder(DeliveryStatus).decode
 
 
@@ -251,5 +258,12 @@ def decode_delivery(raw_key: bytes, raw: bytes) -> Delivery:
 def decode_status(raw_key: bytes, raw: bytes) -> DeliveryStatus:
     try:
         return _decode_status(raw)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreCorruptError(f"unreadable delivery {raw_key[:200]!r}: {error}") from error
+
+
+def decode_created(raw_key: bytes, raw: bytes) -> float:
+    try:
+        return _decode_created(raw).created
     except (ValueError, msgspec.MsgspecError) as error:
         raise StoreCorruptError(f"unreadable delivery {raw_key[:200]!r}: {error}") from error

@@ -127,9 +127,9 @@ class Events:
         """
         now = self._clock.now()
         verdict = str(outcome.verdict)
-        age = now - delivery.created
-        if age < 0.0:
-            age = 0.0  # sent by an operator before the release that its sender asked for
+        created = delivery.created
+        # An operator may send mail before the release that its sender asked for.
+        age = now - created if now > created else 0.0
         self.metrics.settled(delivery.zone, verdict, age, in_doubt=outcome.in_doubt)
         fields: dict[str, Field] = {
             "id": delivery.message_id,
