@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zonerelay.inbound.memory import SESSION_COST, SessionMemory, heaviest
+
+MB = 1024 * 1024
+
+
+@dataclass
+class Session:
+    held: int
+
+
+def test_what_sessions_hold_and_what_they_are_counts() -> None:
+    memory = SessionMemory(100 * MB)
+    memory.sessions += 3
+    memory.used += 1000
+    assert memory.total == 1000 + 3 * SESSION_COST
+    memory.used -= 1000
+    memory.sessions -= 3
+    assert memory.total == 0
+
+
+def test_it_is_tight_before_it_is_full() -> None:
+    memory = SessionMemory(100 * MB)
+    for used, tight, full in ((79 * MB, False, False), (80 * MB, True, False), (100 * MB, True, True)):
+        memory.used = used
+        assert (memory.tight, memory.full) == (tight, full), used
+
+
+def test_connections_alone_can_fill_it() -> None:
+    memory = SessionMemory(16 * MB)
+    memory.sessions = 16 * MB // SESSION_COST - 1
+    assert (memory.tight, memory.full) == (True, False)
+    memory.sessions += 1
+    assert memory.full
+
+
+def test_another_limit_holds_at_once() -> None:
+    memory = SessionMemory(100 * MB)
+    memory.used = 90 * MB
+    memory.change(200 * MB)
+    assert (memory.tight, memory.full) == (False, False)
+    memory.change(50 * MB)
+    assert memory.full
+
+
+def test_who_holds_most_has_to_go() -> None:
+    sessions = [Session(5), Session(700), Session(0), Session(699)]
+    assert heaviest(sessions) is sessions[1]
+
+
+def test_nobody_goes_when_nobody_holds_anything() -> None:
+    assert heaviest([]) is None
+    assert heaviest([Session(0), Session(0)]) is None
