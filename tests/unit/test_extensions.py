@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.smtp.extensions import Capabilities, parse_ehlo
+from zonerelay.smtp.extensions import (
+    NO_LIMITS,
+    Capabilities,
+    Limits,
+    future_release_line,
+    limits_line,
+    parse_ehlo,
+)
 
 
 def test_extensions_of_a_usual_server() -> None:
@@ -48,3 +55,44 @@ def test_size_without_a_usable_limit(parameter: str, why: str) -> None:
     capabilities = parse_ehlo(f"x\nSIZE{parameter}")
     assert capabilities.size is None, why
     assert capabilities.size_offered
+
+
+LIMITS = [
+    ("LIMITS RCPTMAX=1000", Limits(rcptmax=1000), "one"),
+    (
+        "LIMITS MAILMAX=5 RCPTMAX=999999 RCPTDOMAINMAX=1",
+        Limits(mailmax=5, rcptmax=999_999, rcptdomainmax=1),
+        "all that are registered",
+    ),
+    ("limits  rcptmax=7   MailMax=8", Limits(rcptmax=7, mailmax=8), "no case, several blanks"),
+    ("LIMITS FUTURE NEW-ONE=a=b:c RCPTMAX=7", Limits(rcptmax=7), "those that we do not know are passed over"),
+    ("LIMITS RCPTMAX=7 RCPTMAX=5 RCPTMAX=6", Limits(rcptmax=5), "the strictest of several"),
+    ("LIMITS RCPTMAX=0 MAILMAX=8", Limits(mailmax=8), "zero is not allowed"),
+    ("LIMITS RCPTMAX=1000000 MAILMAX=8", Limits(mailmax=8), "seven digits are not allowed"),
+    ("LIMITS RCPTMAX=x MAILMAX=8", Limits(mailmax=8), "not a number"),
+    ("LIMITS RCPTMAX=\u0667 MAILMAX=8", NO_LIMITS, "digits, but not ASCII"),
+    ("LIMITS RCPTMAX MAILMAX=8", Limits(mailmax=8), "no value"),
+    ("LIMITS RCPTMAX=7; MAILMAX=8", NO_LIMITS, "bad syntax anywhere makes all of it void"),
+    ("LIMITS RCPTMAX= MAILMAX=8", NO_LIMITS, "an empty value is bad syntax"),
+    ("LIMITS =7 MAILMAX=8", NO_LIMITS, "so is an empty name"),
+    ("LIMITS", NO_LIMITS, "nothing"),
+    ("SIZE 5", NO_LIMITS, "not offered"),
+]
+
+
+@pytest.mark.parametrize(("line", "limits", "why"), LIMITS, ids=[row[2] for row in LIMITS])
+def test_limits_of_a_server(line: str, limits: Limits, why: str) -> None:
+    assert parse_ehlo(f"x\nPIPELINING\n{line}").limits == limits
+
+
+def test_our_limits_can_be_read_by_anybody() -> None:
+    assert limits_line(1000) == "LIMITS RCPTMAX=1000"
+    assert parse_ehlo(f"x\n{limits_line(1000)}").limits == Limits(rcptmax=1000)
+    assert limits_line(5_000_000) == "LIMITS RCPTMAX=999999"
+
+
+def test_how_far_ahead_a_message_may_be_held() -> None:
+    now = 1_893_456_000.9  # 2030-01-01T00:00:00.9Z
+    assert future_release_line(604_800.0, now) == "FUTURERELEASE 604800 2030-01-08T00:00:00Z"
+    assert future_release_line(1.5, now) == "FUTURERELEASE 1 2030-01-01T00:00:01Z"
+    assert future_release_line(2e9, now).startswith("FUTURERELEASE 999999999 2061-")

@@ -2,8 +2,19 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.smtp.commands import MAX_LINE, parse_command
+from zonerelay.smtp.commands import COMMAND_LINE, LIMITS, MAX_LINE, parse_command
+from zonerelay.smtp.params import (
+    AUTH_MAIL_PARAMETERS,
+    DSN_MAIL_PARAMETERS,
+    DSN_RCPT_PARAMETERS,
+    HOLD_MAIL_PARAMETERS,
+    MAIL_PARAMETERS,
+    parse_mail,
+    parse_rcpt,
+)
 from zonerelay.smtp.paths import CommandError
+
+EXTENDED = AUTH_MAIL_PARAMETERS | HOLD_MAIL_PARAMETERS
 
 TABLE = [
     (b"NOOP", ("NOOP", ""), "bare verb"),
@@ -41,7 +52,41 @@ def test_lines_are_limited_by_verb_and_the_limit_does_not_move() -> None:
         assert parse_command(b"NOOP " + b"x" * 505)[0] == "NOOP"
         with pytest.raises(CommandError, match="Line too long"):
             parse_command(b"NOOP " + b"x" * 506)
-        longest = b"MAIL FROM:<a@b> " + b"x" * (MAX_LINE - 2 - 16)
-        assert parse_command(longest)[0] == "MAIL"
-        with pytest.raises(CommandError, match="Line too long"):
-            parse_command(longest + b"x")
+        for verb, limit in LIMITS.items():
+            assert COMMAND_LINE < limit <= MAX_LINE
+            longest = verb.encode() + b" "
+            longest += b"x" * (limit - 2 - len(longest))
+            assert parse_command(longest)[0] == verb
+            with pytest.raises(CommandError, match="Line too long"):
+                parse_command(longest + b"x")
+
+
+LONGEST = [
+    (
+        "MAIL FROM:<" + "a" * 64 + "@" + "b." * 93 + "cc> SIZE=" + "9" * 20 + " BODY=8BITMIME SMTPUTF8"
+        " RET=HDRS ENVID=" + "e" * 100 + " AUTH=" + "+41" * 165 + " HOLDUNTIL=2030-01-01T00:00:00Z",
+        "all parameters of MAIL, each as long as it may be",
+    ),
+    (
+        "RCPT TO:<"
+        + "a" * 64
+        + "@"
+        + "b." * 93
+        + "cc> NOTIFY=SUCCESS,FAILURE,DELAY ORCPT=rfc822;"
+        + "x" * 493,
+        "all parameters of RCPT, each as long as it may be",
+    ),
+    ("XCLIENT NAME=" + "a" * 255 + " HELO=" + "b" * 255 + " LOGIN=" + "c" * 255, "long names"),
+    ("AUTH PLAIN " + "A" * 12000, "a large token"),
+    ("BDAT 99999999999999999999 LAST", "the largest chunk"),
+]
+
+
+@pytest.mark.parametrize(("line", "reason"), LONGEST, ids=[row[1] for row in LONGEST])
+def test_extensions_have_room(line: str, reason: str) -> None:
+    verb, argument = parse_command(line.encode())
+    assert f"{verb} {argument}" == line
+    if verb == "MAIL":
+        parse_mail(argument, offered=MAIL_PARAMETERS | DSN_MAIL_PARAMETERS | EXTENDED)
+    elif verb == "RCPT":
+        parse_rcpt(argument, offered=DSN_RCPT_PARAMETERS)

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zonerelay.model.envelope import Body, Notify, Ret
 from zonerelay.smtp.params import (
+    AUTH_MAIL_PARAMETERS,
     DSN_MAIL_PARAMETERS,
     DSN_RCPT_PARAMETERS,
+    HOLD_MAIL_PARAMETERS,
     MAIL_PARAMETERS,
     RCPT_PARAMETERS,
     MailCommand,
@@ -176,6 +180,8 @@ BAD_PARAMETERS = [
     ("SMTPUTF8=yes", 501, "takes no value"),
     ("AUTH=<>", 555, "not offered"),
     ("RET=FULL", 555, "DSN is not offered"),
+    ("HOLDFOR=60", 555, "FUTURERELEASE is not offered"),
+    ("HOLDUNTIL=2030-01-01T00:00:00Z", 555, "FUTURERELEASE is not offered, in its other word"),
     ("MT-PRIORITY=3", 555, "a keyword with a hyphen is a keyword"),
     ("FOO", 555, "unknown"),
     ("=x", 501, "no keyword"),
@@ -219,6 +225,9 @@ BAD_DSN = [
     ("ENVID=a+2b", "xtext is in upper case"),
     ("ENVID=" + "a" * 101, "too long"),
     ("ENVID", "no value"),
+    ("ENVID=a+0Ab", "a line end in disguise"),
+    ("ENVID=a+7F", "a control character in disguise"),
+    ("ENVID=a+E9", "not ASCII in disguise"),
 ]
 
 
@@ -238,6 +247,9 @@ BAD_DSN_RCPT = [
     ("ORCPT=rfc822;a+zz", "bad xtext"),
     ("ORCPT=rfc822;" + "a" * 500, "too long"),
     ("ORCPT", "no value"),
+    ("ORCPT=rfc822;a+0D+0Ab@x", "a line end in disguise"),
+    ("ORCPT=;a@x", "an empty type"),
+    ("ORCPT=rfc822;a@x=b", "an equals sign"),
 ]
 
 
@@ -252,6 +264,118 @@ def test_bad_dsn_parameter_of_rcpt(parameters: str, reason: str) -> None:
 )
 def test_orcpt_types(address: str) -> None:
     assert parse_rcpt(f"TO:<a@b> ORCPT={address}", offered=DSN_RCPT_PARAMETERS).orcpt == address
+
+
+def test_envid_and_orcpt_hold_any_printable_character() -> None:
+    everything = "".join(f"+{code:02X}" for code in range(0x20, 0x7F))
+    for xtext in (everything[:99], everything[99:198], everything[198:]):
+        assert parse_mail(f"FROM:<> ENVID={xtext}", offered=DSN_MAIL_PARAMETERS).envid == xtext
+    argument = f"TO:<a@b> ORCPT=x;{everything}"
+    assert parse_rcpt(argument, offered=DSN_RCPT_PARAMETERS).orcpt == f"x;{everything}"
+
+
+@pytest.mark.parametrize(
+    "value", ["<>", "+3C+3E", "a@example.org", "e+3Dmc2@example.com", "a+2bb@x", "unknown", "x" * 495]
+)
+def test_auth_parameter_is_checked_and_forgotten(value: str) -> None:
+    plain = parse_mail("FROM:<a@example.org>")
+    assert parse_mail(f"FROM:<a@example.org> AUTH={value}", offered=AUTH_MAIL_PARAMETERS) == plain
+
+
+BAD_AUTH = [
+    ("AUTH", "no value"),
+    ("AUTH=", "an empty one"),
+    ("AUTH=a+4", "bad xtext"),
+    ("AUTH=a+zz", "bad xtext digits"),
+    ("AUTH=a=b", "an equals sign"),
+    ("AUTH=\xe9@x", "not ASCII"),
+    ("AUTH=<> AUTH=<>", "twice"),
+    ("AUTH=" + "x" * 496, "too long"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "reason"), BAD_AUTH, ids=[row[1] for row in BAD_AUTH])
+def test_bad_auth_parameter(parameters: str, reason: str) -> None:
+    with pytest.raises(CommandError, match=r"501 5\.5\.4"):
+        parse_mail(f"FROM:<> {parameters}", offered=AUTH_MAIL_PARAMETERS)
+
+
+def test_hold_for_is_seconds() -> None:
+    for value, seconds in (("1", 1), ("604800", 604_800), ("999999999", 999_999_999)):
+        command = parse_mail(f"FROM:<> holdfor={value}", offered=HOLD_MAIL_PARAMETERS)
+        assert (command.hold_for, command.hold_until) == (seconds, None)
+    assert parse_mail("FROM:<> SIZE=1").hold_for is None
+
+
+UNTIL = [
+    ("2030-01-01T00:00:00Z", 1_893_456_000.0, "UTC"),
+    ("2030-01-01t00:00:00z", 1_893_456_000.0, "no case"),
+    ("2030-01-01T02:00:00+02:00", 1_893_456_000.0, "east"),
+    ("2029-12-31T18:30:00-05:30", 1_893_456_000.0, "west, on another day"),
+    ("2030-01-01T00:00:00-00:00", 1_893_456_000.0, "an unknown zone (RFC 3339 4.3) is UTC as well"),
+    ("2030-01-01T00:00:00.25Z", 1_893_456_000.25, "a fraction"),
+    ("2029-12-31T23:59:60Z", 1_893_456_000.0, "a leap second is the same moment as the one behind it"),
+    ("2032-02-29T12:00:00Z", 1_961_668_800.0, "a leap day"),
+    ("0001-01-01T00:00:00+14:00", -62_135_647_200.0, "long ago is not for a parser to judge"),
+    ("9999-12-31T23:59:59-23:59", 253_402_387_139.0, "nor is the end of time"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "at", "reason"), UNTIL, ids=[row[2] for row in UNTIL])
+def test_hold_until_is_a_moment(value: str, at: float, reason: str) -> None:
+    command = parse_mail(f"FROM:<> HOLDUNTIL={value}", offered=HOLD_MAIL_PARAMETERS)
+    assert (command.hold_for, command.hold_until) == (None, at)
+
+
+BAD_HOLD = [
+    ("HOLDFOR", "no value"),
+    ("HOLDFOR=", "an empty value"),
+    ("HOLDFOR=0", "not at all"),
+    ("HOLDFOR=01", "a leading zero"),
+    ("HOLDFOR=-1", "negative"),
+    ("HOLDFOR=1.5", "a fraction"),
+    ("HOLDFOR=1000000000", "ten digits"),
+    ("HOLDFOR=\u0667", "a digit that is not ASCII"),
+    ("HOLDFOR=60;R", "DELIVERBY has such endings, this has not"),
+    ("HOLDFOR=1 HOLDFOR=1", "twice"),
+    ("HOLDFOR=60 HOLDUNTIL=2030-01-01T00:00:00Z", "both words"),
+    ("HOLDUNTIL", "no time"),
+    ("HOLDUNTIL=tomorrow", "in words"),
+    ("HOLDUNTIL=1893456000", "Unix time"),
+    ("HOLDUNTIL=2030-01-01", "no time of day"),
+    ("HOLDUNTIL=2030-01-01T00:00:00", "no zone"),
+    ("HOLDUNTIL=2030-01-01T00:00Z", "no seconds"),
+    ("HOLDUNTIL=20300101T000000Z", "the basic format of ISO 8601"),
+    ("HOLDUNTIL=2030-W01-1T00:00:00Z", "a week"),
+    ("HOLDUNTIL=2030-02-30T00:00:00Z", "a day that does not exist"),
+    ("HOLDUNTIL=2030-13-01T00:00:00Z", "month 13"),
+    ("HOLDUNTIL=0000-01-01T00:00:00Z", "year 0"),
+    ("HOLDUNTIL=2030-01-01T24:00:00Z", "hour 24"),
+    ("HOLDUNTIL=2030-01-01T00:60:00Z", "minute 60"),
+    ("HOLDUNTIL=2030-01-01T00:00:61Z", "second 61"),
+    ("HOLDUNTIL=2030-01-01T00:00:00.Z", "a point and no fraction"),
+    ("HOLDUNTIL=2030-01-01T00:00:00+24:00", "a zone of a whole day"),
+    ("HOLDUNTIL=2030-01-01T00:00:00+01:60", "a zone with minute 60"),
+    ("HOLDUNTIL=2030-01-01T00:00:00+0100", "a zone without its colon"),
+    ("HOLDUNTIL=2030-01-01T00:00:00Zx", "text behind it"),
+    ("HOLDUNTIL=\u0662030-01-01T00:00:00Z", "a year not in ASCII"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "reason"), BAD_HOLD, ids=[row[1] for row in BAD_HOLD])
+def test_bad_hold_parameter(parameters: str, reason: str) -> None:
+    with pytest.raises(CommandError, match=r"501 5\.5\.4"):
+        parse_mail(f"FROM:<> {parameters}", offered=HOLD_MAIL_PARAMETERS)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(st.sampled_from("0123456789-:TtZz.+ "), max_size=30) | st.datetimes().map(str))
+def test_any_time_is_a_number_or_a_refusal(text: str) -> None:
+    value = text.strip().replace(" ", "T")
+    for zone in ("", "Z", "+23:59", "-23:59"):
+        with suppress(CommandError):
+            command = parse_mail(f"FROM:<> HOLDUNTIL={value}{zone}", offered=HOLD_MAIL_PARAMETERS)
+            assert isinstance(command.hold_until, float)
 
 
 @settings(max_examples=500, deadline=None)

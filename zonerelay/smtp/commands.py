@@ -7,14 +7,30 @@ once, for every command: what a client says ends in logs, in header fields and a
 from __future__ import annotations
 
 from zonerelay.model.reply import Reply
+from zonerelay.smtp.dsn_params import MAX_ENVID, MAX_ORCPT
 from zonerelay.smtp.paths import CommandError
+from zonerelay.smtp.sasl import MAX_AUTH_LINE
 
 COMMAND_LINE = 512  # octets with CRLF, RFC 5321 4.5.3.1.4
 
-# What each offered extension adds to a command's line: SIZE (RFC 1870 6), BODY (RFC 6152 2),
-# SMTPUTF8 (RFC 6531 3.4). A constant: aiosmtpd's grows with every EHLO and is shared by all connections.
-_LIMITS = {"MAIL": COMMAND_LINE + 26 + 17 + 10}
-MAX_LINE = max(COMMAND_LINE, *_LIMITS.values())
+# What the extensions add to a command's line (RFC 5321 2.2.1). Constants: aiosmtpd's grow with every EHLO and
+# are shared by all connections.
+_SIZE, _BODY, _SMTPUTF8 = 26, 17, 10  # RFC 1870 6, RFC 6152 2, RFC 6531 3.4
+_AUTH, _HOLD = 500, 34  # RFC 4954 3, RFC 4865 3
+_DSN_MAIL = len(" RET=FULL ENVID=") + MAX_ENVID
+_DSN_RCPT = len(" NOTIFY=SUCCESS,FAILURE,DELAY ORCPT=") + MAX_ORCPT
+# A proxy may say it in several commands, but need not: names and log-ins are long, and xtext makes them longer.
+_XCLIENT = 1536
+
+LIMITS = {
+    "MAIL": COMMAND_LINE + _SIZE + _BODY + _SMTPUTF8 + _AUTH + _HOLD + _DSN_MAIL,
+    "RCPT": COMMAND_LINE + _DSN_RCPT,
+    "AUTH": MAX_AUTH_LINE,
+    "XCLIENT": COMMAND_LINE + _XCLIENT,
+}
+"""Octets of a line with its CRLF, by verb; all others have COMMAND_LINE."""
+
+MAX_LINE = max(COMMAND_LINE, *LIMITS.values())
 
 TOO_LONG = Reply(500, "5.2", "Line too long")
 
@@ -33,7 +49,7 @@ def parse_command(line: bytes) -> tuple[str, str]:
     verb = verb.upper()
     if not text.isprintable() or "\ufffd" in text:
         raise CommandError(_unprintable(line, verb))
-    if len(line) > COMMAND_LINE - 2 and len(line) > _LIMITS.get(verb, COMMAND_LINE) - 2:
+    if len(line) > COMMAND_LINE - 2 and len(line) > LIMITS.get(verb, COMMAND_LINE) - 2:
         raise CommandError(TOO_LONG)
     return verb, argument.strip(" ")
 

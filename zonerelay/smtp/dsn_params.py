@@ -15,7 +15,8 @@ from zonerelay.smtp.paths import CommandError
 MAX_ENVID = 100  # characters of xtext, RFC 3461 4.4
 MAX_ORCPT = 500  # characters, RFC 3461 4.2
 
-_XTEXT = re.compile(r"(?:[!-*,-<>-~]|\+[0-9A-F]{2})+")
+# RFC 3461 4.2, 4.4: what is encoded is printable, too. It ends in the header fields of reports.
+_XTEXT = re.compile(r"(?:[!-*,-<>-~]|\+[2-6][0-9A-F]|\+7[0-9A-E])+")
 _ADDRESS_TYPE = re.compile(r"[!#$%&'*+/0-9=?A-Z^_`a-z{|}~-]+")
 # RFC 6533 3: utf-8-addr-xtext allows \x{HEX}; both forms are printable ASCII, so one check serves them.
 _UTF8_XTEXT = re.compile(r"(?:[!-*,-<>-\[\]-~]|\\x\{[0-9A-F]{2,6}\})+")

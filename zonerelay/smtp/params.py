@@ -1,8 +1,14 @@
-"""The arguments of MAIL and RCPT: a path, then ESMTP parameters (RFC 5321 4.1.2, 1870, 6152, 6531, 3461).
+"""The arguments of MAIL and RCPT: a path, then ESMTP parameters.
 
-`parse_mail` and `parse_rcpt` return values or raise `CommandError` with the reply to give. A parameter that
-the listener does not offer is refused with 555 5.5.4, whether we could parse it or not (RFC 5321
-4.1.1.11). Values keep their case: ENVID and ORCPT belong to the client.
+SIZE (RFC 1870), BODY (6152), SMTPUTF8 (6531), RET, ENVID, NOTIFY, ORCPT (3461), AUTH (4954), HOLDFOR and
+HOLDUNTIL (4865). `parse_mail` and `parse_rcpt` return values or raise `CommandError` with the reply to give.
+A parameter that the listener does not offer is refused with 555 5.5.4, whether we could parse it or not
+(RFC 5321 4.1.1.11). Values keep their case: ENVID and ORCPT belong to the client.
+
+- BODY=BINARYMIME is a bad value (501): the keyword is known, and binary is not offered. Its bodies have no
+  lines, so they could not be sent on to nearly any server.
+- AUTH= is checked and dropped: it is what another server says about who sent the message, and no client
+  here is trusted to know (RFC 4954 5 then wants it treated as `AUTH=<>`).
 """
 
 from __future__ import annotations
@@ -15,22 +21,31 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Body, Notify, Ret
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.dsn_params import parse_envid, parse_notify, parse_orcpt, parse_ret
+from zonerelay.smtp.hold import parse_hold_for, parse_hold_until
 from zonerelay.smtp.paths import CommandError, forward_path, require_ascii, reverse_path
 
 MAIL_PARAMETERS = frozenset({"SIZE", "BODY", "SMTPUTF8"})
 RCPT_PARAMETERS: frozenset[str] = frozenset()
 DSN_MAIL_PARAMETERS = frozenset({"RET", "ENVID"})
 DSN_RCPT_PARAMETERS = frozenset({"NOTIFY", "ORCPT"})
+AUTH_MAIL_PARAMETERS = frozenset({"AUTH"})
+HOLD_MAIL_PARAMETERS = frozenset({"HOLDFOR", "HOLDUNTIL"})
+
+MAX_AUTH = 500  # characters of the whole parameter, RFC 4954 3
 
 _KEYWORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 _SIZE = re.compile(r"[0-9]{1,20}", re.ASCII)  # RFC 1870 3
+_AUTH = re.compile(r"(?:[!-*,-<>-~]|\+[0-9A-Fa-f]{2})+")  # RFC 4954 8: xtext, `<>` among it
 
 Parameters = dict[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class MailCommand:
-    """MAIL: `size` is what the client declared, 0 if it did not."""
+    """MAIL: `size` is what the client declared, 0 if it did not.
+
+    `hold_for` (seconds) or `hold_until` (Unix time) when the message is to be kept for later, never both.
+    """
 
     sender: Mailbox
     size: int = 0
@@ -38,6 +53,8 @@ class MailCommand:
     smtputf8: bool = False
     ret: Ret = Ret.UNSET
     envid: str = ""
+    hold_for: int | None = None
+    hold_until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +79,10 @@ def parse_mail(
         raise _bad_value("SMTPUTF8")
     if not (smtputf8 and smtputf8_allowed):
         require_ascii(sender)
+    if "AUTH" in given:
+        _check_auth(given["AUTH"])
+    if "HOLDFOR" in given and "HOLDUNTIL" in given:
+        raise CommandError(Reply(501, "5.4", "Only one of HOLDFOR and HOLDUNTIL"))  # RFC 4865 4.2, 9)
     return MailCommand(
         sender,
         size=_size(given),
@@ -69,6 +90,8 @@ def parse_mail(
         smtputf8=smtputf8,
         ret=parse_ret(given["RET"]) if "RET" in given else Ret.UNSET,
         envid=parse_envid(given["ENVID"]) if "ENVID" in given else "",
+        hold_for=parse_hold_for(given["HOLDFOR"]) if "HOLDFOR" in given else None,
+        hold_until=parse_hold_until(given["HOLDUNTIL"]) if "HOLDUNTIL" in given else None,
     )
 
 
@@ -137,3 +160,9 @@ def _body(given: Parameters) -> Body:
         return Body((given["BODY"] or "").upper())
     except ValueError:
         raise _bad_value("BODY") from None
+
+
+def _check_auth(value: str | None) -> None:
+    """RFC 4954 8 wants a mailbox in it; what is dropped is no reason to refuse mail for."""
+    if value is None or len(value) > MAX_AUTH - len("AUTH=") or not _AUTH.fullmatch(value):
+        raise _bad_value("AUTH")
