@@ -60,6 +60,7 @@ def build() -> argparse.ArgumentParser:
     resolve = _command(commands, "resolve", "addresses in the queue behind a pseudonym from the log")
     resolve.add_argument("pseudonym", help="u-…@d-… for a mailbox, d-… for every mailbox of a domain")
     _json(resolve)
+    _user(commands)
     commands.add_parser("sandbox", help="relay and scriptable sink on loopback: watch mail flow")
     commands.add_parser("version", help="print the version")
     return parser
@@ -131,6 +132,38 @@ def _explain(commands: Commands) -> None:
     explain.add_argument("address", metavar="ADDRESS", help="recipient; a bare domain will do")
     explain.add_argument("--from", dest="sender", default="", metavar="ADDRESS", help="envelope sender")
     _json(explain)
+
+
+def _user(commands: Commands) -> None:
+    user = commands.add_parser("user", help="who may log in (SMTP AUTH): the credentials file")
+    verbs = user.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, help_text in (
+        ("add", "add a user; asks for the password"),
+        ("passwd", "change the password of a user"),
+        ("list", "list the users and the senders they may use"),
+        ("remove", "remove a user"),
+    ):
+        verb = _command(verbs, name, help_text)
+        verb.add_argument(
+            "--file", type=Path, metavar="FILE", help="credentials file; without it what [auth] names"
+        )
+        if name == "list":
+            _json(verb)
+            continue
+        verb.add_argument("name", metavar="NAME", help="user name; case-sensitive")
+        if name == "add":
+            verb.add_argument(
+                "--sender",
+                action="append",
+                default=[],
+                metavar="PATTERN",
+                help="sender that the user may use, several times if need be: user@example.com, example.com, "
+                "*.example.com, bounce-*@example.com. Without it any",
+            )
+        if name != "remove":
+            source = verb.add_mutually_exclusive_group()
+            source.add_argument("--password-stdin", action="store_true", help="read it from standard input")
+            source.add_argument("--generate", action="store_true", help="make a random one and print it once")
 
 
 def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> Filter:

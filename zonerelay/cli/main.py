@@ -73,6 +73,10 @@ def _run_question(arguments: Namespace) -> int:
             from zonerelay.cli.resolve import resolve
 
             return resolve(arguments)
+        case "user":
+            from zonerelay.cli.user import user
+
+            return user(arguments)
     raise AssertionError(arguments.command)
 
 

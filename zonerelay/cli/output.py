@@ -92,6 +92,6 @@ def print_document(frame: Frame) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(frame), indent=2).decode() + "\n")
 
 
-def print_line(frame: Frame) -> None:
+def print_line(row: msgspec.Struct) -> None:
     """One JSON object on one line."""
-    sys.stdout.write(msgspec.json.encode(frame).decode() + "\n")
+    sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
