@@ -82,7 +82,12 @@ TABLE: list[tuple[list[tuple[float, Step]], float, Reason, str]] = [
     ),
     ([(0, handshake)], 10, Reason.IDLE, "a handshake is not excused from the idle time"),
     ([(1, body), (2, octets(1)), (10, octets(1))], 11.04, Reason.DATA_RATE, "two octets in ten seconds"),
-    ([(1, body), (2, octets(500)), (11, octets(0))], 21, Reason.DATA_RATE, "500 octets buy ten seconds"),
+    (
+        [(1, body), (2, octets(500)), (11, octets(0)), (20, octets(0))],
+        21,
+        Reason.DATA_RATE,
+        "500 octets buy ten seconds",
+    ),
     ([(1, body), (9, octets(10_000))], 19, Reason.IDLE, "what came fast does not excuse silence"),
     (
         [(0, body), *((n, octets(500)) for n in range(5, 101, 5))],

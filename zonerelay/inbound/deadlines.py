@@ -90,6 +90,8 @@ class Deadlines:
         stalled = now - self._paused
         self._paused = None
         self.heard = now
+        if self._handshake is not None:
+            self._handshake += stalled
         if self._began is not None:
             self._began += stalled
         if self._body is not None:
