@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from zonerelay.inbound.memory import SESSION_COST, SessionMemory
 from zonerelay.telemetry.instruments import MAX_LABEL_VALUES
 from zonerelay.telemetry.metrics import Metrics, ZoneQueue
 
@@ -73,6 +74,16 @@ def test_the_queue_is_asked_at_scrape_time() -> None:
     assert value(metrics, "zonerelay_outbound_connections", zone="default") == 6
     queue[0] = ZoneQueue("default", 0, 0, 0, 0, 0.0)
     assert value(metrics, "zonerelay_queue_oldest_seconds", zone="default") == 0
+
+
+def test_the_memory_of_sessions_is_read_at_scrape_time() -> None:
+    metrics = Metrics()
+    memory = SessionMemory(1_000_000)
+    metrics.attach_inbound_memory(lambda: memory.total)
+    memory.used += 4711
+    assert value(metrics, "zonerelay_inbound_memory_bytes") == 4711
+    memory.sessions += 1
+    assert value(metrics, "zonerelay_inbound_memory_bytes") == 4711 + SESSION_COST
 
 
 def test_label_values_are_bounded_and_the_rest_is_counted_as_other() -> None:

@@ -101,6 +101,18 @@ class _CertificateCollector(Collector):
         yield family
 
 
+class _ReadGauge(Collector):
+    """A single number that somebody else keeps; read when Prometheus asks."""
+
+    def __init__(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        self._name = name
+        self._help = help_text
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(self._name, self._help, self._read())
+
+
 class Metrics:
     """One per worker, on a registry of its own: two relays in one process (tests) do not mix."""
 
@@ -240,6 +252,12 @@ class Metrics:
         once, for all listeners; of several for one name the one that expires first is shown.
         """
         self._registry.register(_CertificateCollector(read))
+
+    def attach_inbound_memory(self, read: Callable[[], int]) -> None:
+        """`read` says how many octets all client connections hold. Attach once."""
+        self._registry.register(
+            _ReadGauge("zonerelay_inbound_memory_bytes", "Memory that client connections hold.", read)
+        )
 
     def exposition(self) -> bytes:
         """The Prometheus text format; serve it as `CONTENT_TYPE`."""
