@@ -160,8 +160,6 @@ class Decision:
         return bool(self.add or self.remove)
 
 
-ACCEPT = Decision()
-
 Answer = Decision | None | Awaitable[Decision | None]
 """What a method may return: `def` a decision or None, `async def` the same."""
 
@@ -271,3 +269,6 @@ def _check_value(name: str, value: str) -> None:
         raise ValueError(
             f"the value of {name} has over {MAX_FIELD_VALUE} characters, or a word of over {MAX_WORD}"
         )
+
+
+ACCEPT = Decision()
