@@ -6,6 +6,7 @@ import email
 import email.policy
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from email.message import EmailMessage
 from email.message import Message as ParsedMessage
 from email.utils import parsedate_to_datetime
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.message.dsn import DsnKind, RecipientReport, compose
+from zonerelay.message.dsn import DsnKind, RecipientReport, can_return_whole, compose
 from zonerelay.message.dsn_words import MAX_REPLY
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
@@ -58,6 +59,7 @@ def composed(
     about: Message | None = None,
     header: bytes = HEADER,
     retry_until: float | None = None,
+    whole: bytes = b"",
 ) -> bytes:
     return compose(
         kind,
@@ -68,6 +70,7 @@ def composed(
         dsn_id=DSN_ID,
         now=NOW,
         retry_until=retry_until,
+        whole_message=whole,
     )
 
 
@@ -205,6 +208,87 @@ def test_success_at_a_relay_is_relayed() -> None:
     outcome = Outcome(Verdict.DELIVERED, Reply(250, "0.0", "queued"), host="mx.example.com")
     found = Report(composed(report(outcome), kind=DsnKind.RELAYED))
     assert (found.recipient["Action"], found.recipient["Status"]) == ("relayed", "2.0.0")
+
+
+def test_a_relayed_message_is_told_in_words() -> None:
+    outcome = Outcome(Verdict.DELIVERED, Reply(250, "0.0", "queued as 7"), host="mx.example.com")
+    found = Report(composed(report(outcome), kind=DsnKind.RELAYED))
+    assert found.head["Subject"] == "Your message was relayed"
+    assert "do not confirm deliveries" in " ".join(found.people.split())
+    assert found.recipient["Remote-MTA"] == "dns; mx.example.com"
+    assert found.recipient["Diagnostic-Code"] == "smtp; 250 2.0.0 queued as 7"
+
+
+WHOLE = HEADER + b"\r\nThe body.\r\n"
+
+
+def test_a_whole_message_comes_back_as_a_message() -> None:
+    found = Report(composed(report(UNKNOWN_USER), whole=WHOLE))
+    part = found.parts[2]
+    assert part.get_content_type() == "message/rfc822"
+    assert part["Content-Transfer-Encoding"] == "7bit"
+    (inner,) = part.get_payload()
+    assert isinstance(inner, ParsedMessage)
+    assert inner["Subject"] == "Hello"
+    assert inner.get_payload() == "The body.\r\n"
+    assert "technical details and your message are attached" in found.people
+
+
+def test_a_whole_8bit_message_makes_the_report_8bit_and_says_so() -> None:
+    whole = HEADER + b"\r\n\xff\xfe gr\xfc\xdfe\r\n"
+    raw = composed(report(UNKNOWN_USER), whole=whole)
+    assert whole in raw
+    found = Report(raw)
+    assert found.head["Content-Transfer-Encoding"] == "8bit"
+    assert found.parts[2]["Content-Transfer-Encoding"] == "8bit"
+    assert Report(composed(report(UNKNOWN_USER))).head["Content-Transfer-Encoding"] is None
+
+
+def test_a_whole_message_cannot_guess_the_boundary() -> None:
+    whole = WHOLE + f"--=_{DSN_ID}_0--\r\n".encode()
+    raw = composed(report(UNKNOWN_USER), whole=whole)
+    assert whole in raw
+    assert raw.rstrip().endswith(f"--=_{DSN_ID}_1--".encode())
+
+
+@pytest.mark.parametrize("bad", [b"x\0y\r\n", b"x" * 999 + b"\r\n"])
+def test_what_smtp_cannot_carry_is_not_returned_whole(bad: bytes) -> None:
+    assert can_return_whole(WHOLE + b"x" * 998 + b"\r\n")
+    assert not can_return_whole(WHOLE + bad)
+
+
+def test_utf8_in_the_header_of_smtputf8_mail_has_its_own_types() -> None:
+    header = "Subject: Grüße\r\n".encode()
+    about = message()
+    international = replace(about, envelope=replace(about.envelope, smtputf8=True))
+    raw = composed(report(UNKNOWN_USER), about=international, header=header)
+    assert b"Content-Type: message/global-headers\r\n" in raw
+    assert b"Content-Type: message/delivery-status\r\n" in raw
+    raw = composed(report(UNKNOWN_USER), about=international, header=header, whole=header + b"\r\nx\r\n")
+    assert b"Content-Type: message/global\r\n" in raw
+    assert raw.isascii()
+    plain = composed(report(UNKNOWN_USER), about=about, header=header)
+    assert b"Content-Type: text/rfc822-headers\r\n" in plain
+
+
+def test_a_utf8_original_recipient_stays_encoded_where_the_report_is_ascii() -> None:
+    found = Report(composed(report(UNKNOWN_USER, orcpt=r"utf-8;j\x{FC}rgen@example.com")))
+    assert found.recipient["Original-Recipient"] == r"utf-8; j\x{FC}rgen@example.com"
+
+
+@pytest.mark.parametrize(
+    ("orcpt", "shown"),
+    [
+        (r"utf-8;j\x{FC}@x.example", "utf-8; jü@x.example"),
+        (r"utf-8;a\x{2B}b\x{1F600}", "utf-8; a+b😀"),
+        (r"utf-8;\x{D800}\x{FFFFFF}", r"utf-8; \x{D800}\x{FFFFFF}"),
+        (r"utf-8;\x{0D}\x{0A}Status: 2.0.0", "utf-8; Status: 2.0.0"),
+        ("rfc822;a+2Bb", "rfc822; a+b"),
+    ],
+)
+def test_in_an_international_report_the_original_recipient_is_readable(orcpt: str, shown: str) -> None:
+    raw = composed(report(UNKNOWN_USER, "jürgen@x.example", orcpt=orcpt))
+    assert f"Original-Recipient: {shown}\r\n" in decoded_part(raw, 2)
 
 
 def test_a_doubtful_end_says_that_the_message_may_have_arrived() -> None:

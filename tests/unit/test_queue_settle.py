@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
+from email.utils import format_datetime
 
 import pytest
 
-from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, HEADER, LOCAL, NO_HOST, Relay
+from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, HEADER, LOCAL, NO_HOST, TEXT, Relay
 from zonerelay.config.models import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Message, Notify
+from zonerelay.model.envelope import Body, Message, Notify, Ret
 from zonerelay.model.outcome import Attempt, Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue import reports
@@ -138,6 +140,159 @@ async def test_a_failure_is_reported_to_those_who_want_it(
     await bench.settle("b@example.com", outcomes=[BOUNCED], **more)  # type: ignore[arg-type]  # by name
     assert any(isinstance(change, Submit) for change in bench.write) is reported
     assert [event["reason"] for event in bench.relay.sink.named("no-dsn")] == ([why] if why else [])
+
+
+PASSED = replace(DELIVERED, dsn_passed=True)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "more", "reported", "why"),
+    [
+        (DELIVERED, {"notify": Notify.SUCCESS}, True, ""),
+        (DELIVERED, {"notify": Notify.SUCCESS | Notify.FAILURE}, True, ""),
+        (DELIVERED, {}, False, ""),
+        (DELIVERED, {"notify": Notify.NEVER}, False, ""),
+        (DELIVERED, {"notify": Notify.FAILURE | Notify.DELAY}, False, ""),
+        (PASSED, {"notify": Notify.SUCCESS}, False, ""),
+        (DELIVERED, {"notify": Notify.SUCCESS, "sender": ""}, False, "null sender"),
+    ],
+)
+async def test_a_success_is_reported_to_those_who_asked_where_the_peer_cannot(
+    outcome: Outcome, more: dict[str, object], reported: bool, why: str
+) -> None:
+    bench = Bench()
+    await bench.settle("b@example.com", "c@example.com", outcomes=[outcome, outcome], **more)  # type: ignore[arg-type]  # by name
+    assert [type(change) for change in bench.write] == [Finish, Finish] + [Submit] * reported
+    assert len(bench.relay.sink.named("delivered")) == 2
+    assert [event["kind"] for event in bench.relay.sink.named("dsn")] == ["relayed"] * reported
+    assert [event["reason"] for event in bench.relay.sink.named("no-dsn")] == ([why] if why else [])
+
+
+async def test_one_report_of_success_names_all_who_were_relayed_together_and_nobody_else() -> None:
+    bench = Bench()
+    message = bench.relay.accept("b@x.example", "c@x.example", "d@x.example", "e@x.example", tell=False)
+    asked = (Notify.SUCCESS, Notify.SUCCESS, Notify.UNSET, Notify.SUCCESS | Notify.FAILURE)
+    deliveries = [
+        replace(
+            delivery, notify=notify, orcpt="rfc822;Bee+2B@y.example" if delivery.recipient[0] == "b" else ""
+        )
+        for delivery, notify in zip(await bench.relay.store.deliveries_of(message.id), asked, strict=True)
+    ]
+    outcomes = [DELIVERED, DELIVERED, DELIVERED, BOUNCED]
+    bench.relay.settler.post(message, deliveries, outcomes, destination="mx")
+    await bench.relay.settler.drain()
+    failed, relayed = (change.body.decode() for change in bench.write if isinstance(change, Submit))
+    assert relayed.count("Action: relayed\r\n") == 2
+    assert "Original-Recipient: rfc822; Bee+@y.example\r\n" in relayed
+    assert relayed.count("Original-Recipient") == 1
+    assert "c@x.example" in relayed
+    assert "d@x.example" not in relayed
+    assert "e@x.example" not in relayed
+    assert "Action: failed" in failed
+    assert "relayed" not in failed
+
+
+async def test_with_reports_switched_off_success_is_not_reported_either() -> None:
+    bench = Bench(bounce=BounceSettings(enabled=False))
+    await bench.settle("b@example.com", outcomes=[DELIVERED], notify=Notify.SUCCESS)
+    assert [type(change) for change in bench.write] == [Finish]
+    assert bench.relay.sink.named("no-dsn")[0]["reason"] == "switched off"
+
+
+async def test_a_delivered_message_leaves_also_when_its_report_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object, **__: object) -> bytes:
+        raise KeyError("bug")
+
+    monkeypatch.setattr(reports, "compose", broken)
+    bench = Bench()
+    await bench.settle("b@example.com", outcomes=[DELIVERED], notify=Notify.SUCCESS)
+    assert [type(change) for change in bench.write] == [Finish]
+    assert len(bench.relay.sink.named("trouble")) == 1
+
+
+BIG = b"Subject: big\r\n\r\n" + b"0123456789\r\n" * 500
+
+
+@pytest.mark.parametrize(
+    ("ret", "outcome", "text", "whole", "why"),
+    [
+        (Ret.FULL, BOUNCED, TEXT, True, "as asked"),
+        (Ret.HDRS, BOUNCED, TEXT, False, "as asked"),
+        (Ret.UNSET, BOUNCED, TEXT, False, "nobody asked"),
+        (Ret.FULL, DELIVERED, TEXT, False, "RFC 3461 6.2: only failures return the message"),
+        (Ret.FULL, DEFERRED, TEXT, False, "RFC 3461 6.2: only failures return the message"),
+        (Ret.FULL, BOUNCED, BIG, False, "larger than return_size"),
+        (Ret.FULL, BOUNCED, TEXT + b"x" * 999 + b"\r\n", False, "a line that SMTP does not carry"),
+        (Ret.FULL, BOUNCED, TEXT + b"\xc3\xbc\r\n", True, "8-bit text stays as it is"),
+    ],
+)
+async def test_the_whole_message_comes_back_with_a_failure_when_asked_for(
+    ret: Ret, outcome: Outcome, text: bytes, whole: bool, why: str
+) -> None:
+    bench = Bench(bounce=BounceSettings(return_size=4000))
+    message = bench.relay.accept("b@example.com", text=text, age=5 * HOUR, tell=False)
+    message = replace(message, size=len(text), envelope=replace(message.envelope, ret=ret))
+    (delivery,) = await bench.relay.store.deliveries_of(message.id)
+    delivery = replace(delivery, notify=Notify.SUCCESS | Notify.FAILURE | Notify.DELAY)
+    bench.relay.settler.post(message, [delivery], [outcome], destination="mx")
+    await bench.relay.settler.drain()
+    dsn = bench.dsn()
+    assert (text in dsn.body) is whole, why
+    assert (b"Content-Type: message/rfc822\r\n" in dsn.body) is whole
+    assert (b"Content-Type: text/rfc822-headers\r\n" in dsn.body) is not whole
+    assert text[: text.index(b"\r\n\r\n")] in dsn.body
+    assert dsn.message.eight_bit is not text.isascii()
+    assert (dsn.message.envelope.body is Body.EIGHT_BIT) is not text.isascii()
+
+
+# Mail that its sender holds back: `created` is its release
+
+
+async def test_mail_sent_before_its_release_has_no_negative_age() -> None:
+    bench = Bench()
+    await bench.settle("b@example.com", outcomes=[DELIVERED], created=bench.now + DAY)
+    assert bench.relay.sink.named("delivered")[0]["age"] == 0.0
+
+
+@pytest.mark.parametrize("early", [5 * HOUR, 10 * DAY])
+async def test_nobody_is_warned_and_nothing_expires_before_the_release(early: float) -> None:
+    """RFC 4865: the time before the release is no delay."""
+    bench = Bench()
+    await bench.settle("b@example.com", outcomes=[DEFERRED], age=early, created=bench.now + 60)
+    assert [type(change) for change in bench.write] == [Postpone]
+    assert bench.postponed()[0].next_attempt == bench.now + 60
+
+
+async def test_after_the_release_the_time_counts_from_there() -> None:
+    bench = Bench()
+    release = bench.now - 4 * HOUR - 1
+    message = await bench.settle("b@example.com", outcomes=[DEFERRED], age=3 * DAY, created=release)
+    assert bench.postponed()[0].warned
+    until = datetime.fromtimestamp(release + 5 * DAY, UTC)
+    assert f"Will-Retry-Until: {format_datetime(until)}" in bench.dsn().body.decode()
+    assert message.envelope.created == bench.now - 3 * DAY
+
+
+async def test_mail_that_was_held_back_expires_its_whole_life_after_the_release() -> None:
+    early, late = Bench(), Bench()
+    await early.settle("b@example.com", outcomes=[DEFERRED], age=9 * DAY, created=early.now - 5 * DAY + 60)
+    assert not early.relay.sink.named("expired")
+    await late.settle("b@example.com", outcomes=[DEFERRED], age=9 * DAY, created=late.now - 5 * DAY)
+    assert late.relay.sink.named("expired")
+
+
+async def test_suspended_mail_that_was_held_back_is_judged_by_its_release() -> None:
+    bench = Bench()
+    message = bench.relay.accept("b@example.com", age=9 * DAY, tell=False)
+    (delivery,) = await bench.relay.store.deliveries_of(message.id)
+    until = bench.now + 30
+    bench.relay.settler.post_unattempted(
+        [replace(delivery, created=bench.now - 60)], NO_HOST, destination="mx", until=lambda: until
+    )
+    await bench.relay.settler.drain()
+    assert [each.next_attempt for each in bench.postponed()] == [until]
 
 
 async def test_bounces_can_be_switched_off() -> None:

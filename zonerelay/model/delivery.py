@@ -64,10 +64,6 @@ class Delivery:
     def domain(self) -> str:
         return domain_of(self.recipient)
 
-    def is_held_back(self, now: float) -> bool:
-        """Its sender wants it to leave later; no operator has sent it earlier."""
-        return self.created > now and self.next_attempt > now
-
     def is_due(self, now: float) -> bool:
         return not self.held and self.next_attempt <= now
 

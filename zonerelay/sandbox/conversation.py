@@ -35,6 +35,7 @@ class Manners:
     pipelining: bool = True
     eight_bit_mime: bool = True
     smtputf8: bool = True
+    dsn: bool = False
     tls: ssl.SSLContext | None = None
     broken_tls: bool = False
     injected: str = ""
@@ -126,6 +127,7 @@ class Conversation:
             "PIPELINING": manners.pipelining,
             "8BITMIME": manners.eight_bit_mime,
             "SMTPUTF8": manners.smtputf8,
+            "DSN": manners.dsn,
             "ENHANCEDSTATUSCODES": manners.enhanced,
             f"SIZE {manners.size}": manners.size is not None,
             "STARTTLS": not self._tls and (manners.tls is not None or manners.broken_tls),
@@ -159,7 +161,11 @@ class Conversation:
         await self._reply("250 2.1.0 sender ok")
 
     async def _rcpt(self, argument: str) -> None:
-        recipient = argument[len("TO:<") : -1]
+        path, _, parameters = argument.partition("> ")
+        if parameters and not self._manners.dsn:
+            await self._reply("555 5.5.4 parameters are not understood here")
+            return
+        recipient = path.removeprefix("TO:<").removesuffix(">")
         behaviour = behaviour_of(recipient)
         if behaviour.silent:
             await self._reader.read()
