@@ -25,6 +25,7 @@ from zonerelay.inbound.certificate_files import (
     read_pair,
     signature,
 )
+from zonerelay.inbound.tls_channel import TlsChannel
 from zonerelay.inbound.tls_contexts import build_context
 from zonerelay.model.clock import Clock
 from zonerelay.telemetry.events import Events
@@ -87,11 +88,15 @@ class Certificates:
         self._next_day = clock.monotonic() + DAILY
 
     def context(self) -> SSL.Context:
-        """For a client that comes now. Never raises."""
+        """What to begin a handshake with now. Never raises."""
         now = self._clock.monotonic()
         if now >= self._next_look:
             self._look(now, all_files=False)
         return self._context
+
+    def channel(self) -> TlsChannel:
+        """For a client that comes now. Never raises."""
+        return TlsChannel(self.context())
 
     def refresh(self) -> None:
         """Read the files now, whether or not they seem changed (SIGHUP). Never raises."""

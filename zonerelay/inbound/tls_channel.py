@@ -12,11 +12,10 @@ What was decrypted by the same `receive` is lost with it, because no answer to i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cryptography.hazmat.bindings.openssl.binding import Binding
 from OpenSSL import SSL
 
+from zonerelay.inbound.tls import TlsFault, TlsInfo
 from zonerelay.inbound.tls_words import fault_text, first_octet_fault
 
 MAX_HANDSHAKE = 64 * 1024
@@ -27,20 +26,6 @@ RECORD = 16 * 1024  # RFC 8446 5.1: what a record holds
 # An entry that somebody else left in this thread's error queue would be taken for a fault of ours
 # (SSL_get_error(3)), and pyOpenSSL does not look. `lib` has no types.
 _forget_errors = Binding.lib.ERR_clear_error
-
-
-class TlsFault(Exception):
-    """TLS failed; the text is for the operator, the session is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class TlsInfo:
-    """What a handshake has agreed on. `certificate` is the SHA-256 of the client's, in hex, or ""."""
-
-    version: str
-    cipher: str
-    certificate: str = ""
-    server_name: str = ""
 
 
 class TlsChannel:
@@ -82,21 +67,20 @@ class TlsChannel:
         return output[0] if len(output) == 1 else b"".join(output)
 
     def send(self, plain: bytes) -> bytes:
-        """`plain` encrypted, behind what was waiting in `take_output`. Raises TlsFault."""
-        if self._fault:
-            raise TlsFault(self._fault)
-        if not self.established:
-            raise self._failed("something was to be sent before the handshake was complete")
+        """`plain` encrypted, behind what was waiting in `take_output`. Never raises: before the handshake
+        is complete, and after a fault, nothing can be said, and what was waiting is all there is.
+        """
         output: list[bytes] = []
-        view = memoryview(plain)
-        _forget_errors()
-        try:
-            while view:
-                sent = self._connection.send(view[:RECORD])
-                view = view[sent:]
-                output += self._take()
-        except SSL.Error as error:
-            raise self._failed(fault_text(error)) from error
+        if self.established and not self._fault:
+            view = memoryview(plain)
+            _forget_errors()
+            try:
+                while view:
+                    sent = self._connection.send(view[:RECORD])
+                    view = view[sent:]
+                    output += self._take()
+            except SSL.Error as error:
+                self._failed(fault_text(error))  # said by the next `receive`
         return b"".join(output) if output else self.take_output()
 
     def close(self) -> bytes:

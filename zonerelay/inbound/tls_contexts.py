@@ -29,12 +29,12 @@ _OPTIONS = SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION | SSL.OP_CIPHER_SERVE
 def build_context(pairs: Sequence[Pair], *, ask_certificate: bool) -> SSL.Context:
     """The context to begin with; it hands over to others by SNI. Raises CertificateError."""
     contexts = [_context(pair, ask_certificate=ask_certificate) for pair in pairs]
-    if len(pairs) > 1:
-        by_name: dict[str, SSL.Context] = {}
-        for pair, context in zip(pairs, contexts, strict=True):
-            for name in pair.names:
-                by_name.setdefault(name, context)  # the first certificate for a name has it
-        contexts[0].set_tlsext_servername_callback(_chooser(by_name))
+    by_name: dict[str, SSL.Context] = {}
+    for pair, context in zip(pairs, contexts, strict=True):
+        for name in pair.names:
+            by_name.setdefault(name, context)  # the first certificate for a name has it
+    # For one certificate too: without it OpenSSL forgets the name when a TLS 1.2 session is resumed.
+    contexts[0].set_tlsext_servername_callback(_chooser(by_name))
     return contexts[0]
 
 
