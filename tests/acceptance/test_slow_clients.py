@@ -1,0 +1,208 @@
+"""Clients that take up connections, time and memory for nothing: others do not notice, and it has an end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+
+from tests.support.ports import LOOPBACK
+from tests.support.process import RelayProcess
+from tests.support.submit import Submitter
+from zonerelay.sandbox.sink import Sink
+
+MB = 1024 * 1024
+SLOTS = 100
+MESSAGES = 120
+ROUNDS = 5
+TO_DATA = (b"EHLO c", b"MAIL FROM:<a@example.org>", b"RCPT TO:<b@example.com>", b"DATA")
+
+
+class Client:
+    """A client that may misbehave: it writes what it is told to, when it is told to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def reply(self) -> bytes:
+        """A reply's last line; what the relay says before it hangs up counts too."""
+        while True:
+            line = await self.reader.readline()
+            if line[3:4] != b"-":
+                return line
+
+    async def say(self, *commands: bytes) -> bytes:
+        answer = b""
+        for command in commands:
+            self.writer.write(command + b"\r\n")
+            answer = await self.reply()
+        return answer
+
+    async def dribble(self, piece: bytes, every: float) -> None:
+        """Until the relay hangs up."""
+        with contextlib.suppress(OSError):
+            while not self.reader.at_eof():
+                self.writer.write(piece)
+                await self.writer.drain()
+                await asyncio.sleep(every)
+
+    async def last_words(self, piece: bytes, every: float) -> bytes:
+        """What the relay says to a client that goes on like this."""
+        dribbling = asyncio.create_task(self.dribble(piece, every))
+        try:
+            async with asyncio.timeout(20):
+                return await self.reply()
+        finally:
+            dribbling.cancel()
+            await asyncio.gather(dribbling, return_exceptions=True)
+
+
+@asynccontextmanager
+async def client(relay: RelayProcess, *commands: bytes, source: str = LOOPBACK) -> AsyncIterator[Client]:
+    reader, writer = await asyncio.open_connection(LOOPBACK, relay.smtp_port, local_addr=(source, 0))
+    talk = Client(reader, writer)
+    try:
+        if commands:
+            assert (await talk.reply()).startswith(b"220")
+            await talk.say(*commands)
+        yield talk
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+@asynccontextmanager
+async def slow_clients(relay: RelayProcess, count: int) -> AsyncIterator[Sequence[Client]]:
+    """Half of them inside a command, half inside DATA, an octet a second each."""
+    async with contextlib.AsyncExitStack() as stack:
+        clients = []
+        for number in range(count):
+            commands = TO_DATA if number % 2 else TO_DATA[:1]
+            clients.append(await stack.enter_async_context(client(relay, *commands)))
+        tasks = []
+        for each in clients:
+            tasks.append(asyncio.create_task(each.dribble(b"x", 1.0)))
+            await asyncio.sleep(1.0 / count)  # not all in the same moment
+        yield clients
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def seconds_per_message(relay: RelayProcess, sink: Sink, prefix: str) -> float:
+    """Over one connection, and until the sink has them; the median of some rounds."""
+    times = []
+    for number in range(ROUNDS):
+        submitter = Submitter(relay.smtp_port, prefix=f"{prefix}-{number}")
+        wanted = len(sink.messages) + MESSAGES
+        began = time.perf_counter()
+        await submitter.run(1, MESSAGES)
+        await sink.wait_for(wanted, timeout=60)
+        times.append((time.perf_counter() - began) / MESSAGES)
+        assert len(submitter.acknowledged) == MESSAGES
+    return median(times)
+
+
+async def test_slow_clients_on_all_slots_but_one_do_not_slow_the_one(tmp_path: Path, sink: Sink) -> None:
+    room = {f"max_connections{which}": SLOTS for which in ("", "_per_client", "_per_network")}
+    with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", listener=room) as relay:
+        await seconds_per_message(relay, sink, "warm")
+        alone = await seconds_per_message(relay, sink, "alone")
+        async with slow_clients(relay, SLOTS - 1) as slow:
+            beside = await seconds_per_message(relay, sink, "beside")
+            async with client(relay, b"NOOP"), client(relay) as refused:
+                assert (await refused.reply()).startswith(b"421"), "all slots are taken"
+            assert not any(each.reader.at_eof() for each in slow), "they are within their rights so far"
+        print(f"{alone * 1e3:.2f} ms a message alone, {beside * 1e3:.2f} ms beside {SLOTS - 1} slow clients")
+        assert beside < 2 * alone + 0.002
+
+
+async def test_who_dribbles_is_cut_off(tmp_path: Path, sink: Sink) -> None:
+    limits = {"idle_timeout": "1s", "min_data_rate": 500}
+    with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", listener=limits) as relay:
+        async with client(relay, b"EHLO c") as talk:
+            assert await talk.last_words(b"x", 0.1) == b"421 4.4.2 Timeout waiting for the client\r\n"
+        async with client(relay, *TO_DATA) as talk:
+            assert await talk.last_words(b"x" * 10, 0.1) == b"421 4.4.2 Data comes too slowly\r\n"
+        async with client(relay, *TO_DATA[:3]) as talk:
+            talk.writer.write(b"BDAT 100000 LAST\r\n")
+            assert await talk.last_words(b"x" * 10, 0.1) == b"421 4.4.2 Data comes too slowly\r\n"
+        reasons = [event["reason"] for event in relay.events("refused")]
+        assert reasons == ["idle-timeout", "data-rate", "data-rate"]
+        assert not sink.messages
+
+
+async def test_who_is_slow_but_fast_enough_may_take_longer_than_the_idle_time(
+    tmp_path: Path, sink: Sink
+) -> None:
+    limits = {"idle_timeout": "1s", "min_data_rate": 500}
+    with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", listener=limits) as relay:
+        async with client(relay, *TO_DATA) as talk:
+            talk.writer.write(b"Subject: slow\r\n\r\n")
+            for _ in range(30):
+                talk.writer.write(b"y" * 98 + b"\r\n")
+                await asyncio.sleep(0.1)
+            assert (await talk.say(b".")).startswith(b"250 ")
+            assert (await talk.say(b"QUIT")).startswith(b"221 ")
+        await sink.wait_for(1, timeout=20)
+
+
+async def test_a_balancer_that_does_not_finish_its_header_is_dropped_without_a_word(tmp_path: Path) -> None:
+    listener = {"idle_timeout": "1s", "proxy_networks": ["127.0.0.2/32"]}
+    with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:1", listener=listener) as relay:
+        async with client(relay, source="127.0.0.2") as talk:
+            assert await talk.last_words(b"", 1.0) == b""
+        async with client(relay, source="127.0.0.2") as talk:
+            talk.writer.write(b"PROXY TCP4 192.0.2.1 127.0.0.1 ")
+            assert await talk.last_words(b"0", 0.2) == b""
+        async with client(relay, b"NOOP"):
+            relay.wait_for(lambda: relay.metric("zonerelay_inbound_connections") == 1, what="they are gone")
+
+
+async def test_a_command_without_an_end_leaves_memory_flat(tmp_path: Path) -> None:
+    with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:1") as relay:
+        async with client(relay, b"EHLO c") as talk:
+            before = relay.peak_rss()
+            for _ in range(60):
+                talk.writer.write(b"x" * MB)
+                await talk.writer.drain()
+            assert await talk.say(b"") == b"500 5.5.2 Line too long\r\n"
+            growth = relay.peak_rss() - before
+            print(f"peak memory grew by {growth / MB:.1f} MB")
+            assert growth < 4 * MB
+            assert (await talk.say(b"NOOP")).startswith(b"250 ")
+
+
+async def test_headers_without_an_end_fill_no_more_memory_than_they_may(tmp_path: Path) -> None:
+    """200 clients with a header of 200 KB each would take 40 MB of the 16 they may."""
+    room = {f"max_connections{which}": 1000 for which in ("", "_per_client", "_per_network")}
+    with RelayProcess(
+        tmp_path, next_hop=f"{LOOPBACK}:1", listener=room, top={"max_session_memory": "16 MB"}
+    ) as relay:
+        before = relay.peak_rss()
+        turned_away = 0
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(200):
+                talk = await stack.enter_async_context(client(relay))
+                if (await talk.reply()).startswith(b"421 4.3.2"):
+                    turned_away += 1
+                elif (await talk.say(*TO_DATA)).startswith(b"354"):
+                    talk.writer.write(b"".join(b"X-%04d: %s\r\n" % (n, b"y" * 90) for n in range(2000)))
+                    await talk.writer.drain()
+            growth = relay.peak_rss() - before
+            held = relay.metric("zonerelay_inbound_memory_bytes")
+            print(f"{turned_away} turned away, {held / MB:.1f} MB held; peak memory + {growth / MB:.1f} MB")
+            assert turned_away > 50
+            assert 12 * MB < held < 16 * MB
+            assert growth < 32 * MB, "the allocator takes some more"
+        relay.wait_for(
+            lambda: relay.metric("zonerelay_inbound_memory_bytes") < 1 * MB, what="memory is free again"
+        )
+        async with client(relay, b"NOOP") as talk:
+            assert (await talk.say(b"NOOP")).startswith(b"250 ")
+        assert relay.metric("zonerelay_inbound_refused_total", reason="memory") >= turned_away
