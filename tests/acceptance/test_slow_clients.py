@@ -13,6 +13,7 @@ from statistics import median
 from tests.support.ports import LOOPBACK
 from tests.support.process import RelayProcess
 from tests.support.submit import Submitter
+from tests.support.toml import Table
 from zonerelay.sandbox.sink import Sink
 
 MB = 1024 * 1024
@@ -123,7 +124,7 @@ async def test_slow_clients_on_all_slots_but_one_do_not_slow_the_one(tmp_path: P
 
 
 async def test_who_dribbles_is_cut_off(tmp_path: Path, sink: Sink) -> None:
-    limits = {"idle_timeout": "1s", "min_data_rate": 500}
+    limits: Table = {"idle_timeout": "1s", "min_data_rate": 500}
     with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", listener=limits) as relay:
         async with client(relay, b"EHLO c") as talk:
             assert await talk.last_words(b"x", 0.1) == b"421 4.4.2 Timeout waiting for the client\r\n"
@@ -140,7 +141,7 @@ async def test_who_dribbles_is_cut_off(tmp_path: Path, sink: Sink) -> None:
 async def test_who_is_slow_but_fast_enough_may_take_longer_than_the_idle_time(
     tmp_path: Path, sink: Sink
 ) -> None:
-    limits = {"idle_timeout": "1s", "min_data_rate": 500}
+    limits: Table = {"idle_timeout": "1s", "min_data_rate": 500}
     with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", listener=limits) as relay:
         async with client(relay, *TO_DATA) as talk:
             talk.writer.write(b"Subject: slow\r\n\r\n")
