@@ -19,7 +19,7 @@ _SIZE, _BODY, _SMTPUTF8 = 26, 17, 10  # RFC 1870 6, RFC 6152 2, RFC 6531 3.4
 _AUTH, _HOLD = 500, 34  # RFC 4954 3, RFC 4865 3
 _DSN_MAIL = len(" RET=FULL ENVID=") + MAX_ENVID
 _DSN_RCPT = len(" NOTIFY=SUCCESS,FAILURE,DELAY ORCPT=") + MAX_ORCPT
-# A proxy may say it in several commands, but need not: names and log-ins are long, and xtext makes them longer.
+# A proxy may use several commands, but need not: names and log-ins are long, and xtext makes them longer.
 _XCLIENT = 1536
 
 LIMITS = {
