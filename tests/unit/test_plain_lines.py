@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from zonerelay.smtp.dots import BodyReader
 from zonerelay.smtp.stuffing import DotStuffer, PlainLines, stuffed
 
-WIRE = st.text(alphabet="\r\n.x", max_size=30).map(str.encode)
+WIRE = st.text(alphabet="\r\n.x\x00", max_size=30).map(str.encode)
 
 
 def read(wire: bytes, size: int) -> tuple[list[bytes], BodyReader]:
@@ -35,7 +35,14 @@ def test_a_plain_body_needs_no_stuffing(body: bytes, size: int) -> None:
 
 
 def test_what_needs_stuffing_is_not_plain() -> None:
-    for wire in (b"..\r\n.\r\n", b"a\r\n..b\r\n.\r\n", b"a\n.b\r\n.\r\n", b"a\rb\r\n.\r\n", b"a\nb\r\n.\r\n"):
+    for wire in (
+        b"..\r\n.\r\n",
+        b"a\r\n..b\r\n.\r\n",
+        b"a\n.b\r\n.\r\n",
+        b"a\rb\r\n.\r\n",
+        b"a\nb\r\n.\r\n",
+        b"\0\r\n.\r\n",
+    ):
         for size in range(1, len(wire) + 1):
             _, reader = read(wire, size)
             assert reader.done

@@ -17,12 +17,18 @@ def stuff(pieces: list[bytes]) -> bytes:
 
 
 def by_the_rule(body: bytes) -> bytes:
-    """Line ends as DESIGN rule 5 wants them, RFC 5321 4.5.2 for each line, then the end of data."""
+    """Line ends as DESIGN rule 5 wants them, RFC 5321 4.5.2 for each line, then the end of data.
+
+    A line that begins with NUL counts as one that begins with a dot.
+    """
     clean = re.sub(rb"\r\n|\r|\n", lambda m: b" " if m[0] == b"\r" else b"\r\n", body)
     if clean and not clean.endswith(b"\r\n"):
         clean += b"\r\n"
     lines = clean.split(b"\r\n")[:-1]
-    return b"".join((b"." if line.startswith(b".") else b"") + line + b"\r\n" for line in lines) + b".\r\n"
+    return (
+        b"".join((b"." if line.startswith((b".", b"\x00")) else b"") + line + b"\r\n" for line in lines)
+        + b".\r\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,6 +47,10 @@ def by_the_rule(body: bytes) -> bytes:
         (b"a\r\n.\rb\r\n", b"a\r\n.. b\r\n.\r\n", "CR after a dot"),
         (b"a\r", b"a \r\n.\r\n", "CR as the last octet"),
         (b"a\r\r\n", b"a \r\n.\r\n", "CR before CRLF"),
+        (b"\x00.\r\n", b".\x00.\r\n.\r\n", "a lone dot for servers that drop NUL"),
+        (b"a\r\n\x00\x00.\r\nb\r\n", b"a\r\n.\x00\x00.\r\nb\r\n.\r\n", "the same inside, with more of them"),
+        (b"a\n\x00.\n.\n", b"a\r\n.\x00.\r\n..\r\n.\r\n", "the same behind a bare line end"),
+        (b"a\x00.\r\n.\x00", b"a\x00.\r\n..\x00\r\n.\r\n", "NUL elsewhere"),
     ],
 )
 def test_stuffed_however_it_is_split(body: bytes, expected: bytes, why: str) -> None:
@@ -50,12 +60,12 @@ def test_stuffed_however_it_is_split(body: bytes, expected: bytes, why: str) -> 
         assert stuff([body[:at], body[at:]]) == expected, (why, at)
 
 
-@given(st.lists(st.text(alphabet=".\r\na", max_size=9).map(str.encode), max_size=9))
+@given(st.lists(st.text(alphabet=".\r\na\x00", max_size=9).map(str.encode), max_size=9))
 def test_any_body_in_any_pieces_follows_the_rule(pieces: list[bytes]) -> None:
     assert stuff(pieces) == by_the_rule(b"".join(pieces))
 
 
-@given(st.lists(st.text(alphabet=".\r\nab", max_size=9).map(str.encode), max_size=9))
+@given(st.lists(st.text(alphabet=".\r\nab\x00", max_size=9).map(str.encode), max_size=9))
 def test_what_is_sent_ends_exactly_once_and_has_no_bare_line_end(pieces: list[bytes]) -> None:
     sent = b"\r\n" + stuff(pieces)
     assert sent.find(b"\r\n.\r\n") == len(sent) - 5
@@ -65,6 +75,15 @@ def test_what_is_sent_ends_exactly_once_and_has_no_bare_line_end(pieces: list[by
 def test_clean_chunk_is_passed_on_without_a_copy() -> None:
     chunk = b"a line\r\n" * 1000
     assert DotStuffer().feed(chunk) is chunk
+
+
+@given(st.lists(st.text(alphabet=".\r\na\x00", max_size=9).map(str.encode), max_size=9))
+def test_whoever_removes_leading_dots_has_the_body_again(pieces: list[bytes]) -> None:
+    lines = stuff(pieces).split(b"\r\n")
+    assert lines[-2:] == [b".", b""]
+    body = b"".join(line.removeprefix(b".") + b"\r\n" for line in lines[:-2])
+    clean = re.sub(rb"\r\n|\r|\n", lambda m: b" " if m[0] == b"\r" else b"\r\n", b"".join(pieces))
+    assert body == (clean if not clean or clean.endswith(b"\r\n") else clean + b"\r\n")
 
 
 def test_normalizing_is_reported() -> None:

@@ -81,8 +81,8 @@ class Message:
 
     `size` is the stored size in octets (CRLF line ends, no dot-stuffing, our own header fields
     included); `headers` are the fields in order, values unfolded and decoded for people, capped;
-    `plain_lines`: the body was seen to have CRLF line ends only and no line that begins with a dot,
-    so that it can be sent as it is; false when nobody looked.
+    `plain_lines`: the body was seen to have CRLF line ends only, no line that begins with a dot and no
+    NUL, so that it can be sent as it is; false when nobody looked.
     `trace` are notes made at acceptance (`"listener=… bare_lf=3"`), for `queue trace`.
     """
 

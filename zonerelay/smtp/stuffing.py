@@ -4,6 +4,10 @@ Stored bodies have CRLF line ends only (DESIGN rule 5). Should a bare CR or LF b
 same, it is normalized as it would have been on the way in and never sent on: a peer with
 another idea of line ends could read it as the end of the message and the rest as commands.
 
+A line that begins with NUL is stuffed as well. Some servers drop NUL before they look at a line, and take
+`<NUL>.` for the end of data (a sequence of the public SMTP smuggling tests). Every server has to remove a dot
+that is not alone on its line (4.5.2), so that nothing is changed for the others.
+
 A chunk that needs no change is returned as it is, without a copy.
 """
 
@@ -11,11 +15,12 @@ from __future__ import annotations
 
 import io
 
-from zonerelay.smtp.line_ends import crlf_only
+from zonerelay.smtp.line_ends import NUL, crlf_only
 
 END = b".\r\n"
 
 _CLEAN = (None, "\r\n")
+_STUFFED = (b".", NUL)
 
 
 class DotStuffer:
@@ -45,7 +50,9 @@ class DotStuffer:
             chunk = self._normalize(chunk)
         starts_line, self._line_start = self._line_start, chunk.endswith(b"\n")
         stuffed = chunk.replace(b"\r\n.", b"\r\n..")
-        return b"." + stuffed if starts_line and chunk.startswith(b".") else stuffed
+        if NUL in chunk:
+            stuffed = stuffed.replace(b"\r\n\x00", b"\r\n.\x00")
+        return b"." + stuffed if starts_line and chunk.startswith(_STUFFED) else stuffed
 
     def finish(self) -> bytes:
         """The end of the message: the last line is ended if it was not, then the lone dot."""

@@ -61,7 +61,7 @@ def _model(data: bytes) -> Read:
     wire += CRLF
     crlf = wire.count(CRLF)
     bare_lf, bare_cr = wire.count(b"\n") - crlf, wire.count(b"\r") - crlf
-    plain = not bare_lf and not bare_cr and b"\r\n." not in wire
+    plain = not bare_lf and not bare_cr and b"\r\n." not in wire and b"\x00" not in wire
     text = normalized(_unstuffed(wire)[len(CRLF) :])
     return Read(text, True, rest, bare_lf, bare_cr, plain)
 
@@ -90,7 +90,7 @@ def stuffing(data: bytes) -> None:
     clean = normalized(data)
     assert stuffer.normalized == (clean != data)
     _comes_back(stuffed(data, plain=False), clean)
-    if stuffer.normalized or (CRLF + data).find(b"\r\n.") >= 0:
+    if stuffer.normalized or b"\r\n." in CRLF + data or b"\x00" in data:
         return
     assert stuffed(data, plain=True) == wire
     lines = PlainLines()

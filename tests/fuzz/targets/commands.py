@@ -13,7 +13,7 @@ import re
 from tests.fuzz.pieces import cuttings
 from zonerelay.model.address import domain_of, path
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.commands import COMMAND_LINE, MAX_LINE, parse_command
+from zonerelay.smtp.commands import LIMITS, MAX_LINE, parse_command
 from zonerelay.smtp.lines import LineFault, LineReader
 from zonerelay.smtp.params import (
     DSN_MAIL_PARAMETERS,
@@ -79,7 +79,7 @@ def command(line: bytes) -> None:
         if verb == "MAIL":
             _mail(argument)
         elif verb == "RCPT":
-            assert len(line) <= COMMAND_LINE
+            assert len(line) <= LIMITS["RCPT"]
             _rcpt(argument)
     except CommandError as error:
         refusal(error.reply)
