@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.fake_relay import FakeRelay, delivery
 from zonerelay.cli.main import main
+from zonerelay.cli.text import when
 
 RUN = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
 
@@ -132,6 +133,24 @@ async def test_show_prints_the_message_and_its_deliveries(shell: Shell) -> None:
     assert facts["client"].strip() == "192.0.2.1 (app.example.org)"
     assert facts["recipients"].strip() == "2 accepted, 1 still in the queue"
     assert facts["attempts"].strip() == "3"
+
+
+async def test_list_and_show_say_until_when_a_sender_holds_mail_back(shell: Shell) -> None:
+    release = 4e9
+    shell.relay.rows = [
+        delivery(1, state="deferred", created=release, next_attempt=release),
+        delivery(2, state="ready", created=release),
+        delivery(3, state="deferred", created=release, next_attempt=release, reply="451 sent too early"),
+    ]
+    words = f"held back by its sender until {when(release)}"
+    listed = (await shell.run("queue", "list")).out.splitlines()
+    assert words in listed[1]
+    assert "0s" in listed[1]
+    assert "held back" not in listed[2]
+    assert "451 sent too early" in listed[3]
+    shown = (await shell.run("queue", "show", f"{1:016x}")).out
+    facts = dict(line.split(maxsplit=1) for line in shown.splitlines() if line)
+    assert facts["release"].strip() == words
 
 
 async def test_show_json_is_one_document(shell: Shell) -> None:

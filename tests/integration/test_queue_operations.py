@@ -181,6 +181,61 @@ async def test_select_stops_at_its_limit_and_brings_the_message(relay: Relay, op
     assert state is DeliveryState.DEFERRED
 
 
+async def held_back(relay: Relay, **more: object) -> float:
+    release = relay.clock.now() + 3600
+    relay.accept("b@example.com", release=release, **more)  # type: ignore[arg-type]  # by name
+    await asyncio.sleep(0.02)
+    assert not relay.courier.batches
+    return release
+
+
+async def test_retry_sends_at_once_what_its_sender_holds_back(relay: Relay, operations: Operations) -> None:
+    await held_back(relay)
+    relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
+    assert await operations.retry(ALL) == Result(matched=1, changed=1, busy=0)
+    await relay.until_empty()
+    assert relay.sink.named("delivered")[0]["age"] == 0.0
+
+
+async def test_mail_that_was_sent_too_early_and_deferred_is_retried_as_usual(
+    relay: Relay, operations: Operations
+) -> None:
+    release = await held_back(relay)
+    await operations.retry(ALL)
+    await relay.until(lambda: len(relay.sink.named("deferred")) == 1)
+    stored = await only(relay)
+    assert (stored.attempts, stored.created) == (1, release)
+    assert 0 < stored.next_attempt - relay.clock.now() <= 60
+
+
+async def test_a_hold_and_its_release_do_not_shorten_the_senders_own(
+    relay: Relay, operations: Operations
+) -> None:
+    release = await held_back(relay)
+    await operations.hold(ALL)
+    assert (await only(relay)).held
+    await operations.release(ALL)
+    stored = await only(relay)
+    assert (stored.held, stored.next_attempt) == (False, release)
+    await asyncio.sleep(0.02)
+    assert not relay.courier.batches
+
+
+async def test_held_back_mail_can_be_bounced_and_is_reported(relay: Relay, operations: Operations) -> None:
+    await held_back(relay)
+    assert await operations.bounce(ALL, "not wanted any more") == Result(matched=1, changed=1, busy=0)
+    assert [each["kind"] for each in relay.sink.named("dsn")] == ["failed"]
+
+
+async def test_trace_names_the_release(relay: Relay, operations: Operations) -> None:
+    release = await held_back(relay, age=60.0)
+    message_id = (await only(relay)).message_id
+    steps = await operations.trace(message_id)
+    assert [step.event for step in steps] == ["accepted", "release", "next attempt"]
+    assert steps[1].at == release
+    assert "held back" in steps[1].text
+
+
 async def test_show_and_trace_tell_what_is_known(relay: Relay, operations: Operations) -> None:
     answers = {"gone@example.com": DELIVERED, "b@example.com": DEFERRED}
     relay.courier.script = lambda batch: [answers[d.recipient] for d in batch.deliveries]

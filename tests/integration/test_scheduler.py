@@ -23,7 +23,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.queue import journal, zone_runner
 from zonerelay.queue.protocols import Batch
 from zonerelay.routing.nexthop import DestinationKey, Unroutable
-from zonerelay.store.base import StoreCorruptError
+from zonerelay.store.base import QueueCounts, StoreCorruptError
 
 Make = Callable[..., Relay]
 MX = ZoneSettings()
@@ -154,6 +154,48 @@ async def test_deferred_mail_found_at_the_start_is_tried_when_due(make: Make) ->
     await asyncio.sleep(0.02)
     assert not relay.courier.batches
     await relay.until_empty()
+
+
+async def test_mail_with_a_release_time_leaves_then_and_holds_up_nobody(make: Make) -> None:
+    relay = make()
+    await relay.scheduler.start()
+    relay.accept("before@example.com")
+    await relay.until_empty()
+    release = relay.clock.now() + 0.15
+    relay.accept("later@example.com", release=release)
+    relay.accept("now@example.com")
+    await relay.until(lambda: len(relay.courier.batches) == 2)
+    await relay.until(lambda: relay.store.counts()["default"] == QueueCounts(deferred=1))
+    await relay.until_empty()
+    assert relay.clock.now() >= release
+    assert relay.courier.recipients() == ["before@example.com", "now@example.com", "later@example.com"]
+    (delivered,) = [each for each in relay.sink.named("delivered") if "later" in str(each["recipient"])]
+    assert 0 <= delivered["age"] < 0.1  # type: ignore[operator]  # a number
+    assert delivered["attempt"] == 1
+
+
+async def test_mail_with_an_earlier_release_time_is_not_kept_waiting_by_a_later_one(make: Make) -> None:
+    relay = make()
+    await relay.scheduler.start()
+    relay.accept("late@example.com", release=relay.clock.now() + 3600)
+    relay.accept("soon@example.com", release=relay.clock.now() + 0.1)
+    await relay.until(lambda: relay.store.counts()["default"] == QueueCounts(deferred=1))
+    assert relay.courier.recipients() == ["soon@example.com"]
+    assert [each.recipient for each in await relay.stored()] == ["late@example.com"]
+
+
+async def test_mail_that_fails_after_its_release_is_tried_again_from_there(make: Make) -> None:
+    relay = make(retry=SOON)
+    answers = iter([DEFERRED, BOUNCED])
+    relay.courier.script = lambda batch: [
+        DELIVERED if each.recipient == "a@example.org" else next(answers) for each in batch.deliveries
+    ]
+    await relay.scheduler.start()
+    relay.accept("b@example.com", age=9 * 86400, release=relay.clock.now() + 0.05)
+    await relay.until_empty()
+    assert relay.courier.recipients() == ["b@example.com", "b@example.com", "a@example.org"]
+    assert not relay.sink.named("expired")
+    assert [each["kind"] for each in relay.sink.named("dsn")] == ["failed"]
 
 
 async def test_one_recipient_refused_does_not_stop_the_others(make: Make) -> None:

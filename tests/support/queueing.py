@@ -245,11 +245,16 @@ class Relay:
         notify: Notify = Notify.UNSET,
         text: bytes = TEXT,
         tell: bool = True,
+        release: float = 0.0,
     ) -> Message:
+        """`release`: the Unix time until which the sender holds it back, as FUTURERELEASE does."""
         message = make_message(self.ids, recipients, created=self.clock.now() - age, sender=sender)
-        self.store.add(message, [text], deliveries_of(message, zone=zone, notify=notify))
+        deliveries = deliveries_of(message, zone=zone, notify=notify)
+        if release:
+            deliveries = [replace(each, created=release, next_attempt=release) for each in deliveries]
+        self.store.add(message, [text], deliveries)
         if tell:
-            self.scheduler.notify(zone)
+            self.scheduler.notify(zone, release)
         return message
 
     async def stored(self) -> list[Delivery]:

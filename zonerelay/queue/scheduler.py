@@ -136,11 +136,16 @@ class Scheduler:
 
     # Reasons to wake
 
-    def notify(self, zone: str) -> None:
-        """There may be something to claim in the zone. Cheap; never raises."""
+    def notify(self, zone: str, due: float = 0.0) -> None:
+        """There may be something to claim in the zone: now, or when the clock reaches `due`, if new mail
+        is held back by its sender until then (RFC 4865). Cheap; never raises.
+        """
         if self._running:
             runner = self._runners.get(zone) or self._adopt(zone)
-            runner.notify()
+            if due:
+                runner.postponed(due)
+            else:
+                runner.notify()
 
     def wake(self, zone: str) -> None:
         """An operator changed deliveries of the zone."""

@@ -105,7 +105,7 @@ class ZoneRunner:
         self.notify()
 
     def postponed(self, when: float) -> None:
-        """A deferral to `when` is durable."""
+        """A deferral to `when` is durable, or new mail that is to leave then."""
         if not self._stopping:
             self._alarm.set(when)
 
