@@ -1,0 +1,95 @@
+"""How failed log-ins add up per client."""
+
+from __future__ import annotations
+
+import pytest
+
+from zonerelay.inbound import attempts
+from zonerelay.inbound.attempts import MAX_CLIENTS, Attempts, client_key
+
+WINDOW = 900.0
+
+
+@pytest.fixture
+def table() -> Attempts:
+    return Attempts(max_failures=10, window=WINDOW)
+
+
+@pytest.mark.parametrize(
+    ("address", "key"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::1", "::/64"),
+        ("", "local"),
+    ],
+)
+def test_a_client_is_an_address_or_the_network_of_one_customer(address: str, key: str) -> None:
+    assert client_key(address) == key
+
+
+def test_what_is_no_address_is_a_client_too_and_not_a_long_one() -> None:
+    assert client_key("x" * 1000) == "x" * 64
+
+
+def test_each_answer_waits_twice_as_long_up_to_ten_seconds(table: Attempts) -> None:
+    assert [table.failed("a", 0.0) for _ in range(7)] == [0.5, 1, 2, 4, 8, 10, 10]
+    assert table.failed("b", 0.0) == 0.5
+
+
+def test_a_success_takes_the_delay_away_but_not_the_failures(table: Attempts) -> None:
+    for _ in range(9):
+        table.failed("a", 0.0)
+    table.succeeded("a")
+    assert not table.locked("a", 0.0)
+    assert table.failed("a", 0.0) == 0.5
+    assert table.locked("a", 0.0)
+
+
+def test_a_lock_ends_when_the_oldest_failure_is_forgotten(table: Attempts) -> None:
+    for at in range(10):
+        table.failed("a", float(at))
+    assert table.locked("a", WINDOW - 0.001)
+    assert not table.locked("a", WINDOW)
+    assert not table.locked("b", 9.0)
+    table.failed("a", WINDOW)
+    assert table.locked("a", WINDOW + 0.5)
+
+
+def test_after_a_quiet_time_the_delay_begins_again(table: Attempts) -> None:
+    table.failed("a", 0.0)
+    assert table.failed("a", 1.0) == 1.0
+    assert table.failed("a", 1.0 + WINDOW) == 0.5
+
+
+def test_other_limits_hold_for_what_was_counted(table: Attempts) -> None:
+    for _ in range(3):
+        table.failed("a", 0.0)
+    table.configure(max_failures=3, window=WINDOW)
+    assert table.locked("a", 1.0)
+    table.configure(max_failures=3, window=1.0)
+    assert not table.locked("a", 1.0)
+
+
+def test_the_table_forgets_whoever_failed_longest_ago(table: Attempts) -> None:
+    for _ in range(10):
+        table.failed("first", 0.0)
+        table.failed("second", 0.0)
+    table.failed("first", 0.0)  # now the second is the older one
+    for number in range(MAX_CLIENTS - 1):
+        table.failed(str(number), 0.0)
+    assert len(table) == MAX_CLIENTS
+    assert table.locked("first", 0.0)
+    assert not table.locked("second", 0.0)
+
+
+def test_failures_of_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "MAX_COUNTED", 20)
+    table = Attempts(max_failures=1_000_000, window=WINDOW)
+    delays = [table.failed("a", 0.0) for _ in range(2000)]
+    assert delays[-1] == 10.0
+    assert table.locked("a", 0.0)  # the bound is the lock, too
+    assert len(table._clients["a"].times) == 20

@@ -1,0 +1,373 @@
+"""Log-ins against a real file with real hashes; only time and waiting are the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.credentials import file_of, user
+from zonerelay.config import passwords
+from zonerelay.config.access import AuthSettings
+from zonerelay.inbound.auth import Authenticator, Login, LoginKind
+from zonerelay.inbound.password_check import MAX_WAITING_PER_CLIENT, REMEMBERED_FOR
+from zonerelay.model.clock import ManualClock
+from zonerelay.smtp.sasl import Credentials
+from zonerelay.telemetry.events import Events, Field
+from zonerelay.telemetry.metrics import Metrics
+from zonerelay.telemetry.redact import Redactor
+
+CLIENT = "192.0.2.1"
+RIGHT = Credentials("app", "correct horse")
+WRONG = Credentials("app", "battery staple")
+NOBODY = Credentials("nobody", "correct horse")
+
+
+class Door:
+    """An authenticator with everything around it, and counts of what it does."""
+
+    def __init__(self, directory: Path) -> None:
+        self.file = directory / "credentials"
+        self.file.write_text(file_of(user(), user("crm", "another password", "example.com")))
+        self.clock = ManualClock()
+        self.lines: list[tuple[str, str, dict[str, Field]]] = []
+        self.metrics = Metrics()
+        self.hashed: list[str] = []
+        self.slept: list[float] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fault: Exception | None = None
+        self.settings = AuthSettings(credentials=self.file)
+        self.authenticator = Authenticator(
+            self.settings,
+            clock=self.clock,
+            events=Events(self, self.metrics, Redactor(bytes(32), enabled=True), self.clock),
+            secret=bytes(32),
+            matches=self._matches,
+            sleep=self._sleep,
+        )
+
+    def emit(self, level: str, event: str, fields: dict[str, Field]) -> None:
+        self.lines.append((level, event, fields))
+
+    def _matches(self, stored_hash: str, password: str) -> bool:
+        self.hashed.append(stored_hash)
+        assert self.gate.wait(10)
+        if self.fault:
+            raise self.fault
+        return passwords.matches(stored_hash, password)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+    async def login(self, credentials: Credentials, client: str = CLIENT) -> LoginKind:
+        return (await self.check(credentials, client)).kind
+
+    async def check(self, credentials: Credentials, client: str = CLIENT) -> Login:
+        return await self.authenticator.check(credentials, client)
+
+    def replace(self, text: str) -> None:
+        """As `zonerelay user` does it: another inode."""
+        draft = self.file.with_name("draft")
+        draft.write_text(text)
+        draft.replace(self.file)
+
+    def events(self, name: str) -> list[dict[str, Field]]:
+        return [fields for _, event, fields in self.lines if event == name]
+
+    def counted(self, result: str) -> int:
+        return self.metrics._logins._numbers[result,]
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> Door:
+    return Door(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _closed(door: Door) -> Iterator[None]:
+    yield
+    door.gate.set()
+    door.authenticator.close()
+
+
+async def test_the_right_password_brings_the_user_with_the_senders(door: Door) -> None:
+    login = await door.check(Credentials("crm", "another password"))
+    assert login == Login(LoginKind.OK, user("crm", "another password", "example.com"))
+    assert door.slept == []
+
+
+async def test_names_and_passwords_are_case_sensitive(door: Door) -> None:
+    assert await door.login(Credentials("App", "correct horse")) is LoginKind.WRONG
+    assert await door.login(Credentials("app", "Correct horse")) is LoginKind.WRONG
+
+
+async def test_an_unknown_user_costs_and_gets_what_a_wrong_password_does(door: Door) -> None:
+    unknown = await door.check(NOBODY, "192.0.2.1")
+    wrong = await door.check(WRONG, "192.0.2.2")
+    assert unknown.kind is wrong.kind is LoginKind.WRONG
+    assert unknown.user is wrong.user is None
+    assert door.slept == [0.5, 0.5]
+    of_nobody, of_app = door.hashed
+    assert of_nobody != of_app
+    assert of_nobody.rsplit("$", 2)[0] == of_app.rsplit("$", 2)[0]  # the same memory, passes and lanes
+
+
+async def test_the_user_of_nobodys_hash_cannot_log_in(door: Door) -> None:
+    """Whatever the hash function says: there is no such user."""
+    door.authenticator._checks._matches = lambda _hash, _password: True
+    assert await door.login(NOBODY) is LoginKind.WRONG
+    assert await door.login(WRONG) is LoginKind.OK  # the lie was believed for a user who is there
+
+
+# ---- remembering -----------------------------------------------------------------------------
+
+
+async def test_an_application_that_logs_in_for_every_message_is_hashed_once(door: Door) -> None:
+    for _ in range(50):
+        assert await door.login(RIGHT) is LoginKind.OK
+    assert len(door.hashed) == 1
+    assert door.counted("ok") == 50
+    door.clock.advance(REMEMBERED_FOR)
+    assert await door.login(RIGHT) is LoginKind.OK
+    assert len(door.hashed) == 2
+
+
+async def test_a_wrong_password_is_never_remembered(door: Door) -> None:
+    for _ in range(3):
+        assert await door.login(RIGHT) is LoginKind.OK
+        assert await door.login(WRONG) is LoginKind.WRONG
+    assert len(door.hashed) == 4
+
+
+async def test_a_changed_password_is_in_force_at_the_next_log_in(door: Door) -> None:
+    assert await door.login(RIGHT) is LoginKind.OK
+    door.replace(file_of(user("app", "battery staple")))
+    assert await door.login(RIGHT) is LoginKind.WRONG
+    assert await door.login(WRONG) is LoginKind.OK
+    assert await door.login(Credentials("crm", "another password")) is LoginKind.WRONG
+
+
+async def test_a_change_empties_the_memory(door: Door) -> None:
+    assert await door.login(RIGHT) is LoginKind.OK
+    door.replace(file_of(user()) + "# changed\n")
+    assert await door.login(RIGHT) is LoginKind.OK
+    assert len(door.hashed) == 2
+
+
+async def test_another_file_of_the_configuration_is_read(door: Door, tmp_path: Path) -> None:
+    assert await door.login(RIGHT) is LoginKind.OK
+    other = tmp_path / "other"
+    other.write_text(file_of(user("app", "battery staple")))
+    door.authenticator.configure(AuthSettings(credentials=other, max_client_failures=1))
+    assert await door.login(WRONG) is LoginKind.OK
+    assert await door.login(RIGHT) is LoginKind.WRONG
+    assert await door.login(WRONG) is LoginKind.LOCKED
+
+
+# ---- a broken file ---------------------------------------------------------------------------
+
+
+async def test_a_missing_file_is_nobodys_fault_and_said_once(door: Door) -> None:
+    door.file.unlink()
+    for _ in range(3):
+        login = await door.check(RIGHT)
+        assert login.kind is LoginKind.BROKEN
+        assert "credentials: No such file or directory" in login.detail
+    assert len(door.events("credentials-broken")) == 1
+    assert door.authenticator.problem
+    assert (door.hashed, door.slept, door.counted("broken")) == ([], [], 3)
+    door.replace(file_of(user()))
+    assert await door.login(RIGHT) is LoginKind.OK
+    assert door.authenticator.problem == ""
+    assert door.events("credentials-read") == [{"users": 1}]
+
+
+async def test_a_malformed_file_is_said_once_per_change_with_its_line(door: Door) -> None:
+    assert await door.login(RIGHT) is LoginKind.OK
+    for _ in range(2):
+        door.replace(file_of(user()) + "crm:another password\n")
+        for _ in range(2):
+            assert await door.login(RIGHT) is LoginKind.BROKEN
+    [first, second] = door.events("credentials-broken")
+    assert first == second
+    assert str(first["problem"]).endswith(
+        "credentials:2: the hash is not argon2id as zonerelay user writes it"
+    )
+    assert [level for level, event, _ in door.lines if event == "credentials-broken"] == ["error", "error"]
+    door.replace(file_of(user()))
+    assert await door.login(RIGHT) is LoginKind.OK
+
+
+async def test_a_broken_file_locks_nobody_out(door: Door) -> None:
+    door.replace("broken\n")
+    for _ in range(30):
+        assert await door.login(WRONG) is LoginKind.BROKEN
+    door.replace(file_of(user()))
+    assert await door.login(RIGHT) is LoginKind.OK
+
+
+async def test_an_unreadable_file_recovers_without_a_change(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No descriptor left, for example: the file is the same when it can be read again."""
+    real = Path.open
+
+    def refuse(*_arguments: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    for _ in range(3):
+        assert await door.login(RIGHT) is LoginKind.BROKEN
+    assert len(door.events("credentials-broken")) == 1
+    monkeypatch.setattr(Path, "open", real)
+    assert await door.login(RIGHT) is LoginKind.OK
+
+
+async def test_unexpected_trouble_is_temporary_and_reported(door: Door) -> None:
+    door.fault = MemoryError("no memory")
+    assert await door.login(RIGHT) is LoginKind.BROKEN
+    [trouble] = door.events("trouble")
+    assert (trouble["where"], trouble["error"]) == ("auth", "MemoryError: no memory")
+    door.fault = None
+    assert await door.login(RIGHT) is LoginKind.OK
+
+
+async def test_a_closed_authenticator_answers(door: Door) -> None:
+    door.authenticator.close()
+    assert await door.login(RIGHT) is LoginKind.BROKEN
+
+
+# ---- failures --------------------------------------------------------------------------------
+
+
+async def test_answers_to_wrong_passwords_come_later_and_later_then_not_at_all(door: Door) -> None:
+    for _ in range(10):
+        assert await door.login(WRONG) is LoginKind.WRONG
+    assert door.slept == [0.5, 1, 2, 4, 8, 10, 10, 10, 10, 10]
+    assert await door.login(WRONG) is LoginKind.LOCKED
+    assert (len(door.hashed), len(door.slept)) == (10, 10)
+    assert (door.counted("wrong"), door.counted("locked")) == (10, 1)
+
+
+async def test_a_lock_is_for_one_client_and_for_a_time(door: Door) -> None:
+    for _ in range(10):
+        await door.login(WRONG)
+    assert await door.login(RIGHT) is LoginKind.LOCKED
+    assert await door.login(RIGHT, "192.0.2.2") is LoginKind.OK
+    door.clock.advance(door.settings.forget_failures)
+    assert await door.login(RIGHT) is LoginKind.OK
+
+
+async def test_a_lock_holds_for_a_password_that_is_remembered(door: Door) -> None:
+    """Else the lock would open for the right guess, and guessing would cost nothing."""
+    assert await door.login(RIGHT) is LoginKind.OK
+    for _ in range(10):
+        await door.login(WRONG)
+    assert await door.login(RIGHT) is LoginKind.LOCKED
+
+
+async def test_loopback_and_unix_sockets_can_be_locked_too(door: Door) -> None:
+    for client in ("127.0.0.1", "::1", ""):
+        for _ in range(10):
+            await door.login(WRONG, client)
+        assert await door.login(RIGHT, client) is LoginKind.LOCKED
+
+
+async def test_one_customers_ipv6_addresses_are_one_client(door: Door) -> None:
+    for number in range(10):
+        await door.login(WRONG, f"2001:db8::{number + 1:x}")
+    assert await door.login(RIGHT, "2001:db8::ffff:1:2:3") is LoginKind.LOCKED
+    assert await door.login(RIGHT, "2001:db8:0:1::1") is LoginKind.OK
+
+
+async def test_a_success_ends_the_delay_but_does_not_forgive(door: Door) -> None:
+    for _ in range(9):
+        await door.login(WRONG)
+    await door.login(RIGHT)
+    assert await door.login(WRONG) is LoginKind.WRONG
+    assert door.slept[-2:] == [10.0, 0.5]
+    assert await door.login(RIGHT) is LoginKind.LOCKED
+
+
+async def test_guesses_side_by_side_get_no_more_answers_than_one_after_another(door: Door) -> None:
+    door.gate.clear()
+    guesses = [Credentials("app", f"guess {number}") for number in range(20)] + [RIGHT]
+    tasks = [asyncio.create_task(door.login(guess)) for guess in guesses]
+    await asyncio.sleep(0)
+    door.gate.set()
+    kinds = await asyncio.gather(*tasks)
+    assert kinds.count(LoginKind.WRONG) == 10
+    assert kinds[-1] is LoginKind.LOCKED
+
+
+async def test_a_client_that_does_not_wait_has_failed_all_the_same(door: Door) -> None:
+    await door.check(RIGHT, "192.0.2.2")  # reads the file
+    door.gate.clear()
+    for _ in range(10):
+        task = asyncio.create_task(door.check(Credentials("app", f"guess {_}")))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    door.gate.set()
+    await asyncio.gather(*door.authenticator._tasks)
+    assert await door.login(RIGHT) is LoginKind.LOCKED
+    assert door.slept == []
+    assert len(door.events("login-failed")) == 11
+
+
+async def test_a_delay_ends_at_once_when_the_client_leaves(door: Door) -> None:
+    waiting = asyncio.Event()
+
+    async def forever(_seconds: float) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    door.authenticator._sleep = forever
+    task = asyncio.create_task(door.check(WRONG))
+    await waiting.wait()
+    assert await door.login(RIGHT) is LoginKind.OK  # and holds no thread meanwhile
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert door.authenticator._tasks == set()
+
+
+async def test_too_many_at_once_is_busy_and_not_a_failure(door: Door) -> None:
+    door.gate.clear()
+    guesses = [Credentials("app", f"guess {number}") for number in range(MAX_WAITING_PER_CLIENT)]
+    tasks = [asyncio.create_task(door.check(guess)) for guess in guesses]
+    while len(door.authenticator._checks._running) < len(guesses):
+        await asyncio.sleep(0)
+    login = await door.check(RIGHT)
+    assert (login.kind, login.detail) == (LoginKind.BROKEN, "too many passwords wait to be checked")
+    door.gate.set()
+    await asyncio.gather(*tasks)
+    assert await door.login(RIGHT, "192.0.2.2") is LoginKind.OK
+
+
+# ---- the log ---------------------------------------------------------------------------------
+
+
+async def test_log_ins_are_told_without_names_and_secrets(door: Door) -> None:
+    await door.login(RIGHT)
+    await door.login(WRONG)
+    await door.login(Credentials("hunter2 in the wrong field", "x" * 9))
+    told = [line for line in door.lines if line[1].startswith("log")]
+    assert [(level, event, fields.get("reason")) for level, event, fields in told] == [
+        ("info", "logged-in", None),
+        ("warning", "login-failed", "wrong"),
+        ("warning", "login-failed", "wrong"),
+    ]
+    ok, wrong, unknown = (fields for _, _, fields in told)
+    assert str(ok["user"]).startswith("u-")
+    assert ok["user"] == wrong["user"]
+    assert "user" not in unknown
+    assert ok["client"] == wrong["client"] == unknown["client"]
+    everything = repr(door.lines) + repr(vars(door.authenticator))
+    for secret in ("correct horse", "battery staple", "hunter2", CLIENT):
+        assert secret not in everything
