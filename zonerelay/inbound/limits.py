@@ -9,7 +9,6 @@ operator's own processes, and who comes through a load balancer is nobody until 
 
 from __future__ import annotations
 
-import sys
 from socket import AF_INET6, inet_pton
 
 from zonerelay.inbound.access import Reason
@@ -23,7 +22,7 @@ def client_key(address: str) -> Key:
 
 
 class ConnectionLimits:
-    def __init__(self, *, total: int, per_client: int, per_network: int = sys.maxsize) -> None:
+    def __init__(self, *, total: int, per_client: int, per_network: int) -> None:
         self._total = total
         self._per_client = per_client
         self._per_network = per_network
@@ -31,7 +30,7 @@ class ConnectionLimits:
         self._networks: dict[Key, int] = {}
         self.count = 0
 
-    def change(self, *, total: int, per_client: int, per_network: int = sys.maxsize) -> None:
+    def change(self, *, total: int, per_client: int, per_network: int) -> None:
         """Other limits from now on; connections that are open stay."""
         self._total = total
         self._per_client = per_client
