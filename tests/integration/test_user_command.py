@@ -1,0 +1,279 @@
+"""`zonerelay user` on real files: in this process, on a terminal, and two at a time."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.toml import toml_document
+from zonerelay.cli.main import main
+from zonerelay.config import credentials, passwords
+
+RUN = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
+PASSWORD = "correct horse"
+
+
+@dataclass
+class Ran:
+    status: int
+    out: str
+    err: str
+
+
+class Shell:
+    def __init__(
+        self, file: Path, capture: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.file = file
+        self._capture = capture
+        self._monkeypatch = monkeypatch
+
+    def user(self, *words: str, typed: str | bytes = "", where: Sequence[str] | None = None) -> Ran:
+        """With standard input that is no terminal, as in a script."""
+        data = typed.encode() if isinstance(typed, str) else typed
+        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        self._capture.readouterr()
+        try:
+            status = main(["user", *words, *(where or ("--file", str(self.file)))])
+        except SystemExit as error:
+            status = int(error.code or 0)
+        out, err = self._capture.readouterr()
+        return Ran(status, out, err)
+
+    def typing(self, lines: Sequence[str], *words: str) -> Ran:
+        """On a terminal; each line is typed when something is asked."""
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUN, "user", *words, "--file", str(self.file)],
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            start_new_session=True,  # no controlling terminal: getpass takes standard input's
+        )
+        os.close(theirs)
+        shown = b""
+        for line in lines:
+            while not shown.endswith(b": "):
+                shown += os.read(ours, 4096)
+            os.write(ours, f"{line}\n".encode())
+            shown += b"|"
+        try:
+            while piece := os.read(ours, 4096):
+                shown += piece
+        except OSError:  # EIO: the other side is closed
+            pass
+        out, _ = process.communicate(timeout=20)
+        os.close(ours)
+        return Ran(process.returncode, out.decode(), shown.decode())
+
+    def senders(self) -> dict[str, tuple[str, ...]]:
+        return {name: user.senders for name, user in credentials.read(self.file).items()}
+
+    def knows(self, name: str, password: str) -> bool:
+        return passwords.matches(credentials.read(self.file)[name].hash, password)
+
+
+@pytest.fixture
+def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    return Shell(tmp_path / "credentials", capsys, monkeypatch)
+
+
+def test_a_user_is_added_with_a_password_from_a_script(shell: Shell) -> None:
+    ran = shell.user("add", "app", "--password-stdin", typed=f"{PASSWORD}\n")
+    assert (ran.status, ran.out) == (0, "")
+    assert f"User app was added to {shell.file}." in ran.err
+    assert "the relay's user has to be one of them" in ran.err or "cannot read it" in ran.err
+    assert shell.knows("app", PASSWORD)
+    assert PASSWORD not in shell.file.read_text()
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_the_line_end_does_not_belong_to_the_password(shell: Shell, end: str) -> None:
+    assert shell.user("add", "app", "--password-stdin", typed=f" {PASSWORD} {end}").status == 0
+    assert shell.knows("app", f" {PASSWORD} ")
+
+
+def test_a_generated_password_is_all_that_standard_output_has(shell: Shell) -> None:
+    ran = shell.user("add", "app", "--generate")
+    password = ran.out.removesuffix("\n")
+    assert len(password) == 24
+    assert shell.knows("app", password)
+    again = shell.user("passwd", "app", "--generate")
+    assert again.out != ran.out
+    assert shell.knows("app", again.out.strip())
+    assert not shell.knows("app", password)
+
+
+def test_senders_are_kept_when_the_password_changes(shell: Shell) -> None:
+    patterns = ("example.com", "*.example.com", "bounce-*@example.net")
+    options = [word for pattern in (*patterns, "example.com") for word in ("--sender", pattern)]
+    shell.user("add", "crm", "--generate", *options)
+    assert shell.senders() == {"crm": patterns}
+    assert shell.user("passwd", "crm", "--password-stdin", typed=PASSWORD).status == 0
+    assert shell.senders() == {"crm": patterns}
+    assert shell.knows("crm", PASSWORD)
+
+
+def test_names_and_passwords_are_kept_as_clients_will_be_read(shell: Shell) -> None:
+    typed = "pa\u0308sswo\u0308rd\u00a0!"
+    assert shell.user("add", "ju\u0308rgen", "--password-stdin", typed=typed).status == 0
+    assert shell.knows("jürgen", "pässwörd !")
+    assert shell.user("remove", "ju\u0308rgen").status == 0
+
+
+def test_users_are_listed(shell: Shell) -> None:
+    shell.user("add", "zoe", "--generate")
+    shell.user("add", "app", "--generate", "--sender", "example.com")
+    assert [line.split() for line in shell.user("list").out.splitlines()] == [
+        ["USER", "SENDERS"],
+        ["app", "example.com"],
+        ["zoe", "any"],
+    ]
+    listed = [json.loads(line) for line in shell.user("list", "--json").out.splitlines()]
+    assert listed == [{"name": "app", "senders": ["example.com"]}, {"name": "zoe", "senders": []}]
+    assert "argon2" not in shell.user("list", "--json").out
+
+
+def test_a_user_is_removed_once(shell: Shell) -> None:
+    shell.user("add", "app", "--generate")
+    assert shell.user("remove", "app").status == 0
+    assert shell.senders() == {}
+    ran = shell.user("remove", "app")
+    assert (ran.status, ran.err) == (
+        1,
+        f"zonerelay: {shell.file} has no user app; names are case-sensitive\n",
+    )
+    ran = shell.user("list")
+    assert (ran.status, ran.out) == (0, "")
+    assert "has no users yet" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "typed", "status", "said"),
+    [
+        (("add", "app", "--generate"), "", 1, "app is in"),
+        (("add", "new", "--password-stdin"), "short", 1, "too weak: a password needs 8 characters"),
+        (("passwd", "app", "--password-stdin"), "short", 1, "too weak"),
+        (("add", "long-name", "--password-stdin"), "long-name", 1, "is not the user's name"),
+        (("add", "new", "--password-stdin"), "", 1, "there is no password"),
+        (("add", "new", "--password-stdin"), "\n", 1, "there is no password"),
+        (("add", "new", "--password-stdin"), "two lines\nof password\n", 1, "is one line"),
+        (("add", "new", "--password-stdin"), "with\0nul in it", 1, "without control characters"),
+        (("add", "new", "--password-stdin"), b"not \xff UTF-8", 1, "is not UTF-8"),
+        (("add", "new", "--password-stdin"), "x" * 1025, 1, "at most 1024 octets"),
+        (("add", "new", "--password-stdin"), "x" * 100_000, 1, "at most 1024 octets"),
+        (("add", "new"), "", 2, "nobody to ask"),
+        (("add", "new", "--password-stdin", "--generate"), "", 2, "not allowed with"),
+        (("add", "a:b", "--generate"), "", 2, '"a:b" cannot be a user name'),
+        (("add", "", "--generate"), "", 2, "no name"),
+        (("add", "new", "--generate", "--sender", "a b"), "", 2, '--sender: "a b" is not a domain'),
+        (("add", "new", "--generate", "--sender", "a,b"), "", 2, "--sender: a sender is empty"),
+        (("passwd", "APP", "--generate"), "", 1, "has no user APP; names are case-sensitive"),
+        (("remove", "APP"), "", 1, "has no user APP"),
+        (("change", "app"), "", 2, "invalid choice"),
+    ],
+)
+def test_what_is_refused_is_said_and_changes_nothing(
+    shell: Shell, words: tuple[str, ...], typed: str | bytes, status: int, said: str
+) -> None:
+    shell.user("add", "app", "--generate")
+    before = shell.file.read_text()
+    ran = shell.user(*words, typed=typed)
+    assert (ran.status, ran.out) == (status, "")
+    assert said in ran.err
+    assert shell.file.read_text() == before
+
+
+@pytest.mark.parametrize("words", [("list",), ("passwd", "app", "--generate"), ("remove", "app")])
+def test_a_missing_file_says_what_makes_it(shell: Shell, words: tuple[str, ...]) -> None:
+    ran = shell.user(*words)
+    assert ran.status == 1
+    assert ran.err == f"zonerelay: {shell.file} does not exist: zonerelay user add NAME makes it\n"
+    assert not shell.file.exists()
+
+
+def test_a_wrong_file_is_named_with_its_line(shell: Shell) -> None:
+    shell.file.write_text("# ours\napp:secret\n")
+    for words in (("list",), ("add", "new", "--generate"), ("remove", "app")):
+        ran = shell.user(*words)
+        assert (ran.status, ran.out) == (1, "")
+        assert ran.err.startswith(f"zonerelay: {shell.file}:2: ")
+        assert "secret" not in ran.err
+
+
+def test_a_file_that_everybody_can_read_is_worth_a_word(shell: Shell) -> None:
+    shell.user("add", "app", "--generate")
+    shell.file.chmod(0o644)
+    assert f"chmod 640 {shell.file}" in shell.user("passwd", "app", "--generate").err
+
+
+def test_the_configuration_names_the_file(shell: Shell, tmp_path: Path) -> None:
+    config = tmp_path / "zonerelay.toml"
+    config.write_text(
+        toml_document(
+            {},
+            {"auth": {"credentials": str(shell.file)}, "listener": [{"address": "127.0.0.1:2525"}]},
+        )
+    )
+    where = ("--config", str(config))
+    assert shell.user("add", "app", "--generate", where=where).status == 0
+    assert shell.user("list", where=where).out == shell.user("list").out
+    assert set(shell.senders()) == {"app"}
+
+
+def test_a_terminal_is_asked_twice_and_shows_nothing(shell: Shell) -> None:
+    ran = shell.typing([PASSWORD, PASSWORD], "add", "app")
+    assert ran.status == 0, ran.err
+    assert "Password for app: " in ran.err
+    assert PASSWORD not in ran.err + ran.out
+    assert shell.knows("app", PASSWORD)
+
+
+def test_two_different_passwords_change_nothing(shell: Shell) -> None:
+    ran = shell.typing([PASSWORD, "correct house"], "add", "app")
+    assert ran.status == 1
+    assert "not the same" in ran.err
+    assert not shell.file.exists()
+
+
+def test_two_commands_at_once_lose_nothing(shell: Shell) -> None:
+    """Two processes, sixty users each, on one file."""
+    adds = (
+        "import sys; from pathlib import Path\n"
+        "from zonerelay.config.credentials import User\n"
+        "from zonerelay.config.credentials_edit import change_user\n"
+        "from tests.support.credentials import user\n"
+        "sys.stdin.readline()\n"
+        "for n in range(60):\n"
+        "    change_user(Path(sys.argv[1]), f'{sys.argv[2]}{n}', lambda _: user(f'{sys.argv[2]}{n}'))\n"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", adds, str(shell.file), name], stdin=subprocess.PIPE)
+        for name in ("a", "b")
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert set(shell.senders()) == {f"{name}{n}" for name in ("a", "b") for n in range(60)}
+    assert list(shell.file.parent.iterdir()) == [shell.file]
+
+
+def test_two_commands_for_one_name_make_one_user(shell: Shell) -> None:
+    command = [sys.executable, "-c", RUN, "user", "add", "app", "--generate", "--file", str(shell.file)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in "ab"]
+    outputs = [(process.communicate(timeout=60)[0].decode(), process.returncode) for process in processes]
+    [winner] = [out.strip() for out, status in outputs if status == 0]
+    assert shell.knows("app", winner)
