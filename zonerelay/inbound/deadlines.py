@@ -8,7 +8,7 @@
 - transaction: from MAIL to the end of data, so that whatever trickles ends some day.
 
 Time in which we do not read, for a reason of ours, is not the client's: its clocks stand still.
-Late clients get 421 4.4.2; in a handshake, where nobody could read that, they are just disconnected.
+Late clients get 421 4.4.2; inside a TLS handshake nobody could read that.
 """
 
 from __future__ import annotations
