@@ -28,7 +28,15 @@ def test_every_log_event_is_explained() -> None:
 def test_every_changing_verb_and_every_filter_is_explained() -> None:
     verbs = [verb for verb in arguments.CHANGES if f"| `{verb}" not in PAGE]
     assert verbs == []
-    for command in ("status", "explain", "resolve", "queue list", "queue show", "queue trace"):
+    for command in (
+        "status",
+        "explain",
+        "resolve",
+        "queue list",
+        "queue show",
+        "queue trace",
+        "cert self-signed",
+    ):
         assert f"zonerelay {command} " in PAGE.replace("\n", " ")
     for option in ("sender", "recipient", "domain", "zone", "state", "older-than", "younger-than", "reply"):
         assert f"`--{option} " in PAGE

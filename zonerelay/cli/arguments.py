@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 DEFAULT_ROWS = 1000
+DEFAULT_DAYS = 825  # what Apple's systems take at most
+MAX_DAYS = 36_500
 
 _CONFIG_HELP = (
     "configuration file; without it $ZONERELAY_CONFIG, /etc/zonerelay/zonerelay.toml "
@@ -61,6 +63,7 @@ def build() -> argparse.ArgumentParser:
     resolve.add_argument("pseudonym", help="u-…@d-… for a mailbox, d-… for every mailbox of a domain")
     _json(resolve)
     _user(commands)
+    _certificates(commands)
     commands.add_parser("sandbox", help="relay and scriptable sink on loopback: watch mail flow")
     commands.add_parser("version", help="print the version")
     return parser
@@ -166,6 +169,32 @@ def _user(commands: Commands) -> None:
             source.add_argument("--generate", action="store_true", help="make a random one and print it once")
 
 
+def _certificates(commands: Commands) -> None:
+    certificates = commands.add_parser("cert", help="certificates for listeners")
+    verbs = certificates.add_subparsers(dest="verb", required=True, metavar="VERB")
+    signed = _command(verbs, "self-signed", "make a key and a certificate for a first start")
+    signed.add_argument(
+        "--name",
+        action="append",
+        metavar="NAME",
+        help="name or address that clients connect to; may be repeated (default: the relay's hostname)",
+    )
+    signed.add_argument(
+        "--out", type=Path, metavar="DIR", help="directory for NAME.pem and NAME.key (default: this one)"
+    )
+    signed.add_argument("--certificate", type=Path, metavar="FILE", help="instead of --out, with --key")
+    signed.add_argument("--key", type=Path, metavar="FILE", help="instead of --out, with --certificate")
+    signed.add_argument(
+        "--days",
+        type=_days,
+        default=DEFAULT_DAYS,
+        metavar="N",
+        help="days until it expires (default: %(default)s)",
+    )
+    signed.add_argument("--force", action="store_true", help="replace files that exist")
+    _json(signed)
+
+
 def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> Filter:
     """The filter options as the control protocol has them."""
     from zonerelay.control.messages import Filter
@@ -193,6 +222,12 @@ def _age(text: str) -> float:
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows")
+    return int(text)
+
+
+def _days(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_DAYS):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days from 1 to {MAX_DAYS}")
     return int(text)
 
 

@@ -77,6 +77,10 @@ def _run_question(arguments: Namespace) -> int:
             from zonerelay.cli.user import user
 
             return user(arguments)
+        case "cert":
+            from zonerelay.cli.certificates import self_signed
+
+            return self_signed(arguments)
     raise AssertionError(arguments.command)
 
 

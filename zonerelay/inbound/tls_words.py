@@ -33,7 +33,7 @@ _WORDS = {
     "unexpected message": "a handshake message came out of turn",
     "no renegotiation": "the client wants to renegotiate, which is not allowed",
 }
-_ALERT = re.compile(r"(?:sslv3|tlsv1|tlsv13|ssl/tls) alert (.+)")
+_ALERT = re.compile(r"\S+ alert (.+)")  # "tls alert …", "tlsv1 alert …", "sslv3 alert …"
 _ABOUT_OUR_CERTIFICATE = frozenset(
     {
         "unknown ca",

@@ -233,7 +233,7 @@ class Metrics:
     def inbound_closed(self) -> None:
         self._inbound.value -= 1
 
-    def tls_session(self, version: str) -> None:
+    def inbound_tls(self, version: str) -> None:
         """A client's handshake is complete; `version` is OpenSSL's word, as TLSv1.3."""
         self._tls_sessions.add((version,))
 
