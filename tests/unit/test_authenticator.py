@@ -153,9 +153,10 @@ async def test_a_changed_password_is_in_force_at_the_next_log_in(door: Door) -> 
 
 async def test_a_change_empties_the_memory(door: Door) -> None:
     assert await door.login(RIGHT) is LoginKind.OK
-    door.replace(file_of(user()) + "# changed\n")
+    door.replace(file_of(user(), user("crm")) + "# changed\n")
+    assert await door.login(Credentials("crm", "correct horse")) is LoginKind.OK  # the file is read here
     assert await door.login(RIGHT) is LoginKind.OK
-    assert len(door.hashed) == 2
+    assert len(door.hashed) == 3
 
 
 async def test_another_file_of_the_configuration_is_read(door: Door, tmp_path: Path) -> None:

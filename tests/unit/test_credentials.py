@@ -168,7 +168,7 @@ def test_a_new_file_is_not_for_everybody(tmp_path: Path) -> None:
 def test_mode_and_owner_stay(tmp_path: Path) -> None:
     file = tmp_path / "credentials"
     file.write_text("")
-    file.chmod(0o600)
+    file.chmod(0o644)
     before = file.stat()
     change_user(file, "app", lambda _: user())
     after = file.stat()
