@@ -37,7 +37,7 @@ class BodyReader(LineEnds):
     def feed(self, data: bytes) -> bytes:
         """The body bytes that are certain now. Must not be called once `done`.
 
-        `dotted` is true from the first line on that begins with a dot.
+        `dotted` is true from the first line on that begins with a dot, or the first NUL (stuffing.py).
         """
         if self._virtual and self._held == CRLF and data and data[0] != _DOT:
             # Nothing came before, and the line end before the body decides nothing: no need to copy

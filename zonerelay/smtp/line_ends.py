@@ -23,7 +23,7 @@ def crlf_only(body: bytes) -> bytes:
 class LineEnds:
     """What a reader of bodies knows about line ends. `bare_lf` and `bare_cr` count what was changed."""
 
-    __slots__ = ("_line_ends", "bare_cr", "bare_lf", "dotted", "has_bare", "has_nul")
+    __slots__ = ("_line_ends", "bare_cr", "bare_lf", "dotted", "has_bare")
 
     def __init__(self) -> None:
         # It keeps the set of line ends it has seen, faster than any search of bytes for bare ones.
@@ -31,18 +31,17 @@ class LineEnds:
         self.bare_lf = 0
         self.bare_cr = 0
         self.has_bare = False
-        self.has_nul = False
         self.dotted = False
 
     @property
     def is_plain(self) -> bool:
-        """So far it can be sent as it is: CRLF line ends only, no NUL, no line that begins with a dot."""
-        return not (self.dotted or self.has_bare or self.has_nul)
+        """So far it can be sent as it is: CRLF line ends only, no line that needs a dot in front."""
+        return not (self.dotted or self.has_bare)
 
     def _clean(self, body: bytes) -> bytes:
         """CRLF line ends only. No CRLF may be cut in two by the ends of `body`."""
         if NUL in body:
-            self.has_nul = True
+            self.dotted = True  # perhaps: DotStuffer will tell which lines
         self._line_ends.decode(body.decode("latin-1"), final=True)
         if self._line_ends.newlines in _CLEAN:
             return body
