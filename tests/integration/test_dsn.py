@@ -1,0 +1,160 @@
+"""Wishes about reports (RFC 3461) in a whole relay: passed on to a peer with DSN, honoured elsewhere."""
+
+from __future__ import annotations
+
+import email
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from tests.support.wishes import TEXT, Report, put, to
+from zonerelay.config.models import TlsMode, ZoneSettings
+from zonerelay.model.envelope import Notify, Ret
+from zonerelay.sandbox.conversation import Manners
+from zonerelay.sandbox.sink import Sink
+
+SUCCESS, FAILURE, DELAY, NEVER = Notify.SUCCESS, Notify.FAILURE, Notify.DELAY, Notify.NEVER
+
+
+@asynccontextmanager
+async def relay(directory: Path, **manners: bool) -> AsyncIterator[tuple[Running, Sink]]:
+    """A relay whose next hop is the sink, for mail and for its own reports."""
+    sink = Sink(manners=Manners(**manners))  # type: ignore[arg-type]  # the switches among them
+    await sink.start()
+    try:
+        zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", tls=TlsMode.NONE)
+        async with relay_with(settings(directory, zone=zone)) as running:
+            yield running, sink
+    finally:
+        await sink.close()
+
+
+def kinds(running: Running) -> list[object]:
+    return [event["kind"] for event in running.log.named("dsn")]
+
+
+async def test_a_peer_with_dsn_is_told_everything_and_we_report_nothing(tmp_path: Path) -> None:
+    async with relay(tmp_path, dsn=True) as (running, sink):
+        wishes = [
+            to("b@example.com", SUCCESS | FAILURE, "rfc822;Bee+2Bx@old.example"),
+            to("c@example.com", NEVER),
+        ]
+        await put(running, wishes, ret=Ret.HDRS, envid="QQ+2B7")
+        await sink.wait_for(1)
+        await running.until_empty()
+        assert "RET=HDRS ENVID=QQ+2B7" in sink.messages[0].parameters
+        assert [line for line in sink.commands if line.startswith("RCPT")] == [
+            "RCPT TO:<b@example.com> NOTIFY=SUCCESS,FAILURE ORCPT=rfc822;Bee+2Bx@old.example",
+            "RCPT TO:<c@example.com> NOTIFY=NEVER ORCPT=rfc822;c@example.com",
+        ]
+        assert len(sink.messages) == 1
+        assert not kinds(running)
+
+
+async def test_for_a_peer_without_dsn_success_is_reported_to_who_asked(tmp_path: Path) -> None:
+    async with relay(tmp_path) as (running, sink):
+        wishes = [
+            to("b@example.com", SUCCESS, "rfc822;Bee+2Bx@old.example"),
+            to("c@example.com", FAILURE),
+            to("d@example.com"),
+            to("e@example.com", SUCCESS | FAILURE | DELAY),
+        ]
+        about = await put(running, wishes, ret=Ret.FULL, envid="QQ+2B7")
+        mail, dsn = await sink.wait_for(2)
+        await running.until_empty()
+        assert "ENVID" not in mail.parameters
+        assert not any("NOTIFY" in line or "ORCPT" in line for line in sink.commands)
+        assert (dsn.mail_from, dsn.recipients) == ("", ("app@example.org",))
+        report = Report(dsn.body)
+        assert report.message["Original-Envelope-Id"] == "QQ+7"
+        assert [each["Final-Recipient"] for each in report.recipients] == [
+            "rfc822; b@example.com",
+            "rfc822; e@example.com",
+        ]
+        assert [each.get("Original-Recipient") for each in report.recipients] == [
+            "rfc822; Bee+x@old.example",
+            None,
+        ]
+        assert {each["Action"] for each in report.recipients} == {"relayed"}
+        assert {each["Status"] for each in report.recipients} == {"2.0.0"}
+        assert report.returned.get_content_type() == "text/rfc822-headers"
+        assert b"The body." not in dsn.body
+        (event,) = running.log.named("dsn")
+        assert (event["kind"], event["about"], event["recipients"]) == ("relayed", about, 2)
+
+
+async def test_a_report_of_success_is_not_reported_about(tmp_path: Path) -> None:
+    async with relay(tmp_path) as (running, sink):
+        await put(running, [to("b@example.com", SUCCESS)], sender="")
+        await sink.wait_for(1)
+        await running.until_empty()
+        assert not kinds(running)
+        assert [event["reason"] for event in running.log.named("no-dsn")] == ["null sender"]
+
+
+async def test_who_wants_no_report_of_a_failure_gets_none(tmp_path: Path) -> None:
+    async with relay(tmp_path) as (running, sink):
+        for notify in (NEVER, SUCCESS, DELAY):
+            await put(running, [to("reject-550@example.com", notify)])
+        await running.until_empty()
+        await running.until_logged("no-dsn", 3)
+        assert not kinds(running)
+        await put(running, [to("reject-550@example.com", FAILURE)])
+        await sink.wait_for(1)
+        assert kinds(running) == ["failed"]
+
+
+async def test_a_peer_with_dsn_that_refuses_leaves_the_report_of_the_failure_to_us(tmp_path: Path) -> None:
+    async with relay(tmp_path, dsn=True) as (running, sink):
+        wishes = [to("reject-550@example.com", SUCCESS | FAILURE), to("b@example.com", SUCCESS)]
+        await put(running, wishes, ret=Ret.FULL, envid="E1")
+        mail, dsn = await sink.wait_for(2)
+        await running.until_empty()
+        assert mail.recipients == ("b@example.com",)
+        report = Report(dsn.body)
+        assert [(each["Final-Recipient"], each["Action"]) for each in report.recipients] == [
+            ("rfc822; reject-550@example.com", "failed")
+        ]
+        assert "Original-Recipient" not in report.recipients[0]
+        assert report.returned.get_content_type() == "message/rfc822"
+        assert TEXT in dsn.body
+        # The report itself carries no wishes (RFC 3461 6.1).
+        assert "RCPT TO:<app@example.org>" in sink.commands
+        assert "RET" not in dsn.parameters
+        assert "ENVID" not in dsn.parameters
+
+
+async def test_an_8bit_message_comes_back_whole_and_unharmed(tmp_path: Path) -> None:
+    async with relay(tmp_path) as (running, sink):
+        text = TEXT + "Grüße.\r\n".encode()
+        await put(running, [to("reject-550@example.com", FAILURE)], ret=Ret.FULL, text=text)
+        (dsn,) = await sink.wait_for(1)
+        assert text in dsn.body
+        assert "BODY=8BITMIME" in dsn.parameters
+        assert email.message_from_bytes(dsn.body)["Content-Transfer-Encoding"] == "8bit"
+
+
+async def test_addresses_beyond_ascii_are_passed_on_and_reported_as_rfc_6533_says(tmp_path: Path) -> None:
+    orcpt = r"utf-8;j\x{FC}rgen@old.example"
+    async with relay(tmp_path / "with", dsn=True) as (running, sink):
+        await put(running, [to("jürgen@example.com", SUCCESS, orcpt)], sender="ä@example.org")
+        (mail,) = await sink.wait_for(1)
+        assert "SMTPUTF8" in mail.parameters
+        assert f"RCPT TO:<jürgen@example.com> NOTIFY=SUCCESS ORCPT={orcpt}" in sink.commands
+    async with relay(tmp_path / "without") as (running, sink):
+        await put(running, [to("jürgen@example.com", SUCCESS, orcpt)], sender="ä@example.org")
+        _, dsn = await sink.wait_for(2)
+        report = Report(dsn.body)
+        assert report.status_type == "message/global-delivery-status"
+        assert dsn.recipients == ("ä@example.org",)
+        assert "SMTPUTF8" in dsn.parameters
+
+
+async def test_success_is_reported_once_after_greylisting_and_not_for_the_delay(tmp_path: Path) -> None:
+    async with relay(tmp_path) as (running, sink):
+        await put(running, [to("greylist@example.com", SUCCESS)])
+        _, dsn = await sink.wait_for(2)
+        await running.until_empty()
+        assert kinds(running) == ["relayed"]
+        assert Report(dsn.body).recipients[0]["Status"] == "2.0.0"

@@ -1,0 +1,53 @@
+"""Mail that its sender holds back (RFC 4865) in a whole relay: it waits, also through a restart."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tests.support.relay import LOOPBACK, relay_with, settings
+from tests.support.wishes import put, to
+from zonerelay.config.models import BounceSettings, TlsMode, ZoneSettings
+from zonerelay.sandbox.sink import Sink
+
+
+async def test_it_waits_through_a_restart_and_leaves_on_time(tmp_path: Path) -> None:
+    sink = Sink()
+    await sink.start()
+    zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", tls=TlsMode.NONE)
+    chosen = settings(tmp_path, zone=zone, bounce=BounceSettings(delay_warning=0.01))
+    release = time.time() + 1.5
+    async with relay_with(chosen) as running:
+        message_id = await put(running, [to("later@example.com")], release=release)
+        await put(running, [to("now@example.com")])
+        await sink.wait_for(1)
+        await running.until(lambda: running.queued() == 1, what="one is left")
+        assert running.worker.store is not None
+        assert running.worker.store.counts()["default"].deferred == 1
+    async with relay_with(chosen) as running:
+        assert running.worker.store is not None
+        (waiting,) = await running.worker.store.deliveries_of(message_id)
+        assert (waiting.created, waiting.next_attempt, waiting.attempts) == (release, release, 0)
+        assert [each.recipients for each in sink.messages] == [("now@example.com",)]
+        await sink.wait_for(2)
+        assert time.time() >= release
+        await running.until_empty()
+        (delivered,) = running.log.named("delivered")
+        assert 0 <= delivered["age"] < 1.0  # type: ignore[operator]  # a number
+        assert not running.log.named("dsn")
+    await sink.close()
+
+
+async def test_the_age_of_the_oldest_is_that_of_mail_that_may_leave(tmp_path: Path) -> None:
+    zone = ZoneSettings(next_hop=f"{LOOPBACK}:1", tls=TlsMode.NONE)
+    async with relay_with(settings(tmp_path, zone=zone)) as running:
+        await put(running, [to("later@example.com")], release=time.time() + 3600)
+        board = running.worker._build_board(running.worker.store, running.worker._scheduler)  # type: ignore[arg-type]  # both are there
+        await board.refresh()
+        (queue,) = board.queues()
+        assert (queue.deferred, queue.oldest) == (1, 0.0)
+        await put(running, [to("stuck@example.com")])
+        await running.until_logged("deferred")
+        await board.refresh()
+        (queue,) = board.queues()
+        assert queue.oldest > 0.0
