@@ -1,6 +1,6 @@
 """Password hashes: argon2id in the PHC string form. The only module that knows argon2-cffi.
 
-19 MiB, two passes, one lane: OWASP's first recommendation for argon2id. It takes about 20 ms here, which
+19 MiB, two passes, one lane: what OWASP asks of argon2id at least. It takes 20 to 40 ms here, which
 makes a stolen file expensive to search, and the two threads that check passwords hold 38 MiB at most.
 Hashes with other parameters are read too, within bounds: a line in a file must not take the machine's memory.
 
