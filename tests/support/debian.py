@@ -28,26 +28,32 @@ class DebianError(Exception):
 
 
 class UnpackedPackage:
-    """One Debian package and the libraries it needs, below `.cache/<name>`."""
+    """One Debian package and the libraries it needs, below `.cache/<name>`; `also` share its root."""
 
-    def __init__(self, name: str, *, cache: Path = CACHE, say: Say = lambda _: None) -> None:
+    def __init__(
+        self, name: str, *, also: Sequence[str] = (), cache: Path = CACHE, say: Say = lambda _: None
+    ) -> None:
         self.name = name
+        self._names = (name, *also)
         self.home = cache / name
         self.root = self.home / "root"
         self._debs = self.home / "debs"
         self._say = say
 
     def ensure(self, programs: Sequence[str]) -> None:
-        """Makes every program (a path inside the package) runnable, downloading only what is missing."""
+        """Makes programs (paths in the packages, or patterns) runnable; downloads only what is missing."""
         if not self._runnable(programs):
             self._say(f"{self.name}: apt-get download into {_shown(self.home)} (nothing is installed)")
-            self._fetch([self.name])
+            self._fetch(self._names)
             self._fetch_libraries(programs)
+        if lacking := [program for program in programs if not self.path(program).exists()]:
+            raise DebianError(f"{', '.join(lacking)}: in none of {', '.join(self._names)}")
         if missing := missing_libraries(self._paths(programs), self.library_path()):
             raise DebianError(f"{self.name} needs shared libraries this machine lacks: {sorted(missing)}")
 
     def path(self, program: str) -> Path:
-        return self.root / program
+        """Where it is; of several files that match a pattern the first, of none the pattern itself."""
+        return next(iter(sorted(self.root.glob(program))), self.root / program)
 
     def library_path(self) -> str:
         """LD_LIBRARY_PATH: the private libraries, which shadow no system library unless unpacked here."""
@@ -63,7 +69,7 @@ class UnpackedPackage:
 
     def _fetch_libraries(self, programs: Sequence[str]) -> None:
         """Dependencies level by level, only as long as the dynamic linker still misses something."""
-        level, seen = [self.name], {self.name}
+        level, seen = list(self._names), set(self._names)
         while missing_libraries(self._paths(programs), self.library_path()) and level:
             wanted = [name for parent in level for name in self._library_packages(parent)]
             level = [name for name in dict.fromkeys(wanted) if name not in seen]
@@ -118,9 +124,30 @@ def parse_ldd(output: str) -> set[str]:
 def missing_libraries(programs: Iterable[Path], library_path: str) -> set[str]:
     missing: set[str] = set()
     for program in programs:
-        if program.exists():
+        if program.exists() and _is_binary(program):
             missing |= parse_ldd(_run(["ldd", str(program)], env={"LD_LIBRARY_PATH": library_path}))
     return missing
+
+
+def loader(program: Path, library_path: str) -> Path:
+    """The dynamic linker that a program asks for."""
+    output = _run(["ldd", str(program)], env={"LD_LIBRARY_PATH": library_path})
+    found = re.search(r"^\s*(/\S+) \(0x", output, re.MULTILINE)
+    if found is None:
+        raise DebianError(f"no dynamic linker for {program.name} in:\n{output}")
+    return Path(found[1])
+
+
+def providers(name: str, pattern: str) -> list[str]:
+    """What a package depends on, if its name matches: which PHP `php-cli` is, here."""
+    output = _run(["apt-cache", "depends", "--important", name])
+    names = [line.partition(":")[2].strip() for line in output.splitlines()]
+    return [each for each in names if re.fullmatch(pattern, each)]
+
+
+def _is_binary(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
 
 
 def _run(command: Sequence[str], *, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:

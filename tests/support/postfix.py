@@ -41,10 +41,12 @@ class PostfixTools:
     """Where the unpacked programs are, and the environment they need."""
 
     def __init__(self, *, say: Say = lambda _: None) -> None:
-        self._package = UnpackedPackage("postfix", say=say)
+        self._package = UnpackedPackage("postfix", also=["libsasl2-modules"], say=say)
         try:
             self._package.ensure(
-                [f"usr/lib/postfix/sbin/{name}" for name in DAEMONS] + [f"usr/sbin/{name}" for name in TOOLS]
+                [f"usr/lib/postfix/sbin/{name}" for name in DAEMONS]
+                + [f"usr/sbin/{name}" for name in TOOLS]
+                + ["usr/lib/*/sasl2/libplain.so", "usr/lib/*/sasl2/liblogin.so"]
             )
         except DebianError as error:
             raise PostfixError(str(error)) from error
@@ -52,7 +54,12 @@ class PostfixTools:
         self.daemons = self._package.path("usr/lib/postfix/sbin")
         self.shared = self._package.path("usr/lib/postfix")
         self.etc = self._package.path("etc/postfix")
-        self.environment = {**os.environ, "LD_LIBRARY_PATH": self._package.library_path(), "LC_ALL": "C"}
+        self.environment = {
+            **os.environ,
+            "LD_LIBRARY_PATH": self._package.library_path(),
+            "SASL_PATH": str(self._package.path("usr/lib/*/sasl2")),
+            "LC_ALL": "C",
+        }
 
     def source_command(self, *arguments: str) -> list[str]:
         return [str(self.sbin / "smtp-source"), *arguments]
@@ -78,6 +85,12 @@ class PostfixSettings:
     connections_out: int = 50
     process_limit: int = 100
     message_size_limit: int = 50 * 1024 * 1024
+    next_hop_tls: str = ""  # smtp_tls_security_level: "encrypt", "secure"
+    next_hop_name: str = ""  # what the next hop's certificate is for
+    next_hop_ca: Path | None = None
+    next_hop_implicit_tls: bool = False
+    user: str = ""  # AUTH to the next hop
+    password: str = ""
 
 
 class PostfixInstance:
@@ -118,6 +131,9 @@ class PostfixInstance:
         _make(self.directory / "data", 0o700, owner)
         shutil.copy(self._tools.etc / "postfix-files", self._config)
         (self._config / "main.cf").write_text(self._main_cf(settings, owner, group))
+        passwords = self._config / "passwords"
+        passwords.write_text(f"{settings.next_hop} {settings.user}:{settings.password}\n")
+        passwords.chmod(0o600)
         (self._config / "master.cf").write_text(master_cf(self.smtp_port))
 
     def _main_cf(self, settings: PostfixSettings, owner: str, group: str) -> str:
@@ -135,6 +151,8 @@ class PostfixInstance:
             "default_privs": "nobody",
         }
         lines = {**places, **main_cf(settings)}
+        if settings.user:
+            lines["smtp_sasl_password_maps"] = f"texthash:{self._config / 'passwords'}"
         return "".join(f"{name} = {value}\n" for name, value in lines.items())
 
     def __enter__(self) -> Self:
@@ -207,7 +225,7 @@ def main_cf(settings: PostfixSettings) -> dict[str, str]:
     lines = {
         "compatibility_level": "3.6",
         # The loader's path has to survive master's clean environment: the libraries are not installed.
-        "import_environment": "MAIL_CONFIG TZ LANG=C LD_LIBRARY_PATH",
+        "import_environment": "MAIL_CONFIG TZ LANG=C LD_LIBRARY_PATH SASL_PATH",
         "myhostname": "relay.test",
         "inet_interfaces": "loopback-only",
         "inet_protocols": "ipv4",
@@ -223,7 +241,7 @@ def main_cf(settings: PostfixSettings) -> dict[str, str]:
         "smtpd_peername_lookup": "no",
         "smtp_dns_support_level": "disabled",
         "smtp_host_lookup": "native",
-        "smtp_tls_security_level": "",
+        **_client_security(settings),
         # As many connections and recipients per transaction as zonerelay is given.
         "default_process_limit": str(settings.process_limit),
         "default_destination_concurrency_limit": str(settings.connections_out),
@@ -240,6 +258,23 @@ def main_cf(settings: PostfixSettings) -> dict[str, str]:
     if settings.transports:
         pairs = " ".join(f"{{ {domain} = smtp:{hop} }}" for domain, hop in settings.transports.items())
         lines["transport_maps"] = f"inline:{{ {pairs} }}"
+    return lines
+
+
+def _client_security(settings: PostfixSettings) -> dict[str, str]:
+    """How its client meets the next hop: in clear text unless told otherwise."""
+    lines = {"smtp_tls_security_level": settings.next_hop_tls}
+    if settings.next_hop_tls:
+        lines |= {
+            "smtp_tls_CAfile": str(settings.next_hop_ca or ""),
+            "smtp_tls_secure_cert_match": settings.next_hop_name,
+            "smtp_tls_servername": settings.next_hop_name,
+            "smtp_tls_loglevel": "1",
+            "smtp_tls_wrappermode": "yes" if settings.next_hop_implicit_tls else "no",
+        }
+    if settings.user:
+        # The default, noplaintext, would leave nothing but challenges.
+        lines |= {"smtp_sasl_auth_enable": "yes", "smtp_sasl_security_options": "noanonymous"}
     return lines
 
 
