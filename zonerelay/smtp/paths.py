@@ -35,6 +35,8 @@ _ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 _ATEXT_UTF8 = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\x80-\U0010ffff-]"
 _LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
 
+# Nearly every path, at once. The last character is no digit, so that it is no address without its brackets.
+_USUAL = re.compile(rf"<({_ATEXT}+(?:\.{_ATEXT}+)*@{_LABEL}(?:\.{_LABEL})*(?<![0-9]))>")
 # Finds the end of the path; what is inside is checked piece by piece.
 _PATH = re.compile(r'<(@[^<>"]*:)?("(?:[^"\\]|\\.)*"|[^"<>@\[\]]*)(?:@(\[[^\[\]<>]*\]|[^<>@"\[\]]*))?>')
 _DOT_ATOM = re.compile(rf"{_ATEXT}+(?:\.{_ATEXT}+)*")
@@ -78,6 +80,9 @@ def require_ascii(mailbox: Mailbox) -> None:
 
 
 def _path(text: str, *, bad: str, bare_postmaster: bool = False) -> tuple[Mailbox, str]:
+    usual = _USUAL.match(text)
+    if usual is not None and len(usual[1]) <= MAX_LOCAL_PART:
+        return Mailbox(usual[1]), text[usual.end() :]
     match = _PATH.match(text)
     if match is None:
         if not text.startswith("<"):
