@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import smtplib
 import time
 from pathlib import Path
 
 from tests.support.relay import LOOPBACK, relay_with, settings
-from tests.support.wishes import put, to
+from tests.support.wishes import TEXT, put, to
 from zonerelay.config.models import BounceSettings, TlsMode, ZoneSettings
 from zonerelay.sandbox.sink import Sink
 
@@ -51,3 +53,26 @@ async def test_the_age_of_the_oldest_is_that_of_mail_that_may_leave(tmp_path: Pa
         await board.refresh()
         (queue,) = board.queues()
         assert queue.oldest > 0.0
+
+
+async def test_a_client_that_asks_for_a_later_time_gets_it_from_a_relay_that_was_idle(tmp_path: Path) -> None:
+    """Nothing else wakes the queue between: the acceptance alone has to set its alarm."""
+    sink = Sink()
+    await sink.start()
+    zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", tls=TlsMode.NONE)
+    async with relay_with(settings(tmp_path, zone=zone)) as running:
+        await running.send("app@example.org", ["before@example.com"], TEXT)
+        await sink.wait_for(1)
+        await running.until_empty()
+        before = time.time()
+        await asyncio.to_thread(submit, running.address, "later@example.com", "HOLDFOR=1")
+        await sink.wait_for(2)
+        assert time.time() - before >= 1.0
+        await running.until_empty()
+    await sink.close()
+
+
+def submit(address: tuple[str, int], recipient: str, option: str) -> None:
+    with smtplib.SMTP(*address, timeout=20) as client:
+        client.ehlo()
+        client.sendmail("app@example.org", [recipient], TEXT, [option])
