@@ -7,18 +7,21 @@ from zonerelay.inbound.memory import SESSION_COST, SessionMemory, heaviest
 MB = 1024 * 1024
 
 
-@dataclass
+@dataclass(eq=False)
 class Session:
     held: int
+
+    def shed(self) -> None:
+        """Nothing to end."""
 
 
 def test_what_sessions_hold_and_what_they_are_counts() -> None:
     memory = SessionMemory(100 * MB)
-    memory.sessions += 3
+    memory.holders |= {Session(0), Session(1000), Session(0)}
     memory.used += 1000
     assert memory.total == 1000 + 3 * SESSION_COST
     memory.used -= 1000
-    memory.sessions -= 3
+    memory.holders.clear()
     assert memory.total == 0
 
 
@@ -31,9 +34,9 @@ def test_it_is_tight_before_it_is_full() -> None:
 
 def test_connections_alone_can_fill_it() -> None:
     memory = SessionMemory(16 * MB)
-    memory.sessions = 16 * MB // SESSION_COST - 1
+    memory.holders |= {Session(0) for _ in range(16 * MB // SESSION_COST - 1)}
     assert (memory.tight, memory.full) == (True, False)
-    memory.sessions += 1
+    memory.holders.add(Session(0))
     assert memory.full
 
 
