@@ -24,7 +24,9 @@ def edit_header(block: bytes, *, add: Sequence[tuple[str, str]] = (), remove: Co
     """
     if remove:
         names = frozenset(name.lower().encode("ascii") for name in remove)
-        block = b"".join(_kept(block, names))
+        lower = block.lower()
+        if any(name in lower for name in names):  # mostly not, and then there are no lines to look at
+            block = b"".join(_kept(block, names))
     added = "".join(field(name, " ".join(value.split())) for name, value in add)
     return added.encode("ascii") + block
 
