@@ -210,7 +210,8 @@ class BounceSettings:
     return_size: int = size(
         50 * KB,
         "A report returns the header of the message, at most this much of it: a header can be long, and "
-        "the report goes to somebody who may never have sent it.",
+        "the report goes to somebody who may never have sent it. A failed message that is no larger comes "
+        "back whole when its sender asked for that (RET=FULL).",
         most=MB,
     )
 
