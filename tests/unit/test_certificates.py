@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
+import resource
 import ssl
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -338,6 +341,37 @@ def test_a_problem_that_lasts_is_logged_once_and_looked_into_again(tmp_path: Pat
     house.certificates.context()
     assert house.certificates.problems == ()
     assert house.log.take_names() == [], "the same certificate as before is no news"
+
+
+def test_files_that_could_not_be_opened_for_a_while_are_read_later_though_they_have_not_changed(
+    tmp_path: Path,
+) -> None:
+    house = House(tmp_path, make("mail.example.org"))
+    new = make("mail.example.org")
+    new.write(tmp_path, "0")
+    house.later()
+    with no_descriptors_left():
+        house.certificates.context()
+    assert "Too many open files" in house.certificates.problems[0]
+    house.later(TRY_AGAIN - 1)
+    house.certificates.context()
+    assert house.certificates.problems, "not at every look: reading keys takes time"
+    house.later(1.0)
+    assert house.shown() == new.fingerprint
+    assert not house.certificates.problems
+
+
+@contextlib.contextmanager
+def no_descriptors_left() -> Iterator[None]:
+    """What a relay at its limit of connections meets."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_touched_file_changes_nothing(tmp_path: Path) -> None:

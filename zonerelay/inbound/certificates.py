@@ -34,7 +34,7 @@ __all__ = ["CertificateError", "Certificates"]
 
 LOOK_EVERY = 1.0
 TRY_AGAIN = 60.0
-"""For files that are wrong and do not change: what keeps them from being read may not be in them."""
+"""For files that are wrong and do not change: perhaps only descriptors had run out, or a disk was away."""
 EXPIRES_SOON = 14 * 86400.0
 DAILY = 86400.0
 """How often expiry is told; also how long the keys last that session tickets are encrypted with."""

@@ -25,8 +25,8 @@ RECORD = 16 * 1024  # RFC 8446 5.1: what a record holds
 OUTPUT = 4 * 1024
 """Octets per record of ours: answers are short, and the memory BIO on the way out does not shrink either."""
 
-# An entry that somebody else left in this thread's error queue would be taken for a fault of ours
-# (SSL_get_error(3)), and pyOpenSSL does not look. `lib` has no types.
+# Before OpenSSL 4 an entry that somebody else left in this thread's error queue would be taken for a fault
+# of ours (SSL_get_error(3)), and pyOpenSSL does not look. `lib` has no types.
 _forget_errors = Binding.lib.ERR_clear_error
 
 
