@@ -201,7 +201,8 @@ def test_reader_agrees_with_the_plain_reference_on_any_borders(sent: bytes, data
     assert reader.bare_cr == sent.count(b"\r") - crlf
     stuffer = DotStuffer()
     wire = b"".join([*map(stuffer.feed, pieces), stuffer.finish()])
-    assert not stuffer.normalized
+    # A dot behind NULs is the one thing that is changed on the way out.
+    assert stuffer.normalized == bool(re.search(rb"^\x00+\.", body, re.MULTILINE))
     if reader.is_plain:
         plain = PlainLines()
         assert b"".join([*map(plain.feed, pieces), plain.finish()]) == wire == stuffed(body, plain=True)

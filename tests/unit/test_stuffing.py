@@ -16,19 +16,18 @@ def stuff(pieces: list[bytes]) -> bytes:
     return b"".join([*(stuffer.feed(piece) for piece in pieces), stuffer.finish()])
 
 
-def by_the_rule(body: bytes) -> bytes:
-    """Line ends as DESIGN rule 5 wants them, RFC 5321 4.5.2 for each line, then the end of data.
-
-    A line that begins with NUL counts as one that begins with a dot.
-    """
+def normal(body: bytes) -> bytes:
+    """Line ends as DESIGN rule 5 wants them, and no dot behind NULs that some server may drop."""
     clean = re.sub(rb"\r\n|\r|\n", lambda m: b" " if m[0] == b"\r" else b"\r\n", body)
     if clean and not clean.endswith(b"\r\n"):
         clean += b"\r\n"
-    lines = clean.split(b"\r\n")[:-1]
-    return (
-        b"".join((b"." if line.startswith((b".", b"\x00")) else b"") + line + b"\r\n" for line in lines)
-        + b".\r\n"
-    )
+    return b"\r\n".join(re.sub(rb"^(\x00+)\.", rb"\1 .", line) for line in clean.split(b"\r\n"))
+
+
+def by_the_rule(body: bytes) -> bytes:
+    """RFC 5321 4.5.2 for each line, then the end of data."""
+    lines = normal(body).split(b"\r\n")[:-1]
+    return b"".join((b"." if line.startswith(b".") else b"") + line + b"\r\n" for line in lines) + b".\r\n"
 
 
 @pytest.mark.parametrize(
@@ -47,10 +46,12 @@ def by_the_rule(body: bytes) -> bytes:
         (b"a\r\n.\rb\r\n", b"a\r\n.. b\r\n.\r\n", "CR after a dot"),
         (b"a\r", b"a \r\n.\r\n", "CR as the last octet"),
         (b"a\r\r\n", b"a \r\n.\r\n", "CR before CRLF"),
-        (b"\x00.\r\n", b".\x00.\r\n.\r\n", "a lone dot for servers that drop NUL"),
-        (b"a\r\n\x00\x00.\r\nb\r\n", b"a\r\n.\x00\x00.\r\nb\r\n.\r\n", "the same inside, with more of them"),
-        (b"a\n\x00.\n.\n", b"a\r\n.\x00.\r\n..\r\n.\r\n", "the same behind a bare line end"),
+        (b"\x00.\r\n", b"\x00 .\r\n.\r\n", "a lone dot for servers that drop NUL"),
+        (b"a\r\n\x00\x00.\r\nb\r\n", b"a\r\n\x00\x00 .\r\nb\r\n.\r\n", "inside, with more of them"),
+        (b"\x00\r\n\x00x.\r\n", b"\x00\r\n\x00x.\r\n.\r\n", "NUL and no dot behind it"),
+        (b"a\n\x00.\n.\n", b"a\r\n\x00 .\r\n..\r\n.\r\n", "the same behind a bare line end"),
         (b"a\x00.\r\n.\x00", b"a\x00.\r\n..\x00\r\n.\r\n", "NUL elsewhere"),
+        (b"\x00\r.\r\n", b"\x00 .\r\n.\r\n", "a bare CR is a space already"),
     ],
 )
 def test_stuffed_however_it_is_split(body: bytes, expected: bytes, why: str) -> None:
@@ -81,14 +82,16 @@ def test_clean_chunk_is_passed_on_without_a_copy() -> None:
 def test_whoever_removes_leading_dots_has_the_body_again(pieces: list[bytes]) -> None:
     lines = stuff(pieces).split(b"\r\n")
     assert lines[-2:] == [b".", b""]
-    body = b"".join(line.removeprefix(b".") + b"\r\n" for line in lines[:-2])
-    clean = re.sub(rb"\r\n|\r|\n", lambda m: b" " if m[0] == b"\r" else b"\r\n", b"".join(pieces))
-    assert body == (clean if not clean or clean.endswith(b"\r\n") else clean + b"\r\n")
+    assert b"".join(line.removeprefix(b".") + b"\r\n" for line in lines[:-2]) == normal(b"".join(pieces))
 
 
 def test_normalizing_is_reported() -> None:
-    clean, bare = DotStuffer(), DotStuffer()
+    clean, bare, hidden = DotStuffer(), DotStuffer(), DotStuffer()
     clean.feed(b"a\r\n.b\r\n")
     bare.feed(b"a\nb\r\n")
+    hidden.feed(b"a\r\n\x00")
+    assert not hidden.normalized
+    hidden.feed(b".\r\n")
     assert not clean.normalized
     assert bare.normalized
+    assert hidden.normalized

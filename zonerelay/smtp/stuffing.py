@@ -4,9 +4,9 @@ Stored bodies have CRLF line ends only (DESIGN rule 5). Should a bare CR or LF b
 same, it is normalized as it would have been on the way in and never sent on: a peer with
 another idea of line ends could read it as the end of the message and the rest as commands.
 
-A line that begins with NUL is stuffed as well. Some servers drop NUL before they look at a line, and take
-`<NUL>.` for the end of data (a sequence of the public SMTP smuggling tests). Every server has to remove a dot
-that is not alone on its line (4.5.2), so that nothing is changed for the others.
+Some servers drop NUL before they look at a line, and take `<NUL>.` for the end of data (a sequence of the
+public SMTP smuggling tests). A dot behind NULs at the beginning of a line gets a space in front. Stuffing
+would not do: only what follows the NULs tells whether they need it, and they may be many.
 
 A chunk that needs no change is returned as it is, without a copy.
 """
@@ -14,25 +14,27 @@ A chunk that needs no change is returned as it is, without a copy.
 from __future__ import annotations
 
 import io
+import re
 
-from zonerelay.smtp.line_ends import NUL, crlf_only
+from zonerelay.smtp.line_ends import CRLF, NUL, crlf_only
 
 END = b".\r\n"
 
 _CLEAN = (None, "\r\n")
-_STUFFED = (b".", NUL)
+_HIDDEN_DOT = re.compile(rb"(\r\n\x00+)\.")
 
 
 class DotStuffer:
     """`feed` every chunk in order, then `finish` once; write what they return.
 
-    `normalized` tells whether a bare line end was met.
+    `normalized` tells whether a bare line end, or a dot behind NULs, was met.
     """
 
     def __init__(self) -> None:
         self.normalized = False
         self._line_start = True
         self._held_cr = False
+        self._only_nul = False  # the line that was begun
         # It keeps the set of line ends it has seen, at four times the speed of counting them.
         self._line_ends = io.IncrementalNewlineDecoder(None, False)
 
@@ -49,10 +51,10 @@ class DotStuffer:
         if self._line_ends.newlines not in _CLEAN:
             chunk = self._normalize(chunk)
         starts_line, self._line_start = self._line_start, chunk.endswith(b"\n")
+        if self._only_nul or NUL in chunk:
+            chunk = self._shielded(chunk, starts_line)
         stuffed = chunk.replace(b"\r\n.", b"\r\n..")
-        if NUL in chunk:
-            stuffed = stuffed.replace(b"\r\n\x00", b"\r\n.\x00")
-        return b"." + stuffed if starts_line and chunk.startswith(_STUFFED) else stuffed
+        return b"." + stuffed if starts_line and chunk.startswith(b".") else stuffed
 
     def finish(self) -> bytes:
         """The end of the message: the last line is ended if it was not, then the lone dot."""
@@ -65,6 +67,14 @@ class DotStuffer:
         self.normalized = True
         self._line_ends.reset()
         return crlf_only(chunk)
+
+    def _shielded(self, chunk: bytes, starts_line: bool) -> bytes:
+        before = CRLF if starts_line else CRLF + NUL if self._only_nul else b""
+        text = before + chunk
+        shielded, dots = _HIDDEN_DOT.subn(rb"\1 .", text)
+        self.normalized = self.normalized or dots > 0
+        self._only_nul = text.endswith(NUL) and text.rstrip(NUL).endswith(CRLF)
+        return shielded[len(before) :]
 
 
 def stuffed(body: bytes, *, plain: bool) -> bytes:
