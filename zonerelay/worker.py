@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,7 +23,7 @@ from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.config.changes import needs_restart
 from zonerelay.config.endpoints import parse_listen
-from zonerelay.config.models import ListenerSettings, Settings
+from zonerelay.config.models import Settings
 from zonerelay.control.errors import ControlError
 from zonerelay.control.explain import Explainer, Suspended
 from zonerelay.control.handler import ControlHandler
@@ -30,7 +31,8 @@ from zonerelay.control.paths import control_socket_path
 from zonerelay.control.server import ControlServer
 from zonerelay.control.status import StatusBoard, Surface
 from zonerelay.delivery.courier import SmtpCourier
-from zonerelay.inbound.listener import Listener, ListenError
+from zonerelay.inbound.listener import ListenError
+from zonerelay.inbound.listeners import Listeners
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.message_id import MessageIdSource
@@ -72,7 +74,6 @@ class Worker:
         self.clock = clock
         self.problems: Sequence[str] = ()
         self.draining = False
-        self.listeners: list[Listener] = []
         self.metrics = Metrics()
         self.events = Events(log, self.metrics, redactor, clock)
         self._redactor = redactor
@@ -80,14 +81,13 @@ class Worker:
         self._zones = Zones(settings.zone, settings.route)
         self.store: Store | None = None
         self._courier: SmtpCourier | None = None
-        self._ids: MessageIdSource | None = None
+        self._listeners: Listeners | None = None
         self._scheduler: Scheduler | None = None
         self._settler: Settler | None = None
         self._control: ControlServer | None = None
         self._admin: AdminServer | None = None
         self._readiness: ReadinessCheck | None = None
         self.reloading: asyncio.Future[None] | None = None  # the loop itself would not keep it
-        self._farewells: set[asyncio.Future[None]] = set()
 
     # ---- start ------------------------------------------------------------------------------------
 
@@ -112,16 +112,14 @@ class Worker:
             on_health=self._on_health,
             observe_commit=self.metrics.store_commit,
         )
-        ids = self._ids = MessageIdSource(self.clock, last=store.last_message_id())
+        ids = MessageIdSource(self.clock, last=store.last_message_id())
         resolver = Resolver(self.settings.dns, self.clock)
         router = self._build_router(resolver)
         scheduler = self._build_queue(store, ids, resolver, router)
-        listeners = [self._build_listener(settings) for settings in self.settings.listener]
+        listeners = self._listeners = self._build_listeners(store, ids, resolver)
         await self._open_to_operators(store, scheduler, resolver, router)
         await scheduler.start()
-        for listener in listeners:
-            await listener.start()
-            self.listeners.append(listener)
+        await listeners.start(self.settings)
 
     def _build_router(self, resolver: Resolver) -> MxRouter:
         return MxRouter(
@@ -169,18 +167,19 @@ class Worker:
         )
         return self._scheduler
 
-    def _build_listener(self, settings: ListenerSettings) -> Listener:
-        assert self.store is not None
-        assert self._ids is not None
-        return Listener(
-            settings,
+    def _build_listeners(self, store: Store, ids: MessageIdSource, resolver: Resolver) -> Listeners:
+        return Listeners(
+            self.settings,
             hostname=self.hostname,
-            store=self.store,
-            ids=self._ids,
+            store=store,
+            ids=ids,
             choose_zone=self._choose_zone,
+            zones=lambda: self._zones.names,
             notify=self._notify,
+            resolver=resolver,
             events=self.events,
             clock=self.clock,
+            secret=secrets.token_bytes(32),
         )
 
     async def _open_to_operators(
@@ -250,29 +249,13 @@ class Worker:
             retry=settings.retry,
             bounce=settings.bounce,
             shutdown_timeout=settings.shutdown_timeout,
+            auth=settings.auth,
+            access=settings.access,
+            max_session_memory=settings.max_session_memory,
         )
-        await self._reload_listeners(settings)
+        assert self._listeners is not None
+        self.problems = (*self.problems, *await self._listeners.reload(self.settings))
         self.events.lifecycle("reloaded", restart_for=" ".join(later))
-
-    async def _reload_listeners(self, settings: Settings) -> None:
-        wanted = {each.address: each for each in settings.listener}
-        for listener in list(self.listeners):
-            new = wanted.pop(listener.settings.address, None)
-            if new is not None:
-                listener.configure(new)
-                continue
-            self.listeners.remove(listener)
-            listener.stop_accepting()
-            self._farewells.add(asyncio.ensure_future(listener.drain(settings.shutdown_timeout)))
-        for each in wanted.values():
-            listener = self._build_listener(each)
-            try:
-                await listener.start()
-            except ListenError as error:
-                self.problems = (*self.problems, str(error))
-                self.events.trouble("listener", error)
-            else:
-                self.listeners.append(listener)
 
     # ---- stop -------------------------------------------------------------------------------------
 
@@ -282,9 +265,9 @@ class Worker:
         timeout = self.settings.shutdown_timeout
         deadline = asyncio.get_running_loop().time() + timeout
         self.events.lifecycle("stopping")
-        for listener in self.listeners:
-            listener.stop_accepting()
-        await asyncio.gather(*(listener.drain(timeout) for listener in self.listeners), *self._farewells)
+        if self._listeners is not None:
+            self._listeners.stop_accepting()
+            await self._listeners.drain(timeout)
         left = max(deadline - asyncio.get_running_loop().time(), 1.0)
         if self._scheduler is not None:
             await self._scheduler.stop(left)
@@ -306,7 +289,7 @@ class Worker:
 
     def addresses(self) -> list[str]:
         """Where the listeners listen, as in the configuration; ports that were 0 are the real ones."""
-        return [address for listener in self.listeners for address in listener.addresses]
+        return [] if self._listeners is None else self._listeners.addresses
 
     @property
     def http_port(self) -> int | None:
@@ -355,12 +338,15 @@ class Worker:
             clock=self.clock,
         )
 
+    def _listener_problems(self) -> tuple[str, ...]:
+        return () if self._listeners is None else self._listeners.problems
+
     def _surface(self) -> Surface:
         store = self.store
         unhealthy = None if store is None else store.unhealthy()
         return Surface(
             listeners=self.addresses(),
-            inbound_connections=sum(listener.connections for listener in self.listeners),
+            inbound_connections=0 if self._listeners is None else self._listeners.connections,
             state="draining" if self.draining else "running",
-            problems=(*self.problems, *([unhealthy] if unhealthy else [])),
+            problems=(*self.problems, *self._listener_problems(), *([unhealthy] if unhealthy else [])),
         )

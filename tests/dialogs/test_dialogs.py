@@ -6,6 +6,7 @@
     C: EHLO client                         the client sends a line; consecutive ones go out in one packet
     R: a\\nb\\r\\n                            the client sends exactly these octets
     S: 250 2.0.0 *                         the server's next line; `*` stands for any text
+    E:                                     the server's answer to EHLO, whatever it offers
     X:                                     the server closes
     M: Subject: x\\r\\n\\r\\nbody\\r\\n          the last stored message ends with exactly this
     N: 1                                   how many messages are stored by now
@@ -89,6 +90,8 @@ async def play(steps: list[Step], house: House, talk: Talk) -> None:
                 assert line == rest or ("*" in rest and fnmatch.fnmatchcase(line, rest)), (
                     f"{where}: got {line!r}"
                 )
+            case "E":
+                assert (await talk.reply()).startswith(b"250-relay.example.org\n250-PIPELINING\n"), where
             case "X":
                 assert await talk.closed() == b"", where
             case "store":

@@ -11,8 +11,11 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from zonerelay.config.models import ListenerSettings
+from zonerelay.inbound.consult import AskedPolicy
 from zonerelay.inbound.listener import Listener
 from zonerelay.inbound.reception import ChooseZone
+from zonerelay.inbound.shared import Shared
+from zonerelay.inbound.tls import TlsContexts
 from zonerelay.message.headers import Fields
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
@@ -29,7 +32,8 @@ PATIENCE = 5.0  # seconds a test waits for something that should happen at once
 # RFC 2034: an enhanced status whose class agrees with the code; the greeting, EHLO's lines and 354 have none.
 _PLAIN = re.compile(
     rb"220 relay\.example\.org ESMTP|354 [^\r\n]+|"
-    rb"250[ -](?:relay\.example\.org|PIPELINING|SIZE \d+|8BITMIME|SMTPUTF8|ENHANCEDSTATUSCODES)"
+    rb"250[ -](?:relay\.example\.org|PIPELINING|SIZE \d+|8BITMIME|SMTPUTF8|ENHANCEDSTATUSCODES|CHUNKING|DSN|"
+    rb"LIMITS RCPTMAX=\d+|STARTTLS|AUTH PLAIN LOGIN|FUTURERELEASE \d+ [-0-9T:Z]+|XCLIENT [A-Z ]+)|334 [^\r\n]*"
 )
 _ENHANCED = re.compile(rb"([245])\d\d[ -]\1\.\d{1,3}\.\d{1,3} [^\r\n]+")
 
@@ -242,6 +246,9 @@ async def listening(
     store: RememberingStore | None = None,
     choose_zone: ChooseZone = one_zone,
     notify: Callable[[str], None] | None = None,
+    shared: Shared | None = None,
+    certificates: TlsContexts | None = None,
+    policy: AskedPolicy | None = None,
 ) -> AsyncIterator[House]:
     clock = ManualClock()
     log = EventLog()
@@ -256,6 +263,9 @@ async def listening(
         notify=notify or notified.append,
         events=Events(log, Metrics(), Redactor(b"k" * 32, enabled=False), clock),
         clock=clock,
+        shared=shared or Shared(),
+        certificates=certificates,
+        policy=policy,
     )
     await listener.start()
     try:

@@ -194,7 +194,8 @@ def _function(value: object, option: Option) -> str:
     text = _text(value, option)
     if text and not _FUNCTION.fullmatch(text):
         raise ValueError(
-            f'{quoted(text)} does not name a function or a class: write "module:name", as in "my_policy:backoff"'
+            f"{quoted(text)} does not name a function or a class: "
+            'write "module:name", as in "my_policy:backoff"'
         )
     return text
 

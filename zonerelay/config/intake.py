@@ -199,7 +199,8 @@ class ListenerSettings:
     max_connections: int = count(1000, "Open connections on this listener; the next one is answered 421.")
     max_connections_per_client: int = count(
         50,
-        "Open connections from one client (an IPv4 address, an IPv6 /64), so that one cannot use up the total.",
+        "Open connections from one client (an IPv4 address, an IPv6 /64), so that one client cannot use up "
+        "the total.",
     )
     max_connections_per_network: int = count(
         200,

@@ -20,6 +20,11 @@ class Then(enum.Enum):
 
     GO_ON = enum.auto()
     TAKE_BODY = enum.auto()
+    TAKE_CHUNK = enum.auto()  # the octets of a BDAT, then an answer about them
+    DISCARD = enum.auto()  # the octets of a refused BDAT, and only then this reply
+    HANDSHAKE = enum.auto()  # TLS
+    ASK = enum.auto()  # somebody else, and then answer
+    READMIT = enum.auto()  # as whom XCLIENT names
     CLOSE = enum.auto()
 
 
@@ -34,8 +39,21 @@ class Answer:
     counts: bool = False
 
 
+MAX_DRAINED = 1024 * 1024  # octets beyond twice the size limit before we stop listening politely
+
 _OURS = frozenset(
-    {Reason.STORE, Reason.STORE_FULL, Reason.TROUBLE, Reason.RECIPIENTS, Reason.SHUTDOWN, Reason.LOOP}
+    {
+        Reason.AUTH_TROUBLE,
+        Reason.LOOP,
+        Reason.MEMORY,
+        Reason.POLICY,
+        Reason.RECIPIENTS,
+        Reason.SENDER_DOMAIN,
+        Reason.SHUTDOWN,
+        Reason.STORE,
+        Reason.STORE_FULL,
+        Reason.TROUBLE,
+    }
 )
 
 
@@ -64,26 +82,6 @@ def bad_command(reply: Reply) -> Answer:
     return refused(reply, _REASONS.get(reply.detail, Reason.SYNTAX))
 
 
-def greeting(hostname: str) -> bytes:
-    return f"220 {hostname} ESMTP\r\n".encode()
-
-
-def ehlo(hostname: str, *, max_message_size: int) -> Answer:
-    lines = (
-        hostname,
-        "PIPELINING",
-        f"SIZE {max_message_size}",
-        "8BITMIME",
-        "SMTPUTF8",
-        "ENHANCEDSTATUSCODES",
-    )
-    return said(250, "", "\n".join(lines))
-
-
-def helo(hostname: str) -> Answer:
-    return said(250, "", hostname)
-
-
 _QUEUED = Reply(250, "0.0", "OK queued")
 
 
@@ -92,9 +90,23 @@ def queued(message_id: MessageId) -> Answer:
     return Answer(_QUEUED, f"250 2.0.0 OK queued as {message_id}\r\n".encode())
 
 
+def chunk_taken(size: int) -> Answer:
+    return Answer(_CHUNK, f"250 2.0.0 {size} octets received\r\n".encode())
+
+
+_CHUNK = Reply(250, "0.0", "octets received")
+_NOTHING = Reply(250, "0.0", "")
+
+# Nobody hears these: the answer comes later.
+ASK = Answer(_NOTHING, b"", Then.ASK)
+TAKE_CHUNK = Answer(_NOTHING, b"", Then.TAKE_CHUNK)
+READMIT = Answer(_NOTHING, b"", Then.READMIT)
+
 OK = said(250, "0.0", "OK")
 SENDER_OK = said(250, "1.0", "Sender OK")
 RECIPIENT_OK = said(250, "1.5", "Recipient OK")
+START_TLS = said(220, "0.0", "Ready to start TLS", Then.HANDSHAKE)
+AUTH_OK = said(235, "7.0", "Authentication succeeded")
 START_BODY = said(354, "", "End data with <CR><LF>.<CR><LF>", Then.TAKE_BODY)
 CANNOT_VERIFY = said(252, "5.0", "Send some mail, and it will be tried")
 HELP = said(214, "0.0", "See RFC 5321")
@@ -104,11 +116,25 @@ EHLO_FIRST = _no(503, "5.1", "Send EHLO first", Reason.SEQUENCE)
 MAIL_FIRST = _no(503, "5.1", "Send MAIL first", Reason.SEQUENCE)
 NESTED_MAIL = _no(503, "5.1", "Nested MAIL command", Reason.SEQUENCE)
 NO_RECIPIENTS = _no(554, "5.1", "No valid recipients", Reason.SEQUENCE)
+IN_CHUNKS = _no(503, "5.1", "The message is being sent with BDAT", Reason.SEQUENCE)
+NOT_IN_TRANSACTION = _no(503, "5.1", "Not within a mail transaction", Reason.SEQUENCE)
+TLS_ALREADY = _no(503, "5.1", "TLS is active already", Reason.SEQUENCE)
+AUTH_ALREADY = _no(503, "5.1", "Authenticated already", Reason.SEQUENCE)
 NO_ARGUMENT = _no(501, "5.4", "No argument allowed", Reason.SYNTAX)
 NEEDS_ARGUMENT = _no(501, "5.4", "Argument required", Reason.SYNTAX)
 UNKNOWN = _no(500, "5.1", "Command not recognized", Reason.UNKNOWN_COMMAND)
 NOT_OFFERED = _no(502, "5.1", "Command not implemented", Reason.NOT_OFFERED)
 LINE_TOO_LONG = _no(500, "5.2", "Line too long", Reason.SYNTAX)
+
+TLS_FIRST = _no(530, "7.0", "Issue STARTTLS first", Reason.TLS_NEEDED)
+AUTH_FIRST = _no(530, "7.0", "Authentication required", Reason.AUTH_NEEDED)
+AUTH_NEEDS_TLS = _no(538, "7.11", "Encryption required for authentication", Reason.TLS_NEEDED)
+AUTH_FAILED = _no(535, "7.8", "Authentication credentials invalid", Reason.AUTH)
+AUTH_LOCKED = _no(454, "7.0", "Too many failed attempts, try again later", Reason.AUTH)
+AUTH_TROUBLE = _no(454, "7.0", "Temporary authentication failure", Reason.AUTH_TROUBLE)
+NOT_YOUR_ADDRESS = _no(553, "7.1", "Sender address is not yours", Reason.SENDER)
+FROM_NOT_YOURS = _no(550, "7.1", "From address is not yours", Reason.SENDER)
+TOO_FAR_AHEAD = Reply(501, "5.4", "Time of release too far ahead")
 
 RELAYING_DENIED = _no(550, "7.1", "Relaying denied", Reason.RELAY)
 TOO_MANY_RECIPIENTS = _no(452, "5.3", "Too many recipients", Reason.RECIPIENTS)
@@ -126,11 +152,21 @@ PIPELINED = _bye(554, "5.0", "Input sent before the reply", Reason.PIPELINING)
 NOT_SMTP = _bye(554, "5.0", "This is SMTP", Reason.OTHER_PROTOCOL)
 TOO_MANY_CONNECTIONS = _bye(421, "3.2", "Too many connections", Reason.CONNECTIONS)
 TOO_MANY_FROM_CLIENT = _bye(421, "7.0", "Too many connections from you", Reason.CLIENT_CONNECTIONS)
+TOO_MANY_FROM_NETWORK = _bye(421, "7.0", "Too many connections from your network", Reason.NETWORK_CONNECTIONS)
+TOO_MUCH_MEMORY = _bye(421, "3.2", "Too busy, try again later", Reason.MEMORY)
+TOO_MANY_LOGINS = _bye(421, "7.0", "Too many failed log-ins", Reason.AUTH)
 TOO_MANY_COMMANDS = _bye(421, "7.0", "Too many commands", Reason.COMMANDS)
 TOO_MANY_ERRORS = _bye(421, "7.0", "Too many errors", Reason.ERRORS)
 IDLE = _bye(421, "4.2", "Timeout waiting for the client", Reason.IDLE)
 TRANSACTION_TIME = _bye(421, "4.2", "Transaction took too long", Reason.TRANSACTION_TIME)
+DATA_RATE = _bye(421, "4.2", "Data comes too slowly", Reason.DATA_RATE)
 SHUTTING_DOWN = _bye(421, "3.2", "Shutting down", Reason.SHUTDOWN)
 
 # Nobody hears this one: it is what the log says of a client that left inside DATA.
 CLIENT_LEFT = Reply(421, "4.2", "Connection lost before the end of data")
+
+# Nor these: after a failed handshake, or in front of a balancer, nobody understands a reply.
+_UNHEARD = Reply(421, "5.0", "Not heard")
+TLS_FAULT = Answer(_UNHEARD, b"", Then.CLOSE, Reason.TLS)
+BAD_PROXY = Answer(_UNHEARD, b"", Then.CLOSE, Reason.PROXY)
+NO_PROXY = _bye(554, "5.0", "PROXY header not allowed from here", Reason.PROXY)

@@ -1,118 +1,106 @@
-"""One client's conversation up to DATA: command lines in, answers out. No I/O, no awaiting.
+"""One client's conversation outside message bodies: lines in, answers out. No I/O, no awaiting.
 
-Owns the order of commands and the transaction that is being built (RFC 5321 4.1.4), and counts commands and
-errors. What a command means is decided here; how bytes travel is the session's business.
+Owns what is counted and who may speak when: commands, errors, an AUTH exchange in progress, the transaction
+that is being built (RFC 5321 4.1.4). What each command means is in `hello`, `login` and `mail`; how bytes
+travel is the session's business. A command that cannot be decided without asking somebody is answered
+`Then.ASK`: `question` is what to ask, and `decided` takes the verdict and gives the answer.
 
 Policy, where the RFCs leave room:
 
-- EHLO and HELO may come again and reset the transaction. MAIL needs one of them first.
-- Input pipelined behind EHLO, HELO or DATA ends the session with 554 5.5.0 (RFC 2920 3.1): their answer
-  decides how the following bytes are to be read, and a client that did not wait for it may be a
+- Input pipelined behind EHLO, HELO, AUTH or DATA ends the session with 554 5.5.0 (RFC 2920 3.1): their
+  answer decides how the following bytes are to be read, and a client that did not wait for it may be a
   web page that was made to post here. Pipelined groups as the RFC allows them are answered in order.
-- A recipient named twice (domains compared without case) is one recipient.
-- VRFY tells nothing; EXPN and the turn commands are not implemented; STARTTLS, AUTH and BDAT are
-  refused with 502 while they are not offered.
+  What is pipelined behind STARTTLS is dropped, unread (RFC 3207 4.2).
+- VRFY tells nothing; EXPN and the turn commands are not implemented.
+- A refusal for the whole session (too many errors) never takes the place of the answer to a message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import lru_cache
 
-from zonerelay.inbound import answers
+from zonerelay.inbound import answers, hello, login, mail
 from zonerelay.inbound.access import Client
-from zonerelay.inbound.answers import Answer, Then
+from zonerelay.inbound.answers import Answer, Then, refused
+from zonerelay.inbound.consult import Question, Verdict
+from zonerelay.inbound.policy import Connect
 from zonerelay.inbound.reception import Reception
+from zonerelay.inbound.standing import Standing
+from zonerelay.inbound.tls import TlsInfo
+from zonerelay.inbound.transaction import NO_EDITS, Edits, Transaction
 from zonerelay.model.address import Mailbox
-from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.smtp.commands import HTTP_VERBS, parse_command
 from zonerelay.smtp.lines import LineFault
-from zonerelay.smtp.params import MailCommand, parse_mail, parse_rcpt
 from zonerelay.smtp.paths import CommandError
+from zonerelay.smtp.sasl import SaslExchange
+from zonerelay.smtp.xclient import XClient
 
-MAX_HELO = 255
-REMEMBERED = 1024  # paths with parameters: the same come again and again. Not whole lines: AUTH's are secret
+_SYNCHRONISING = frozenset({"EHLO", "HELO", "AUTH", "DATA"})
+_NOT_OFFERED = frozenset({"EXPN", "ETRN", "TURN", "ATRN", "SEND", "SOML", "SAML", "BURL"})
 
-_SYNCHRONISING = frozenset({"EHLO", "HELO", "DATA"})
-_NOT_OFFERED = frozenset(
-    {"STARTTLS", "AUTH", "BDAT", "EXPN", "ETRN", "TURN", "ATRN", "SEND", "SOML", "SAML", "BURL", "XCLIENT"}
-)
-
-
-_parse_mail = lru_cache(maxsize=REMEMBERED)(parse_mail)
-
-
-@lru_cache(maxsize=REMEMBERED)
-def _parse_rcpt(argument: str, smtputf8: bool) -> tuple[str, Recipient]:
-    """A recipient, and what it has in common with the same one in another spelling."""
-    rcpt = parse_rcpt(argument, smtputf8=smtputf8)
-    local, at, domain = rcpt.recipient.rpartition("@")
-    recipient = Recipient(address=rcpt.recipient, notify=rcpt.notify, orcpt=rcpt.orcpt)
-    return f"{local}{at}{domain.lower()}", recipient
+AfterVerdict = Callable[[Verdict], Answer]
 
 
 class Dialog:
-    """`answer` takes one line; `in_transaction` is true from MAIL until the end of data or RSET."""
+    """`answer` takes one line. The commands' modules read and change the attributes."""
 
     __slots__ = (
-        "_client",
+        "_after_verdict",
         "_errors",
-        "_mail",
+        "_known",
         "_max_commands",
         "_max_errors",
-        "_origin",
-        "_reception",
-        "_recipients",
+        "auth_failures",
+        "chunk",
         "commands",
-        "in_transaction",
+        "edits",
+        "exchange",
+        "question",
+        "reception",
+        "standing",
+        "transaction",
+        "xclient",
     )
 
-    def __init__(self, reception: Reception, client: Client) -> None:
+    def __init__(self, reception: Reception, client: Client, tls: TlsInfo | None = None) -> None:
         settings = reception.settings
-        self._reception = reception
+        self.reception = reception
+        self.standing = Standing(settings, client, tls)
         self._max_commands = settings.max_commands
         self._max_errors = settings.max_errors
-        self._client = client
-        self._origin: Origin | None = None  # before EHLO
-        self.commands = 0
         self._errors = 0
-        self.in_transaction = False
-        self._mail: MailCommand | None = None
-        self._recipients: dict[str, Recipient] = {}
-
-    @property
-    def origin(self) -> Origin:
-        return self._origin or self._came_from()
-
-    def _came_from(self, helo: str = "", protocol: str = "ESMTP") -> Origin:
-        return Origin(
-            client_address=self._client.address,
-            client_port=self._client.port,
-            helo=helo,
-            protocol=protocol,
-            listener=self._reception.settings.address,
-        )
+        self._known = _IN_CLEAR if self.standing.must_start_tls else _COMMANDS
+        self.commands = 0
+        self.auth_failures = 0
+        self.exchange: SaslExchange | None = None  # while the client's lines are SASL responses
+        self.transaction: Transaction | None = None
+        self.edits: Edits = NO_EDITS  # what the policy wants of every message of this client
+        self.chunk = (0, False)  # octets of the BDAT being answered, and whether it is the last
+        self.xclient: XClient | None = None
+        self.question: Question | None = None
+        self._after_verdict: AfterVerdict | None = None
 
     def reset(self) -> None:
         """Forget the transaction, not the client."""
-        self.in_transaction = False
-        self._mail = None
-        self._recipients = {}
+        if self.transaction is not None:
+            self.reception.memory.used -= self.transaction.cost
+            self.transaction = None
+
+    def greet(self) -> Answer:
+        if Connect not in self.reception.consultants.asked:
+            return self.reception.greeting.banner
+        return self.ask(Connect(client=self.standing.info), self._connect_decided)
 
     def answer(self, line: bytes | LineFault, *, more: bool) -> Answer:
         """The answer to a line; `more` says that further input is already there."""
         self.commands += 1
-        if self.commands > self._max_commands:
-            return self.refuse(answers.TOO_MANY_COMMANDS)
-        if isinstance(line, LineFault):
-            bare = line is LineFault.BARE_LF
-            return self.refuse(answers.BARE_LF_COMMAND if bare else answers.LINE_TOO_LONG)
+        if isinstance(line, LineFault) or self.exchange is not None or self.commands > self._max_commands:
+            return self._no_command(line)
         verb = ""
         try:
             verb, argument = parse_command(line)
-            command = _COMMANDS.get(verb)
+            command = self._known.get(verb)
             if command is None:
                 return self._unknown(verb)
             if more and verb in _SYNCHRONISING:
@@ -120,6 +108,15 @@ class Dialog:
             return command(self, argument)
         except CommandError as error:
             return self.refuse(answers.bad_command(error.reply), verb)
+
+    def _no_command(self, line: bytes | LineFault) -> Answer:
+        if self.commands > self._max_commands:
+            return self.refuse(answers.TOO_MANY_COMMANDS)
+        if isinstance(line, LineFault):
+            bare = line is LineFault.BARE_LF
+            return self.refuse(answers.BARE_LF_COMMAND if bare else answers.LINE_TOO_LONG)
+        assert self.exchange is not None
+        return login.respond(self, self.exchange, line)
 
     def refuse(
         self,
@@ -130,13 +127,10 @@ class Dialog:
         mailbox: Mailbox | None = None,
         detail: str = "",
     ) -> Answer:
-        """Log and count a refusal; too many of them end the session.
-
-        The answer to a message (`message_id`) is never replaced: a permanent no must stay one.
-        """
+        """Log and count a refusal; too many of them end the session."""
         if answer.reason is not None:
-            self._reception.events.refused(
-                self.origin,
+            self.reception.events.refused(
+                self.standing.origin,
                 command,
                 answer.reply,
                 answer.reason.value,
@@ -150,24 +144,35 @@ class Dialog:
                 return self.refuse(answers.TOO_MANY_ERRORS, command)
         return answer
 
-    def envelope(self) -> Envelope:
-        """The transaction as it stands when DATA was answered 354."""
-        mail, origin = self._mail, self._origin
-        assert mail is not None
-        assert origin is not None
-        if mail.smtputf8:
-            origin = replace(origin, protocol="UTF8SMTP")
-        return Envelope(
-            id=self._reception.ids.next(),
-            sender=mail.sender,
-            recipients=tuple(self._recipients.values()),
-            created=self._reception.clock.now(),
-            body=mail.body,
-            smtputf8=mail.smtputf8,
-            ret=mail.ret,
-            envid=mail.envid,
-            origin=origin,
-        )
+    # Asking somebody.
+
+    def ask(self, question: Question, after_verdict: AfterVerdict) -> Answer:
+        self.question = question
+        self._after_verdict = after_verdict
+        return answers.ASK
+
+    def decided(self, verdict: Verdict) -> Answer:
+        """The verdict on `question`."""
+        after_verdict = self._after_verdict
+        assert after_verdict is not None
+        self.question = self._after_verdict = None
+        return after_verdict(verdict)
+
+    def refuse_by(self, verdict: Verdict, command: str, *, mailbox: Mailbox | None = None) -> Answer:
+        """The verdict's reply, which is there; 421 ends the session."""
+        reply = verdict.decision.reply
+        assert reply is not None
+        then = Then.CLOSE if reply.code == 421 else Then.GO_ON
+        return self.refuse(refused(reply, verdict.reason, then), command, mailbox=mailbox)
+
+    def _connect_decided(self, verdict: Verdict) -> Answer:
+        self.edits = self.edits.and_those_of(verdict.decision)
+        reply = verdict.decision.reply
+        if reply is None:
+            return self.reception.greeting.banner
+        return self.refuse(refused(reply, verdict.reason, Then.CLOSE))
+
+    # Commands of no consequence.
 
     def _unknown(self, verb: str) -> Answer:
         if verb in HTTP_VERBS:
@@ -175,64 +180,6 @@ class Dialog:
         if verb in _NOT_OFFERED:
             return self.refuse(answers.NOT_OFFERED, verb)
         return self.refuse(answers.UNKNOWN)
-
-    def _ehlo(self, argument: str) -> Answer:
-        return self._hello("EHLO", argument, "ESMTP", self._reception.ehlo)
-
-    def _helo(self, argument: str) -> Answer:
-        return self._hello("HELO", argument, "SMTP", self._reception.helo)
-
-    def _hello(self, verb: str, name: str, protocol: str, answer: Answer) -> Answer:
-        if not name:
-            return self.refuse(answers.NEEDS_ARGUMENT, verb)
-        self.reset()
-        self._origin = self._came_from(name[:MAX_HELO], protocol)
-        return answer
-
-    def _mail_from(self, argument: str) -> Answer:
-        if self._origin is None:
-            return self.refuse(answers.EHLO_FIRST, "MAIL")
-        if self._mail is not None:
-            return self.refuse(answers.NESTED_MAIL, "MAIL")
-        mail = _parse_mail(argument)
-        reception = self._reception
-        if mail.size > reception.settings.max_message_size:
-            return self.refuse(answers.TOO_BIG, "MAIL", mailbox=mail.sender)
-        unhealthy = reception.store.unhealthy()
-        if unhealthy is not None:
-            return self.refuse(answers.STORE_FULL, "MAIL", mailbox=mail.sender, detail=unhealthy)
-        self._mail = mail
-        self.in_transaction = True
-        return answers.SENDER_OK
-
-    def _rcpt_to(self, argument: str) -> Answer:
-        mail = self._mail
-        if mail is None:
-            return self.refuse(answers.MAIL_FIRST, "RCPT")
-        key, recipient = _parse_rcpt(argument, mail.smtputf8)
-        if not self._client.may_relay:
-            return self.refuse(answers.RELAYING_DENIED, "RCPT", mailbox=recipient.address)
-        recipients = self._recipients
-        if key not in recipients:
-            if len(recipients) >= self._reception.settings.max_recipients:
-                return self.refuse(answers.TOO_MANY_RECIPIENTS, "RCPT", mailbox=recipient.address)
-            recipients[key] = recipient
-        return answers.RECIPIENT_OK
-
-    def _data(self, argument: str) -> Answer:
-        if argument:
-            return self.refuse(answers.NO_ARGUMENT, "DATA")
-        if self._mail is None:
-            return self.refuse(answers.MAIL_FIRST, "DATA")
-        if not self._recipients:
-            return self.refuse(answers.NO_RECIPIENTS, "DATA")
-        return answers.START_BODY
-
-    def _rset(self, argument: str) -> Answer:
-        if argument:
-            return self.refuse(answers.NO_ARGUMENT, "RSET")
-        self.reset()
-        return answers.OK
 
     def _noop(self, argument: str) -> Answer:
         return answers.OK
@@ -248,14 +195,29 @@ class Dialog:
 
 
 _COMMANDS: dict[str, Callable[[Dialog, str], Answer]] = {
-    "EHLO": Dialog._ehlo,
-    "HELO": Dialog._helo,
-    "MAIL": Dialog._mail_from,
-    "RCPT": Dialog._rcpt_to,
-    "DATA": Dialog._data,
-    "RSET": Dialog._rset,
+    "EHLO": hello.ehlo,
+    "HELO": hello.helo,
+    "STARTTLS": hello.starttls,
+    "XCLIENT": hello.xclient,
+    "AUTH": login.auth,
+    "MAIL": mail.mail,
+    "RCPT": mail.rcpt,
+    "DATA": mail.data,
+    "BDAT": mail.bdat,
+    "RSET": mail.rset,
     "NOOP": Dialog._noop,
     "VRFY": Dialog._vrfy,
     "HELP": Dialog._help,
     "QUIT": Dialog._quit,
+}
+
+
+def _tls_first(dialog: Dialog, argument: str) -> Answer:
+    return dialog.refuse(answers.TLS_FIRST)
+
+
+# RFC 3207 4: what a server that insists on TLS still answers without it.
+_IN_CLEAR = {
+    **dict.fromkeys(_COMMANDS, _tls_first),
+    **{verb: _COMMANDS[verb] for verb in ("EHLO", "HELO", "STARTTLS", "NOOP", "RSET", "QUIT")},
 }

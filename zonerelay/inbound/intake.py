@@ -1,9 +1,9 @@
 """One message on its way from the wire to the store.
 
-Owns the body between DATA and the answer: end of data, header, size, our fields in front, and the store's
-writer. The session feeds bytes in (synchronously, as they arrive) and runs `store` in a task of its
-own, which waits for the disk; between the two are at most `BACKLOG` octets and one piece, for
-the session stops reading beyond that.
+Owns the body between DATA (or the first BDAT) and the answer: its end, its header, our fields in front, what
+the policy changes, and the store's writer. The session feeds bytes in (synchronously, as they arrive) and
+runs `store` in a task of its own, which waits for the disk and for the policy; between the two are at most
+`BACKLOG` octets and one piece, for the session stops reading beyond that.
 
 Promises:
 
@@ -13,6 +13,7 @@ Promises:
   let the rest of the body run as commands. Memory stays flat. A client that does not stop
   far beyond the limit is `hopeless`.
 - Unexpected errors are temporary (rule 3): 451, never the error's text.
+- What it holds in memory is in the account of all sessions (`SessionMemory`), and nothing else of it.
 """
 
 from __future__ import annotations
@@ -22,34 +23,51 @@ from collections.abc import Callable
 
 from zonerelay.config.models import BareLineEnds
 from zonerelay.inbound import answers
-from zonerelay.inbound.answers import Answer
+from zonerelay.inbound.answers import MAX_DRAINED, Answer, refused
+from zonerelay.inbound.consult import Verdict
+from zonerelay.inbound.policy import EndOfData, Headers
 from zonerelay.inbound.reception import Reception
+from zonerelay.inbound.standing import Standing
+from zonerelay.inbound.transaction import Transaction, mailboxes
 from zonerelay.inbound.turns import LARGE
+from zonerelay.message.edits import edit_header
 from zonerelay.message.headers import Header, HeaderScanner, HeaderTooLargeError
 from zonerelay.message.received import trace_fields
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
+from zonerelay.model.reply import Reply
+from zonerelay.smtp.bdat import ChunkReader
 from zonerelay.smtp.dots import BodyReader
 from zonerelay.store.base import CHUNK_SIZE, MessageWriter, StoreError, StoreFullError
 
 BACKLOG = 256 * 1024
-MAX_DRAINED = 1024 * 1024  # octets beyond twice the size limit before we stop listening politely
 
 _NOTHING_YET = Header()
 
 
 class Intake:
-    def __init__(self, envelope: Envelope, reception: Reception, on_room: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        envelope: Envelope,
+        transaction: Transaction,
+        standing: Standing,
+        reception: Reception,
+        on_room: Callable[[], None],
+    ) -> None:
         settings = reception.settings
         self.envelope = envelope
+        self.task: asyncio.Task[None] | None = None  # the session's, that runs `store`
         self.refusal: Answer | None = None
         self.detail = ""
         self.complete = False  # the end of data has arrived
         self.backlog = 0  # octets taken from the wire that the store has not taken yet
+        self._transaction = transaction
+        self._standing = standing
         self._reception = reception
         self._on_room = on_room
         self._settings = settings
-        self._body = BodyReader()
+        self._chunks = ChunkReader() if transaction.chunked else None
+        self._body = self._chunks or BodyReader()
         self._scanner: HeaderScanner | None = HeaderScanner(settings.max_header_size)
         self._header = _NOTHING_YET
         self._eight_bit = False
@@ -57,12 +75,33 @@ class Intake:
         self._wire = 0
         self._ready: list[bytes] = []
         self._ready_size = 0
+        self._undecided = b""  # the header and what came with it, while the policy thinks about it
+        self._charged = 0
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def rest(self) -> bytes:
-        """What followed the end of data: commands."""
+        """What followed the end of data, or of the chunk: commands."""
         return self._body.rest
+
+    @property
+    def held(self) -> int:
+        """Octets in memory."""
+        return self._charged
+
+    def begin_chunk(self, size: int, *, last: bool) -> None:
+        """The next `size` octets belong to the message (BDAT)."""
+        assert self._chunks is not None
+        self._chunks.begin(size, last)
+
+    @property
+    def is_chunked(self) -> bool:
+        return self._chunks is not None
+
+    @property
+    def chunk_done(self) -> bool:
+        """The chunk is here, but the message goes on in the next one."""
+        return self._chunks is not None and self._chunks.chunk_done and not self.complete
 
     @property
     def is_large(self) -> bool:
@@ -77,7 +116,7 @@ class Intake:
     @property
     def worth_storing(self) -> bool:
         """A chunk is waiting, or all there is."""
-        return self.complete or self._ready_size >= CHUNK_SIZE
+        return self.complete or self._ready_size >= CHUNK_SIZE or bool(self._undecided)
 
     def feed(self, data: bytes) -> None:
         self._wire += len(data)
@@ -91,6 +130,7 @@ class Intake:
                     self._begin_body(self._scanner, self._scanner.finish())
             except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
                 self._fail(error)
+        self._charge()
         if self._waiter is not None and (self.worth_storing or self.refusal is not None):
             self._wake()
 
@@ -99,7 +139,9 @@ class Intake:
         try:
             async with self._reception.store.begin(self.envelope) as writer:
                 while self.refusal is None:
-                    if self._ready and self.worth_storing:
+                    if self._undecided:
+                        await self._decide_header()
+                    elif self._ready and self.worth_storing:
                         await self._write(writer)
                     elif self.complete:
                         return await self._commit(writer)
@@ -143,9 +185,57 @@ class Intake:
         self._scanner = None
         if header.received > self._settings.max_received:
             self._refuse(answers.MAIL_LOOP)
+        elif not self._standing.may_write_as(header.fields):
+            self._refuse(answers.FROM_NOT_YOURS)
+        elif Headers in self._reception.consultants.asked:
+            self._undecided = bytes(scanner.held)
+            self.backlog += len(self._undecided)
+        elif self._transaction.edits:
+            self._append(self._own_fields().removesuffix(header.lead))
+            self._append(self._edited(bytes(scanner.held)))
+        else:
+            self._append(self._own_fields())
+            self._append(bytes(scanner.held))
+
+    def _own_fields(self) -> bytes:
+        """With what must stand between them and the message."""
+        return trace_fields(
+            self.envelope,
+            self._header,
+            hostname=self._reception.hostname,
+            hide_client=self._settings.hide_client,
+        )
+
+    def _edited(self, held: bytes) -> bytes:
+        edits = self._transaction.edits
+        return edit_header(self._header.lead + held, add=edits.add, remove=edits.remove)
+
+    async def _decide_header(self) -> None:
+        """What the policy says about the header; what came meanwhile waits behind it."""
+        envelope, header = self.envelope, self._header
+        event = Headers(
+            client=self._standing.info,
+            message_id=envelope.id,
+            sender=envelope.sender,
+            recipients=mailboxes(envelope.recipients),
+            fields=header.fields,
+        )
+        verdict = await self._reception.consultants.ask(event)
+        held, self._undecided = self._undecided, b""
+        if self.refusal is not None or self._refused_by(verdict):
             return
-        self._append(trace_fields(self.envelope, header, hostname=self._reception.hostname))
-        self._append(bytes(scanner.held))
+        self._transaction.decide(verdict.decision)
+        lines = self._own_fields().removesuffix(header.lead) + self._edited(held)
+        self._ready.insert(0, lines)
+        self._ready_size += len(lines)
+        self.backlog += len(lines) - len(held)
+        self._charge()
+
+    def _refused_by(self, verdict: Verdict) -> bool:
+        reply: Reply | None = verdict.decision.reply
+        if reply is not None:
+            self._refuse(refused(reply, verdict.reason))
+        return reply is not None
 
     def _append(self, piece: bytes) -> None:
         self._ready.append(piece)
@@ -157,8 +247,22 @@ class Intake:
         self.detail = detail
         self._scanner = None
         self._ready = []
-        self.backlog -= self._ready_size
+        self.backlog -= self._ready_size + len(self._undecided)
         self._ready_size = 0
+        self._undecided = b""
+        self._charge()
+
+    def _charge(self) -> None:
+        """Keep the account of all sessions' memory."""
+        held = self.backlog if self._scanner is None else self.backlog + len(self._scanner.held)
+        if held != self._charged:
+            self._reception.memory.used += held - self._charged
+            self._charged = held
+
+    def release(self) -> None:
+        """Nothing of it is in memory any more, or will be soon."""
+        self._reception.memory.used -= self._charged
+        self._charged = 0
 
     def _fail(self, error: Exception) -> None:
         self._reception.events.trouble("inbound", error, message_id=self.envelope.id)
@@ -171,9 +275,13 @@ class Intake:
             await writer.write(b"".join(ready))
         finally:
             self.backlog -= size
+            self._charge()
             self._on_room()
 
     async def _commit(self, writer: MessageWriter) -> Answer:
+        if EndOfData in self._reception.consultants.asked and await self._refused_at_the_end():
+            assert self.refusal is not None
+            return self.refusal
         deliveries = self._deliveries()
         message = await writer.commit(
             deliveries,
@@ -184,6 +292,22 @@ class Intake:
         )
         self._announce(message, deliveries)
         return answers.queued(self.envelope.id)
+
+    async def _refused_at_the_end(self) -> bool:
+        envelope = self.envelope
+        event = EndOfData(
+            client=self._standing.info,
+            message_id=envelope.id,
+            sender=envelope.sender,
+            recipients=mailboxes(envelope.recipients),
+            fields=self._header.fields,
+            size=self._size,
+        )
+        verdict = await self._reception.consultants.ask(event)
+        if self._refused_by(verdict):
+            return True
+        self._transaction.decide(verdict.decision)
+        return False
 
     def _announce(self, message: Message, deliveries: list[Delivery]) -> None:
         """The message is durable: whatever goes wrong now, the client must hear 250."""
@@ -196,15 +320,19 @@ class Intake:
             reception.events.trouble("inbound", error, message_id=message.id)
 
     def _deliveries(self) -> list[Delivery]:
-        envelope = self.envelope
+        """A message with a time of release is born then: retries and reports count from it."""
+        envelope, transaction = self.envelope, self._transaction
         choose_zone = self._reception.choose_zone
         headers = self._header.fields
+        born = max(envelope.created, transaction.release)
         return [
             Delivery(
-                zone=choose_zone(envelope, recipient.address, headers=headers),
+                zone=transaction.zone_of(recipient.address)
+                or choose_zone(envelope, recipient.address, headers=headers),
                 message_id=envelope.id,
                 recipient=recipient.address,
-                created=envelope.created,
+                created=born,
+                next_attempt=transaction.release,
                 notify=recipient.notify,
                 orcpt=recipient.orcpt,
             )
@@ -212,8 +340,14 @@ class Intake:
         ]
 
     def _trace(self) -> tuple[str, ...]:
-        listener = f"listener={self.envelope.origin.listener}"
-        return (listener, self._line_ends()) if self._body.has_bare else (listener,)
+        notes = [f"listener={self.envelope.origin.listener}"]
+        if self._body.has_bare:
+            notes.append(self._line_ends())
+        if self._standing.tls is not None:
+            notes.append(f"cipher={self._standing.tls.cipher}")
+        if self._transaction.release:
+            notes.append(f"release={self._transaction.release:.0f}")
+        return tuple(notes)
 
     def _line_ends(self) -> str:
         return f"bare_lf={self._body.bare_lf} bare_cr={self._body.bare_cr}"

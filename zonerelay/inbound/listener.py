@@ -19,9 +19,13 @@ from zonerelay.config.models import ListenerSettings
 from zonerelay.inbound import answers
 from zonerelay.inbound.access import AccessPolicy, Client, Reason
 from zonerelay.inbound.answers import Answer
+from zonerelay.inbound.consult import AskedPolicy, Consultants
 from zonerelay.inbound.limits import ConnectionLimits
+from zonerelay.inbound.memory import heaviest
 from zonerelay.inbound.reception import ChooseZone, Reception
 from zonerelay.inbound.session import Session
+from zonerelay.inbound.shared import Shared
+from zonerelay.inbound.tls import TlsContexts
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.store.base import QueueStore
@@ -54,8 +58,13 @@ class Listener:
         notify: Callable[[str], None],
         events: Events,
         clock: Clock,
+        shared: Shared,
+        certificates: TlsContexts | None = None,
+        policy: AskedPolicy | None = None,
     ) -> None:
         self.settings = settings
+        self._events = events
+        self._shared = shared
         self._reception = Reception(
             settings=settings,
             hostname=hostname,
@@ -65,11 +74,17 @@ class Listener:
             notify=notify,
             events=events,
             clock=clock,
+            consultants=self._consultants(settings, shared, policy),
+            memory=shared.memory,
+            access=shared.access,
+            certificates=certificates,
         )
         self._metrics = events.metrics
-        self._policy = AccessPolicy(settings)
+        self._access = AccessPolicy(settings)
         self._limits = ConnectionLimits(
-            total=settings.max_connections, per_client=settings.max_connections_per_client
+            total=settings.max_connections,
+            per_client=settings.max_connections_per_client,
+            per_network=settings.max_connections_per_network,
         )
         self._sessions: set[Session] = set()
         self._server: asyncio.Server | None = None
@@ -116,12 +131,39 @@ class Listener:
             return server
         return await loop.create_server(session, address.host, address.port, backlog=BACKLOG)
 
-    def configure(self, settings: ListenerSettings) -> None:
+    def _consultants(
+        self, settings: ListenerSettings, shared: Shared, policy: AskedPolicy | None
+    ) -> Consultants:
+        return Consultants(
+            events=self._events,
+            users=shared.users,
+            sender_domains=shared.sender_domains if settings.check_sender_domain else None,
+            policy=policy,
+        )
+
+    def configure(
+        self,
+        settings: ListenerSettings,
+        shared: Shared,
+        certificates: TlsContexts | None = None,
+        policy: AskedPolicy | None = None,
+    ) -> None:
         """Greet by these settings from now on; sessions that are open end by those they began with."""
         self.settings = settings
-        self._reception = replace(self._reception, settings=settings)
-        self._policy = AccessPolicy(settings)
-        self._limits.change(total=settings.max_connections, per_client=settings.max_connections_per_client)
+        self._shared = shared
+        self._reception = replace(
+            self._reception,
+            settings=settings,
+            consultants=self._consultants(settings, shared, policy),
+            access=shared.access,
+            certificates=certificates,
+        )
+        self._access = AccessPolicy(settings)
+        self._limits.change(
+            total=settings.max_connections,
+            per_client=settings.max_connections_per_client,
+            per_network=settings.max_connections_per_network,
+        )
 
     def stop_accepting(self) -> None:
         """Close the listening socket; connections stay."""
@@ -157,25 +199,52 @@ class Listener:
     # What sessions ask of their house.
 
     def welcome(self, session: Session, peer: object) -> tuple[Client, Answer | None]:
-        client = self._policy.identify(peer)
+        client = self._access.identify(peer)
         self._sessions.add(session)
         if self._draining:
             return client, answers.SHUTTING_DOWN
-        reason = self._limits.enter(client.address)
+        memory = self._shared.memory
+        if memory.tight:
+            return client, answers.TOO_MUCH_MEMORY
+        reason = self._limits.enter(_counted_as(client))
         if reason is not None:
-            total = reason is Reason.CONNECTIONS
-            return client, answers.TOO_MANY_CONNECTIONS if total else answers.TOO_MANY_FROM_CLIENT
+            return client, _TOO_MANY[reason]
+        memory.holders.add(session)
         self._metrics.inbound_opened()
         return client, None
 
-    def farewell(self, client: Client) -> None:
-        self._limits.leave(client.address)
+    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, Answer | None]:
+        named = self._access.named(address, port, by=client)
+        reason = self._limits.move(_counted_as(client), _counted_as(named))
+        return (named, None) if reason is None else (client, _TOO_MANY[reason])
+
+    def farewell(self, session: Session, client: Client) -> None:
+        self._limits.leave(_counted_as(client))
+        self._shared.memory.holders.discard(session)
         self._metrics.inbound_closed()
+
+    def relieve(self) -> None:
+        """The session that holds most, of any listener, is ended."""
+        session = heaviest(self._shared.memory.holders)
+        if session is not None:
+            session.shed()
 
     def forget(self, session: Session) -> None:
         self._sessions.discard(session)
         if not self._sessions and self._empty is not None and not self._empty.done():
             self._empty.set_result(None)
+
+
+_TOO_MANY = {
+    Reason.CONNECTIONS: answers.TOO_MANY_CONNECTIONS,
+    Reason.CLIENT_CONNECTIONS: answers.TOO_MANY_FROM_CLIENT,
+    Reason.NETWORK_CONNECTIONS: answers.TOO_MANY_FROM_NETWORK,
+}
+
+
+def _counted_as(client: Client) -> str:
+    """A load balancer is not a client: who comes through it is counted once that is known."""
+    return "" if client.proxies else client.address
 
 
 async def _refuse_live_socket(path: Path) -> None:

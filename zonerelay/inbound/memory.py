@@ -30,18 +30,21 @@ class Holder(Protocol):
     def held(self) -> int:
         """Its share of `used`: what would be free if it ended."""
 
+    def shed(self) -> None:
+        """End it."""
+
 
 SomeHolder = TypeVar("SomeHolder", bound=Holder)
 
 
 class SessionMemory:
-    """`used` and `sessions` are the sessions' own to change; what they add they take away again."""
+    """`used` is the sessions' own to change; what they add they take away again. `holders` are they."""
 
-    __slots__ = ("_limit", "_tight", "sessions", "used")
+    __slots__ = ("_limit", "_tight", "holders", "used")
 
     def __init__(self, limit: int) -> None:
         self.used = 0
-        self.sessions = 0
+        self.holders: set[Holder] = set()
         self.change(limit)
 
     def change(self, limit: int) -> None:
@@ -51,17 +54,17 @@ class SessionMemory:
 
     @property
     def total(self) -> int:
-        return self.used + self.sessions * SESSION_COST
+        return self.used + len(self.holders) * SESSION_COST
 
     @property
     def tight(self) -> bool:
         """No new connections."""
-        return self.used + self.sessions * SESSION_COST >= self._tight
+        return self.used + len(self.holders) * SESSION_COST >= self._tight
 
     @property
     def full(self) -> bool:
         """Somebody has to go."""
-        return self.used + self.sessions * SESSION_COST >= self._limit
+        return self.used + len(self.holders) * SESSION_COST >= self._limit
 
 
 def heaviest(sessions: Iterable[SomeHolder]) -> SomeHolder | None:

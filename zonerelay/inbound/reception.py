@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from zonerelay.config.models import ListenerSettings
-from zonerelay.inbound import answers
-from zonerelay.inbound.answers import Answer
+from zonerelay.inbound.access_rules import AccessRules
+from zonerelay.inbound.consult import Consultants
+from zonerelay.inbound.greeting import Greeting
+from zonerelay.inbound.memory import SessionMemory
+from zonerelay.inbound.tls import TlsContexts
 from zonerelay.inbound.turns import Turns
 from zonerelay.message.headers import Fields
 from zonerelay.model.clock import Clock
@@ -26,6 +29,8 @@ class ChooseZone(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reception:
+    """`certificates` is `None` when the listener has no TLS."""
+
     settings: ListenerSettings
     hostname: str
     store: QueueStore
@@ -34,14 +39,13 @@ class Reception:
     notify: Callable[[str], None]
     events: Events
     clock: Clock
+    consultants: Consultants
+    memory: SessionMemory
+    access: AccessRules
+    certificates: TlsContexts | None = None
     turns: Turns = field(default_factory=Turns)
-    greeting: bytes = field(init=False)
-    ehlo: Answer = field(init=False)
-    helo: Answer = field(init=False)
+    greeting: Greeting = field(init=False)
 
     def __post_init__(self) -> None:
         # The way a frozen dataclass sets what it derives.
-        object.__setattr__(self, "greeting", answers.greeting(self.hostname))
-        limit = self.settings.max_message_size
-        object.__setattr__(self, "ehlo", answers.ehlo(self.hostname, max_message_size=limit))
-        object.__setattr__(self, "helo", answers.helo(self.hostname))
+        object.__setattr__(self, "greeting", Greeting(self.hostname, self.settings))

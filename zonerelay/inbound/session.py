@@ -1,45 +1,50 @@
-"""One client's connection: the only module that knows aiosmtpd, and the only one here with a socket.
+"""One client's connection: the only module that knows aiosmtpd.
 
-Moves bytes between the transport and the parts that decide: `LineReader` and `Dialog` for commands,
-`Intake` for a body. Everything up to DATA is answered inside `data_received`, without a task; a message
-costs one task, which waits for the store. Replies to a pipelined group leave in one write, in order.
+Moves bytes between the link to the client and the parts that decide: `Doorway` until the greeting,
+`LineReader` and `Dialog` for commands, `Bodies` for messages. Everything up to DATA is answered inside
+`data_received`, without a task, unless somebody has to be asked; a message costs one task, which waits for
+the store. Replies to a pipelined group leave in one write, in order.
 
 What is replaced of aiosmtpd's SMTP, all of it with a reason: its constructor inspects every class on every
 connection; its reader ends lines at a bare LF and grows without bound when none comes; it holds
 whole bodies; a client that leaves cancels its handler, and a handler's exception becomes a permanent 500
-with the exception's text. What remains is its place as the loop's SMTP protocol class.
+with the exception's text; its AUTH and STARTTLS do not know implicit TLS, and hash on the event loop. What
+remains is its place as the loop's SMTP protocol class.
 
 Promises:
 
 - Nothing is read beyond what is bounded: reading pauses while the client does not take our replies,
-  while `BACKLOG` octets wait for the store, and while more than `MAX_PIPELINED` octets of commands wait;
-  and while other large bodies have their turns.
+  while `BACKLOG` octets wait for the store, while more than `MAX_PIPELINED` octets of commands wait,
+  and while other large bodies have their turns. What is held is in the account of all sessions.
 - Once the end of data has arrived the message is carried to its answer, client or no client.
+- Nothing said in clear text before a TLS handshake counts after it (RFC 3207 4.2).
 - Trouble in our own code is answered 451 and the session goes on.
-- Waiting for our own store is not held against the client.
+- Waiting for our own store, or for whom we ask, is not held against the client.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from aiosmtpd.smtp import SMTP
 
 from zonerelay.inbound import answers
-from zonerelay.inbound.access import Client, Reason
+from zonerelay.inbound.access import Client
 from zonerelay.inbound.answers import Answer, Then
+from zonerelay.inbound.bodies import Bodies
 from zonerelay.inbound.deadlines import Deadlines
 from zonerelay.inbound.dialog import Dialog
-from zonerelay.inbound.intake import BACKLOG, Intake
+from zonerelay.inbound.doorway import Doorway
+from zonerelay.inbound.link import Link
 from zonerelay.inbound.reception import Reception
-from zonerelay.smtp.commands import MAX_LINE, TLS_HELLO
+from zonerelay.smtp.commands import MAX_LINE
 from zonerelay.smtp.lines import LineFault, LineReader
 
 MAX_PIPELINED = 64 * 1024
 MAX_LINES_PER_TURN = 500  # then other connections get their turn
-LINGER = 10.0  # seconds for a client to take our last words before it is cut off
 
 # It logs every command line with the addresses in it (rule 7).
 logging.getLogger("mail.log").setLevel(logging.CRITICAL + 1)
@@ -52,14 +57,17 @@ class House(Protocol):
     def welcome(self, session: Session, peer: object) -> tuple[Client, Answer | None]:
         """Identify and count a connection, or say why not."""
 
-    def farewell(self, client: Client) -> None:
+    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, Answer | None]:
+        """The connection is that of another client, as a PROXY header or XCLIENT says; or why not."""
+
+    def farewell(self, session: Session, client: Client) -> None:
         """The connection is gone: called once for every welcome without a refusal."""
 
     def forget(self, session: Session) -> None:
         """The connection is gone and nothing of it is still running."""
 
-
-_NOBODY = Client("", 0, may_relay=False)
+    def relieve(self) -> None:
+        """All sessions together hold too much: end one."""
 
 
 class Session(SMTP):
@@ -69,104 +77,110 @@ class Session(SMTP):
         self.loop = loop
         self._reception = reception
         self._house = house
-        self._lines = LineReader(MAX_LINE)
-        self._deadlines = Deadlines(
-            loop.time(), idle=settings.idle_timeout, transaction=settings.transaction_timeout
+        self.lines = LineReader(MAX_LINE)
+        self.deadlines = Deadlines(
+            loop.time(),
+            idle=settings.idle_timeout,
+            transaction=settings.transaction_timeout,
+            min_rate=settings.min_data_rate,
         )
-        self._wire: asyncio.Transport | None = None
-        self._client = _NOBODY
-        self._intake: Intake | None = None
-        self._storing: asyncio.Task[None] | None = None
+        self.bodies: Bodies = Bodies(self, reception, house.relieve)
+        self._doorway: Doorway = Doorway(self, reception, house.readmit)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._asking: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._welcome = False
         self._closing = False
         self._draining = False
-        self._ended = False  # the client has half-closed
+        self.ended = False  # the client has said all it will
         self._blocked = False  # the client does not take our replies
-        self._paused = False  # we do not read
-        self._out_of_turn = False  # other large bodies are read first
         self._yielded = False  # lines are waiting for their turn
 
     # The loop calls these.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods, but not the base class.
-        self._wire = transport  # type: ignore[assignment]
-        self._client, refusal = self._house.welcome(self, transport.get_extra_info("peername"))
-        self.start_over()
+        self.link = Link(transport, self.loop)  # type: ignore[arg-type]
+        self.client, refusal = self._house.welcome(self, transport.get_extra_info("peername"))
+        self.dialog = Dialog(self._reception, self.client)
         if refusal is not None:
-            self._say_goodbye(refusal)
+            self.say_goodbye(refusal)
             return
         self._welcome = True
-        deadlines = self._deadlines
+        deadlines = self.deadlines
         self._timer = self.loop.call_at(deadlines.next_look(deadlines.heard), self._look_at_time)
-        self._write(self._reception.greeting)
-
-    def start_over(self) -> None:
-        """A new conversation on this connection; input that has not been answered is discarded.
-
-        What RFC 3207 4.2 asks for after a TLS handshake: nothing said in clear text may count.
-        """
-        self._lines.clear()
-        self._dialog = Dialog(self._reception, self._client)
+        self._doorway.open()
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        intake = self._intake
+        if self.link.is_wrapped:
+            data = self._doorway.unwrap(data)
+            if not data or self._closing:
+                return
+        bodies = self.bodies
+        intake = bodies.current
         if intake is not None and not intake.complete:
-            self._take_body(intake, data)
+            self.deadlines.heard = self.loop.time()
+            bodies.take(data)
+            if self.lines.waiting:
+                self.advance()
             return
-        if not self._dialog.commands and data.startswith(TLS_HELLO):
-            self._say_goodbye(answers.NOT_SMTP)
+        if not self.dialog.commands and self._doorway.turns_away(data):
             return
-        line = self._lines.only_line(data)
-        if line is None or intake is not None or self._blocked:
-            self._lines.feed(data)
-            self._advance()
+        line = self.lines.only_line(data)
+        if line is None or intake is not None or self._blocked or self._asking or bodies.discarding:
+            self.lines.feed(data)
+            self.advance()
             return
         # The ordinary case: one command, nothing behind it, and nobody waits for anything.
         answer = self._answer(line)
-        self._reply(answer.wire, answer.then)
+        self.reply(answer.wire, answer)
         if self._draining:
             self._leave_if_done()
 
     def eof_received(self) -> bool:
         """The client has said all it will, but may still be listening: answer what is owed first."""
-        self._ended = True
+        self.ended = True
         return self._owes_answers()
 
     def connection_lost(self, error: Exception | None) -> None:
         left, self._closing = not self._closing, True
-        self._wire = None
-        self._lines.clear()
+        self.link.lost()
+        self.lines.clear()
         if self._timer is not None:
             self._timer.cancel()
-        self._reception.turns.leave(self)
-        if self._intake is not None and not self._intake.complete:
-            self._abandon(self._intake, left=left)
+        if self._asking is not None:
+            self._asking.cancel()
+        self.bodies.lost(left=left)
+        self.dialog.reset()
         if self._welcome:
-            self._house.farewell(self._client)
-        if self._storing is None:
+            self._house.farewell(self, self.client)
+        if not self._tasks:
             self._house.forget(self)
 
     def pause_writing(self) -> None:
         self._blocked = True
-        self._regulate()
+        self.regulate()
 
     def resume_writing(self) -> None:
         self._blocked = False
-        self._advance()
+        self.advance()
 
-    # Turns call these.
+    # Turns, and the account of memory, call these.
 
     @property
     def held_up(self) -> bool:
-        return self._paused
+        return self.link.is_paused
 
     def take_turn(self) -> None:
-        self._out_of_turn = False
-        self._regulate()
+        self.bodies.out_of_turn = False
+        self.regulate()
+
+    @property
+    def held(self) -> int:
+        transaction = self.dialog.transaction
+        return self.bodies.held + (transaction.cost if transaction is not None else 0)
 
     # The listener calls these.
 
@@ -175,191 +189,178 @@ class Session(SMTP):
         self._draining = True
         self._leave_if_done()
 
+    def shed(self) -> None:
+        """End, for memory is short. A message that is here whole is still carried to its end."""
+        if not self._closing and not self.bodies.wait_for_store:
+            self.bodies.give_up(answers.TOO_MUCH_MEMORY)
+
     def abort(self) -> None:
         """Close now, whatever the client is doing. A message that arrived whole is still committed."""
         self._closing = True
-        if self._wire is not None:
-            self._wire.abort()
+        self.link.abort()
 
     # Commands.
 
-    def _advance(self) -> None:
-        """Answer the lines that are there, as far as the order of replies allows."""
+    def advance(self) -> None:
+        """Go on with what has been received, as far as the order of replies allows."""
         self._yielded = False
+        left = MAX_LINES_PER_TURN
+        while self.lines.waiting and self._may_go_on():
+            if self.bodies.discarding:
+                self.bodies.discard()
+                continue
+            answered = self._answer_lines(left)
+            left -= answered
+            if not left:
+                self._yielded = True
+                self.loop.call_soon(self.advance)
+            if not (answered and left):
+                break
         if self._closing:
             return
-        if self._lines.waiting and self._intake is None and not self._blocked:
-            self._answer_lines()
-        self._regulate()
+        self.regulate()
         self._leave_if_done()
 
-    def _answer_lines(self) -> None:
-        replies: list[bytes] = []
-        then = Then.GO_ON
-        while (line := self._lines.next()) is not None:
-            answer = self._answer(line)
-            replies.append(answer.wire)
-            then = answer.then
-            if then is not Then.GO_ON:
-                break
-            if len(replies) == MAX_LINES_PER_TURN:
-                self._yielded = True
-                self.loop.call_soon(self._advance)
-                break
-        if replies:
-            self._reply(b"".join(replies), then)
+    def _may_go_on(self) -> bool:
+        busy = self.bodies.current is not None or self._asking is not None
+        return not (busy or self._closing or self._blocked)
 
-    def _reply(self, replies: bytes, then: Then) -> None:
-        self._deadlines.answered(self.loop.time(), in_transaction=self._dialog.in_transaction)
-        if self._wire is not None:
-            self._wire.write(replies)
-        if then is Then.GO_ON:
-            return
-        if then is Then.TAKE_BODY:
-            self._intake = Intake(self._dialog.envelope(), self._reception, self._regulate)
-        elif then is Then.CLOSE:
-            self._close()
+    def _answer_lines(self, most: int) -> int:
+        """Answer up to so many lines in one write, up to the first that needs more than an answer."""
+        replies: list[bytes] = []
+        count = 0
+        while count < most and (line := self.lines.next()) is not None:
+            answer = self._answer(line)
+            count += 1
+            if answer.then is not Then.GO_ON:
+                replies.append(answer.wire if answer.then is not Then.DISCARD else b"")
+                self.reply(b"".join(replies), answer)
+                return count
+            replies.append(answer.wire)
+        if replies:
+            self.reply(b"".join(replies), answers.OK)
+        return count
 
     def _answer(self, line: bytes | LineFault) -> Answer:
         try:
-            return self._dialog.answer(line, more=self._lines.waiting > 0)
+            return self.dialog.answer(line, more=self.lines.waiting > 0)
         except Exception as error:  # noqa: BLE001 - rule 3: a mistake of ours is never the client's
-            self._reception.events.trouble("inbound", error)
-            self._dialog.reset()
-            return answers.TROUBLE
+            return self._trouble(error)
 
-    # Bodies.
+    def _trouble(self, error: Exception) -> Answer:
+        self._reception.events.trouble("inbound", error)
+        self.dialog.reset()
+        return answers.TROUBLE
 
-    def _take_body(self, intake: Intake, data: bytes) -> None:
-        self._deadlines.heard = self.loop.time()
-        intake.feed(data)
-        if intake.complete:
-            self._deadlines.complete()
-            self._reception.turns.leave(self)
-            if intake.rest:
-                self._lines.feed(intake.rest)
-        elif intake.hopeless:
-            self._say_goodbye(answers.MUCH_TOO_BIG, intake)
+    def reply(self, replies: bytes, last: Answer) -> None:
+        """Write replies, and do what the last of the answers asks for."""
+        in_transaction = self.dialog.transaction is not None
+        self.deadlines.answered(self.loop.time(), in_transaction=in_transaction)
+        if not in_transaction:
+            self.bodies.drop_parked()
+        if replies:
+            self.link.write(replies)
+        if last.then is not Then.GO_ON:
+            _NEXT[last.then](self, last)
+
+    def _begin_to_ask(self) -> None:
+        self._asking = self.spawn(self._consult())
+
+    async def _consult(self) -> None:
+        """Somebody has to be asked before the command can be answered."""
+        dialog = self.dialog
+        question = dialog.question
+        assert question is not None
+        verdict = await self._reception.consultants.ask(question)
+        self._asking = None
+        if self._closing:
             return
-        elif intake.is_large:
-            self._out_of_turn = not self._reception.turns.may_read(self, len(data), self._deadlines.heard)
-        if self._storing is None:
-            if intake.refusal is None:
-                if intake.worth_storing:
-                    self._storing = self.loop.create_task(self._store(intake))
-            elif intake.complete:
-                self._finish(intake, intake.refusal)
-                return
-        self._regulate()
-
-    async def _store(self, intake: Intake) -> None:
         try:
-            answer = await intake.store()
-            self._storing = None
-            # A refusal in the middle of a body waits for its end.
-            if intake.complete:
-                self._finish(intake, answer)
-        except Exception as error:  # noqa: BLE001 - nobody awaits this task
-            self._reception.events.trouble("inbound", error, message_id=intake.envelope.id)
-            self.abort()
-        finally:
-            self._storing = None
-            if self._wire is None:
-                self._house.forget(self)
+            answer = dialog.decided(verdict)
+        except Exception as error:  # noqa: BLE001 - rule 3
+            answer = self._trouble(error)
+        self.reply(answer.wire, answer)
+        self.advance()
 
-    def _finish(self, intake: Intake, answer: Answer) -> None:
-        """The transaction is over: answer it, and go on with what the client has sent meanwhile."""
-        self._intake = None
+    # Tasks, the end, reading, time.
+
+    @property
+    def now(self) -> float:
+        return self.loop.time()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:  # Any: asyncio's own words
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not self._tasks and self.link.is_lost:
+            self._house.forget(self)
+
+    def say_goodbye(self, answer: Answer, *, detail: str = "") -> None:
         if answer.reason is not None:
-            self._refuse(answer, intake)
-        self._dialog.reset()
-        if self._wire is None or self._wire.is_closing():
-            if answer.reason is None:
-                self._reception.events.reply_lost(intake.envelope.id, intake.envelope.origin)
-            return
-        self._deadlines.answered(self.loop.time(), in_transaction=False)
-        self._write(answer.wire)
-        if self._lines.waiting or self._paused or self._ended or self._draining:
-            self._advance()
-
-    def _abandon(self, intake: Intake, *, left: bool) -> None:
-        """No end of data will come: the message does not exist."""
-        self._intake = None
-        if left:
-            gone = Answer(answers.CLIENT_LEFT, b"", reason=Reason.CLIENT_LEFT)
-            self._refuse(gone, intake)
-        if self._storing is not None:
-            self._storing.cancel()
-
-    def _refuse(self, answer: Answer, intake: Intake | None) -> None:
-        if answer.reason is None:
-            return
-        if intake is None:
-            self._dialog.refuse(answer)
-            return
-        envelope = intake.envelope
-        self._dialog.refuse(
-            answer, "DATA", message_id=envelope.id, mailbox=envelope.sender, detail=intake.detail
-        )
-
-    # Writing, reading, time.
-
-    def _write(self, data: bytes) -> None:
-        if self._wire is not None:
-            self._wire.write(data)
-
-    def _say_goodbye(self, answer: Answer, intake: Intake | None = None) -> None:
-        self._refuse(answer, intake)
-        self._write(answer.wire)
+            self.dialog.refuse(answer, detail=detail)
+        if answer.wire:
+            self.link.write(answer.wire)
         self._close()
 
     def _close(self) -> None:
         self._closing = True
-        self._lines.clear()
-        wire = self._wire
-        if wire is None:
-            return
-        if wire.get_write_buffer_size():
+        self.lines.clear()
+        handle = self.link.close()
+        if handle is not None:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self.loop.call_later(LINGER, wire.abort)
-        wire.close()
+            self._timer = handle
 
     def _owes_answers(self) -> bool:
-        waits_for_store = self._intake is not None and self._intake.complete
-        return not self._closing and (waits_for_store or self._yielded or self._blocked)
+        ours = self.bodies.wait_for_store or self._asking is not None
+        return not self._closing and (ours or self._yielded or self._blocked)
+
+    def leave_soon(self) -> None:
+        self.ended = True
+        self.loop.call_soon(self._leave_if_done)
 
     def _leave_if_done(self) -> None:
         if self._closing or self._owes_answers():
             return
-        if self._ended:
+        if self.ended:
             self._close()
-        elif self._draining and not self._dialog.in_transaction:
-            self._say_goodbye(answers.SHUTTING_DOWN)
+        elif self._draining and self.dialog.transaction is None:
+            self.say_goodbye(answers.SHUTTING_DOWN)
 
-    def _regulate(self) -> None:
+    def regulate(self) -> None:
         """Read only while there is room for what comes."""
-        intake = self._intake
-        pause = (
-            self._blocked
-            or self._lines.waiting > MAX_PIPELINED
-            or self._out_of_turn
-            or (intake is not None and intake.backlog > BACKLOG)
-        )
-        if pause is self._paused or self._wire is None or self._ended:
+        ours = self.bodies.are_behind
+        pause = ours or self._blocked or self.lines.waiting > MAX_PIPELINED
+        link = self.link
+        if pause is link.is_paused or self.ended:
             return
-        self._paused = pause
-        if pause:
-            self._wire.pause_reading()
-        else:
-            self._wire.resume_reading()
+        link.pause_reading(pause)
+        if not pause:
+            self.deadlines.resumed(self.loop.time())
+        elif ours:
+            self.deadlines.paused(self.loop.time())
 
     def _look_at_time(self) -> None:
         now = self.loop.time()
-        if self._out_of_turn or (self._owes_answers() and not self._blocked):
-            self._deadlines.heard = now
-        late = self._deadlines.late(now)
+        if self._owes_answers() and not self._blocked:
+            self.deadlines.heard = now
+        late = self.deadlines.late(now)
         if late is None:
-            self._timer = self.loop.call_at(self._deadlines.next_look(now), self._look_at_time)
-            return
-        self._say_goodbye(late, self._intake)
+            self._timer = self.loop.call_at(self.deadlines.next_look(now), self._look_at_time)
+        else:
+            self.bodies.give_up(late)
+
+
+_NEXT: dict[Then, Callable[[Session, Answer], None]] = {
+    Then.TAKE_BODY: lambda session, _: session.bodies.begin(),
+    Then.TAKE_CHUNK: lambda session, _: session.bodies.begin_chunk(),
+    Then.DISCARD: lambda session, answer: session.bodies.discard_chunk(answer),
+    Then.HANDSHAKE: lambda session, _: session._doorway.start_tls(),
+    Then.READMIT: lambda session, _: session._doorway.readmit(),
+    Then.ASK: lambda session, _: session._begin_to_ask(),
+    Then.CLOSE: lambda session, _: session._close(),
+}

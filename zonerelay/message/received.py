@@ -23,10 +23,10 @@ _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS = ("", "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-def trace_fields(envelope: Envelope, header: Header, *, hostname: str) -> bytes:
+def trace_fields(envelope: Envelope, header: Header, *, hostname: str, hide_client: bool = False) -> bytes:
     """Everything that goes before the message as it came, `header.lead` included."""
     date = rfc5322_date(envelope.created)
-    fields = received(envelope, date, hostname=hostname)
+    fields = received(envelope, date, hostname=hostname, hide_client=hide_client)
     if "date" not in header.names:
         fields += f"Date: {date}\r\n"
     if "message-id" not in header.names:
@@ -34,14 +34,19 @@ def trace_fields(envelope: Envelope, header: Header, *, hostname: str) -> bytes:
     return fields.encode() + header.lead
 
 
-def received(envelope: Envelope, date: str, *, hostname: str) -> str:
+def received(envelope: Envelope, date: str, *, hostname: str, hide_client: bool = False) -> str:
     origin = envelope.origin
     recipients = envelope.recipients
-    client = _from_client(origin.helo, origin.client_address, envelope.smtputf8)
+    if hide_client:
+        # The grammar wants a from clause; this one says nothing about anybody.
+        client = "localhost (client hidden)"
+    else:
+        client = _from_client(origin.helo, origin.client_address, envelope.smtputf8)
+    protocol = f"{origin.protocol} ({origin.tls})" if origin.tls else origin.protocol
     only_for = f"\r\n\tfor {path(recipients[0].address)}" if len(recipients) == 1 else ""
     return (
         f"Received: from {client}\r\n"
-        f"\tby {hostname} with {origin.protocol} id {envelope.id}{only_for};\r\n\t{date}\r\n"
+        f"\tby {hostname} with {protocol} id {envelope.id}{only_for};\r\n\t{date}\r\n"
     )
 
 

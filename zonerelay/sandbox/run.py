@@ -71,7 +71,7 @@ async def _play(console: Console, directory: Path) -> int:
     try:
         await worker.start()
         _introduce(console, worker, sink)
-        await asyncio.to_thread(_send_first_mail, worker.listeners[0].addresses[0])
+        await asyncio.to_thread(_send_first_mail, worker.addresses()[0])
         await _interrupted()
         console.print("\nStopping.", style="dim")
         await worker.stop()
@@ -104,7 +104,7 @@ def _free(port: int) -> int:
 
 
 def _introduce(console: Console, worker: Worker, sink: Sink) -> None:
-    smtp = worker.listeners[0].addresses[0]
+    smtp = worker.addresses()[0]
     console.print(f"[bold]A relay listens on {smtp}[/], a sink behind it on {_LOOPBACK}:{sink.port}.")
     console.print(f"Metrics: http://{_LOOPBACK}:{worker.http_port}/metrics   Stop: Ctrl-C\n")
     console.print("Send it something; all mail goes to the sink, whatever the domain:\n")

@@ -77,6 +77,14 @@ class LineReader:
             return LineFault.TOO_LONG
         return self._buffer[start : end - 1]
 
+    def take(self, count: int) -> bytes:
+        """Up to `count` of the waiting octets as they are: what follows a BDAT command is no line."""
+        start = self._position
+        taken = self._buffer[start : start + count]
+        self._position += len(taken)
+        self.waiting -= len(taken)
+        return taken
+
     def _drop_overlong(self) -> None:
         if self.waiting > self._limit or self._dropping:
             self._dropping = True

@@ -64,6 +64,7 @@ class SaslExchange:
     def __init__(self, mechanism: str) -> None:
         if mechanism not in MECHANISMS:
             raise _error(504, "5.4", "Unrecognized authentication mechanism")
+        self.mechanism = mechanism
         self._plain = mechanism == "PLAIN"
         self._begun = False
         self._user: str | None = None

@@ -1,0 +1,250 @@
+"""The bodies of one session: from 354, or from BDAT, to the answer about the message.
+
+Owns which message is being read, which one waits between two of its chunks, and how many octets of a refused
+chunk are still to be dropped. Feeds `Intake` and runs its `store`; answers when that is done.
+
+Promise: once the end of data has arrived the message is carried to its answer, client or no client. What
+was begun and cannot end any more is aborted in the store, and leaves the account of memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from zonerelay.inbound import answers
+from zonerelay.inbound.access import Reason
+from zonerelay.inbound.answers import Answer
+from zonerelay.inbound.deadlines import Deadlines
+from zonerelay.inbound.dialog import Dialog
+from zonerelay.inbound.intake import BACKLOG, Intake
+from zonerelay.inbound.link import Link
+from zonerelay.inbound.reception import Reception
+from zonerelay.inbound.turns import Reader
+from zonerelay.smtp.lines import LineReader
+
+
+class Conversation(Reader, Protocol):
+    """The session, as far as bodies go."""
+
+    link: Link
+    lines: LineReader
+    deadlines: Deadlines
+    dialog: Dialog
+
+    @property
+    def now(self) -> float:
+        """The loop's time."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:  # Any: asyncio's own words
+        """Run it; the session is not forgotten before it ends."""
+
+    def regulate(self) -> None:
+        """Read, or do not, by what is held."""
+
+    def advance(self) -> None:
+        """Go on with the commands that wait."""
+
+    def say_goodbye(self, answer: Answer, *, detail: str = "") -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Bodies:
+    __slots__ = (
+        "_owed",
+        "_reception",
+        "_relieve",
+        "_session",
+        "current",
+        "discarding",
+        "out_of_turn",
+        "parked",
+    )
+
+    def __init__(self, session: Conversation, reception: Reception, relieve: Callable[[], None]) -> None:
+        self._session = session
+        self._reception = reception
+        self._relieve = relieve
+        self.current: Intake | None = None  # being read, or waiting for the store
+        self.parked: Intake | None = None  # between two chunks
+        self.discarding = 0
+        self._owed = answers.OK  # once the octets are discarded
+        self.out_of_turn = False  # other large bodies are read first
+
+    @property
+    def are_read(self) -> bool:
+        """What comes next from the client is a body."""
+        return self.current is not None and not self.current.complete
+
+    @property
+    def wait_for_store(self) -> bool:
+        return self.current is not None and self.current.complete
+
+    @property
+    def are_behind(self) -> bool:
+        """Reading must stop for a reason of ours."""
+        return self.out_of_turn or (self.current is not None and self.current.backlog > BACKLOG)
+
+    @property
+    def held(self) -> int:
+        """Octets in memory."""
+        return sum(intake.held for intake in (self.current, self.parked) if intake is not None)
+
+    # What a command has begun.
+
+    def begin(self) -> None:
+        """DATA has been answered 354."""
+        self.current = self._new_intake()
+        deadlines = self._session.deadlines
+        deadlines.body_began(deadlines.heard)
+
+    def begin_chunk(self) -> None:
+        """BDAT: its octets are next, and some of them may be here."""
+        session = self._session
+        intake, self.parked = self.parked or self._new_intake(), None
+        self.current = intake
+        size, last = session.dialog.chunk
+        intake.begin_chunk(size, last=last)
+        session.deadlines.body_began(session.deadlines.heard)
+        self.take(session.lines.take(size))
+
+    def discard_chunk(self, owed: Answer) -> None:
+        """BDAT was refused: its octets are dropped before that is said."""
+        self._owed = owed
+        self.discarding = self._session.dialog.chunk[0]
+        self.discard()
+
+    def discard(self) -> None:
+        """Drop what is here."""
+        session = self._session
+        self.discarding -= len(session.lines.take(self.discarding))
+        if not self.discarding:
+            session.link.write(self._owed.wire)
+
+    def _new_intake(self) -> Intake:
+        dialog, reception = self._session.dialog, self._reception
+        transaction = dialog.transaction
+        assert transaction is not None
+        envelope = transaction.envelope(reception.ids.next(), reception.clock.now(), dialog.standing.origin)
+        return Intake(envelope, transaction, dialog.standing, reception, self._session.regulate)
+
+    # Octets.
+
+    def take(self, data: bytes) -> None:
+        """Octets of the body at hand; what follows its end goes to the lines."""
+        intake, session = self.current, self._session
+        assert intake is not None
+        deadlines = session.deadlines
+        deadlines.octets += len(data)
+        intake.feed(data)
+        if intake.complete or intake.chunk_done:
+            self._reception.turns.leave(session)
+            self.out_of_turn = False
+            if intake.rest:
+                session.lines.feed(intake.rest)
+            if intake.complete:
+                deadlines.complete()
+        elif intake.hopeless:
+            self.give_up(answers.MUCH_TOO_BIG)
+            return
+        elif intake.is_large:
+            self.out_of_turn = not self._reception.turns.may_read(session, len(data), deadlines.heard)
+        self._go_on(intake)
+        if self._reception.memory.full:
+            self._relieve()
+
+    def _go_on(self, intake: Intake) -> None:
+        if intake.task is None and intake.refusal is None and intake.worth_storing:
+            intake.task = self._session.spawn(self._store(intake))
+        if intake.chunk_done:
+            self._park(intake)
+        elif intake.complete and intake.refusal is not None and intake.task is None:
+            self._finish(intake, intake.refusal)
+        self._session.regulate()
+
+    def _park(self, intake: Intake) -> None:
+        session = self._session
+        self.current = None
+        session.deadlines.chunk_complete(session.now)
+        if intake.refusal is None:
+            self.parked = intake
+            session.link.write(answers.chunk_taken(session.dialog.chunk[0]).wire)
+        else:
+            self._finish(intake, intake.refusal)
+
+    async def _store(self, intake: Intake) -> None:
+        session = self._session
+        try:
+            answer = await intake.store()
+            intake.task = None
+            # A refusal in the middle of a body waits for its end.
+            if intake.complete:
+                self._finish(intake, answer)
+                session.advance()
+        except Exception as error:  # noqa: BLE001 - nobody awaits this task
+            self._reception.events.trouble("inbound", error, message_id=intake.envelope.id)
+            session.abort()
+        finally:
+            intake.task = None
+
+    # Ends.
+
+    def _finish(self, intake: Intake, answer: Answer) -> None:
+        """The transaction is over: answer it."""
+        session = self._session
+        self.current = None
+        intake.release()
+        self._refuse(intake, answer)
+        session.dialog.reset()
+        if not session.link.is_open:
+            if answer.reason is None:
+                self._reception.events.reply_lost(intake.envelope.id, intake.envelope.origin)
+            return
+        session.deadlines.answered(session.now, in_transaction=False)
+        session.link.write(answer.wire)
+
+    def give_up(self, answer: Answer) -> None:
+        """The client is told why, and that is the end of the session; a message that is here whole stays."""
+        intake = self.current or self.parked
+        if intake is None or intake.complete:
+            self._session.say_goodbye(answer)
+            return
+        self._refuse(intake, answer)
+        self._abort(intake)
+        self._session.say_goodbye(Answer(answer.reply, answer.wire))
+
+    def drop_parked(self) -> None:
+        """RSET, EHLO or a refused chunk has ended its transaction."""
+        if self.parked is not None:
+            self._abort(self.parked)
+
+    def lost(self, *, left: bool) -> None:
+        """The connection is gone; `left`: because of the client."""
+        self._reception.turns.leave(self._session)
+        for intake in (self.current, self.parked):
+            if intake is None or intake.complete:
+                continue
+            if left:
+                self._refuse(intake, Answer(answers.CLIENT_LEFT, b"", reason=Reason.CLIENT_LEFT))
+            self._abort(intake)
+
+    def _abort(self, intake: Intake) -> None:
+        """No end of data will come: the message does not exist."""
+        self.current = self.parked = None
+        if intake.task is not None:
+            intake.task.cancel()
+        intake.release()
+
+    def _refuse(self, intake: Intake, answer: Answer) -> None:
+        if answer.reason is None:
+            return
+        envelope = intake.envelope
+        self._session.dialog.refuse(
+            answer,
+            "BDAT" if intake.is_chunked else "DATA",
+            message_id=envelope.id,
+            mailbox=envelope.sender,
+            detail=intake.detail,
+        )

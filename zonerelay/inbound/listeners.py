@@ -1,0 +1,252 @@
+"""All listeners of a worker, and what they share: users, access rules, DNS for senders, memory.
+
+Owns building them from the settings, and taking up other settings: a listener whose address stays keeps its
+connections, which end by the settings they began with; one that goes is drained; one that comes is
+started. What cannot be taken up (a certificate that is not there, a policy that cannot be loaded) leaves
+that listener as it was and is reported.
+
+Failure at start: ListenError or ValueError with a text for the operator, before anybody is greeted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from zonerelay.config.models import ListenerAuth, ListenerSettings, ListenerTls, Settings
+from zonerelay.inbound.access_rules import AccessRules
+from zonerelay.inbound.auth import Authenticator
+from zonerelay.inbound.listener import Listener, ListenError
+from zonerelay.inbound.memory import SessionMemory
+from zonerelay.inbound.policy import PolicyContext
+from zonerelay.inbound.policy_loading import load_policy
+from zonerelay.inbound.policy_runner import PolicyRunner
+from zonerelay.inbound.reception import ChooseZone
+from zonerelay.inbound.sender_domain import SenderDomains
+from zonerelay.inbound.shared import Shared
+from zonerelay.inbound.tls import TlsContexts
+from zonerelay.model.clock import Clock
+from zonerelay.model.message_id import MessageIdSource
+from zonerelay.routing.resolver import Resolver
+from zonerelay.store.base import QueueStore
+from zonerelay.telemetry.events import Events
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A listener and what is its own."""
+
+    listener: Listener
+    certificates: TlsContexts | None
+    policy: PolicyRunner | None
+
+
+class Listeners:
+    """`secret` keys what is remembered of passwords; `zones` names those that a policy may choose."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        hostname: str,
+        store: QueueStore,
+        ids: MessageIdSource,
+        choose_zone: ChooseZone,
+        zones: Callable[[], Collection[str]],
+        notify: Callable[[str], None],
+        resolver: Resolver,
+        events: Events,
+        clock: Clock,
+        secret: bytes,
+    ) -> None:
+        self._hostname = hostname
+        self._store = store
+        self._ids = ids
+        self._choose_zone = choose_zone
+        self._zones = zones
+        self._notify = notify
+        self._events = events
+        self._clock = clock
+        self._secret = secret
+        self._users: Authenticator | None = None
+        self._shared = Shared(
+            memory=SessionMemory(settings.max_session_memory),
+            sender_domains=SenderDomains(resolver),
+        )
+        self._kept: list[_Kept] = []
+        self._farewells: set[asyncio.Future[None]] = set()
+        self._retiring: dict[asyncio.Task[None], PolicyRunner] = {}
+        events.metrics.attach_inbound_memory(lambda: self._shared.memory.total)
+        events.metrics.attach_certificates(self._expiries)
+
+    # What others ask.
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where they listen, as in the configuration; ports that were 0 are the real ones."""
+        return [address for kept in self._kept for address in kept.listener.addresses]
+
+    @property
+    def connections(self) -> int:
+        return sum(kept.listener.connections for kept in self._kept)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What an operator should look at now."""
+        found = [each for kept in self._kept if kept.certificates for each in kept.certificates.problems]
+        if self._users is not None and self._users.problem:
+            found.append(self._users.problem)
+        return tuple(dict.fromkeys(found))
+
+    def _expiries(self) -> list[tuple[str, float]]:
+        return [each for kept in self._kept if kept.certificates for each in kept.certificates.expiries()]
+
+    # Start, other settings, stop.
+
+    async def start(self, settings: Settings) -> None:
+        """Raises ListenError or ValueError; what was started by then is for `stop_accepting`."""
+        self._share(settings)
+        built = [self._build(each) for each in settings.listener]
+        for kept in built:
+            self._kept.append(kept)
+            await kept.listener.start()
+
+    async def reload(self, settings: Settings) -> tuple[str, ...]:
+        """Take up other settings; what could not be taken up, in words."""
+        self._share(settings)
+        problems: list[str] = []
+        wanted = {each.address: each for each in settings.listener}
+        for kept in list(self._kept):
+            new = wanted.pop(kept.listener.settings.address, None)
+            if new is None:
+                self._kept.remove(kept)
+                self._let_go(kept, settings.shutdown_timeout)
+                continue
+            try:
+                self._configure(kept, new)
+            except ValueError as error:
+                problems.append(f"the listener at {new.address} stays as it was: {error}")
+        for each in wanted.values():
+            try:
+                kept = self._build(each)
+                await kept.listener.start()
+                self._kept.append(kept)
+            except (ListenError, ValueError) as error:
+                problems.append(str(error))
+                self._events.trouble("listener", error)
+        return tuple(problems)
+
+    def stop_accepting(self) -> None:
+        for kept in self._kept:
+            kept.listener.stop_accepting()
+
+    async def drain(self, timeout: float) -> None:
+        """See `Listener.drain`; returns when no session is left on any of them."""
+        await asyncio.gather(*(kept.listener.drain(timeout) for kept in self._kept), *self._farewells)
+        retiring = dict(self._retiring)
+        for task in retiring:
+            task.cancel()
+        for policy in (*retiring.values(), *(kept.policy for kept in self._kept)):
+            if policy is not None:
+                await policy.close()
+        if self._users is not None:
+            self._users.close()
+
+    # Building.
+
+    def _share(self, settings: Settings) -> None:
+        self._shared.memory.change(settings.max_session_memory)
+        needs_users = any(each.auth is not ListenerAuth.OFF for each in settings.listener)
+        if self._users is not None:
+            self._users.configure(settings.auth)
+        elif needs_users:
+            self._users = Authenticator(
+                settings.auth, clock=self._clock, events=self._events, secret=self._secret
+            )
+        self._shared = replace(self._shared, access=AccessRules(settings.access), users=self._users)
+
+    def _build(self, settings: ListenerSettings) -> _Kept:
+        """Raises ValueError."""
+        certificates = self._certificates(settings)
+        policy = self._policy(settings)
+        listener = Listener(
+            settings,
+            hostname=self._hostname,
+            store=self._store,
+            ids=self._ids,
+            choose_zone=self._choose_zone,
+            notify=self._notify,
+            events=self._events,
+            clock=self._clock,
+            shared=self._shared,
+            certificates=certificates,
+            policy=policy,
+        )
+        return _Kept(listener, certificates, policy)
+
+    def _configure(self, kept: _Kept, new: ListenerSettings) -> None:
+        """Raises ValueError, with nothing changed."""
+        old = kept.listener.settings
+        certificates, policy = kept.certificates, kept.policy
+        if _files(old) != _files(new):
+            certificates = self._certificates(new)
+        elif certificates is not None:
+            certificates.refresh()
+        if _policy_of(old) != _policy_of(new):
+            policy = self._policy(new)
+        kept.listener.configure(new, self._shared, certificates, policy)
+        former, kept.certificates, kept.policy = kept.policy, certificates, policy
+        if former is not None and former is not policy:
+            # Sessions that began with it may still ask it.
+            self._retire(former, after=old.idle_timeout + old.transaction_timeout)
+
+    def _certificates(self, settings: ListenerSettings) -> TlsContexts | None:
+        if settings.tls is ListenerTls.NONE:
+            return None
+        # OpenSSL's bindings take more memory than everything else here: only for those who use them.
+        from zonerelay.inbound.certificate_files import CertificateError  # noqa: PLC0415
+        from zonerelay.inbound.certificates import Certificates  # noqa: PLC0415
+
+        try:
+            return Certificates(settings, clock=self._clock, events=self._events)
+        except CertificateError as error:
+            raise ValueError(f"cannot offer TLS at {settings.address}: {error}") from error
+
+    def _policy(self, settings: ListenerSettings) -> PolicyRunner | None:
+        if not settings.policy:
+            return None
+        context = PolicyContext(listener=settings.address, hostname=self._hostname, file=settings.policy_file)
+        return PolicyRunner(
+            load_policy(settings.policy, context),
+            timeout=settings.policy_timeout,
+            events=self._events,
+            zones=self._zones,
+        )
+
+    def _retire(self, policy: PolicyRunner, *, after: float) -> None:
+        async def retire() -> None:
+            await asyncio.sleep(after)
+            await policy.close()
+
+        task = asyncio.get_running_loop().create_task(retire())
+        self._retiring[task] = policy
+        task.add_done_callback(lambda done: self._retiring.pop(done, None))
+
+    def _let_go(self, kept: _Kept, timeout: float) -> None:
+        kept.listener.stop_accepting()
+        self._farewells.add(asyncio.ensure_future(self._drained(kept, timeout)))
+
+    async def _drained(self, kept: _Kept, timeout: float) -> None:
+        await kept.listener.drain(timeout)
+        if kept.policy is not None:
+            await kept.policy.close()
+
+
+def _files(settings: ListenerSettings) -> tuple[object, ...]:
+    """What certificates are built from."""
+    return settings.tls, settings.certificate, settings.key, bool(settings.allow_certificates)
+
+
+def _policy_of(settings: ListenerSettings) -> tuple[object, ...]:
+    return settings.policy, settings.policy_file, settings.policy_timeout

@@ -1,0 +1,206 @@
+"""The commands of a mail transaction: MAIL, RCPT, DATA, BDAT, RSET (RFC 5321 4.1.1, RFC 3030).
+
+Policy, where the RFCs leave room:
+
+- MAIL needs EHLO or HELO first. A recipient named twice (domains compared without case) is one.
+- Who may not relay learns it at RCPT; who would have to log in for anything, at MAIL.
+- The octets of a refused BDAT are read and dropped before it is answered, and its transaction is over: what
+  a client pipelines behind it must not run as commands. A BDAT without a size that can be
+  read ends the session, because nobody knows where its octets end.
+- A time of release in the past means at once; one beyond `max_hold` is refused (RFC 4865).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from zonerelay.inbound import answers
+from zonerelay.inbound.access import Reason
+from zonerelay.inbound.answers import Answer, Then, refused
+from zonerelay.inbound.consult import Verdict
+from zonerelay.inbound.policy import Mail, Rcpt
+from zonerelay.inbound.transaction import Transaction
+from zonerelay.model.envelope import Recipient
+from zonerelay.smtp.bdat import parse_bdat
+from zonerelay.smtp.params import DSN_RCPT_PARAMETERS, MailCommand, parse_mail, parse_rcpt
+from zonerelay.smtp.paths import CommandError
+
+if TYPE_CHECKING:
+    from zonerelay.inbound.dialog import Dialog
+
+REMEMBERED = 1024  # paths with parameters: the same come again and again. Not whole lines: AUTH's are secret
+RECIPIENT_COST = 512  # octets of memory that a recipient of an open transaction stands for
+
+_parse_mail = lru_cache(maxsize=REMEMBERED)(parse_mail)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _parse_rcpt(argument: str, smtputf8: bool) -> tuple[str, Recipient]:
+    """A recipient, and what it has in common with the same one in another spelling."""
+    rcpt = parse_rcpt(argument, smtputf8=smtputf8, offered=DSN_RCPT_PARAMETERS)
+    local, at, domain = rcpt.recipient.rpartition("@")
+    recipient = Recipient(address=rcpt.recipient, notify=rcpt.notify, orcpt=rcpt.orcpt)
+    return f"{local}{at}{domain.lower()}", recipient
+
+
+def mail(dialog: Dialog, argument: str) -> Answer:
+    standing = dialog.standing
+    if not standing.helo:
+        return dialog.refuse(answers.EHLO_FIRST, "MAIL")
+    if dialog.transaction is not None:
+        return dialog.refuse(answers.NESTED_MAIL, "MAIL")
+    if standing.must_log_in:
+        return dialog.refuse(answers.AUTH_FIRST, "MAIL")
+    command = _parse_mail(argument, offered=standing.mail_parameters)
+    refusal = _mail_refusal(dialog, command)
+    if refusal is not None:
+        return refusal
+    transaction = Transaction(command, release=_release(dialog, command), edits=dialog.edits)
+    if Mail not in dialog.reception.consultants.asked:
+        dialog.transaction = transaction
+        return answers.SENDER_OK
+    event = Mail(
+        client=standing.info,
+        sender=command.sender,
+        size=command.size,
+        body=command.body,
+        smtputf8=command.smtputf8,
+    )
+    return dialog.ask(event, lambda verdict: _mail_decided(dialog, transaction, verdict))
+
+
+def _mail_refusal(dialog: Dialog, command: MailCommand) -> Answer | None:
+    reception = dialog.reception
+    if command.size > reception.settings.max_message_size:
+        return dialog.refuse(answers.TOO_BIG, "MAIL", mailbox=command.sender)
+    unhealthy = reception.store.unhealthy()
+    if unhealthy is not None:
+        return dialog.refuse(answers.STORE_FULL, "MAIL", mailbox=command.sender, detail=unhealthy)
+    if dialog.standing.user is not None and not dialog.standing.may_send_as(command.sender):
+        return dialog.refuse(answers.NOT_YOUR_ADDRESS, "MAIL", mailbox=command.sender)
+    return None
+
+
+def _release(dialog: Dialog, command: MailCommand) -> float:
+    """Raises CommandError."""
+    if command.hold_for is None and command.hold_until is None:
+        return 0.0
+    now = dialog.reception.clock.now()
+    release = now + command.hold_for if command.hold_for is not None else command.hold_until or 0.0
+    if release > now + dialog.reception.settings.max_hold:
+        raise CommandError(answers.TOO_FAR_AHEAD)
+    return release if release > now else 0.0
+
+
+def _mail_decided(dialog: Dialog, transaction: Transaction, verdict: Verdict) -> Answer:
+    if verdict.decision.reply is not None:
+        return dialog.refuse_by(verdict, "MAIL", mailbox=transaction.mail.sender)
+    transaction.decide(verdict.decision)
+    dialog.transaction = transaction
+    return answers.SENDER_OK
+
+
+def rcpt(dialog: Dialog, argument: str) -> Answer:
+    transaction = dialog.transaction
+    if transaction is None:
+        return dialog.refuse(answers.MAIL_FIRST, "RCPT")
+    if transaction.chunked:
+        return dialog.refuse(answers.IN_CHUNKS, "RCPT")
+    key, recipient = _parse_rcpt(argument, transaction.mail.smtputf8)
+    refusal = _rcpt_refusal(dialog, transaction, key, recipient)
+    if refusal is not None:
+        return dialog.refuse(refusal, "RCPT", mailbox=recipient.address)
+    if key in transaction.recipients:
+        return answers.RECIPIENT_OK
+    if Rcpt in dialog.reception.consultants.asked:
+        return _ask_about(dialog, transaction, key, recipient)
+    _add(dialog, transaction, key, recipient)
+    return answers.RECIPIENT_OK
+
+
+def _rcpt_refusal(dialog: Dialog, transaction: Transaction, key: str, recipient: Recipient) -> Answer | None:
+    standing, reception = dialog.standing, dialog.reception
+    if not standing.may_relay:
+        return answers.RELAYING_DENIED
+    if reception.access:
+        user = standing.user.name if standing.user is not None else ""
+        sender, address = transaction.mail.sender, standing.client.address
+        reply = reception.access.decide(address, user, sender, recipient.address)
+        if reply is not None:
+            return refused(reply, Reason.ACCESS)
+    recipients = transaction.recipients
+    if len(recipients) >= reception.settings.max_recipients and key not in recipients:
+        return answers.TOO_MANY_RECIPIENTS
+    return None
+
+
+def _add(dialog: Dialog, transaction: Transaction, key: str, recipient: Recipient) -> None:
+    transaction.recipients[key] = recipient
+    transaction.cost += RECIPIENT_COST
+    dialog.reception.memory.used += RECIPIENT_COST
+
+
+def _ask_about(dialog: Dialog, transaction: Transaction, key: str, recipient: Recipient) -> Answer:
+    event = Rcpt(
+        client=dialog.standing.info,
+        sender=transaction.mail.sender,
+        recipient=recipient.address,
+        recipients_so_far=len(transaction.recipients),
+    )
+
+    def decided(verdict: Verdict) -> Answer:
+        if verdict.decision.reply is not None:
+            return dialog.refuse_by(verdict, "RCPT", mailbox=recipient.address)
+        transaction.decide(verdict.decision, recipient.address)
+        _add(dialog, transaction, key, recipient)
+        return answers.RECIPIENT_OK
+
+    return dialog.ask(event, decided)
+
+
+def data(dialog: Dialog, argument: str) -> Answer:
+    if argument:
+        return dialog.refuse(answers.NO_ARGUMENT, "DATA")
+    transaction = dialog.transaction
+    if transaction is None:
+        return dialog.refuse(answers.MAIL_FIRST, "DATA")
+    if transaction.chunked:
+        return dialog.refuse(answers.IN_CHUNKS, "DATA")
+    if not transaction.recipients:
+        return dialog.refuse(answers.NO_RECIPIENTS, "DATA")
+    return answers.START_BODY
+
+
+def bdat(dialog: Dialog, argument: str) -> Answer:
+    try:
+        size, last = parse_bdat(argument)
+    except CommandError as error:
+        return dialog.refuse(refused(error.reply, Reason.SYNTAX, Then.CLOSE), "BDAT")
+    dialog.chunk = (size, last)
+    transaction, limit = dialog.transaction, dialog.reception.settings.max_message_size
+    if transaction is None:
+        return _refused_chunk(dialog, answers.MAIL_FIRST, size)
+    if not transaction.recipients:
+        return _refused_chunk(dialog, answers.NO_RECIPIENTS, size)
+    transaction.octets += size
+    if transaction.octets > limit:
+        return _refused_chunk(dialog, answers.TOO_BIG, size)
+    transaction.chunked = True
+    return answers.TAKE_CHUNK
+
+
+def _refused_chunk(dialog: Dialog, answer: Answer, size: int) -> Answer:
+    dialog.reset()
+    if size > 2 * dialog.reception.settings.max_message_size + answers.MAX_DRAINED:
+        return dialog.refuse(replace(answer, then=Then.CLOSE), "BDAT")
+    answer = dialog.refuse(answer, "BDAT")
+    return answer if answer.then is Then.CLOSE else replace(answer, then=Then.DISCARD)
+
+
+def rset(dialog: Dialog, argument: str) -> Answer:
+    if argument:
+        return dialog.refuse(answers.NO_ARGUMENT, "RSET")
+    dialog.reset()
+    return answers.OK

@@ -1,0 +1,28 @@
+"""What all listeners of a worker share besides the store: the memory in use, the access rules, the users."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+from zonerelay.inbound.access_rules import AccessRules
+from zonerelay.inbound.consult import SenderDomainCheck, Users
+from zonerelay.inbound.memory import SessionMemory
+
+
+def _no_rules() -> AccessRules:
+    return AccessRules(())
+
+
+def _no_limit() -> SessionMemory:
+    return SessionMemory(sys.maxsize)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """`users` is `None` when no listener has AUTH."""
+
+    memory: SessionMemory = field(default_factory=_no_limit)
+    access: AccessRules = field(default_factory=_no_rules)
+    users: Users | None = None
+    sender_domains: SenderDomainCheck | None = None

@@ -1,0 +1,183 @@
+"""Who the client is by now: its address, its TLS, its name, its user; and what that lets it do. No I/O.
+
+Relaying needs one of: an address in `allow_networks`, a user who has logged in, a client certificate that
+is listed. With `auth = "required"` the address is not enough. What an EHLO answer offers, and
+the protocol word of the Received field (RFC 3848), follow from the same facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from email.utils import getaddresses
+from functools import lru_cache
+
+from zonerelay.config.credentials import User
+from zonerelay.config.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings, ListenerTls
+from zonerelay.inbound.access import Client
+from zonerelay.inbound.access_rules import AddressPatterns
+from zonerelay.inbound.greeting import Offer
+from zonerelay.inbound.policy import ClientInfo
+from zonerelay.inbound.tls import TlsInfo
+from zonerelay.message.headers import Fields
+from zonerelay.model.address import NULL_SENDER, Mailbox
+from zonerelay.model.envelope import Origin
+from zonerelay.smtp.params import (
+    AUTH_MAIL_PARAMETERS,
+    DSN_MAIL_PARAMETERS,
+    HOLD_MAIL_PARAMETERS,
+    MAIL_PARAMETERS,
+)
+from zonerelay.smtp.xclient import XClient
+
+_PARAMETERS = {
+    (auth, hold): MAIL_PARAMETERS
+    | DSN_MAIL_PARAMETERS
+    | (AUTH_MAIL_PARAMETERS if auth else frozenset())
+    | (HOLD_MAIL_PARAMETERS if hold else frozenset())
+    for auth in (False, True)
+    for hold in (False, True)
+}
+
+
+class Standing:
+    """`helo` is empty before EHLO. `origin` is made when it is first needed and then kept."""
+
+    __slots__ = (
+        "_extended",
+        "_origin",
+        "_settings",
+        "client",
+        "helo",
+        "mail_parameters",
+        "may_relay",
+        "must_log_in",
+        "tls",
+        "user",
+    )
+
+    def __init__(self, settings: ListenerSettings, client: Client, tls: TlsInfo | None) -> None:
+        self._settings = settings
+        self.client = client
+        self.tls = tls
+        self.user: User | None = None
+        self.helo = ""
+        self._extended = True
+        self._origin: Origin | None = None
+        self._weigh()
+
+    def said_hello(self, name: str, *, extended: bool) -> None:
+        self.helo = name
+        self._extended = extended
+        self._origin = None
+
+    def logged_in(self, user: User) -> None:
+        self.user = user
+        self._origin = None
+        self._weigh()
+
+    def take_over(self, before: Standing, xclient: XClient) -> None:
+        """What XCLIENT says of the client; what it does not say stays as it was before."""
+        if xclient.helo is None:
+            self.helo, self._extended = before.helo, before._extended
+        else:
+            self.said_hello(xclient.helo, extended=xclient.protocol != "SMTP")
+        if xclient.login is None:
+            self.user = before.user
+        elif xclient.login:
+            self.user = User(name=xclient.login, hash="", senders=())
+        self._weigh()
+
+    def _weigh(self) -> None:
+        """What follows: `may_relay`, `must_log_in` (nothing else would help), MAIL's `mail_parameters`."""
+        tls = self.tls
+        proven = self.user is not None or (
+            tls is not None and tls.certificate in self._settings.allow_certificates
+        )
+        self.must_log_in = not proven and self._settings.auth is ListenerAuth.REQUIRED
+        self.may_relay = proven or (self.client.may_relay and not self.must_log_in)
+        self.mail_parameters = _PARAMETERS[self.offers_auth, self.offers_hold]
+
+    @property
+    def must_start_tls(self) -> bool:
+        return self._settings.require_tls and self.tls is None
+
+    @property
+    def offers_starttls(self) -> bool:
+        return self._settings.tls is ListenerTls.STARTTLS and self.tls is None
+
+    @property
+    def offers_auth(self) -> bool:
+        settings = self._settings
+        if settings.auth is ListenerAuth.OFF:
+            return False
+        return self.tls is not None or settings.cleartext_auth == CLEARTEXT_AUTH_WORDS
+
+    @property
+    def offers_hold(self) -> bool:
+        """RFC 4865: for submission, so only to those whose mail we carry."""
+        return bool(self._settings.max_hold) and self.may_relay
+
+    @property
+    def offer(self) -> Offer:
+        offer = Offer.NOTHING
+        if self.offers_starttls:
+            offer |= Offer.STARTTLS
+        if self.offers_auth:
+            offer |= Offer.AUTH
+        if self.offers_hold:
+            offer |= Offer.FUTURE_RELEASE
+        if self.client.may_xclient:
+            offer |= Offer.XCLIENT
+        return offer
+
+    @property
+    def origin(self) -> Origin:
+        if self._origin is None:
+            self._origin = self._came_from()
+        return self._origin
+
+    @property
+    def info(self) -> ClientInfo:
+        """For the policy."""
+        tls = self.tls
+        return ClientInfo(
+            address=self.client.address,
+            port=self.client.port,
+            helo=self.helo,
+            user=self.user.name if self.user is not None else "",
+            tls=tls.version if tls is not None else "",
+            certificate=tls.certificate if tls is not None else "",
+            listener=self._settings.address,
+        )
+
+    def may_send_as(self, sender: Mailbox) -> bool:
+        """A user with a list of senders may use those, and the null sender for reports."""
+        if self.user is None or not self.user.senders or sender == NULL_SENDER:
+            return True
+        return _patterns(tuple(self.user.senders)).match(sender)
+
+    def may_write_as(self, fields: Fields) -> bool:
+        """The same for the From field: every address in it, as far as one can be read."""
+        if self.user is None or not self.user.senders:
+            return True
+        values = [value for name, value in fields if name.lower() == "from"]
+        return all(address and self.may_send_as(Mailbox(address)) for _, address in getaddresses(values))
+
+    def _came_from(self) -> Origin:
+        protocol = "SMTP"
+        if self._extended:
+            protocol = f"ESMTP{'S' if self.tls is not None else ''}{'A' if self.user is not None else ''}"
+        return Origin(
+            client_address=self.client.address,
+            client_port=self.client.port,
+            helo=self.helo,
+            protocol=protocol,
+            listener=self._settings.address,
+            user=self.user.name if self.user is not None else "",
+            tls=self.tls.version if self.tls is not None else "",
+        )
+
+
+@lru_cache(maxsize=1024)
+def _patterns(senders: Sequence[str]) -> AddressPatterns:
+    return AddressPatterns(senders)
