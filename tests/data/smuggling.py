@@ -30,7 +30,7 @@ ADVISORIES = [b"\n.\r\n", b"\n.\n", b"\r\n.\n", b"\r.\r\n", b"\r.\r"]
 STRANGE = [
     b"\xc2\x85.\xc2\x85", b"\xe2\x80\xa8.\xe2\x80\xa8", b"\xe2\x80\xa9.\xe2\x80\xa9", b"\x85.\x85",
     b"\x0b.\x0b", b"\x0c.\x0c", b"\r\x0b\n.\r\n", b"\xc0\x8d\xc0\x8a.\xc0\x8d\xc0\x8a",
-    b"\x00.\r\n", b"\x00\n.\r\n",
+    b"\x00.\r\n", b"\x00\n.\r\n", b"\x00\r\n.\x00\r\n", b"\x0b\x0c.\r\n", b"\r\n\n.\r\n",
     b"\r\n\xef\xbc\x8e\r\n", b"\r\n\xe3\x80\x82\r\n", b"\r\n\xc0\xae\r\n", b"\r\n..\r\n", b"\r\n...\r\n",
 ]  # fmt: skip
 
