@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tests.fuzz.targets import bodies, commands, configuration, messages, replies
+from tests.fuzz.targets import bodies, chunks, commands, configuration, front, logins, messages, replies, tls
 
 Target = Callable[[bytes], None]
 
@@ -16,10 +16,17 @@ TARGETS: Mapping[str, Target] = {
     "commands": commands.commands,
     "paths": commands.paths,
     "body": bodies.body,
+    "bdat": chunks.bdat,
     "stuffing": bodies.stuffing,
     "replies": replies.replies,
     "ehlo": replies.ehlo,
     "headers": messages.headers,
     "dsn": messages.dsn,
+    "edits": messages.edits,
     "config": configuration.toml,
+    "credentials": logins.credentials,
+    "sasl": logins.sasl,
+    "proxy": front.proxy,
+    "xclient": front.xclient,
+    "tls": tls.tls,
 }

@@ -9,15 +9,19 @@ limits of RFC 5321 4.5.3.1.
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 
 from tests.fuzz.pieces import cuttings
 from zonerelay.model.address import domain_of, path
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.commands import LIMITS, MAX_LINE, parse_command
+from zonerelay.smtp.hold import MAX_HOLD_FOR
 from zonerelay.smtp.lines import LineFault, LineReader
 from zonerelay.smtp.params import (
+    AUTH_MAIL_PARAMETERS,
     DSN_MAIL_PARAMETERS,
     DSN_RCPT_PARAMETERS,
+    HOLD_MAIL_PARAMETERS,
     MAIL_PARAMETERS,
     RCPT_PARAMETERS,
     parse_mail,
@@ -32,8 +36,11 @@ from zonerelay.smtp.paths import (
     reverse_path,
 )
 
+DAY = 86400.0
+BEGINNING_OF_TIME = datetime.min.replace(tzinfo=UTC).timestamp() - DAY
+END_OF_TIME = datetime.max.replace(tzinfo=UTC).timestamp() + DAY
 LIMIT = 64  # short, so that overlong lines are found soon
-OFFERED_TO_MAIL = MAIL_PARAMETERS | DSN_MAIL_PARAMETERS
+OFFERED_TO_MAIL = MAIL_PARAMETERS | DSN_MAIL_PARAMETERS | AUTH_MAIL_PARAMETERS | HOLD_MAIL_PARAMETERS
 OFFERED_TO_RCPT = RCPT_PARAMETERS | DSN_RCPT_PARAMETERS
 
 _REFUSAL = re.compile(rb"[45]\d\d [245]\.\d{1,3}\.\d{1,3} [ -~]{1,400}\r\n")
@@ -109,6 +116,9 @@ def _mail(argument: str) -> None:
     assert mail.size >= 0
     assert mail.envid.isascii()
     assert mail.envid.isprintable()
+    assert mail.hold_for is None or 0 < mail.hold_for <= MAX_HOLD_FOR
+    assert mail.hold_until is None or BEGINNING_OF_TIME <= mail.hold_until < END_OF_TIME
+    assert mail.hold_for is None or mail.hold_until is None
     if mail.sender:
         _check_mailbox(mail.sender)
     assert reverse_path(path(mail.sender)) == (mail.sender, "")

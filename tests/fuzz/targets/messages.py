@@ -14,6 +14,7 @@ from collections.abc import Callable
 from tests.fuzz.pieces import cuttings
 from tests.fuzz.targets.bodies import no_bare_line_ends, normalized
 from zonerelay.message.dsn import DsnKind, RecipientReport, compose
+from zonerelay.message.edits import edit_header
 from zonerelay.message.headers import (
     EMPTY_LINE,
     MAILBOX_LINE,
@@ -32,6 +33,7 @@ from zonerelay.smtp.dsn_params import parse_envid, parse_orcpt
 from zonerelay.smtp.paths import CommandError, forward_path, reverse_path
 from zonerelay.smtp.replies import make_reply, printable
 
+CRLF = b"\r\n"
 MAX_HEADER = 2000  # more than the longest beginning of a first line that may be a field
 LONGEST_LINE = 998  # RFC 5322 2.1.1
 ID = MessageId("018bcfe568000000")
@@ -93,6 +95,24 @@ def _stays_the_same_behind_our_fields(header: Header, text: bytes) -> None:
     assert again.fields[:1] == (("Received", "by relay.test"),) or not end
     if end and header.lead != MAILBOX_LINE and len(block) <= MAX_HEADER:
         assert again.fields[1:] == header.fields
+
+
+def edits(data: bytes) -> None:
+    """Names to remove, one a line, an empty line, and a header."""
+    names, _, text = normalized(data).partition(b"\r\n\r\n")
+    removed = {name for name in names.decode("latin-1").split("\r\n") if name.isascii()}
+    header = _scan([text]) or Header()
+    block = header.lead + (text.partition(b"\r\n\r\n")[0] + CRLF if header.fields else b"")
+    assert edit_header(block) == block
+    added = [("X-Added", text[:300].decode("ascii", "replace").replace("\ufffd", "?"))]
+    edited = edit_header(block, add=added, remove=removed)
+    no_bare_line_ends(edited)
+    lower = {name.lower() for name in removed}
+    theirs = tuple((name, value) for name, value in header.fields if name.lower() not in lower)
+    again = parse_header(edited)
+    assert again.fields[0][0] == "X-Added"
+    if header.lead != MAILBOX_LINE and header.fields:
+        assert again.fields[1:] == theirs
 
 
 def dsn(data: bytes) -> None:
