@@ -227,7 +227,9 @@ def test_a_whole_message_comes_back_as_a_message() -> None:
     part = found.parts[2]
     assert part.get_content_type() == "message/rfc822"
     assert part["Content-Transfer-Encoding"] == "7bit"
-    (inner,) = part.get_payload()
+    payload = part.get_payload()
+    assert isinstance(payload, list)
+    (inner,) = payload
     assert isinstance(inner, ParsedMessage)
     assert inner["Subject"] == "Hello"
     assert inner.get_payload() == "The body.\r\n"
