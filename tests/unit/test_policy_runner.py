@@ -241,6 +241,23 @@ async def test_with_all_threads_hanging_events_fail_at_once_until_one_comes_back
                 await asyncio.sleep(0.001)
 
 
+async def test_what_nobody_waits_for_any_more_is_not_asked_later() -> None:
+    go, asked = threading.Event(), list[str]()
+
+    def method(self: Policy, event: Mail) -> None:
+        asked.append(event.sender)
+        go.wait(30)
+
+    async with running(policy(mail=method)) as (runner, _):
+        senders = [str(n) for n in range(MAX_THREADS + 3)]
+        await asyncio.gather(*(runner.ask(Mail(sender=sender)) for sender in senders))
+        go.set()
+        async with asyncio.timeout(5):
+            while await runner.ask(Mail(sender="last")) is not ACCEPT:
+                await asyncio.sleep(0.001)
+    assert asked == [*senders[:MAX_THREADS], "last"]
+
+
 async def test_a_hanging_coroutine_is_cancelled_and_leaves_room() -> None:
     cancelled = threading.Event()
 
