@@ -14,6 +14,7 @@ from zonerelay.smtp import client_address
 from zonerelay.smtp.paths import CommandError
 from zonerelay.smtp.proxy_protocol import (
     MAX_HEADER,
+    MAX_LINE,
     ProxyFault,
     ProxyHeader,
     ProxyReader,
@@ -52,7 +53,7 @@ def _proxy(pieces: list[bytes]) -> tuple[ProxyHeader | str | None, bytes]:
 def _fault(text: str) -> str:
     """It goes to a log; how early it is noticed depends on the cut."""
     assert text.isprintable()
-    assert len(text) < 300
+    assert len(text) < 10 * MAX_LINE
     return "fault"
 
 

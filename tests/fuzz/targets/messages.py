@@ -100,6 +100,7 @@ def _stays_the_same_behind_our_fields(header: Header, text: bytes) -> None:
 def edits(data: bytes) -> None:
     """Names to remove, one a line, an empty line, and a header."""
     names, _, text = normalized(data).partition(b"\r\n\r\n")
+    text += b"" if text.endswith(CRLF) else CRLF  # a body that was read ends so
     removed = {name for name in names.decode("latin-1").split("\r\n") if name.isascii()}
     header = _scan([text]) or Header()
     block = header.lead + (text.partition(b"\r\n\r\n")[0] + CRLF if header.fields else b"")
