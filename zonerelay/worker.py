@@ -300,9 +300,9 @@ class Worker:
     ) -> str:
         return self._zones.choose(envelope, recipient, headers)
 
-    def _notify(self, zone: str) -> None:
+    def _notify(self, zone: str, due: float = 0.0) -> None:
         if self._scheduler is not None:
-            self._scheduler.notify(zone)
+            self._scheduler.notify(zone, due)
 
     def _on_health(self, reason: str | None) -> None:
         if reason is None:

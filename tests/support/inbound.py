@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 from zonerelay.config.models import ListenerSettings
 from zonerelay.inbound.consult import AskedPolicy
 from zonerelay.inbound.listener import Listener
-from zonerelay.inbound.reception import ChooseZone
+from zonerelay.inbound.reception import ChooseZone, Notify
 from zonerelay.inbound.shared import Shared
 from zonerelay.inbound.tls import TlsContexts
 from zonerelay.message.headers import Fields
@@ -245,7 +245,7 @@ async def listening(
     *,
     store: RememberingStore | None = None,
     choose_zone: ChooseZone = one_zone,
-    notify: Callable[[str], None] | None = None,
+    notify: Notify | None = None,
     shared: Shared | None = None,
     certificates: TlsContexts | None = None,
     policy: AskedPolicy | None = None,
@@ -260,7 +260,7 @@ async def listening(
         store=store.as_store(),
         ids=MessageIdSource(clock),
         choose_zone=choose_zone,
-        notify=notify or notified.append,
+        notify=notify or (lambda zone, due: notified.append(zone)),
         events=Events(log, Metrics(), Redactor(b"k" * 32, enabled=False), clock),
         clock=clock,
         shared=shared or Shared(),

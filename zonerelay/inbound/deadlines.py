@@ -97,6 +97,10 @@ class Deadlines:
         if self._body is not None:
             self._body += stalled
 
+    @property
+    def is_paused(self) -> bool:
+        return self._paused is not None
+
     def late(self, now: float) -> Answer | None:
         if self._paused is not None:
             now = self._paused

@@ -45,6 +45,9 @@ class Visitor(Protocol):
 
     def say_goodbye(self, answer: Answer, *, detail: str = "") -> None: ...
 
+    def charge(self) -> None:
+        """What it holds in memory has changed."""
+
     def leave_soon(self) -> None:
         """The client has ended TLS: close once what it has sent is answered."""
 
@@ -103,6 +106,7 @@ class Doorway:
         visitor.lines.clear()
         visitor.deadlines.began_handshake(visitor.now)
         visitor.link.start_tls(certificates.channel())
+        visitor.charge()
 
     def readmit(self) -> None:
         """As whom XCLIENT names; what it does not name stays (XCLIENT_README)."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from zonerelay.config.models import BareLineEnds
 from zonerelay.inbound import answers
@@ -191,24 +192,28 @@ class Intake:
             self._undecided = bytes(scanner.held)
             self.backlog += len(self._undecided)
         elif self._transaction.edits:
-            self._append(self._own_fields().removesuffix(header.lead))
             self._append(self._edited(bytes(scanner.held)))
         else:
             self._append(self._own_fields())
             self._append(bytes(scanner.held))
 
-    def _own_fields(self) -> bytes:
-        """With what must stand between them and the message."""
+    def _own_fields(self, names: frozenset[str] | None = None) -> bytes:
+        """With what must stand between them and the message. `names` are those of the fields in it."""
+        header = self._header if names is None else replace(self._header, names=names, lead=b"")
         return trace_fields(
             self.envelope,
-            self._header,
+            header,
             hostname=self._reception.hostname,
             hide_client=self._settings.hide_client,
         )
 
     def _edited(self, held: bytes) -> bytes:
-        edits = self._transaction.edits
-        return edit_header(self._header.lead + held, add=edits.add, remove=edits.remove)
+        """Our own fields, and the message as the policy wants it."""
+        edits, header = self._transaction.edits, self._header
+        removed = {name.lower() for name in edits.remove}
+        names = header.names - removed | {name.lower() for name, _ in edits.add}
+        edited = edit_header(header.lead + held, add=edits.add, remove=edits.remove)
+        return self._own_fields(names) + edited
 
     async def _decide_header(self) -> None:
         """What the policy says about the header; what came meanwhile waits behind it."""
@@ -225,7 +230,7 @@ class Intake:
         if self.refusal is not None or self._refused_by(verdict):
             return
         self._transaction.decide(verdict.decision)
-        lines = self._own_fields().removesuffix(header.lead) + self._edited(held)
+        lines = self._edited(held)
         self._ready.insert(0, lines)
         self._ready_size += len(lines)
         self.backlog += len(lines) - len(held)
@@ -315,7 +320,7 @@ class Intake:
         try:
             reception.events.accepted(message, bare_lf=self._body.bare_lf, bare_cr=self._body.bare_cr)
             for zone in {delivery.zone for delivery in deliveries}:
-                reception.notify(zone)
+                reception.notify(zone, self._transaction.release)
         except Exception as error:  # noqa: BLE001 - a 451 here would make the client send it twice
             reception.events.trouble("inbound", error, message_id=message.id)
 

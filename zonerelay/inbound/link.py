@@ -57,6 +57,10 @@ class Link:
         return self._transport is not None and not self._transport.is_closing()
 
     @property
+    def has_tls(self) -> bool:
+        return self._tls is not None
+
+    @property
     def is_lost(self) -> bool:
         """The loop has said that it is gone."""
         return self._transport is None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import stat
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from zonerelay.inbound.answers import Answer
 from zonerelay.inbound.consult import AskedPolicy, Consultants
 from zonerelay.inbound.limits import ConnectionLimits
 from zonerelay.inbound.memory import heaviest
-from zonerelay.inbound.reception import ChooseZone, Reception
+from zonerelay.inbound.reception import ChooseZone, Notify, Reception
 from zonerelay.inbound.session import Session
 from zonerelay.inbound.shared import Shared
 from zonerelay.inbound.tls import TlsContexts
@@ -55,7 +54,7 @@ class Listener:
         store: QueueStore,
         ids: MessageIdSource,
         choose_zone: ChooseZone,
-        notify: Callable[[str], None],
+        notify: Notify,
         events: Events,
         clock: Clock,
         shared: Shared,

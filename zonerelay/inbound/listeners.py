@@ -22,7 +22,7 @@ from zonerelay.inbound.memory import SessionMemory
 from zonerelay.inbound.policy import PolicyContext
 from zonerelay.inbound.policy_loading import load_policy
 from zonerelay.inbound.policy_runner import PolicyRunner
-from zonerelay.inbound.reception import ChooseZone
+from zonerelay.inbound.reception import ChooseZone, Notify
 from zonerelay.inbound.sender_domain import SenderDomains
 from zonerelay.inbound.shared import Shared
 from zonerelay.inbound.tls import TlsContexts
@@ -54,7 +54,7 @@ class Listeners:
         ids: MessageIdSource,
         choose_zone: ChooseZone,
         zones: Callable[[], Collection[str]],
-        notify: Callable[[str], None],
+        notify: Notify,
         resolver: Resolver,
         events: Events,
         clock: Clock,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,6 +26,12 @@ class ChooseZone(Protocol):
     def __call__(self, envelope: Envelope, recipient: str, /, *, headers: Fields) -> str: ...
 
 
+class Notify(Protocol):
+    """Tell the queue that a zone has mail, not to be sent before `due` (Unix time, 0.0 for at once)."""
+
+    def __call__(self, zone: str, due: float, /) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reception:
     """`certificates` is `None` when the listener has no TLS."""
@@ -36,7 +41,7 @@ class Reception:
     store: QueueStore
     ids: MessageIdSource
     choose_zone: ChooseZone
-    notify: Callable[[str], None]
+    notify: Notify
     events: Events
     clock: Clock
     consultants: Consultants

@@ -39,6 +39,7 @@ from zonerelay.inbound.deadlines import Deadlines
 from zonerelay.inbound.dialog import Dialog
 from zonerelay.inbound.doorway import Doorway
 from zonerelay.inbound.link import Link
+from zonerelay.inbound.memory import TLS_COST
 from zonerelay.inbound.reception import Reception
 from zonerelay.smtp.commands import MAX_LINE
 from zonerelay.smtp.lines import LineFault, LineReader
@@ -89,6 +90,7 @@ class Session(SMTP):
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._charged = 0  # of the account of all sessions: TLS, and lines that wait
         self._welcome = False
         self._closing = False
         self._draining = False
@@ -154,6 +156,7 @@ class Session(SMTP):
             self._asking.cancel()
         self.bodies.lost(left=left)
         self.dialog.reset()
+        self._reception.memory.used -= self._charged
         if self._welcome:
             self._house.farewell(self, self.client)
         if not self._tasks:
@@ -180,7 +183,18 @@ class Session(SMTP):
     @property
     def held(self) -> int:
         transaction = self.dialog.transaction
-        return self.bodies.held + (transaction.cost if transaction is not None else 0)
+        return self._charged + self.bodies.held + (transaction.cost if transaction is not None else 0)
+
+    def charge(self) -> None:
+        """Keep the account of all sessions' memory, and relieve it when it is full."""
+        held = self.lines.waiting + (TLS_COST if self.link.has_tls else 0)
+        if held == self._charged:
+            return
+        memory = self._reception.memory
+        memory.used += held - self._charged
+        self._charged = held
+        if memory.full:
+            self._house.relieve()
 
     # The listener calls these.
 
@@ -204,6 +218,7 @@ class Session(SMTP):
     def advance(self) -> None:
         """Go on with what has been received, as far as the order of replies allows."""
         self._yielded = False
+        self.charge()
         left = MAX_LINES_PER_TURN
         while self.lines.waiting and self._may_go_on():
             if self.bodies.discarding:
@@ -218,6 +233,7 @@ class Session(SMTP):
                 break
         if self._closing:
             return
+        self.charge()
         self.regulate()
         self._leave_if_done()
 
@@ -334,15 +350,13 @@ class Session(SMTP):
     def regulate(self) -> None:
         """Read only while there is room for what comes."""
         ours = self.bodies.are_behind
-        pause = ours or self._blocked or self.lines.waiting > MAX_PIPELINED
-        link = self.link
-        if pause is link.is_paused or self.ended:
-            return
-        link.pause_reading(pause)
-        if not pause:
-            self.deadlines.resumed(self.loop.time())
-        elif ours:
+        if ours:
             self.deadlines.paused(self.loop.time())
+        elif self.deadlines.is_paused:
+            self.deadlines.resumed(self.loop.time())
+        pause = ours or self._blocked or self.lines.waiting > MAX_PIPELINED
+        if pause is not self.link.is_paused and not self.ended:
+            self.link.pause_reading(pause)
 
     def _look_at_time(self) -> None:
         now = self.loop.time()
