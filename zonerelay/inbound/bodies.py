@@ -43,7 +43,7 @@ class Conversation(Reader, Protocol):
     def regulate(self) -> None:
         """Read, or do not, by what is held."""
 
-    def advance(self) -> None:
+    def message_done(self) -> None:
         """Go on with the commands that wait."""
 
     def say_goodbye(self, answer: Answer, *, detail: str = "") -> None: ...
@@ -182,7 +182,7 @@ class Bodies:
             # A refusal in the middle of a body waits for its end.
             if intake.complete:
                 self._finish(intake, answer)
-                session.advance()
+                session.message_done()
         except Exception as error:  # noqa: BLE001 - nobody awaits this task
             self._reception.events.trouble("inbound", error, message_id=intake.envelope.id)
             session.abort()

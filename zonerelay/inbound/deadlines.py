@@ -31,6 +31,7 @@ class Deadlines:
         "_paused",
         "_transaction",
         "heard",
+        "is_paused",
         "octets",
     )
 
@@ -44,6 +45,7 @@ class Deadlines:
         self._body: float | None = None
         self._handshake: float | None = None
         self._paused: float | None = None
+        self.is_paused = False
 
     def began_handshake(self, now: float) -> None:
         """The client's PROXY header or TLS handshake is next."""
@@ -82,6 +84,7 @@ class Deadlines:
         """We have stopped reading for a reason of ours (not because the client does not take replies)."""
         if self._paused is None:
             self._paused = now
+            self.is_paused = True
 
     def resumed(self, now: float) -> None:
         """We read again: all that ran while we did not begins so much later."""
@@ -89,6 +92,7 @@ class Deadlines:
             return
         stalled = now - self._paused
         self._paused = None
+        self.is_paused = False
         self.heard = now
         if self._handshake is not None:
             self._handshake += stalled
@@ -96,10 +100,6 @@ class Deadlines:
             self._began += stalled
         if self._body is not None:
             self._body += stalled
-
-    @property
-    def is_paused(self) -> bool:
-        return self._paused is not None
 
     def late(self, now: float) -> Answer | None:
         if self._paused is not None:

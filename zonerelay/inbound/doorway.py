@@ -7,6 +7,7 @@ after a handshake, there is a new dialog: nothing said before counts.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from zonerelay.config.models import ListenerTls
@@ -20,6 +21,9 @@ from zonerelay.inbound.reception import Reception
 from zonerelay.smtp.commands import TLS_HELLO
 from zonerelay.smtp.lines import LineReader
 from zonerelay.smtp.proxy_protocol import looks_like_proxy
+
+FOREIGN = frozenset(b"\x16P\r")
+"""First octets of what `turns_away` knows: a TLS hello, PROXY headers of both versions."""
 
 
 class Readmission(Protocol):
@@ -117,7 +121,9 @@ class Doorway:
         address = client.address if xclient.address is None else xclient.address
         port = client.port if xclient.port is None else xclient.port
         if self._is_now(address, port):
-            visitor.dialog = Dialog(self._reception, visitor.client, standing.tls)
+            # The certificate is that of the server in front, not of the client that it names.
+            tls = standing.tls if standing.tls is None else replace(standing.tls, certificate="")
+            visitor.dialog = Dialog(self._reception, visitor.client, tls)
             visitor.dialog.standing.take_over(standing, xclient)
             self._greet()
 

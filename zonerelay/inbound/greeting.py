@@ -6,8 +6,6 @@ on the connection, FUTURERELEASE and XCLIENT on who the client is.
 
 from __future__ import annotations
 
-import enum
-
 from zonerelay.config.models import ListenerSettings
 from zonerelay.inbound.answers import Answer, said
 from zonerelay.smtp.extensions import future_release_line, limits_line
@@ -17,14 +15,11 @@ from zonerelay.smtp.xclient import KEYWORDS
 FRESH = 60.0  # seconds that an EHLO answer with a date in it (RFC 4865) is used
 
 
-class Offer(enum.IntFlag):
-    """What of the EHLO answer differs between clients."""
-
-    NOTHING = 0
-    STARTTLS = 1
-    AUTH = 2
-    FUTURE_RELEASE = 4
-    XCLIENT = 8
+# What of the EHLO answer differs between clients, as flags (plain numbers: asked for at every connection).
+STARTTLS = 1
+AUTH = 2
+FUTURE_RELEASE = 4
+XCLIENT = 8
 
 
 class Greeting:
@@ -45,21 +40,21 @@ class Greeting:
         )
         self._answers: dict[int, tuple[float, Answer]] = {}
 
-    def ehlo(self, offer: Offer, now: float) -> Answer:
+    def ehlo(self, offer: int, now: float) -> Answer:
         """`now` is Unix time."""
         known = self._answers.get(offer)
         if known is None or not known[0] <= now < known[0] + FRESH:
             known = self._answers[offer] = (now, said(250, "", "\n".join(self._all_lines(offer, now))))
         return known[1]
 
-    def _all_lines(self, offer: Offer, now: float) -> list[str]:
+    def _all_lines(self, offer: int, now: float) -> list[str]:
         lines = list(self._lines)
-        if offer & Offer.STARTTLS:
+        if offer & STARTTLS:
             lines.append("STARTTLS")
-        if offer & Offer.AUTH:
+        if offer & AUTH:
             lines.append(f"AUTH {' '.join(MECHANISMS)}")
-        if offer & Offer.FUTURE_RELEASE:
+        if offer & FUTURE_RELEASE:
             lines.append(future_release_line(self._max_hold, now))
-        if offer & Offer.XCLIENT:
+        if offer & XCLIENT:
             lines.append(f"XCLIENT {KEYWORDS}")
         return lines

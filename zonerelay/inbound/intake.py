@@ -29,7 +29,7 @@ from zonerelay.inbound.consult import Verdict
 from zonerelay.inbound.policy import EndOfData, Headers
 from zonerelay.inbound.reception import Reception
 from zonerelay.inbound.standing import Standing
-from zonerelay.inbound.transaction import Transaction, mailboxes
+from zonerelay.inbound.transaction import NO_EDITS, Transaction, mailboxes
 from zonerelay.inbound.turns import LARGE
 from zonerelay.message.edits import edit_header
 from zonerelay.message.headers import Header, HeaderScanner, HeaderTooLargeError
@@ -186,12 +186,12 @@ class Intake:
         self._scanner = None
         if header.received > self._settings.max_received:
             self._refuse(answers.MAIL_LOOP)
-        elif not self._standing.may_write_as(header.fields):
+        elif self._standing.user is not None and not self._standing.may_write_as(header.fields):
             self._refuse(answers.FROM_NOT_YOURS)
         elif Headers in self._reception.consultants.asked:
             self._undecided = bytes(scanner.held)
             self.backlog += len(self._undecided)
-        elif self._transaction.edits:
+        elif self._transaction.edits is not NO_EDITS:
             self._append(self._edited(bytes(scanner.held)))
         else:
             self._append(self._own_fields())

@@ -11,6 +11,7 @@ Nothing else raises; writing to a client that is gone does nothing.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from zonerelay.inbound.tls import Channel, TlsFault, TlsInfo
 from zonerelay.smtp.proxy_protocol import ProxyFault, ProxyHeader, ProxyReader
@@ -31,20 +32,23 @@ class Link:
 
     __slots__ = (
         "_loop",
-        "_paused",
         "_proxy",
         "_tls",
         "_transport",
         "ended",
+        "is_paused",
         "is_wrapped",
         "named",
         "secured",
+        "write",
     )
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport: asyncio.Transport | None = transport
         self._loop = loop
-        self._paused = False
+        self.is_paused = False
+        # Most connections have no TLS, and every reply goes through here.
+        self.write: Callable[[bytes], None] = transport.write
         self._proxy: ProxyReader | None = None
         self._tls: Channel | None = None
         self.is_wrapped = False
@@ -73,6 +77,7 @@ class Link:
         """Everything from here on is TLS; the handshake is the client's to begin."""
         self._tls = channel
         self.is_wrapped = True
+        self.write = self._write_encrypted
 
     def receive(self, data: bytes) -> bytes:
         """What the client said in these bytes; empty while headers and handshakes go on. Raises LinkFault.
@@ -111,26 +116,22 @@ class Link:
 
     # Out, and the end.
 
-    def write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data if self._tls is None else self._tls.send(data))
+    def _write_encrypted(self, data: bytes) -> None:
+        assert self._tls is not None
+        self._write_raw(self._tls.send(data))
 
     def _write_raw(self, data: bytes) -> None:
         if data and self._transport is not None:
             self._transport.write(data)
 
     def pause_reading(self, pause: bool) -> None:
-        if pause is self._paused or self._transport is None:
+        if pause is self.is_paused or self._transport is None:
             return
-        self._paused = pause
+        self.is_paused = pause
         if pause:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
-
-    @property
-    def is_paused(self) -> bool:
-        return self._paused
 
     def close(self) -> asyncio.TimerHandle | None:
         """After what is written has gone out. The handle ends a client that does not take it."""
@@ -152,3 +153,8 @@ class Link:
     def lost(self) -> None:
         """The loop says that the connection is gone."""
         self._transport = None
+        self.write = _to_nobody
+
+
+def _to_nobody(data: bytes) -> None:
+    """What is said to a client that is gone."""

@@ -164,7 +164,9 @@ class Listeners:
             self._users = Authenticator(
                 settings.auth, clock=self._clock, events=self._events, secret=self._secret
             )
-        self._shared = replace(self._shared, access=AccessRules(settings.access), users=self._users)
+        self._shared = replace(
+            self._shared, access=AccessRules(settings.access) if settings.access else None, users=self._users
+        )
 
     def _build(self, settings: ListenerSettings) -> _Kept:
         """Raises ValueError."""

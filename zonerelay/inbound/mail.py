@@ -124,7 +124,7 @@ def _rcpt_refusal(dialog: Dialog, transaction: Transaction, key: str, recipient:
     standing, reception = dialog.standing, dialog.reception
     if not standing.may_relay:
         return answers.RELAYING_DENIED
-    if reception.access:
+    if reception.access is not None:
         user = standing.user.name if standing.user is not None else ""
         sender, address = transaction.mail.sender, standing.client.address
         reply = reception.access.decide(address, user, sender, recipient.address)

@@ -34,7 +34,7 @@ class Notify(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reception:
-    """`certificates` is `None` when the listener has no TLS."""
+    """`certificates` is `None` when the listener has no TLS, `access` when there are no rules."""
 
     settings: ListenerSettings
     hostname: str
@@ -46,7 +46,7 @@ class Reception:
     clock: Clock
     consultants: Consultants
     memory: SessionMemory
-    access: AccessRules
+    access: AccessRules | None
     certificates: TlsContexts | None = None
     turns: Turns = field(default_factory=Turns)
     greeting: Greeting = field(init=False)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from aiosmtpd.smtp import SMTP
@@ -37,7 +37,7 @@ from zonerelay.inbound.answers import Answer, Then
 from zonerelay.inbound.bodies import Bodies
 from zonerelay.inbound.deadlines import Deadlines
 from zonerelay.inbound.dialog import Dialog
-from zonerelay.inbound.doorway import Doorway
+from zonerelay.inbound.doorway import FOREIGN, Doorway
 from zonerelay.inbound.link import Link
 from zonerelay.inbound.memory import TLS_COST
 from zonerelay.inbound.reception import Reception
@@ -128,7 +128,7 @@ class Session(SMTP):
             if self.lines.waiting:
                 self.advance()
             return
-        if not self.dialog.commands and self._doorway.turns_away(data):
+        if data[0] in FOREIGN and not self.dialog.commands and self._doorway.turns_away(data):
             return
         line = self.lines.only_line(data)
         if line is None or intake is not None or self._blocked or self._asking or bodies.discarding:
@@ -272,15 +272,35 @@ class Session(SMTP):
         """Write replies, and do what the last of the answers asks for."""
         in_transaction = self.dialog.transaction is not None
         self.deadlines.answered(self.loop.time(), in_transaction=in_transaction)
-        if not in_transaction:
+        if self.bodies.parked is not None and not in_transaction:
             self.bodies.drop_parked()
         if replies:
             self.link.write(replies)
         if last.then is not Then.GO_ON:
-            _NEXT[last.then](self, last)
+            self._go_on_with(last)
 
-    def _begin_to_ask(self) -> None:
-        self._asking = self.spawn(self._consult())
+    def _go_on_with(self, answer: Answer) -> None:
+        """Comparisons, the usual ones first: an enumeration's hash is a Python function."""
+        then = answer.then
+        if then is Then.TAKE_BODY:
+            self.bodies.begin()
+        elif then is Then.CLOSE:
+            self._close()
+        elif then is Then.TAKE_CHUNK:
+            self.bodies.begin_chunk()
+        elif then is Then.DISCARD:
+            self.bodies.discard_chunk(answer)
+        elif then is Then.ASK:
+            self._asking = self.spawn(self._consult())
+        elif then is Then.HANDSHAKE:
+            self._doorway.start_tls()
+        else:
+            self._doorway.readmit()
+
+    def message_done(self) -> None:
+        """The answer to a message has been given; mostly the client has been waiting for it."""
+        if self.lines.waiting or self.link.is_paused or self.ended or self._draining:
+            self.advance()
 
     async def _consult(self) -> None:
         """Somebody has to be asked before the command can be answered."""
@@ -367,14 +387,3 @@ class Session(SMTP):
             self._timer = self.loop.call_at(self.deadlines.next_look(now), self._look_at_time)
         else:
             self.bodies.give_up(late)
-
-
-_NEXT: dict[Then, Callable[[Session, Answer], None]] = {
-    Then.TAKE_BODY: lambda session, _: session.bodies.begin(),
-    Then.TAKE_CHUNK: lambda session, _: session.bodies.begin_chunk(),
-    Then.DISCARD: lambda session, answer: session.bodies.discard_chunk(answer),
-    Then.HANDSHAKE: lambda session, _: session._doorway.start_tls(),
-    Then.READMIT: lambda session, _: session._doorway.readmit(),
-    Then.ASK: lambda session, _: session._begin_to_ask(),
-    Then.CLOSE: lambda session, _: session._close(),
-}

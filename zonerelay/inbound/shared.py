@@ -10,19 +10,15 @@ from zonerelay.inbound.consult import SenderDomainCheck, Users
 from zonerelay.inbound.memory import SessionMemory
 
 
-def _no_rules() -> AccessRules:
-    return AccessRules(())
-
-
 def _no_limit() -> SessionMemory:
     return SessionMemory(sys.maxsize)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """`users` is `None` when no listener has AUTH."""
+    """`access` is `None` when there are no rules, `users` when no listener has AUTH."""
 
     memory: SessionMemory = field(default_factory=_no_limit)
-    access: AccessRules = field(default_factory=_no_rules)
+    access: AccessRules | None = None
     users: Users | None = None
     sender_domains: SenderDomainCheck | None = None

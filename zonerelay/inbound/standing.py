@@ -15,7 +15,7 @@ from zonerelay.config.credentials import User
 from zonerelay.config.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings, ListenerTls
 from zonerelay.inbound.access import Client
 from zonerelay.inbound.access_rules import AddressPatterns
-from zonerelay.inbound.greeting import Offer
+from zonerelay.inbound.greeting import AUTH, FUTURE_RELEASE, STARTTLS, XCLIENT
 from zonerelay.inbound.policy import ClientInfo
 from zonerelay.inbound.tls import TlsInfo
 from zonerelay.message.headers import Fields
@@ -51,6 +51,10 @@ class Standing:
         "mail_parameters",
         "may_relay",
         "must_log_in",
+        "must_start_tls",
+        "offer",
+        "offers_auth",
+        "offers_starttls",
         "tls",
         "user",
     )
@@ -88,47 +92,27 @@ class Standing:
         self._weigh()
 
     def _weigh(self) -> None:
-        """What follows: `may_relay`, `must_log_in` (nothing else would help), MAIL's `mail_parameters`."""
-        tls = self.tls
-        proven = self.user is not None or (
-            tls is not None and tls.certificate in self._settings.allow_certificates
-        )
-        self.must_log_in = not proven and self._settings.auth is ListenerAuth.REQUIRED
+        """What follows: `may_relay`, `must_log_in` (nothing else would help), what is offered.
+
+        RFC 4865: holding is for submission, so it is offered only to those whose mail we carry.
+        """
+        tls, settings = self.tls, self._settings
+        proven = self.user is not None or (tls is not None and tls.certificate in settings.allow_certificates)
+        self.must_log_in = not proven and settings.auth is ListenerAuth.REQUIRED
         self.may_relay = proven or (self.client.may_relay and not self.must_log_in)
-        self.mail_parameters = _PARAMETERS[self.offers_auth, self.offers_hold]
-
-    @property
-    def must_start_tls(self) -> bool:
-        return self._settings.require_tls and self.tls is None
-
-    @property
-    def offers_starttls(self) -> bool:
-        return self._settings.tls is ListenerTls.STARTTLS and self.tls is None
-
-    @property
-    def offers_auth(self) -> bool:
-        settings = self._settings
-        if settings.auth is ListenerAuth.OFF:
-            return False
-        return self.tls is not None or settings.cleartext_auth == CLEARTEXT_AUTH_WORDS
-
-    @property
-    def offers_hold(self) -> bool:
-        """RFC 4865: for submission, so only to those whose mail we carry."""
-        return bool(self._settings.max_hold) and self.may_relay
-
-    @property
-    def offer(self) -> Offer:
-        offer = Offer.NOTHING
-        if self.offers_starttls:
-            offer |= Offer.STARTTLS
-        if self.offers_auth:
-            offer |= Offer.AUTH
-        if self.offers_hold:
-            offer |= Offer.FUTURE_RELEASE
-        if self.client.may_xclient:
-            offer |= Offer.XCLIENT
-        return offer
+        self.offers_starttls = tls is None and settings.tls is ListenerTls.STARTTLS
+        self.must_start_tls = tls is None and settings.require_tls
+        self.offers_auth = settings.auth is not ListenerAuth.OFF and (
+            tls is not None or settings.cleartext_auth == CLEARTEXT_AUTH_WORDS
+        )
+        offers_hold = self.may_relay and settings.max_hold > 0
+        self.mail_parameters = _PARAMETERS[self.offers_auth, offers_hold]
+        self.offer = (
+            (STARTTLS if self.offers_starttls else 0)
+            | (AUTH if self.offers_auth else 0)
+            | (FUTURE_RELEASE if offers_hold else 0)
+            | (XCLIENT if self.client.may_xclient else 0)
+        )
 
     @property
     def origin(self) -> Origin:

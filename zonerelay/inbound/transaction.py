@@ -65,10 +65,6 @@ class Transaction:
         """The policy's zone for this recipient, `""` when the routes decide."""
         return self.zones.get(recipient) or self.zone
 
-    @property
-    def has_zones(self) -> bool:
-        return bool(self.zone or self.zones)
-
     def envelope(self, message_id: MessageId, created: float, origin: Origin) -> Envelope:
         mail = self.mail
         if mail.smtputf8:
