@@ -54,9 +54,11 @@ class AccessSettings:
     user: tuple[str, ...] = texts((), 'Users who have logged in; "*" is any of them.')
     action: AccessAction = choice(
         AccessAction.REFUSE,
-        "refuse: 550 5.7.1; defer: 450 4.7.1; accept: no later rule is asked. accept lets nobody relay who "
-        "could not without it.",
+        "What happens to this recipient. refuse: 550 5.7.1; defer: 450 4.7.1, the client tries again; "
+        "accept: no later rule is asked. accept lets nobody relay who could not without it.",
     )
     reply: str = text(
-        "", 'Another reply: "554 5.7.1 Ask postmaster@example.org". It must suit the action.', form=Form.REPLY
+        "",
+        'Another reply: "554 5.7.1 Ask postmaster@example.org" (5yz) for refuse, 4yz for defer.',
+        form=Form.REPLY,
     )

@@ -101,25 +101,27 @@ class ListenerSettings:
     tls: ListenerTls = choice(
         ListenerTls.NONE,
         "none; starttls: offered in EHLO (ports 25 and 587); implicit: from the first octet (port 465). "
-        "TLS 1.2 and 1.3. Both need a certificate: zonerelay cert self-signed makes one for a start.",
+        "Other than none needs a certificate: zonerelay cert self-signed makes one for a start.",
     )
     certificate: tuple[Path, ...] = paths(
-        "PEM files, each a certificate with its chain, as certbot's fullchain.pem. With several, the name "
-        "that the client asks for (SNI) chooses; the first serves everybody else. Changed files are taken "
-        "up by themselves."
+        'A PEM file, or several: ["a.pem", "b.pem"]. Each is a certificate with its chain, as certbot\'s '
+        "fullchain.pem. Of several, the name that the client asks for (SNI) chooses; the first serves "
+        "everybody else. Files that change are read again by themselves."
     )
     key: tuple[Path, ...] = paths(
-        "PEM files with the private keys, in the order of certificate. Empty: the keys are in the "
+        "The private keys, one PEM file for each certificate, in the same order. Empty: the keys are in the "
         "certificate files."
     )
     require_tls: bool = switch(
         False,
-        "With starttls: nothing but STARTTLS, EHLO, NOOP and QUIT is answered in clear text (530 5.7.0).",
+        "With starttls: in clear text nothing but EHLO, STARTTLS, NOOP, RSET and QUIT is taken; everything "
+        "else is answered 530 5.7.0.",
     )
     auth: ListenerAuth = choice(
         ListenerAuth.OFF,
-        "SMTP AUTH (PLAIN, LOGIN) with the users of [auth]: optional lets who is in allow_networks relay "
-        "without, required lets nobody. Offered over TLS only.",
+        "SMTP AUTH (PLAIN, LOGIN) for the users of [auth], who may relay from anywhere. optional: "
+        "allow_networks may relay without it. required: nobody sends mail without it, or a certificate of "
+        "allow_certificates. Offered over TLS only.",
     )
     cleartext_auth: str = text(
         "",
@@ -133,13 +135,15 @@ class ListenerSettings:
     )
     allow_networks: tuple[Network, ...] = networks(
         (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128")),
-        "Who may relay; everybody else is refused. Only this machine by default: a relay is closed until "
-        "somebody opens it.",
+        "Clients that may relay without logging in; everybody else is refused (550 5.7.1), unless auth or "
+        "allow_certificates lets them. Only this machine by default: a relay is closed until somebody opens "
+        "it.",
     )
     allow_certificates: tuple[str, ...] = texts(
         (),
         "SHA-256 fingerprints of client certificates that may relay, as openssl x509 -noout -fingerprint "
-        "-sha256 prints them. The client is asked for one; who has none, or another, is treated as before.",
+        "-sha256 prints them. Clients are asked for a certificate; none, or one not listed here, changes "
+        "nothing.",
         form=Form.FINGERPRINTS,
     )
     open_relay: str = text(
@@ -150,9 +154,9 @@ class ListenerSettings:
     )
     proxy_networks: tuple[Network, ...] = networks(
         (),
-        "Load balancers that speak the PROXY protocol (version 1 or 2). Who connects from here must begin "
-        "with its header; from anywhere else the header ends the session. The client's address decides "
-        "what it may, never the balancer's.",
+        "Load balancers that speak the PROXY protocol (version 1 or 2). Connections from there must begin "
+        "with its header; from anywhere else the header ends the session. What a client may is decided by "
+        "its own address, never the balancer's.",
     )
     xclient_networks: tuple[Network, ...] = networks(
         (),
@@ -162,7 +166,7 @@ class ListenerSettings:
     check_sender_domain: bool = switch(
         False,
         "Ask DNS about the sender's domain at MAIL: 550 5.7.27 when it says that it takes no mail (null "
-        "MX), 550 5.1.8 when it does not exist, 451 4.4.3 when nobody knows.",
+        "MX), 550 5.1.8 when it does not exist, 451 4.4.3 when DNS does not answer.",
     )
     policy: str = text(
         "",
@@ -179,7 +183,7 @@ class ListenerSettings:
     hide_client: bool = switch(
         False,
         "Leave the client's name and address out of the Received field: for submission, where they are "
-        "people's.",
+        "people's. The log still has them.",
     )
     bare_line_ends: BareLineEnds = choice(
         BareLineEnds.NORMALIZE,
