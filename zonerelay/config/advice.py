@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.hostname import is_fully_qualified
-from zonerelay.config.models import OPEN_RELAY_WORDS, Backend, Settings, TlsMode
+from zonerelay.config.listener_advice import has_users, listener_advice
+from zonerelay.config.models import Backend, Settings, TlsMode
 
 
 def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
@@ -15,7 +16,7 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
     return (
         *_hostname(hostname),
         *_spool(settings),
-        *_listeners(settings),
+        *listener_advice(settings),
         *_zones(settings),
         *_routes(settings),
         *_admin(settings),
@@ -37,14 +38,6 @@ def _spool(settings: Settings) -> list[str]:
     return found
 
 
-def _listeners(settings: Settings) -> list[str]:
-    return [
-        f"listener[{at}].open_relay: anybody who reaches {listener.address} may relay"
-        for at, listener in enumerate(settings.listener)
-        if listener.open_relay == OPEN_RELAY_WORDS
-    ]
-
-
 def _zones(settings: Settings) -> list[str]:
     return [
         f"zone[{at}].tls: none: mail of zone {zone.name} is sent in clear text even where TLS is offered"
@@ -54,8 +47,10 @@ def _zones(settings: Settings) -> list[str]:
 
 
 def _routes(settings: Settings) -> list[str]:
+    if has_users(settings):
+        return []
     return [
-        f"route[{at}].user: never matches: this version has no AUTH"
+        f'route[{at}].user: never matches: no listener has auth = "optional" or "required"'
         for at, route in enumerate(settings.route)
         if route.user
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zonerelay.config.models import Settings
 
 RESTART = ("hostname", "workers", "spool", "delivery", "dns", "log", "admin")
-"""What sockets, threads and files were opened with. Listeners, zones, routes, retry, bounce change live."""
+"""What sockets, threads and files were opened with. Everything else changes live."""
 
 
 def needs_restart(old: Settings, new: Settings) -> tuple[str, ...]:

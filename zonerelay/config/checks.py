@@ -118,7 +118,14 @@ def _check_reply(rule: AccessSettings, path: Path, report: Report) -> None:
     if suits is None:
         report.refuse(path, 'is not used with action = "accept": leave one of the two out')
     elif not rule.reply.startswith(suits):
-        report.refuse(path, f'action = "{rule.action}" is answered with a {suits}yz code')
+        other = "defer" if suits == "5" else "refuse"
+        report.refuse(
+            path,
+            f'action = "{rule.action}" is answered with a code from {suits}00 to {suits}99: write one, or '
+            f'action = "{other}"',
+        )
+    elif rule.reply.startswith("421"):
+        report.refuse(path, "421 says that the connection is closed, which no rule does: write 450 or 451")
 
 
 def _check_retry(settings: Settings, report: Report) -> None:

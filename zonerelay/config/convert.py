@@ -21,10 +21,13 @@ _FUNCTION = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 _HEADER = re.compile(r"[!-9;-~]+(?::.*)?", re.ASCII)  # RFC 5322 2.2: a field name is printable ASCII but ":"
 _FINGERPRINT = re.compile(r"[0-9A-Fa-f]{64}")
 _PATTERN = re.compile(r"[^\s<>@]*@[^\s<>@]+|<>", re.ASCII)
-_REPLY = re.compile(r"([45])[0-9][0-9] (?:\1\.[0-9]{1,3}\.[0-9]{1,3} )?[!-~][ -~]*", re.ASCII)
+_STATUS = r"[0-9]{1,3}\.[0-9]{1,3}"
+# A status of another class than the code's (RFC 3463 2), or one without a text, is no text.
+_REPLY = re.compile(rf"([45])[0-9][0-9] (?:\1\.{_STATUS} )?(?![245]\.{_STATUS}(?: |$))[!-~][ -~]*", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 MAX_TEXT = 1000
+MAX_REPLY = 400  # RFC 5321 4.5.3.1.5 gives a reply line 512 octets
 
 
 def read_value(value: object, option: Option) -> object:
@@ -195,7 +198,7 @@ def _function(value: object, option: Option) -> str:
     if text and not _FUNCTION.fullmatch(text):
         raise ValueError(
             f"{quoted(text)} does not name a function or a class: "
-            'write "module:name", as in "my_policy:backoff"'
+            'write "module:name", as in "mypolicy:Mine" or "myretry:backoff"'
         )
     return text
 
@@ -226,10 +229,12 @@ def _address_pattern(value: object, option: Option) -> str:
 
 def _reply(value: object, option: Option) -> str:
     text = _text(value, option)
+    if len(text) > MAX_REPLY:
+        raise ValueError(f"a reply has at most {MAX_REPLY} characters, this one {len(text)}")
     if text and not _REPLY.fullmatch(text):
         raise ValueError(
-            f"{quoted(text)} is not a refusal: write a code from 400 to 599 and a text, as in "
-            '"550 5.7.1 Ask postmaster@example.org"'
+            f"{quoted(text)} is not a refusal: write a code from 400 to 599, a status of the same class (or "
+            'none) and a text in ASCII, as in "550 5.7.1 Ask postmaster@example.org"'
         )
     return text
 

@@ -1,9 +1,13 @@
-"""What must hold within one [[listener]]: closed to strangers, TLS that works, no password in clear text."""
+"""What must hold within one [[listener]]: closed to strangers, TLS that works, no password in clear text.
+
+Whether files are there and can be used is not looked at here: `check-config` and the start try them.
+"""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path as File
 
 from zonerelay.config.models import (
     CLEARTEXT_AUTH_WORDS,
@@ -16,7 +20,7 @@ from zonerelay.config.models import (
 )
 from zonerelay.config.problems import Report
 from zonerelay.config.toml_lines import Path
-from zonerelay.config.wording import in_words
+from zonerelay.config.wording import in_words, quoted
 
 # Shorter than these, networks are a good part of the Internet, not somebody's own. Networks that cover
 # everything in pieces (0.0.0.0/1 and 128.0.0.0/1) are put together before they are measured.
@@ -31,8 +35,9 @@ def check_listeners(settings: Settings, report: Report) -> None:
     for at, listener in enumerate(settings.listener):
         path: Path = ("listener", at)
         _check_words(listener, path, report)
-        _check_relaying(listener, (*path, "allow_networks"), report)
+        _check_relaying(listener, path, report)
         _check_trusted(listener, path, report)
+        _check_policy(listener, path, report)
         if report.sound(*path, "tls"):
             _check_tls(listener, path, report)
             _check_auth(listener, path, report)
@@ -41,6 +46,12 @@ def check_listeners(settings: Settings, report: Report) -> None:
 def _check_words(listener: ListenerSettings, path: Path, report: Report) -> None:
     if listener.open_relay not in ("", OPEN_RELAY_WORDS):
         report.refuse((*path, "open_relay"), f'if anybody may relay, say exactly "{OPEN_RELAY_WORDS}"')
+    elif listener.open_relay and listener.auth is ListenerAuth.REQUIRED:
+        report.refuse(
+            (*path, "open_relay"),
+            'is not used with auth = "required", which lets nobody relay without logging in: leave one of '
+            "the two out",
+        )
     if listener.cleartext_auth not in ("", CLEARTEXT_AUTH_WORDS):
         report.refuse(
             (*path, "cleartext_auth"), f'if AUTH is to work without TLS, say exactly "{CLEARTEXT_AUTH_WORDS}"'
@@ -48,17 +59,33 @@ def _check_words(listener: ListenerSettings, path: Path, report: Report) -> None
 
 
 def _check_relaying(listener: ListenerSettings, path: Path, report: Report) -> None:
+    key = (*path, "allow_networks")
     wide = _open_to_all(listener.allow_networks)
-    if wide and listener.open_relay != OPEN_RELAY_WORDS:
+    if wide and listener.auth is ListenerAuth.REQUIRED:
         report.refuse(
-            path,
+            key,
+            'is not used with auth = "required": whoever logs in may relay from anywhere. Leave it out',
+        )
+    elif wide and listener.open_relay != OPEN_RELAY_WORDS:
+        report.refuse(
+            key,
             f"{in_words(map(str, wide))} would make this an open relay, which spammers find within hours: "
             f'name your own networks, or say open_relay = "{OPEN_RELAY_WORDS}"',
         )
+    ways = ("allow_networks", "allow_certificates", "auth")
+    if not _lets_somebody_relay(listener) and all(report.sound(*path, way) for way in ways):
+        report.refuse(
+            key,
+            'is empty, so nobody could relay: name a network, such as "127.0.0.0/8", or say '
+            'auth = "required"',
+        )
+
+
+def _lets_somebody_relay(listener: ListenerSettings) -> bool:
     # Who can reach a Unix socket is decided by its directory, not by an address.
-    others = listener.address.startswith("unix:") or listener.auth is not ListenerAuth.OFF
-    if not (listener.allow_networks or listener.allow_certificates or others) and report.sound(*path):
-        report.refuse(path, 'is empty, so nobody could relay: name a network, such as "127.0.0.0/8"')
+    if listener.address.startswith("unix:") or listener.auth is not ListenerAuth.OFF:
+        return True
+    return bool(listener.allow_networks or listener.allow_certificates or listener.open_relay)
 
 
 def _check_trusted(listener: ListenerSettings, path: Path, report: Report) -> None:
@@ -73,6 +100,20 @@ def _check_trusted(listener: ListenerSettings, path: Path, report: Report) -> No
                 f"{in_words(map(str, wide))} would let anybody claim any address: name the servers in front "
                 "of this one",
             )
+        elif networks and listener.address.startswith("unix:"):
+            report.refuse(
+                (*path, key),
+                "is not used on a Unix socket, whose clients have no address: let the servers in front "
+                'connect to an address, such as "127.0.0.1:2526"',
+            )
+
+
+def _check_policy(listener: ListenerSettings, path: Path, report: Report) -> None:
+    if listener.policy_file is not None and not listener.policy and report.sound(*path, "policy"):
+        report.refuse(
+            (*path, "policy_file"),
+            'is not used without a policy: say policy = "module:Class" or leave it out',
+        )
 
 
 def _check_tls(listener: ListenerSettings, path: Path, report: Report) -> None:
@@ -85,20 +126,40 @@ def _check_tls(listener: ListenerSettings, path: Path, report: Report) -> None:
                 )
     elif not certificates and report.sound(*path, "certificate"):
         report.refuse(
-            (*path, "tls"), f'"{listener.tls}" needs a certificate (zonerelay cert self-signed makes one)'
+            (*path, "tls"),
+            f'"{listener.tls}" needs certificate = "FILE" and key = "FILE" (zonerelay cert self-signed makes '
+            "both)",
         )
-    if keys and len(keys) != len(certificates) and report.sound(*path, "key"):
+    if report.sound(*path, "certificate") and report.sound(*path, "key"):
+        _check_pairs(certificates, keys, path, report)
+    if listener.require_tls and listener.tls is ListenerTls.NONE:
+        report.refuse((*path, "require_tls"), 'needs tls = "starttls" (with "implicit" there is always TLS)')
+
+
+def _check_pairs(certificates: Sequence[File], keys: Sequence[File], path: Path, report: Report) -> None:
+    if certificates and keys and len(keys) != len(certificates):
         report.refuse(
             (*path, "key"),
-            f"there are {len(keys)} for {len(certificates)} in certificate: give one for each, in their "
-            "order, or none when the keys are in the certificate files",
+            f"{_files(len(keys))} for {_files(len(certificates))} in certificate: give one for each, in the "
+            "same order, or none when the keys are in the certificate files",
         )
-    if listener.require_tls and listener.tls is ListenerTls.NONE:
-        report.refuse((*path, "require_tls"), 'needs tls = "starttls"')
+    for at, certificate in enumerate(certificates):
+        first = certificates.index(certificate)
+        if first < at:
+            report.refuse(
+                (*path, "certificate", at),
+                f"{quoted(str(certificate))} is certificate[{first}] already: was another one meant?",
+            )
+
+
+def _files(number: int) -> str:
+    return f"{number} file{'s' if number != 1 else ''}"
 
 
 def _check_auth(listener: ListenerSettings, path: Path, report: Report) -> None:
     if listener.auth is ListenerAuth.OFF or listener.tls is not ListenerTls.NONE or listener.cleartext_auth:
+        return
+    if not report.sound(*path, "cleartext_auth"):
         return
     report.refuse(
         (*path, "auth"),

@@ -16,28 +16,40 @@ from zonerelay.config.problems import ConfigError, Problem, Report, path_text
 from zonerelay.config.tables import read_settings
 from zonerelay.config.toml_lines import line_numbers
 
-__all__ = ["ConfigError", "Problem", "load", "load_text"]
+__all__ = ["ConfigError", "Problem", "load", "load_text", "read"]
 
 _POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 
 def load(path: Path) -> Settings:
     """The settings of a file. Raises ConfigError, also when the file cannot be read."""
+    return read(path)[0]
+
+
+def read(path: Path) -> tuple[Settings, Report]:
+    """The settings, and the report for who looks further: it knows the lines. Raises ConfigError."""
+    return _read_text(_text(path), str(path))
+
+
+def load_text(text: str, source: str = "configuration") -> Settings:
+    """The settings in a TOML document; `source` names it when it is no TOML at all."""
+    return _read_text(text, source)[0]
+
+
+def _text(path: Path) -> str:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError([Problem(str(path), f"cannot be read: {error.strerror}")]) from error
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         problem = Problem(str(path), "is not UTF-8, which TOML must be", line)
         raise ConfigError([problem]) from error
-    return load_text(text, str(path))
 
 
-def load_text(text: str, source: str = "configuration") -> Settings:
-    """The settings in a TOML document; `source` names it when it is no TOML at all."""
+def _read_text(text: str, source: str) -> tuple[Settings, Report]:
     try:
         document = tomllib.loads(text)
         lines = line_numbers(text)
@@ -48,7 +60,7 @@ def load_text(text: str, source: str = "configuration") -> Settings:
     report = Report(lines)
     settings = checks.check(read_settings(document, report), report)
     report.raise_problems()
-    return settings
+    return settings, report
 
 
 def _syntax_problem(message: str, text: str, source: str) -> Problem:

@@ -73,8 +73,9 @@ def _read(option: Option, value: object, default: object, path: Path, report: Re
 
 
 def _read_list(option: Option, value: object, path: Path, report: Report) -> tuple[object, ...]:
-    if option.form is Form.PATH and isinstance(value, str):
-        value = [value] if value else []
+    if option.form is Form.PATH and not isinstance(value, list):
+        # One file needs no brackets.
+        return (convert.read_value(value, option),) if value != "" else ()
     if not isinstance(value, list):
         hint = f': write ["{value}"]' if isinstance(value, str) else ""
         raise convert.expected("a list in brackets", value, hint)

@@ -21,7 +21,7 @@ class Then(enum.Enum):
     GO_ON = enum.auto()
     TAKE_BODY = enum.auto()
     TAKE_CHUNK = enum.auto()  # the octets of a BDAT, then an answer about them
-    DISCARD = enum.auto()  # the octets of a refused BDAT, and only then this reply
+    DISCARD = enum.auto()  # the octets of a refused BDAT, and only then say `reply`: `wire` is empty
     HANDSHAKE = enum.auto()  # TLS
     ASK = enum.auto()  # somebody else, and then answer
     READMIT = enum.auto()  # as whom XCLIENT names

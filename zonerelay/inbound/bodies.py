@@ -121,7 +121,7 @@ class Bodies:
         session = self._session
         self.discarding -= len(session.lines.take(self.discarding))
         if not self.discarding:
-            session.link.write(self._owed.wire)
+            session.link.write(self._owed.reply.encode())
 
     def _new_intake(self) -> Intake:
         dialog, reception = self._session.dialog, self._reception
@@ -151,18 +151,20 @@ class Bodies:
             return
         elif intake.is_large:
             self.out_of_turn = not self._reception.turns.may_read(session, len(data), deadlines.heard)
-        self._go_on(intake)
-        if self._reception.memory.full:
-            self._relieve()
+        if intake.task is None and intake.refusal is None and intake.worth_storing:
+            intake.task = session.spawn(self._store(intake))
+        if not intake.complete:
+            self._go_on(intake)
+        elif intake.refusal is not None and intake.task is None:
+            self._finish(intake, intake.refusal)
+        session.regulate()
 
     def _go_on(self, intake: Intake) -> None:
-        if intake.task is None and intake.refusal is None and intake.worth_storing:
-            intake.task = self._session.spawn(self._store(intake))
+        """More is to come."""
         if intake.chunk_done:
             self._park(intake)
-        elif intake.complete and intake.refusal is not None and intake.task is None:
-            self._finish(intake, intake.refusal)
-        self._session.regulate()
+        if self._reception.memory.full:
+            self._relieve()
 
     def _park(self, intake: Intake) -> None:
         session = self._session
@@ -195,8 +197,10 @@ class Bodies:
         """The transaction is over: answer it."""
         session = self._session
         self.current = None
-        intake.release()
-        self._refuse(intake, answer)
+        if intake.held:
+            intake.release()
+        if answer.reason is not None:
+            self._refuse(intake, answer)
         session.dialog.reset()
         if not session.link.is_open:
             if answer.reason is None:

@@ -66,11 +66,11 @@ class Dialog:
     def __init__(self, reception: Reception, client: Client, tls: TlsInfo | None = None) -> None:
         settings = reception.settings
         self.reception = reception
-        self.standing = Standing(settings, client, tls)
+        self.standing = Standing(settings, reception.grants, client, tls)
         self._max_commands = settings.max_commands
         self._max_errors = settings.max_errors
         self._errors = 0
-        self._known = _IN_CLEAR if self.standing.must_start_tls else _COMMANDS
+        self._known = _IN_CLEAR if self.standing.grants.must_start_tls else _COMMANDS
         self.commands = 0
         self.auth_failures = 0
         self.exchange: SaslExchange | None = None  # while the client's lines are SASL responses

@@ -48,7 +48,7 @@ def _welcome(dialog: Dialog, verb: str, name: str) -> Answer:
     standing, greeting = dialog.standing, dialog.reception.greeting
     extended = verb == "EHLO"
     standing.said_hello(name[:MAX_HELO], extended=extended)
-    return greeting.ehlo(standing.offer, dialog.reception.clock.now()) if extended else greeting.helo
+    return greeting.ehlo(standing.grants.offer, dialog.reception.clock.now()) if extended else greeting.helo
 
 
 def starttls(dialog: Dialog, argument: str) -> Answer:
@@ -56,7 +56,7 @@ def starttls(dialog: Dialog, argument: str) -> Answer:
         return dialog.refuse(answers.NO_ARGUMENT, "STARTTLS")
     if dialog.standing.tls is not None:
         return dialog.refuse(answers.TLS_ALREADY, "STARTTLS")
-    if not dialog.standing.offers_starttls:
+    if not dialog.standing.grants.offers_starttls:
         return dialog.refuse(answers.NOT_OFFERED, "STARTTLS")
     return answers.START_TLS
 

@@ -42,6 +42,7 @@ from zonerelay.smtp.dots import BodyReader
 from zonerelay.store.base import CHUNK_SIZE, MessageWriter, StoreError, StoreFullError
 
 BACKLOG = 256 * 1024
+SMALL = 16 * 1024  # a message that is here whole, and no larger, is gone before it would be counted
 
 _NOTHING_YET = Header()
 
@@ -77,18 +78,13 @@ class Intake:
         self._ready: list[bytes] = []
         self._ready_size = 0
         self._undecided = b""  # the header and what came with it, while the policy thinks about it
-        self._charged = 0
+        self.held = 0  # octets in the account of all sessions
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def rest(self) -> bytes:
         """What followed the end of data, or of the chunk: commands."""
         return self._body.rest
-
-    @property
-    def held(self) -> int:
-        """Octets in memory."""
-        return self._charged
 
     def begin_chunk(self, size: int, *, last: bool) -> None:
         """The next `size` octets belong to the message (BDAT)."""
@@ -131,7 +127,8 @@ class Intake:
                     self._begin_body(self._scanner, self._scanner.finish())
             except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
                 self._fail(error)
-        self._charge()
+        if self.backlog > SMALL or not self.complete:
+            self._charge()
         if self._waiter is not None and (self.worth_storing or self.refusal is not None):
             self._wake()
 
@@ -260,14 +257,14 @@ class Intake:
     def _charge(self) -> None:
         """Keep the account of all sessions' memory."""
         held = self.backlog if self._scanner is None else self.backlog + len(self._scanner.held)
-        if held != self._charged:
-            self._reception.memory.used += held - self._charged
-            self._charged = held
+        if held != self.held:
+            self._reception.memory.used += held - self.held
+            self.held = held
 
     def release(self) -> None:
         """Nothing of it is in memory any more, or will be soon."""
-        self._reception.memory.used -= self._charged
-        self._charged = 0
+        self._reception.memory.used -= self.held
+        self.held = 0
 
     def _fail(self, error: Exception) -> None:
         self._reception.events.trouble("inbound", error, message_id=self.envelope.id)
@@ -280,7 +277,8 @@ class Intake:
             await writer.write(b"".join(ready))
         finally:
             self.backlog -= size
-            self._charge()
+            if self.held:
+                self._charge()
             self._on_room()
 
     async def _commit(self, writer: MessageWriter) -> Answer:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def auth(dialog: Dialog, argument: str) -> Answer:
     standing = dialog.standing
-    if not standing.offers_auth:
+    if not standing.grants.offers_auth:
         off = dialog.reception.settings.auth is ListenerAuth.OFF
         return dialog.refuse(answers.NOT_OFFERED if off else answers.AUTH_NEEDS_TLS, "AUTH")
     if not standing.helo:

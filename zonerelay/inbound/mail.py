@@ -51,9 +51,9 @@ def mail(dialog: Dialog, argument: str) -> Answer:
         return dialog.refuse(answers.EHLO_FIRST, "MAIL")
     if dialog.transaction is not None:
         return dialog.refuse(answers.NESTED_MAIL, "MAIL")
-    if standing.must_log_in:
+    if standing.grants.must_log_in:
         return dialog.refuse(answers.AUTH_FIRST, "MAIL")
-    command = _parse_mail(argument, offered=standing.mail_parameters)
+    command = _parse_mail(argument, offered=standing.grants.mail_parameters)
     refusal = _mail_refusal(dialog, command)
     if refusal is not None:
         return refusal
@@ -122,7 +122,7 @@ def rcpt(dialog: Dialog, argument: str) -> Answer:
 
 def _rcpt_refusal(dialog: Dialog, transaction: Transaction, key: str, recipient: Recipient) -> Answer | None:
     standing, reception = dialog.standing, dialog.reception
-    if not standing.may_relay:
+    if not standing.grants.may_relay:
         return answers.RELAYING_DENIED
     if reception.access is not None:
         user = standing.user.name if standing.user is not None else ""
@@ -196,7 +196,7 @@ def _refused_chunk(dialog: Dialog, answer: Answer, size: int) -> Answer:
     if size > 2 * dialog.reception.settings.max_message_size + answers.MAX_DRAINED:
         return dialog.refuse(replace(answer, then=Then.CLOSE), "BDAT")
     answer = dialog.refuse(answer, "BDAT")
-    return answer if answer.then is Then.CLOSE else replace(answer, then=Then.DISCARD)
+    return answer if answer.then is Then.CLOSE else replace(answer, wire=b"", then=Then.DISCARD)
 
 
 def rset(dialog: Dialog, argument: str) -> Answer:

@@ -8,6 +8,7 @@ from typing import Protocol
 from zonerelay.config.models import ListenerSettings
 from zonerelay.inbound.access_rules import AccessRules
 from zonerelay.inbound.consult import Consultants
+from zonerelay.inbound.grants import GrantTable
 from zonerelay.inbound.greeting import Greeting
 from zonerelay.inbound.memory import SessionMemory
 from zonerelay.inbound.tls import TlsContexts
@@ -50,7 +51,9 @@ class Reception:
     certificates: TlsContexts | None = None
     turns: Turns = field(default_factory=Turns)
     greeting: Greeting = field(init=False)
+    grants: GrantTable = field(init=False)
 
     def __post_init__(self) -> None:
         # The way a frozen dataclass sets what it derives.
         object.__setattr__(self, "greeting", Greeting(self.hostname, self.settings))
+        object.__setattr__(self, "grants", GrantTable(self.settings))

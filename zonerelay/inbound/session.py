@@ -1,6 +1,6 @@
 """One client's connection: the only module that knows aiosmtpd.
 
-Moves bytes between the link to the client and the parts that decide: `Doorway` until the greeting,
+Moves bytes between the link to the client and the parts that decide: `doorway` until the greeting,
 `LineReader` and `Dialog` for commands, `Bodies` for messages. Everything up to DATA is answered inside
 `data_received`, without a task, unless somebody has to be asked; a message costs one task, which waits for
 the store. Replies to a pipelined group leave in one write, in order.
@@ -31,13 +31,12 @@ from typing import Any, Protocol
 
 from aiosmtpd.smtp import SMTP
 
-from zonerelay.inbound import answers
+from zonerelay.inbound import answers, doorway
 from zonerelay.inbound.access import Client
 from zonerelay.inbound.answers import Answer, Then
 from zonerelay.inbound.bodies import Bodies
 from zonerelay.inbound.deadlines import Deadlines
 from zonerelay.inbound.dialog import Dialog
-from zonerelay.inbound.doorway import FOREIGN, Doorway
 from zonerelay.inbound.link import Link
 from zonerelay.inbound.memory import TLS_COST
 from zonerelay.inbound.reception import Reception
@@ -76,7 +75,7 @@ class Session(SMTP):
         # Not super().__init__(): nothing that it prepares is used, and it costs more than a message.
         settings = reception.settings
         self.loop = loop
-        self._reception = reception
+        self.reception = reception
         self._house = house
         self.lines = LineReader(MAX_LINE)
         self.deadlines = Deadlines(
@@ -86,8 +85,8 @@ class Session(SMTP):
             min_rate=settings.min_data_rate,
         )
         self.bodies: Bodies = Bodies(self, reception, house.relieve)
-        self._doorway: Doorway = Doorway(self, reception, house.readmit)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.greeted = False
+        self._running = 0  # tasks
         self._asking: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._charged = 0  # of the account of all sessions: TLS, and lines that wait
@@ -104,20 +103,20 @@ class Session(SMTP):
         # uvloop's transports have the methods, but not the base class.
         self.link = Link(transport, self.loop)  # type: ignore[arg-type]
         self.client, refusal = self._house.welcome(self, transport.get_extra_info("peername"))
-        self.dialog = Dialog(self._reception, self.client)
+        self.dialog = Dialog(self.reception, self.client)
         if refusal is not None:
             self.say_goodbye(refusal)
             return
         self._welcome = True
         deadlines = self.deadlines
         self._timer = self.loop.call_at(deadlines.next_look(deadlines.heard), self._look_at_time)
-        self._doorway.open()
+        doorway.open_to(self)
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
         if self.link.is_wrapped:
-            data = self._doorway.unwrap(data)
+            data = doorway.unwrap(self, data)
             if not data or self._closing:
                 return
         bodies = self.bodies
@@ -128,7 +127,7 @@ class Session(SMTP):
             if self.lines.waiting:
                 self.advance()
             return
-        if data[0] in FOREIGN and not self.dialog.commands and self._doorway.turns_away(data):
+        if data[0] in doorway.FOREIGN and not self.dialog.commands and doorway.turns_away(self, data):
             return
         line = self.lines.only_line(data)
         if line is None or intake is not None or self._blocked or self._asking or bodies.discarding:
@@ -156,10 +155,10 @@ class Session(SMTP):
             self._asking.cancel()
         self.bodies.lost(left=left)
         self.dialog.reset()
-        self._reception.memory.used -= self._charged
+        self.reception.memory.used -= self._charged
         if self._welcome:
             self._house.farewell(self, self.client)
-        if not self._tasks:
+        if not self._running:
             self._house.forget(self)
 
     def pause_writing(self) -> None:
@@ -169,6 +168,12 @@ class Session(SMTP):
     def resume_writing(self) -> None:
         self._blocked = False
         self.advance()
+
+    def is_now(self, address: str, port: int) -> bool:
+        self.client, refusal = self._house.readmit(self.client, address, port)
+        if refusal is not None:
+            self.say_goodbye(refusal)
+        return refusal is None
 
     # Turns, and the account of memory, call these.
 
@@ -190,7 +195,7 @@ class Session(SMTP):
         held = self.lines.waiting + (TLS_COST if self.link.has_tls else 0)
         if held == self._charged:
             return
-        memory = self._reception.memory
+        memory = self.reception.memory
         memory.used += held - self._charged
         self._charged = held
         if memory.full:
@@ -248,11 +253,10 @@ class Session(SMTP):
         while count < most and (line := self.lines.next()) is not None:
             answer = self._answer(line)
             count += 1
+            replies.append(answer.wire)
             if answer.then is not Then.GO_ON:
-                replies.append(answer.wire if answer.then is not Then.DISCARD else b"")
                 self.reply(b"".join(replies), answer)
                 return count
-            replies.append(answer.wire)
         if replies:
             self.reply(b"".join(replies), answers.OK)
         return count
@@ -264,7 +268,7 @@ class Session(SMTP):
             return self._trouble(error)
 
     def _trouble(self, error: Exception) -> Answer:
-        self._reception.events.trouble("inbound", error)
+        self.reception.events.trouble("inbound", error)
         self.dialog.reset()
         return answers.TROUBLE
 
@@ -293,9 +297,9 @@ class Session(SMTP):
         elif then is Then.ASK:
             self._asking = self.spawn(self._consult())
         elif then is Then.HANDSHAKE:
-            self._doorway.start_tls()
+            doorway.start_tls(self)
         else:
-            self._doorway.readmit()
+            doorway.readmit(self)
 
     def message_done(self) -> None:
         """The answer to a message has been given; mostly the client has been waiting for it."""
@@ -307,7 +311,7 @@ class Session(SMTP):
         dialog = self.dialog
         question = dialog.question
         assert question is not None
-        verdict = await self._reception.consultants.ask(question)
+        verdict = await self.reception.consultants.ask(question)
         self._asking = None
         if self._closing:
             return
@@ -326,13 +330,14 @@ class Session(SMTP):
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:  # Any: asyncio's own words
         task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
+        self._running += 1
+        # Not at the end of the work: a task that is cancelled before it began never gets there.
+        task.add_done_callback(self._one_less)
         return task
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not self._tasks and self.link.is_lost:
+    def _one_less(self, _: asyncio.Task[None]) -> None:
+        self._running -= 1
+        if not self._running and self.link.is_lost:
             self._house.forget(self)
 
     def say_goodbye(self, answer: Answer, *, detail: str = "") -> None:

@@ -1,8 +1,7 @@
-"""Who the client is by now: its address, its TLS, its name, its user; and what that lets it do. No I/O.
+"""Who the client is by now: its address, its TLS, its name, its user. No I/O.
 
-Relaying needs one of: an address in `allow_networks`, a user who has logged in, a client certificate that
-is listed. With `auth = "required"` the address is not enough. What an EHLO answer offers, and
-the protocol word of the Received field (RFC 3848), follow from the same facts.
+What that lets it do is in `grants`; the protocol word of the Received field (RFC 3848), what a policy is
+told, and the addresses that the client may use as its own follow from the same facts.
 """
 
 from __future__ import annotations
@@ -12,62 +11,35 @@ from email.utils import getaddresses
 from functools import lru_cache
 
 from zonerelay.config.credentials import User
-from zonerelay.config.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings, ListenerTls
+from zonerelay.config.models import ListenerSettings
 from zonerelay.inbound.access import Client
 from zonerelay.inbound.access_rules import AddressPatterns
-from zonerelay.inbound.greeting import AUTH, FUTURE_RELEASE, STARTTLS, XCLIENT
+from zonerelay.inbound.grants import Grants, GrantTable
 from zonerelay.inbound.policy import ClientInfo
 from zonerelay.inbound.tls import TlsInfo
 from zonerelay.message.headers import Fields
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.envelope import Origin
-from zonerelay.smtp.params import (
-    AUTH_MAIL_PARAMETERS,
-    DSN_MAIL_PARAMETERS,
-    HOLD_MAIL_PARAMETERS,
-    MAIL_PARAMETERS,
-)
 from zonerelay.smtp.xclient import XClient
-
-_PARAMETERS = {
-    (auth, hold): MAIL_PARAMETERS
-    | DSN_MAIL_PARAMETERS
-    | (AUTH_MAIL_PARAMETERS if auth else frozenset())
-    | (HOLD_MAIL_PARAMETERS if hold else frozenset())
-    for auth in (False, True)
-    for hold in (False, True)
-}
 
 
 class Standing:
     """`helo` is empty before EHLO. `origin` is made when it is first needed and then kept."""
 
-    __slots__ = (
-        "_extended",
-        "_origin",
-        "_settings",
-        "client",
-        "helo",
-        "mail_parameters",
-        "may_relay",
-        "must_log_in",
-        "must_start_tls",
-        "offer",
-        "offers_auth",
-        "offers_starttls",
-        "tls",
-        "user",
-    )
+    __slots__ = ("_extended", "_origin", "_settings", "_table", "client", "grants", "helo", "tls", "user")
 
-    def __init__(self, settings: ListenerSettings, client: Client, tls: TlsInfo | None) -> None:
+    def __init__(
+        self, settings: ListenerSettings, table: GrantTable, client: Client, tls: TlsInfo | None
+    ) -> None:
         self._settings = settings
+        self._table = table
         self.client = client
         self.tls = tls
         self.user: User | None = None
         self.helo = ""
         self._extended = True
         self._origin: Origin | None = None
-        self._weigh()
+        self.grants = self._weighed()
 
     def said_hello(self, name: str, *, extended: bool) -> None:
         self.helo = name
@@ -77,7 +49,7 @@ class Standing:
     def logged_in(self, user: User) -> None:
         self.user = user
         self._origin = None
-        self._weigh()
+        self.grants = self._weighed()
 
     def take_over(self, before: Standing, xclient: XClient) -> None:
         """What XCLIENT says of the client; what it does not say stays as it was before."""
@@ -89,30 +61,14 @@ class Standing:
             self.user = before.user
         elif xclient.login:
             self.user = User(name=xclient.login, hash="", senders=())
-        self._weigh()
+        self.grants = self._weighed()
 
-    def _weigh(self) -> None:
-        """What follows: `may_relay`, `must_log_in` (nothing else would help), what is offered.
-
-        RFC 4865: holding is for submission, so it is offered only to those whose mail we carry.
-        """
-        tls, settings = self.tls, self._settings
-        proven = self.user is not None or (tls is not None and tls.certificate in settings.allow_certificates)
-        self.must_log_in = not proven and settings.auth is ListenerAuth.REQUIRED
-        self.may_relay = proven or (self.client.may_relay and not self.must_log_in)
-        self.offers_starttls = tls is None and settings.tls is ListenerTls.STARTTLS
-        self.must_start_tls = tls is None and settings.require_tls
-        self.offers_auth = settings.auth is not ListenerAuth.OFF and (
-            tls is not None or settings.cleartext_auth == CLEARTEXT_AUTH_WORDS
+    def _weighed(self) -> Grants:
+        client, tls = self.client, self.tls
+        proven = self.user is not None or (
+            tls is not None and tls.certificate in self._settings.allow_certificates
         )
-        offers_hold = self.may_relay and settings.max_hold > 0
-        self.mail_parameters = _PARAMETERS[self.offers_auth, offers_hold]
-        self.offer = (
-            (STARTTLS if self.offers_starttls else 0)
-            | (AUTH if self.offers_auth else 0)
-            | (FUTURE_RELEASE if offers_hold else 0)
-            | (XCLIENT if self.client.may_xclient else 0)
-        )
+        return self._table.of(client.may_relay, client.may_xclient, tls is not None, proven)
 
     @property
     def origin(self) -> Origin:

@@ -1,0 +1,160 @@
+"""What a start would try, and can be tried without one: the files and the code that a configuration names.
+
+Problems go into the report, each with its key and its line, as those of the file itself; what is worth a
+thought is returned as notes. An operator's code (a policy, a back-off function) is imported, and a policy
+is made, as at a start. Files are read with the rights of who runs this.
+
+Everything heavy is imported only when the configuration has it: OpenSSL for TLS alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zonerelay.cli import text
+from zonerelay.config import credentials
+from zonerelay.config.credentials import CredentialsError
+from zonerelay.config.models import ListenerAuth, ListenerSettings, ListenerTls, Settings
+from zonerelay.config.problems import Report
+from zonerelay.config.toml_lines import Path as Key
+
+if TYPE_CHECKING:
+    from zonerelay.inbound.certificate_files import Pair
+
+
+def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
+    """Notes; problems are in the report."""
+    notes = []
+    for at, listener in enumerate(settings.listener):
+        notes += _certificates(listener, ("listener", at), report)
+        _policy(listener, hostname, ("listener", at), report)
+    _users(settings, report)
+    for at, rule in enumerate(settings.access):
+        _patterns(rule.sender, ("access", at, "sender"), report)
+        _patterns(rule.recipient, ("access", at, "recipient"), report)
+    _backoff(settings.retry.backoff, report)
+    return [*notes, *_rights(settings)]
+
+
+def _certificates(listener: ListenerSettings, path: Key, report: Report) -> list[str]:
+    if listener.tls is ListenerTls.NONE:
+        return []
+    from zonerelay.inbound.certificate_files import CertificateError, read_pair
+    from zonerelay.inbound.tls_contexts import build_context
+
+    notes: list[str] = []
+    names: set[str] = set()
+    keys = listener.key or listener.certificate
+    for at, (certificate, key) in enumerate(zip(listener.certificate, keys, strict=True)):
+        try:
+            pair = read_pair(certificate, key)
+            build_context([pair], ask_certificate=False)
+        except CertificateError as error:
+            about_key = str(error).startswith((f"{key} ", f"{key}:", "the key in ")) and bool(listener.key)
+            blamed = (*path, "key" if about_key else "certificate")
+            report.refuse((*blamed, at) if report.given(*blamed, at) else blamed, str(error))
+        else:
+            where = f"{path[0]}[{path[1]}]"
+            notes += [f"{where}.{note}" for note in _about(pair, certificate, key, names)]
+            names.update(pair.names)
+    return notes
+
+
+def _about(pair: Pair, certificate: Path, key: Path, taken: set[str]) -> Iterator[str]:
+    from zonerelay.inbound.certificate_files import is_exposed
+    from zonerelay.inbound.certificates import EXPIRES_SOON
+
+    now = time.time()
+    if pair.not_after <= now:
+        yield f"certificate: {certificate} has expired on {text.when(pair.not_after)}"
+    elif pair.not_before > now:
+        yield f"certificate: {certificate} is not valid before {text.when(pair.not_before)}"
+    elif pair.not_after < now + EXPIRES_SOON:
+        yield f"certificate: {certificate} expires on {text.when(pair.not_after)}"
+    if pair.names and taken.issuperset(pair.names):
+        yield f"certificate: {certificate} is never used: one before it has its names"
+    if is_exposed(key):
+        yield f"key: every user of this machine can read {key}: chmod o-r it"
+
+
+def _users(settings: Settings, report: Report) -> None:
+    if all(listener.auth is ListenerAuth.OFF for listener in settings.listener):
+        return
+    path: Key = ("auth", "credentials")
+    try:
+        users = credentials.read(settings.auth.credentials)
+    except CredentialsError as error:
+        missing = isinstance(error.__cause__, FileNotFoundError)
+        hint = ": zonerelay user add makes it" if missing else ""
+        report.refuse(path, f"{error}{hint}")
+        return
+    for user in users.values():
+        for problem in _unmatchable(user.senders):
+            report.refuse(path, f"{settings.auth.credentials}: a sender of the user {user.name}: {problem}")
+
+
+def _patterns(patterns: Iterable[str], path: Key, report: Report) -> None:
+    for at, pattern in enumerate(patterns):
+        for problem in _unmatchable([pattern]):
+            report.refuse((*path, at), problem)
+
+
+def _unmatchable(patterns: Iterable[str]) -> Iterator[str]:
+    from zonerelay.inbound.access_rules import AddressPatterns
+
+    for pattern in patterns:
+        try:
+            AddressPatterns([pattern])
+        except ValueError as error:
+            yield str(error)
+
+
+def _policy(listener: ListenerSettings, hostname: str, path: Key, report: Report) -> None:
+    if not listener.policy:
+        return
+    from zonerelay.inbound.policy import PolicyContext
+    from zonerelay.inbound.policy_loading import load_policy
+
+    context = PolicyContext(listener=listener.address, hostname=hostname, file=listener.policy_file)
+    try:
+        policy = load_policy(listener.policy, context)
+    except ValueError as error:
+        report.refuse((*path, "policy"), str(error))
+        return
+    try:
+        closing = policy.close()
+        if inspect.isawaitable(closing):
+            asyncio.run(asyncio.wait_for(closing, listener.policy_timeout))
+    except Exception as error:  # an operator's code may raise anything
+        report.refuse((*path, "policy"), f"{listener.policy}: close() failed: {type(error).__name__}: {error}")
+
+
+def _backoff(function: str, report: Report) -> None:
+    if not function:
+        return
+    from zonerelay.queue.retry import load_backoff
+
+    try:
+        load_backoff(function)
+    except ValueError as error:
+        report.refuse(("retry", "backoff"), str(error))
+
+
+def _rights(settings: Settings) -> Iterator[str]:
+    """A file that root can read may still be closed to the relay."""
+    reads = any(
+        listener.tls is not ListenerTls.NONE
+        or listener.auth is not ListenerAuth.OFF
+        or listener.policy_file is not None
+        for listener in settings.listener
+    )
+    if reads and os.geteuid() == 0:
+        yield (
+            "files were read as root: sudo -u zonerelay zonerelay check-config … tries them as the relay's user"
+        )
