@@ -80,7 +80,7 @@ async def test_idling_inside_data() -> None:
 
 
 async def test_steady_upload_may_take_longer_than_the_idle_time() -> None:
-    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.2)
+    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.2, min_data_rate=20)
     async with listening(settings) as house, await house.connect() as talk:
         await talk.begin()
         for _ in range(8):
@@ -143,11 +143,12 @@ async def test_reading_pauses_while_the_store_is_behind() -> None:
         talk.send(body)
         await writing.wait()
         session = next(iter(house.listener._sessions))
-        await until(lambda: session._paused)
-        assert session._wire is not None
-        assert not session._wire.is_reading()
-        assert session._intake is not None
-        assert session._intake.backlog <= BACKLOG + 256 * 1024 + 1024
+        await until(lambda: session.link.is_paused)
+        transport, intake = session.link._transport, session.bodies.current
+        assert transport is not None
+        assert not transport.is_reading()
+        assert intake is not None
+        assert intake.backlog <= BACKLOG + 256 * 1024 + 1024
         unsent = talk.writer.transport.get_write_buffer_size()
         await asyncio.sleep(0.05)
         assert talk.writer.transport.get_write_buffer_size() == unsent > 0
@@ -166,7 +167,7 @@ async def test_reading_pauses_while_the_client_does_not_take_replies() -> None:
             if session._blocked:
                 break
             await asyncio.sleep(0.001)
-        await until(lambda: session._paused)
+        await until(lambda: session.link.is_paused)
         talk.writer.transport.abort()
 
 

@@ -1,32 +1,55 @@
-"""Any bytes, in any packets: well-formed replies in order, no trouble, no 5xx by mistake, bounded memory."""
+"""Any bytes, in any packets: well-formed replies in order, no trouble, no 5xx by mistake, bounded memory.
+
+Whoever has to be asked is asked one turn of the loop later: that changes when a reply comes, never which.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
+import sys
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.inbound import EventLog, RememberingStore, is_well_formed, one_zone
-from zonerelay.config.models import ListenerSettings
+from zonerelay.config.credentials import User
+from zonerelay.config.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
 from zonerelay.inbound.access import Client
+from zonerelay.inbound.access_rules import AccessRules
 from zonerelay.inbound.answers import Answer
+from zonerelay.inbound.auth import Login, LoginKind
+from zonerelay.inbound.consult import Consultants
+from zonerelay.inbound.memory import SessionMemory
+from zonerelay.inbound.policy import ACCEPT, EVENTS, Decision, Event
 from zonerelay.inbound.reception import Reception
 from zonerelay.inbound.session import Session
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.smtp.commands import MAX_LINE
+from zonerelay.smtp.sasl import Credentials
 from zonerelay.telemetry.events import Events
 from zonerelay.telemetry.metrics import Metrics
 from zonerelay.telemetry.redact import Redactor
 
 METRICS = Metrics()
 
-SYNCHRONISING = [b"EHLO x\r\n", b"HELO x\r\n", b"DATA\r\n"]
+RIGHT = base64.b64encode(b"\0a\0right")
+SYNCHRONISING = [
+    b"EHLO x\r\n",
+    b"HELO x\r\n",
+    b"DATA\r\n",
+    b"AUTH PLAIN\r\n",
+    b"AUTH PLAIN " + RIGHT + b"\r\n",
+    b"AUTH LOGIN\r\n",
+]
 OTHERS = [
     b"MAIL FROM:<a@example.org>\r\n", b"MAIL FROM:<> SIZE=10\r\n", b"MAIL FROM:<\xc3\xa9@x> SMTPUTF8\r\n",
     b"RCPT TO:<b@example.com>\r\n", b"RCPT TO:<postmaster>\r\n", b"RSET\r\n", b"NOOP\r\n", b"QUIT\r\n",
-    b"VRFY x\r\n", b"STARTTLS\r\n", b"AUTH PLAIN\r\n", b"BDAT 3 LAST\r\n", b"GET / HTTP/1.1\r\n",
+    b"VRFY x\r\n", b"STARTTLS\r\n", b"XCLIENT NAME=x\r\n", b"GET / HTTP/1.1\r\n", b"BDAT x\r\n",
+    b"BDAT 0\r\n", b"BDAT 3\r\n", b"BDAT 12 LAST\r\n", b"BDAT 0 LAST\r\n", b"BDAT 1500\r\n",
+    b"BDAT 99999\r\n", b"*\r\n", b"YQ==\r\n", RIGHT + b"\r\n",
     b"Subject: x\r\n", b"Received: x\r\n" * 4, b" continued\r\n", b"\r\n", b".\r\n", b"..\r\n", b".", b"\r",
     b"\n", b"\n.\n", b"\r\n.\r\n", b"\x00", b"\xff", b"x" * 3000, b"\x16\x03\x01",
 ]  # fmt: skip
@@ -90,30 +113,62 @@ class Doorman:
     def welcome(self, session: Session, peer: object) -> tuple[Client, Answer | None]:
         return Client("192.0.2.1", 4711, may_relay=True), None
 
-    def farewell(self, client: Client) -> None:
+    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, Answer | None]:
+        return client, None
+
+    def farewell(self, session: Session, client: Client) -> None:
         return
 
     def forget(self, session: Session) -> None:
         self.forgotten = True
 
+    def relieve(self) -> None:
+        raise AssertionError("there is no limit here")
+
+
+class Everybody:
+    """Users who need a moment: the password is `right`."""
+
+    async def check(self, credentials: Credentials, client_address: str) -> Login:
+        await asyncio.sleep(0)
+        if credentials.password != "right":
+            return Login(LoginKind.WRONG)
+        return Login(LoginKind.OK, User(credentials.user, "", ()))
+
+
+class Slowly:
+    """A policy that wants to know everything and has nothing against anything."""
+
+    asked = frozenset(EVENTS)
+
+    async def ask(self, event: Event) -> Decision:
+        await asyncio.sleep(0)
+        return ACCEPT
+
 
 async def converse(
-    packets: list[bytes], *, settings: ListenerSettings
+    packets: list[bytes], *, settings: ListenerSettings, policy: Slowly | None = None
 ) -> tuple[Wire, EventLog, RememberingStore]:
     clock, log, store = ManualClock(), EventLog(), RememberingStore()
+    events = Events(log, METRICS, Redactor(b"k" * 32, enabled=True), clock)
+    memory = SessionMemory(sys.maxsize)
     reception = Reception(
         settings=settings,
         hostname="relay.example.org",
         store=store.as_store(),
         ids=MessageIdSource(clock),
         choose_zone=one_zone,
-        notify=lambda zone: None,
-        events=Events(log, METRICS, Redactor(b"k" * 32, enabled=True), clock),
+        notify=lambda zone, due: None,
+        events=events,
         clock=clock,
+        consultants=Consultants(events=events, users=Everybody(), policy=policy),
+        memory=memory,
+        access=AccessRules(()),
     )
     wire, doorman = Wire(), Doorman()
     session = Session(reception, doorman, asyncio.get_running_loop())
     session.connection_made(wire)  # type: ignore[arg-type]  # the methods that the session uses
+    await settled(session)
     for packet in packets:
         if wire.closed:
             break
@@ -121,18 +176,31 @@ async def converse(
             session.data_received(packet)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert session._lines.waiting <= 600
+    await settled(session)
+    assert session.lines.waiting <= MAX_LINE
     session.connection_lost(None)
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await settled(session)
     assert doorman.forgotten, "nothing of a session is left when it is over"
+    assert memory.used == 0, "nor in the account of memory"
     return wire, log, store
 
 
+async def settled(session: Session) -> None:
+    """Everything has been answered that can be."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    while session._asking or session.bodies.wait_for_store or session._yielded:
+        await asyncio.sleep(0)
+
+
 SMALL = ListenerSettings(
-    max_message_size=2000, max_header_size=1000, max_received=3, max_errors=10, max_recipients=2
+    max_message_size=2000,
+    max_header_size=1000,
+    max_received=3,
+    max_errors=10,
+    max_recipients=2,
+    auth=ListenerAuth.OPTIONAL,
+    cleartext_auth=CLEARTEXT_AUTH_WORDS,
 )
 
 
@@ -166,3 +234,16 @@ def test_packet_borders_mean_nothing_but_to_synchronising_commands(
     single = [bytes([octet]) for packet in [*opening, *packets] for octet in packet]
     alone, _, _ = asyncio.run(converse(single, settings=SMALL))
     assert alone.out == together.out
+
+
+@settings(max_examples=100, deadline=None)
+@given(opening=OPENING, packets=PACKETS)
+def test_who_has_to_be_asked_changes_when_a_reply_comes_and_nothing_else(
+    opening: list[bytes], packets: list[bytes]
+) -> None:
+    unasked, _, _ = asyncio.run(converse([*opening, *packets], settings=SMALL))
+    asked, log, store = asyncio.run(converse([*opening, *packets], settings=SMALL, policy=Slowly()))
+    assert log.named("trouble") == []
+    assert store.begun == store.aborted + len(store.stored)
+    if "pipelining" not in log.reasons():
+        assert asked.out == unasked.out
