@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tests.fuzz.targets import bodies, chunks, commands, configuration, front, logins, messages, replies, tls
+from tests.fuzz.targets import (
+    bodies,
+    chunks,
+    commands,
+    configuration,
+    front,
+    logins,
+    messages,
+    replies,
+    sessions,
+    tls,
+)
 
 Target = Callable[[bytes], None]
 
@@ -29,4 +40,5 @@ TARGETS: Mapping[str, Target] = {
     "proxy": front.proxy,
     "xclient": front.xclient,
     "tls": tls.tls,
+    "session": sessions.session,
 }

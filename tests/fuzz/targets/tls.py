@@ -28,7 +28,7 @@ def tls(data: bytes) -> None:
     if data.startswith(b"+"):
         _feed(_established(), data[1:])
     else:
-        _feed(TlsChannel(_context()), data)
+        _feed(TlsChannel(context()), data)
 
 
 def _feed(channel: TlsChannel, data: bytes) -> None:
@@ -60,7 +60,7 @@ def _stays_faulty(channel: TlsChannel, text: str) -> None:
 
 
 def _established() -> TlsChannel:
-    channel = TlsChannel(_context())
+    channel = TlsChannel(context())
     client = SSL.Connection(SSL.Context(SSL.TLS_CLIENT_METHOD), None)
     client.set_connect_state()
     while not channel.established:
@@ -73,7 +73,7 @@ def _established() -> TlsChannel:
 
 
 @functools.cache
-def _context() -> SSL.Context:
+def context() -> SSL.Context:
     """As a listener has it, with a certificate of this process."""
     issued = trustme.CA().issue_cert("relay.test", "*.relay.test")
     with tempfile.TemporaryDirectory() as directory:

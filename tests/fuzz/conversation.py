@@ -1,0 +1,155 @@
+"""A whole session in memory: packets in, what was written out. No socket, no disk, no thread.
+
+`converse` checks what must hold of every conversation, whatever was said: nothing is written after
+closing, nothing of the session is left when it is over, what waits is bounded, and the account of memory is
+even again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.support.inbound import HOSTNAME, EventLog, RememberingStore, one_zone
+from zonerelay.config.credentials import User
+from zonerelay.config.models import ListenerSettings
+from zonerelay.inbound.access import AccessPolicy, Client
+from zonerelay.inbound.answers import Answer
+from zonerelay.inbound.auth import Login, LoginKind
+from zonerelay.inbound.consult import Consultants
+from zonerelay.inbound.memory import SessionMemory
+from zonerelay.inbound.reception import Reception
+from zonerelay.inbound.session import Session
+from zonerelay.inbound.tls import TlsContexts
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.message_id import MessageIdSource
+from zonerelay.smtp.commands import MAX_LINE
+from zonerelay.smtp.sasl import Credentials
+from zonerelay.telemetry.events import Events
+from zonerelay.telemetry.metrics import Metrics
+from zonerelay.telemetry.redact import Redactor
+
+PEER = ("192.0.2.1", 4711)
+MEMORY = 1 << 30
+PASSWORD = "secret"
+# Turns of the loop until nothing moves: a question, a body's task and its commit need a few each.
+TURNS_PER_PACKET = 12
+
+_METRICS = Metrics()
+
+
+class Wire:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.out = bytearray()
+        self.closed = False
+
+    def get_extra_info(self, name: str) -> object:
+        return PEER
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed, "nothing is said after closing"
+        self.out += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        return
+
+    resume_reading = pause_reading
+
+
+class Doorman:
+    """The listener's part: lets in whom the settings let in, and counts nobody."""
+
+    def __init__(self, settings: ListenerSettings) -> None:
+        self._access = AccessPolicy(settings)
+        self.forgotten = False
+
+    def welcome(self, session: Session, peer: object) -> tuple[Client, Answer | None]:
+        return self._access.identify(peer), None
+
+    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, Answer | None]:
+        return self._access.named(address, port, by=client), None
+
+    def farewell(self, session: Session, client: Client) -> None:
+        return
+
+    def forget(self, session: Session) -> None:
+        self.forgotten = True
+
+    def relieve(self) -> None:
+        return
+
+
+class AnyUser:
+    """Everybody exists and has the same password."""
+
+    async def check(self, credentials: Credentials, client_address: str) -> Login:
+        await asyncio.sleep(0)
+        if credentials.password == PASSWORD:
+            return Login(LoginKind.OK, User(credentials.user, ""))
+        return Login(LoginKind.WRONG)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    out: bytes
+    closed: bool
+    log: EventLog
+    store: RememberingStore
+
+
+async def converse(
+    packets: Sequence[bytes], *, settings: ListenerSettings, certificates: TlsContexts | None = None
+) -> Conversation:
+    clock, log, store = ManualClock(), EventLog(), RememberingStore()
+    events = Events(log, _METRICS, Redactor(b"k" * 32, enabled=True), clock)
+    reception = Reception(
+        settings=settings,
+        hostname=HOSTNAME,
+        store=store.as_store(),
+        ids=MessageIdSource(clock),
+        choose_zone=one_zone,
+        notify=lambda zone, due: None,
+        events=events,
+        clock=clock,
+        consultants=Consultants(events=events, users=AnyUser()),
+        memory=SessionMemory(MEMORY),
+        access=None,
+        certificates=certificates,
+    )
+    wire, doorman = Wire(), Doorman(settings)
+    session = Session(reception, doorman, asyncio.get_running_loop())
+    session.connection_made(wire)  # type: ignore[arg-type]  # the methods that the session uses
+    for packet in packets:
+        if wire.closed:
+            break
+        if packet:
+            session.data_received(packet)
+        await _settle()
+        # More is there only as long as something before it has to be answered first.
+        assert session.lines.waiting <= MAX_LINE
+    out, closed = bytes(wire.out), wire.closed
+    session.connection_lost(None)
+    await _settle()
+    assert bytes(wire.out) == out, "nobody is there to be told"
+    assert doorman.forgotten, "nothing of a session is left when it is over"
+    assert reception.memory.used == 0
+    return Conversation(out, closed, log, store)
+
+
+async def _settle() -> None:
+    for _ in range(TURNS_PER_PACKET):
+        await asyncio.sleep(0)

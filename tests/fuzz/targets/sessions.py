@@ -1,0 +1,139 @@
+"""A whole session: everything from the first octet to the stored message.
+
+Invariants: every reply is well formed; every command, body and chunk is answered exactly once, in order,
+until the session is closed with a reply that says so; nothing is trouble of ours; what is stored was
+acknowledged, and the other way round, has CRLF line ends and somebody to go to; whatever the octets'
+packets, memory is bounded and nothing is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+
+from tests.fuzz.conversation import Conversation, converse
+from tests.fuzz.replies_owed import Account, split_replies
+from tests.fuzz.targets.bodies import no_bare_line_ends
+from tests.fuzz.targets.tls import context
+from tests.support.inbound import is_well_formed
+from zonerelay.config.models import (
+    CLEARTEXT_AUTH_WORDS,
+    BareLineEnds,
+    ListenerAuth,
+    ListenerSettings,
+    ListenerTls,
+)
+from zonerelay.inbound.tls import Channel
+from zonerelay.inbound.tls_channel import TlsChannel
+from zonerelay.smtp.proxy_protocol import ProxyFault, ProxyReader
+
+PACKET_END = b"\x1e"
+MAX_PACKETS = 100
+OUR_FIELDS = 1000  # octets: more than what we put in front of a message
+EVERYBODY = ["192.0.2.0/24"]
+
+
+def session(data: bytes) -> None:
+    """The first line says what the listener is (see `settings`); then packets, PACKET_END between them."""
+    words, _, rest = data.partition(b"\n")
+    chosen = settings(frozenset(words.decode("latin-1").split()))
+    packets = rest.split(PACKET_END)[:MAX_PACKETS]
+    certificates = OneCertificate() if chosen.tls is not ListenerTls.NONE else None
+    heard = loop().run_until_complete(converse(packets, settings=chosen, certificates=certificates))
+    assert heard.log.named("trouble") == []
+    _check_replies(heard, b"".join(packets), proxied=bool(chosen.proxy_networks))
+    _check_store(heard, chosen)
+
+
+@functools.cache
+def settings(words: frozenset[str]) -> ListenerSettings:
+    from ipaddress import ip_network
+
+    everybody = (ip_network("192.0.2.0/24"),)
+    auth = "auth" in words
+    return ListenerSettings(
+        tls=ListenerTls.STARTTLS if "starttls" in words else ListenerTls.NONE,
+        require_tls="require-tls" in words and "starttls" in words,
+        auth=ListenerAuth.REQUIRED if auth else ListenerAuth.OFF,
+        cleartext_auth=CLEARTEXT_AUTH_WORDS if auth else "",
+        allow_networks=() if "closed" in words else everybody,
+        proxy_networks=everybody if "proxy" in words else (),
+        xclient_networks=everybody if "xclient" in words else (),
+        bare_line_ends=BareLineEnds.REJECT if "reject" in words else BareLineEnds.NORMALIZE,
+        max_message_size=2000,
+        max_header_size=1000,
+        max_received=3,
+        max_errors=10,
+        max_recipients=2,
+    )
+
+
+class OneCertificate:
+    """What a listener needs of `Certificates`."""
+
+    problems: tuple[str, ...] = ()
+
+    def channel(self) -> Channel:
+        return TlsChannel(context())
+
+    def refresh(self) -> None:
+        return
+
+    def expiries(self) -> list[tuple[str, float]]:
+        return []
+
+
+@functools.cache
+def loop() -> asyncio.AbstractEventLoop:
+    """One for all inputs: making one costs more than most conversations."""
+    return asyncio.new_event_loop()
+
+
+def _check_replies(heard: Conversation, sent: bytes, *, proxied: bool) -> None:
+    clear, tls, alert = _before_tls(heard.out)
+    assert clear.endswith(b"\r\n") or not clear
+    replies = split_replies(clear)
+    assert all(is_well_formed(line) for reply in replies for line in reply.split(b"\n")), replies
+    account = Account(_behind_proxy_header(sent) if proxied else sent)
+    if not replies:
+        assert proxied
+        return
+    assert replies[0].startswith(b"220 ")
+    for number, reply in enumerate(replies[1:], start=2):
+        last = number == len(replies)
+        assert account.take(reply) or (last and heard.closed and _says_goodbye(reply)), reply
+        assert last or not account.over
+    assert tls == account.over or not tls
+    assert account.over or heard.closed or account.owes_nothing()
+    assert not (heard.closed and not account.over) or _says_goodbye(replies[-1]) or alert, replies
+
+
+def _before_tls(out: bytes) -> tuple[bytes, bool, bool]:
+    """What was said in clear text; whether TLS followed."""
+    found = re.search(rb"(?:^|\r\n)([\x14-\x17]\x03)", out)
+    return (out, False, False) if found is None else (out[: found.start(1)], True, True)
+
+
+def _behind_proxy_header(sent: bytes) -> bytes:
+    reader = ProxyReader()
+    try:
+        reader.feed(sent)
+    except ProxyFault:
+        return b""
+    return reader.rest
+
+
+def _says_goodbye(reply: bytes) -> bool:
+    """RFC 5321 3.8: 221, 421, or a refusal that ends it (554; 500 and 501 where framing is lost; 552)."""
+    return reply[:3] in (b"221", b"421", b"554", b"500", b"501", b"552", b"550")
+
+
+def _check_store(heard: Conversation, chosen: ListenerSettings) -> None:
+    store = heard.store
+    assert len(store.stored) == len(re.findall(rb"queued as", heard.out))
+    assert store.begun == store.aborted + len(store.stored)
+    for stored in store.stored:
+        no_bare_line_ends(stored.body)
+        assert len(stored.body) <= chosen.max_message_size + OUR_FIELDS
+        assert 0 < len(stored.deliveries) <= chosen.max_recipients
