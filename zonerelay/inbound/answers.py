@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from zonerelay.inbound.access import Reason
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.reply import Reply
+from zonerelay.smtp import sasl
 
 
 class Then(enum.Enum):
@@ -124,6 +125,7 @@ NO_ARGUMENT = _no(501, "5.4", "No argument allowed", Reason.SYNTAX)
 NEEDS_ARGUMENT = _no(501, "5.4", "Argument required", Reason.SYNTAX)
 UNKNOWN = _no(500, "5.1", "Command not recognized", Reason.UNKNOWN_COMMAND)
 NOT_OFFERED = _no(502, "5.1", "Command not implemented", Reason.NOT_OFFERED)
+RESPONSE_TOO_LONG = refused(sasl.LINE_TOO_LONG, Reason.SYNTAX)
 LINE_TOO_LONG = _no(500, "5.2", "Line too long", Reason.SYNTAX)
 
 TLS_FIRST = _no(530, "7.0", "Issue STARTTLS first", Reason.TLS_NEEDED)

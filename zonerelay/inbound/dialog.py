@@ -112,11 +112,13 @@ class Dialog:
     def _no_command(self, line: bytes | LineFault) -> Answer:
         if self.commands > self._max_commands:
             return self.refuse(answers.TOO_MANY_COMMANDS)
+        exchange, self.exchange = self.exchange, None
         if isinstance(line, LineFault):
             bare = line is LineFault.BARE_LF
-            return self.refuse(answers.BARE_LF_COMMAND if bare else answers.LINE_TOO_LONG)
-        assert self.exchange is not None
-        return login.respond(self, self.exchange, line)
+            too_long = answers.LINE_TOO_LONG if exchange is None else answers.RESPONSE_TOO_LONG
+            return self.refuse(answers.BARE_LF_COMMAND if bare else too_long)
+        assert exchange is not None
+        return login.respond(self, exchange, line)
 
     def refuse(
         self,
@@ -212,12 +214,12 @@ _COMMANDS: dict[str, Callable[[Dialog, str], Answer]] = {
 }
 
 
-def _tls_first(dialog: Dialog, argument: str) -> Answer:
-    return dialog.refuse(answers.TLS_FIRST)
+def _tls_before(verb: str) -> Callable[[Dialog, str], Answer]:
+    return lambda dialog, _: dialog.refuse(answers.TLS_FIRST, verb)
 
 
 # RFC 3207 4: what a server that insists on TLS still answers without it.
 _IN_CLEAR = {
-    **dict.fromkeys(_COMMANDS, _tls_first),
+    **{verb: _tls_before(verb) for verb in _COMMANDS},
     **{verb: _COMMANDS[verb] for verb in ("EHLO", "HELO", "STARTTLS", "NOOP", "RSET", "QUIT")},
 }

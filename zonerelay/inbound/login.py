@@ -18,6 +18,8 @@ from zonerelay.model.reply import Reply
 from zonerelay.smtp.paths import CommandError
 from zonerelay.smtp.sasl import SaslExchange, parse_auth
 
+AUTH_FAILED = 535  # RFC 4954 6
+
 if TYPE_CHECKING:
     from zonerelay.inbound.dialog import Dialog
 
@@ -39,8 +41,7 @@ def auth(dialog: Dialog, argument: str) -> Answer:
 
 
 def respond(dialog: Dialog, exchange: SaslExchange, line: bytes) -> Answer:
-    """The client's line in an exchange."""
-    dialog.exchange = None
+    """The client's line in an exchange, which is over unless it gets another challenge."""
     try:
         return _step(dialog, exchange, line.decode("ascii", "replace"))
     except CommandError as error:
@@ -48,7 +49,12 @@ def respond(dialog: Dialog, exchange: SaslExchange, line: bytes) -> Answer:
 
 
 def _step(dialog: Dialog, exchange: SaslExchange, text: str | None) -> Answer:
-    result = exchange.respond(text)
+    try:
+        result = exchange.respond(text)
+    except CommandError as error:
+        if error.reply.code == AUTH_FAILED:
+            return _failed(dialog)
+        raise
     if isinstance(result, Reply):
         dialog.exchange = exchange
         return Answer(result, result.encode())

@@ -27,10 +27,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, Protocol
 
 from aiosmtpd.smtp import SMTP
 
+from zonerelay.config.models import ListenerTls
 from zonerelay.inbound import answers, doorway
 from zonerelay.inbound.access import Client
 from zonerelay.inbound.answers import Answer, Then
@@ -105,7 +107,9 @@ class Session(SMTP):
         self.client, refusal = self._house.welcome(self, transport.get_extra_info("peername"))
         self.dialog = Dialog(self.reception, self.client)
         if refusal is not None:
-            self.say_goodbye(refusal)
+            # Before a handshake nobody could read it.
+            deaf = self.reception.settings.tls is ListenerTls.IMPLICIT
+            self.say_goodbye(replace(refusal, wire=b"") if deaf else refusal)
             return
         self._welcome = True
         deadlines = self.deadlines
