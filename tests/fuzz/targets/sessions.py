@@ -125,8 +125,8 @@ def _behind_proxy_header(sent: bytes) -> bytes:
 
 
 def _says_goodbye(reply: bytes) -> bool:
-    """RFC 5321 3.8: 221, 421, or a refusal that ends it (554; 500 and 501 where framing is lost; 552)."""
-    return reply[:3] in (b"221", b"421", b"554", b"500", b"501", b"552", b"550")
+    """221, 421, or a refusal: of what is no SMTP, where framing is lost, of a chunk too long to be read."""
+    return reply[:3] in (b"221", b"421") or reply.startswith(b"5")
 
 
 def _check_store(heard: Conversation, chosen: ListenerSettings) -> None:
