@@ -245,7 +245,7 @@ ADVICE = [
     ("[spool]\nmin_free_space = 0", "relay.example.org", "spool.min_free_space", "full disks"),
     (f"[[listener]]\n{WORDS}", "relay.example.org", "listener[0].open_relay", "anybody may relay"),
     ('[[zone]]\ntls = "none"', "relay.example.org", "zone[0].tls", "clear text over the Internet"),
-    ('[[route]]\nuser = ["x"]', "relay.example.org", "route[0].user", "no AUTH in this version"),
+    ('[[route]]\nuser = ["x"]', "relay.example.org", "route[0].user", "nobody can log in"),
     ('[admin]\naddress = "0.0.0.0:8025"', "relay.example.org", "admin.address", "readable from elsewhere"),
 ]
 

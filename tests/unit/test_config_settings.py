@@ -203,11 +203,6 @@ ONE_WRONG_VALUE = [
     ("[spool]\nwrite_buffer = false", "spool.write_buffer", "expected a size such as", "a switch"),
     ("[[listener]]\naddress = 'localhost:25'", "listener[0].address", "is a name, not an address", "a name"),
     ("[[listener]]\naddress = ''", "listener[0].address", "must not be empty", "a listener listens"),
-    ("[[listener]]\ntls = 'starttls'", "listener[0].tls", 'does not offer "starttls" yet', "later"),
-    ("[[listener]]\ntls = 'implicit'", "listener[0].tls", 'does not offer "implicit" yet', "later"),
-    ("[[listener]]\nauth = 'required'", "listener[0].auth", 'does not offer "required" yet', "later"),
-    ("[[listener]]\ncertificate = '/x'", "listener[0].certificate", "does not offer it yet", "later"),
-    ("[[listener]]\nkey = '/x'", "listener[0].key", "does not offer it yet", "later"),
     (
         "[[listener]]\nallow_networks = '10.0.0.0/8'",
         "listener[0].allow_networks",
@@ -307,7 +302,7 @@ ONE_WRONG_VALUE = [
     (
         "[retry]\nbackoff = 'module.function'",
         "retry.backoff",
-        'write "module:function"',
+        'write "module:name", as in "mypolicy:Mine" or "myretry:backoff"',
         "a dot for the colon",
     ),
     ("[retry]\nbackoff = 'a b:c'", "retry.backoff", "does not name a function", "no identifier"),

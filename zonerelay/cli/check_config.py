@@ -1,4 +1,7 @@
-"""`zonerelay check-config`: every problem on stderr and 2, or what was understood on stdout and 0."""
+"""`zonerelay check-config`: every problem on stderr and 2, or what was understood on stdout and 0.
+
+The file first; when nothing is wrong with it, what it names (`trial`).
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,40 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from zonerelay.cli.text import plural
+from zonerelay.cli.trial import try_out
 from zonerelay.config.advice import advice
 from zonerelay.config.hostname import resolve_hostname
-from zonerelay.config.models import ListenerSettings, RetryPolicyName, RouteSettings, Settings, ZoneSettings
-from zonerelay.config.settings import ConfigError, load
+from zonerelay.config.models import (
+    OPEN_RELAY_WORDS,
+    ListenerAuth,
+    ListenerSettings,
+    ListenerTls,
+    RetryPolicyName,
+    RouteSettings,
+    Settings,
+    ZoneSettings,
+)
+from zonerelay.config.settings import ConfigError, read
 from zonerelay.config.units import format_duration, format_size
+
+_TLS = {ListenerTls.NONE: "", ListenerTls.STARTTLS: " with STARTTLS", ListenerTls.IMPLICIT: " with TLS"}
 
 
 def run(path: Path) -> int:
-    """Check one file. Touches nothing else: no directory is made, no name is looked up but our own."""
+    """Changes nothing: no directory is made, no address is opened, no name is looked up but our own."""
     try:
-        settings = load(path)
+        settings, report = read(path)
+        hostname = resolve_hostname(settings, socket.getfqdn)
+        notes = try_out(settings, hostname, report)
+        report.raise_problems()
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    hostname = resolve_hostname(settings, socket.getfqdn)
     print(f"{path}: ok")
     for line in summary(settings, hostname):
         print(f"  {line}")
-    for line in advice(settings, hostname):
+    for line in (*advice(settings, hostname), *notes):
         print(f"  note: {line}")
     return 0
 
@@ -34,6 +52,10 @@ def summary(settings: Settings, hostname: str) -> Iterator[str]:
     """What the relay will do, in the order in which mail passes through it."""
     yield f"hostname {hostname}"
     yield from (_listener(listener) for listener in settings.listener)
+    if any(listener.auth is not ListenerAuth.OFF for listener in settings.listener):
+        yield f"users in {settings.auth.credentials}"
+    if settings.access:
+        yield f"access {plural(len(settings.access), 'rule')}"
     yield f"spool {settings.spool.backend} {settings.spool.path}"
     yield from (_route(route) for route in settings.route)
     yield from (_zone(zone) for zone in settings.zone)
@@ -43,13 +65,28 @@ def summary(settings: Settings, hostname: str) -> Iterator[str]:
 
 
 def _listener(listener: ListenerSettings) -> str:
-    if listener.open_relay:
-        who = "from anybody"
-    elif listener.address.startswith("unix:"):
-        who = "from whoever may open it"
-    else:
-        who = f"from {', '.join(map(str, listener.allow_networks))}"
-    return f"listener {listener.address} {who}, up to {format_size(listener.max_message_size)}"
+    tls = _TLS[listener.tls]
+    if listener.tls is ListenerTls.STARTTLS and listener.require_tls:
+        tls += " only"
+    policy = f", asks {listener.policy}" if listener.policy else ""
+    size = format_size(listener.max_message_size)
+    return f"listener {listener.address}{tls} from {', '.join(_who(listener))}, up to {size}{policy}"
+
+
+def _who(listener: ListenerSettings) -> Iterator[str]:
+    """Who may relay."""
+    if listener.auth is not ListenerAuth.REQUIRED:
+        if listener.open_relay == OPEN_RELAY_WORDS:
+            yield "anybody"
+            return
+        if listener.address.startswith("unix:"):
+            yield "whoever may open it"
+        else:
+            yield from map(str, listener.allow_networks)
+    if listener.auth is not ListenerAuth.OFF:
+        yield "users"
+    if listener.allow_certificates:
+        yield plural(len(listener.allow_certificates), "client certificate")
 
 
 def _route(route: RouteSettings) -> str:

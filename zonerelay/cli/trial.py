@@ -91,7 +91,7 @@ def _users(settings: Settings, report: Report) -> None:
         users = credentials.read(settings.auth.credentials)
     except CredentialsError as error:
         missing = isinstance(error.__cause__, FileNotFoundError)
-        hint = ": zonerelay user add makes it" if missing else ""
+        hint = "; zonerelay user add makes it" if missing else ""
         report.refuse(path, f"{error}{hint}")
         return
     for user in users.values():
@@ -112,7 +112,7 @@ def _unmatchable(patterns: Iterable[str]) -> Iterator[str]:
         try:
             AddressPatterns([pattern])
         except ValueError as error:
-            yield str(error)
+            yield f'{error}: write the domain as in "user@example.com" or "*.example.com"'
 
 
 def _policy(listener: ListenerSettings, hostname: str, path: Key, report: Report) -> None:
@@ -131,8 +131,9 @@ def _policy(listener: ListenerSettings, hostname: str, path: Key, report: Report
         closing = policy.close()
         if inspect.isawaitable(closing):
             asyncio.run(asyncio.wait_for(closing, listener.policy_timeout))
-    except Exception as error:  # an operator's code may raise anything
-        report.refuse((*path, "policy"), f"{listener.policy}: close() failed: {type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - an operator's code may raise anything
+        problem = f"{listener.policy}: close() failed: {type(error).__name__}: {error}"
+        report.refuse((*path, "policy"), problem)
 
 
 def _backoff(function: str, report: Report) -> None:
@@ -155,6 +156,4 @@ def _rights(settings: Settings) -> Iterator[str]:
         for listener in settings.listener
     )
     if reads and os.geteuid() == 0:
-        yield (
-            "files were read as root: sudo -u zonerelay zonerelay check-config … tries them as the relay's user"
-        )
+        yield "files were read as root: to try them as the relay's user, sudo -u zonerelay this command"

@@ -120,7 +120,7 @@ def _check_tls(listener: ListenerSettings, path: Path, report: Report) -> None:
     certificates, keys = listener.certificate, listener.key
     if listener.tls is ListenerTls.NONE:
         for key in ("certificate", "key", "allow_certificates"):
-            if getattr(listener, key):
+            if getattr(listener, key) and report.sound(*path, key):
                 report.refuse(
                     (*path, key), 'is not used with tls = "none": say tls = "starttls" or "implicit"'
                 )

@@ -90,10 +90,10 @@ def _read_list(option: Option, value: object, path: Path, report: Report) -> tup
 
 def _unknown_key(key: str, path: Path, options: dict[str, Option]) -> str:
     table = str(path[0]) if path else ""
+    if home := _home_of(key):
+        return f"unknown key; {home}"
     known = [*options, *(TABLES if not table else ())]
-    if near := did_you_mean(key, known):
-        return f"unknown key{near}"
-    return f"unknown key; {_home_of(key) or 'known here are ' + ', '.join(known)}"
+    return f"unknown key{did_you_mean(key, known) or '; known here are ' + ', '.join(known)}"
 
 
 def _home_of(key: str) -> str:
