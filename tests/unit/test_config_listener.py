@@ -1,0 +1,562 @@
+"""[[listener]], [auth] and [[access]]: values that are wrong, settings that contradict each other, advice."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+import pytest
+
+from zonerelay.config.advice import advice
+from zonerelay.config.models import (
+    AccessAction,
+    AccessSettings,
+    AuthSettings,
+    ListenerAuth,
+    ListenerTls,
+    Settings,
+)
+from zonerelay.config.settings import ConfigError, load_text
+
+OPEN = 'open_relay = "I understand that anybody may relay"'
+CLEAR = 'cleartext_auth = "I understand that passwords can be read on the way"'
+CERTIFIED = 'tls = "starttls"\ncertificate = "/c.pem"\n'
+IMPLICIT = 'tls = "implicit"\ncertificate = "/c.pem"\n'
+DIGEST = "0123456789abcdef" * 4
+
+
+def problems(text: str) -> list[tuple[str, str, int]]:
+    with pytest.raises(ConfigError) as caught:
+        load_text(text)
+    return [(problem.path, problem.text, problem.line) for problem in caught.value.problems]
+
+
+def test_every_option_of_who_may_send_is_read() -> None:
+    settings = load_text(f"""
+        [[listener]]
+        tls = "starttls"
+        certificate = ["/a.pem", "/b.pem"]
+        key = ["/a.key", "/b.key"]
+        require_tls = true
+        auth = "optional"
+        max_auth_failures = 5
+        allow_certificates = ["{DIGEST}"]
+        proxy_networks = ["10.0.0.7"]
+        xclient_networks = ["10.0.0.8"]
+        check_sender_domain = true
+        policy = "mypolicy:Mine"
+        policy_file = "/etc/zonerelay/mine.txt"
+        policy_timeout = "2s"
+        hide_client = true
+        [auth]
+        credentials = "/etc/zonerelay/users"
+        max_client_failures = 20
+        forget_failures = "1h"
+        [[access]]
+        client = ["10.0.7.0/24"]
+        sender = ["bounce-*@example.net", "Example.COM", "*.example.org", "<>", "*"]
+        recipient = ["someone@example.com"]
+        user = ["*"]
+        action = "defer"
+        reply = "451 4.7.1 Not before noon"
+    """)
+    (listener,) = settings.listener
+    assert listener.tls is ListenerTls.STARTTLS
+    assert listener.certificate == (Path("/a.pem"), Path("/b.pem"))
+    assert listener.key == (Path("/a.key"), Path("/b.key"))
+    assert listener.auth is ListenerAuth.OPTIONAL
+    assert (listener.require_tls, listener.check_sender_domain, listener.hide_client) == (True, True, True)
+    assert listener.allow_certificates == (DIGEST,)
+    assert listener.proxy_networks == (ipaddress.ip_network("10.0.0.7"),)
+    assert (listener.policy, listener.policy_timeout) == ("mypolicy:Mine", 2.0)
+    assert settings.auth == AuthSettings(
+        credentials=Path("/etc/zonerelay/users"), max_client_failures=20, forget_failures=3600.0
+    )
+    assert settings.access == (
+        AccessSettings(
+            client=(ipaddress.ip_network("10.0.7.0/24"),),
+            sender=("bounce-*@example.net", "example.com", "*.example.org", "<>", "*"),
+            recipient=("someone@example.com",),
+            user=("*",),
+            action=AccessAction.DEFER,
+            reply="451 4.7.1 Not before noon",
+        ),
+    )
+
+
+def test_one_certificate_needs_no_brackets() -> None:
+    (listener,) = load_text('[[listener]]\ntls = "implicit"\ncertificate = "/a.pem"\nkey = "/a.key"').listener
+    assert (listener.certificate, listener.key) == ((Path("/a.pem"),), (Path("/a.key"),))
+    assert load_text('[[listener]]\ncertificate = ""').listener[0].certificate == ()
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        DIGEST.upper(),
+        ":".join(DIGEST[at : at + 2] for at in range(0, 64, 2)).upper(),
+        f"sha256 Fingerprint={DIGEST}",
+        f"SHA256:{DIGEST}",
+    ],
+    ids=["upper case", "with colons", "as openssl prints it", "with the name of the hash"],
+)
+def test_a_fingerprint_may_be_written_as_any_tool_prints_it(written: str) -> None:
+    text = f'[[listener]]\n{CERTIFIED}allow_certificates = ["{written}"]'
+    assert load_text(text).listener[0].allow_certificates == (DIGEST,)
+
+
+ONE_WRONG_VALUE = [
+    ("[[listener]]\ntls = 'ssl'", "listener[0].tls", 'must be "none", "starttls" or "implicit"', "a guess"),
+    ("[[listener]]\ntls = 'starttsl'", "listener[0].tls", "did you mean starttls?", "a slip"),
+    ("[[listener]]\ntls = true", "listener[0].tls", "expected text in quotes, not true or false", "a switch"),
+    ("[[listener]]\nauth = 'on'", "listener[0].auth", 'must be "off", "optional" or "required"', "a guess"),
+    ("[[listener]]\nauth = 'require'", "listener[0].auth", "did you mean required?", "nearly"),
+    ("[[listener]]\nrequire_tls = 'yes'", "listener[0].require_tls", "true or false (no quotes)", "a word"),
+    ("[[listener]]\ncertificate = 5", "listener[0].certificate", "expected text in quotes", "a number"),
+    ("[[listener]]\ncertificate = '~/c.pem'", "listener[0].certificate", "write the path in full", "home"),
+    ("[[listener]]\nkey = ['/a', '~/c']", "listener[0].key[1]", "write the path in full", "one of two"),
+    ("[[listener]]\nkey = ['']", "listener[0].key[0]", "must not be empty", "nowhere"),
+    (
+        "[[listener]]\nmax_auth_failures = 0",
+        "listener[0].max_auth_failures",
+        "must be from 1 to 100",
+        "nobody could log in",
+    ),
+    (
+        "[[listener]]\nallow_certificates = 'ab:cd'",
+        "listener[0].allow_certificates",
+        'expected a list in brackets, not text: write ["ab:cd"]',
+        "no list",
+    ),
+    (
+        f"[[listener]]\nallow_certificates = ['{DIGEST[:40]}']",
+        "listener[0].allow_certificates[0]",
+        "is not a SHA-256 fingerprint: 64 hexadecimal digits",
+        "SHA-1",
+    ),
+    (
+        "[[listener]]\nallow_certificates = ['/etc/client.pem']",
+        "listener[0].allow_certificates[0]",
+        "as openssl x509 -noout -fingerprint -sha256 -in client.pem prints them",
+        "a file",
+    ),
+    (
+        "[[listener]]\nproxy_networks = ['balancer']",
+        "listener[0].proxy_networks[0]",
+        'write it as "192.0.2.0/24", "192.0.2.7" or "2001:db8::/32"',
+        "a name",
+    ),
+    (
+        "[[listener]]\npolicy = 'mypolicy.Mine'",
+        "listener[0].policy",
+        'write "module:name", as in "mypolicy:Mine"',
+        "a dot for the colon",
+    ),
+    ("[[listener]]\npolicy_timeout = 0", "listener[0].policy_timeout", "must be from 100ms to 5m", "none"),
+    ("[[listener]]\nmax_hold = '60d'", "listener[0].max_hold", "must be from 1s to 30d (or 0", "months"),
+    ("[[listener]]\nmin_data_rate = -1", "listener[0].min_data_rate", "(or 0 for none), not -1", "backwards"),
+    ("max_session_memory = '1 MB'", "max_session_memory", "must be from 16 MB", "for nobody"),
+    ("[auth]\ncredentials = ''", "auth.credentials", "must not be empty", "no file"),
+    ("[auth]\nmax_client_failures = 0", "auth.max_client_failures", "must be from 1", "always locked"),
+    ("[auth]\nforget_failures = 900", "auth.forget_failures", "900 has no unit", "seconds?"),
+    (
+        "[[access]]\nsender = ['a b@example.com']",
+        "access[0].sender[0]",
+        'is not an address pattern: write "user@example.com", "example.com", "*.example.com", '
+        '"bounce-*@example.com" or "<>"',
+        "a space",
+    ),
+    (
+        "[[access]]\nsender = ['<a@example.com>']",
+        "access[0].sender[0]",
+        "is not an address pattern",
+        "a path",
+    ),
+    ("[[access]]\nsender = ['a@b@c']", "access[0].sender[0]", "is not an address pattern", "two at signs"),
+    ("[[access]]\nrecipient = ['exa mple']", "access[0].recipient[0]", "is not a domain", "a space"),
+    (
+        "[[access]]\nrecipient = ['a*.example']",
+        "access[0].recipient[0]",
+        "is not a domain",
+        "half a wildcard",
+    ),
+    ("[[access]]\nrecipient = ['']", "access[0].recipient[0]", "must not be empty", "nothing"),
+    ("[[access]]\nuser = 'app'", "access[0].user", 'write ["app"]', "no list"),
+    (
+        "[[access]]\nuser = ['a']\naction = 'reject'",
+        "access[0].action",
+        'must be "refuse", "defer" or "accept", not "reject"',
+        "Postfix's word",
+    ),
+    (
+        "[[access]]\nuser = ['a']\nreply = 'go away'",
+        "access[0].reply",
+        'as in "550 5.7.1 Ask postmaster@example.org"',
+        "no code",
+    ),
+    ("[[access]]\nuser = ['a']\nreply = '250 OK'", "access[0].reply", "a code from 400 to 599", "no refusal"),
+    ("[[access]]\nuser = ['a']\nreply = '550'", "access[0].reply", "is not a refusal", "no text"),
+    (
+        "[[access]]\nuser = ['a']\nreply = '550 5.7.1'",
+        "access[0].reply",
+        "is not a refusal",
+        "a status alone",
+    ),
+    (
+        "[[access]]\nuser = ['a']\nreply = '550 4.7.1 No'",
+        "access[0].reply",
+        "a status of the same class",
+        "RFC 3463 2",
+    ),
+    ("[[access]]\nuser = ['a']\nreply = '550 grüße'", "access[0].reply", "a text in ASCII", "RFC 5321 4.2"),
+    (
+        f"[[access]]\nuser = ['a']\nreply = '550 {'x' * 400}'",
+        "access[0].reply",
+        "at most 400 characters, this one 404",
+        "a reply line has 512 octets",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "said", "reason"),
+    ONE_WRONG_VALUE,
+    ids=[f"{path}: {why}" for _, path, _, why in ONE_WRONG_VALUE],
+)
+def test_one_wrong_value_is_one_problem_that_says_what_to_write(
+    text: str, path: str, said: str, reason: str
+) -> None:
+    ((where, what, line),) = problems(f"# a comment\n{text}\n")
+    assert where == path, reason
+    assert said in what, reason
+    assert line == text.count("\n") + 2, reason
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[listener]]\ncertificates = '/x'", "did you mean certificate?"),
+        ("[[listener]]\ncredentials = '/x'", "it belongs in [auth]"),
+        ("[auth]\nmax_auth_failures = 3", "it belongs in [[listener]]"),
+        ("[[access]]\nrecipients = ['x@example.com']", "did you mean recipient?"),
+        ("[access]\nuser = ['a']", "there may be several: write it in double brackets, [[access]]"),
+        ("[[auth]]", "there is only one: write it in single brackets, [auth]"),
+    ],
+)
+def test_a_key_in_the_wrong_place_is_told_the_right_one(text: str, said: str) -> None:
+    ((_, what, _),) = problems(text)
+    assert said in what
+
+
+CONTRADICTIONS = [
+    (
+        "TLS without a certificate",
+        'tls = "starttls"',
+        "tls",
+        '"starttls" needs certificate = "FILE" and key = "FILE" (zonerelay cert self-signed makes both)',
+    ),
+    ("a key alone", 'tls = "implicit"\nkey = "/k"', "tls", '"implicit" needs certificate = "FILE"'),
+    (
+        "a certificate without TLS",
+        'certificate = "/c"',
+        "certificate",
+        'is not used with tls = "none": say tls = "starttls" or "implicit"',
+    ),
+    ("a key without TLS", 'key = "/k"', "key", 'is not used with tls = "none"'),
+    (
+        "client certificates without TLS",
+        f'allow_certificates = ["{DIGEST}"]',
+        "allow_certificates",
+        'is not used with tls = "none"',
+    ),
+    (
+        "two certificates, one key",
+        'tls = "starttls"\ncertificate = ["/a", "/b"]\nkey = "/k"',
+        "key",
+        "1 file for 2 files in certificate: give one for each, in the same order, or none",
+    ),
+    (
+        "one certificate, two keys",
+        'tls = "starttls"\ncertificate = "/a"\nkey = ["/k", "/l"]',
+        "key",
+        "2 files for 1 file in certificate",
+    ),
+    (
+        "one certificate twice",
+        'tls = "starttls"\ncertificate = ["/a", "/b", "/a"]',
+        "certificate[2]",
+        '"/a" is certificate[0] already: was another one meant?',
+    ),
+    (
+        "TLS is required and not offered",
+        "require_tls = true",
+        "require_tls",
+        'needs tls = "starttls" (with "implicit" there is always TLS)',
+    ),
+    (
+        "AUTH in clear text",
+        'auth = "optional"',
+        "auth",
+        '"optional" with tls = "none" would send passwords in clear text: give the listener tls, or say '
+        'cleartext_auth = "I understand that passwords can be read on the way"',
+    ),
+    ("required AUTH in clear text", 'auth = "required"', "auth", '"required" with tls = "none" would send'),
+    (
+        "nearly the right words",
+        'auth = "optional"\ncleartext_auth = "yes"',
+        "cleartext_auth",
+        'say exactly "I understand that passwords can be read on the way"',
+    ),
+    (
+        "the words, with TLS",
+        f'{CERTIFIED}auth = "optional"\ncleartext_auth = "yes"',
+        "cleartext_auth",
+        "say exactly",
+    ),
+    (
+        "anybody, and only who logs in",
+        f'{CERTIFIED}auth = "required"\n{OPEN}',
+        "open_relay",
+        'is not used with auth = "required", which lets nobody relay without logging in',
+    ),
+    (
+        "log in from anywhere, as it is not written",
+        f'{CERTIFIED}auth = "required"\nallow_networks = ["0.0.0.0/0"]',
+        "allow_networks",
+        'is not used with auth = "required": whoever logs in may relay from anywhere. Leave it out',
+    ),
+    (
+        "anybody without logging in",
+        f'{CERTIFIED}auth = "optional"\nallow_networks = ["0.0.0.0/0"]',
+        "allow_networks",
+        "would make this an open relay",
+    ),
+    (
+        "nobody at all",
+        "allow_networks = []",
+        "allow_networks",
+        'is empty, so nobody could relay: name a network, such as "127.0.0.0/8", or say auth = "required"',
+    ),
+    (
+        "everybody is a balancer",
+        'proxy_networks = ["0.0.0.0/0"]',
+        "proxy_networks",
+        '"0.0.0.0/0" would let anybody claim any address: name the servers in front of this one',
+    ),
+    (
+        "everybody is trusted, in two halves",
+        'xclient_networks = ["0.0.0.0/1", "128.0.0.0/1"]',
+        "xclient_networks",
+        '"0.0.0.0/0" would let anybody claim any address',
+    ),
+    (
+        "a balancer on a Unix socket",
+        'address = "unix:/x"\nproxy_networks = ["127.0.0.1"]',
+        "proxy_networks",
+        "is not used on a Unix socket, whose clients have no address",
+    ),
+    (
+        "XCLIENT on a Unix socket",
+        'address = "unix:/x"\nxclient_networks = ["127.0.0.1"]',
+        "xclient_networks",
+        "is not used on a Unix socket",
+    ),
+    (
+        "a policy's file without a policy",
+        'policy_file = "/x"',
+        "policy_file",
+        'is not used without a policy: say policy = "module:Class" or leave it out',
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("reason", "text", "key", "said"), CONTRADICTIONS, ids=[reason for reason, *_ in CONTRADICTIONS]
+)
+def test_a_listener_that_contradicts_itself_is_refused(reason: str, text: str, key: str, said: str) -> None:
+    ((where, what, line),) = problems(f"[[listener]]\n{text}\n")
+    assert where == f"listener[0].{key}", reason
+    assert said in what, reason
+    assert line > 1, reason
+
+
+RULES = [
+    ("no condition", '[[access]]\naction = "refuse"', "access[0]", "so it would match all mail"),
+    (
+        "a reply to who is let through",
+        '[[access]]\nuser = ["a"]\naction = "accept"\nreply = "550 No"',
+        "access[0].reply",
+        'is not used with action = "accept": leave one of the two out',
+    ),
+    (
+        "a temporary refusal for ever",
+        '[[access]]\nuser = ["a"]\nreply = "450 4.7.1 Later"',
+        "access[0].reply",
+        'action = "refuse" is answered with a code from 500 to 599: write one, or action = "defer"',
+    ),
+    (
+        "a permanent refusal for now",
+        '[[access]]\nuser = ["a"]\naction = "defer"\nreply = "550 No"',
+        "access[0].reply",
+        'action = "defer" is answered with a code from 400 to 499: write one, or action = "refuse"',
+    ),
+    (
+        "an end of the session that does not come",
+        '[[access]]\nuser = ["a"]\naction = "defer"\nreply = "421 4.7.0 Bye"',
+        "access[0].reply",
+        "which no rule does: write 450 or 451",
+    ),
+]
+
+
+@pytest.mark.parametrize(("reason", "text", "path", "said"), RULES, ids=[reason for reason, *_ in RULES])
+def test_a_rule_that_contradicts_itself_is_refused(reason: str, text: str, path: str, said: str) -> None:
+    ((where, what, _),) = problems(text)
+    assert where == path, reason
+    assert said in what, reason
+
+
+@pytest.mark.parametrize(
+    ("text", "paths"),
+    [
+        ('tls = "ssl"\nkey = "/k"\nrequire_tls = true\nauth = "required"', ["tls"]),
+        ('tls = "starttls"\ncertificate = ["~/a", "/b"]\nkey = ["/k", "/l"]', ["certificate[0]"]),
+        ('tls = "starttls"\ncertificate = "/a"\nkey = ["~/k", "/l"]', ["key[0]"]),
+        ('tls = "starttls"\ncertificate = "~/a"', ["certificate"]),
+        ('auth = "required"\ncleartext_auth = 5', ["cleartext_auth"]),
+        ('auth = "on"\nallow_networks = []', ["auth"]),
+        (f'{CERTIFIED}allow_networks = []\nallow_certificates = ["x"]', ["allow_certificates[0]"]),
+        ('policy = "x"\npolicy_file = "/x"', ["policy"]),
+        ('tls = "none"\ncertificate = "/c"\nkey = ["/k", "/l"]', ["certificate", "key"]),
+    ],
+)
+def test_a_value_that_cannot_be_read_causes_no_second_complaint(text: str, paths: list[str]) -> None:
+    found = [where.removeprefix("listener[0].") for where, *_ in problems(f"[[listener]]\n{text}\n")]
+    assert found == paths
+
+
+ACCEPTED = [
+    ("certificates with their keys in them", f'{CERTIFIED}auth = "optional"'),
+    ("TLS is required where it is always there", f"{IMPLICIT}require_tls = true"),
+    ("one key for two certificates", 'tls = "starttls"\ncertificate = ["/a", "/b"]\nkey = ["/k", "/k"]'),
+    ("users alone", f'{CERTIFIED}auth = "required"\nallow_networks = []'),
+    ("client certificates alone", f'{IMPLICIT}allow_networks = []\nallow_certificates = ["{DIGEST}"]'),
+    ("AUTH on a wire of one's own, in words", f'auth = "required"\n{CLEAR}'),
+    ("anybody, and users as well", f'{CERTIFIED}auth = "optional"\n{OPEN}'),
+    ("anybody alone", f"allow_networks = []\n{OPEN}"),
+    ("users over a Unix socket", f'address = "unix:/x"\nauth = "required"\n{CLEAR}'),
+    ("a client's share above the total: no share", "max_connections = 20\nmax_connections_per_client = 1000"),
+    ("the balancers of a private network", 'proxy_networks = ["10.0.0.0/8", "fc00::/7"]'),
+]
+
+
+@pytest.mark.parametrize(("reason", "text"), ACCEPTED, ids=[reason for reason, _ in ACCEPTED])
+def test_a_listener_that_only_looks_odd_is_accepted(reason: str, text: str) -> None:
+    load_text(f"[[listener]]\n{text}\n")
+
+
+def noted(text: str) -> list[str]:
+    return list(advice(load_text(text), "relay.example.org"))
+
+
+ADVICE = [
+    (
+        "passwords in clear text, with TLS on offer",
+        f'address = "10.0.0.1:587"\n{CERTIFIED}auth = "required"\n{CLEAR}',
+        "cleartext_auth: passwords may come to 10.0.0.1:587 in clear text",
+    ),
+    (
+        "mail in clear text beside log-ins",
+        f'address = "[::]:587"\n{CERTIFIED}auth = "optional"\nallow_networks = ["10.0.0.0/8"]',
+        "require_tls: false: who logs in has to use TLS, but mail of allow_networks is taken in clear text",
+    ),
+    ("implicit TLS on 587", f'address = "[::]:587"\n{IMPLICIT}', "tls: implicit on port 587"),
+    ("implicit TLS on 25", f'address = "[::]:25"\n{IMPLICIT}', 'say tls = "starttls", or port 465'),
+    ("STARTTLS on 465", f'address = "[::]:465"\n{CERTIFIED}', "tls: starttls on port 465"),
+    ("no TLS on 465", 'address = "[::]:465"', 'say tls = "implicit", or port 587'),
+    (
+        "networks that nobody looks at",
+        f'{CERTIFIED}auth = "required"\nallow_networks = ["10.0.0.0/8"]',
+        'allow_networks: not used with auth = "required"',
+    ),
+    (
+        "a balancer here",
+        'proxy_networks = ["127.0.0.1"]',
+        "proxy_networks: 127.0.0.1/32 is this machine",
+    ),
+    (
+        "a server in front that may relay itself",
+        'xclient_networks = ["127.0.0.1"]',
+        "xclient_networks: 127.0.0.1/32 is in allow_networks too: whatever it passes on without XCLIENT",
+    ),
+    ("nobody sees where it came from", "hide_client = true", "hide_client: true: a Received field"),
+    (
+        "a certificate somewhere",
+        'tls = "starttls"\ncertificate = "c.pem"\nkey = "/k.pem"',
+        "certificate: c.pem is looked for in the directory where the relay is started",
+    ),
+    (
+        "a key somewhere",
+        'tls = "starttls"\ncertificate = "/c.pem"\nkey = "k.pem"',
+        "key: k.pem is looked for",
+    ),
+    ("a policy's file somewhere", 'policy = "m:C"\npolicy_file = "x"', "policy_file: x is looked for"),
+]
+
+
+@pytest.mark.parametrize(("reason", "text", "said"), ADVICE, ids=[reason for reason, *_ in ADVICE])
+def test_what_a_listener_implies_is_said_once(reason: str, text: str, said: str) -> None:
+    (line,) = noted(f"[[listener]]\n{text}\n")
+    assert line.startswith("listener[0]."), reason
+    assert said in line, reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("users from anywhere over STARTTLS", f'address = "[::]:587"\n{CERTIFIED}auth = "required"'),
+        ("nothing in clear text", f'address = "[::]:587"\n{CERTIFIED}auth = "optional"\nrequire_tls = true'),
+        ("users and this machine", f'address = "[::]:587"\n{CERTIFIED}auth = "optional"'),
+        ("submission as RFC 8314 asks for it", f'address = "[::]:465"\n{IMPLICIT}auth = "required"'),
+        ("words without AUTH", CLEAR),
+        ("words where everything is TLS", f'{IMPLICIT}auth = "required"\n{CLEAR}'),
+        ("a balancer elsewhere", 'proxy_networks = ["10.0.0.7"]'),
+        ("a front elsewhere", 'xclient_networks = ["10.0.0.7"]'),
+        (
+            "a front here, and users only",
+            f'{IMPLICIT}auth = "required"\nxclient_networks = ["127.0.0.1"]',
+        ),
+    ],
+)
+def test_what_is_usual_needs_no_advice(reason: str, text: str) -> None:
+    assert noted(f"[[listener]]\n{text}\n") == [], reason
+
+
+USERS = f'[[listener]]\n{CERTIFIED}auth = "required"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[auth]\ncredentials = "/x"', "auth: not used: no listener has auth"),
+        (f'{USERS}[auth]\ncredentials = "x"', "auth.credentials: x is looked for in the directory"),
+        ('[[access]]\nuser = ["a"]', "access[0].user: never matches: no listener has auth"),
+        ('[[access]]\nsender = ["<>"]\naction = "accept"', "access[0].action: accept as the last rule"),
+        ('[[route]]\nuser = ["a"]', "route[0].user: never matches: no listener has auth"),
+    ],
+)
+def test_what_is_never_used_is_said(text: str, said: str) -> None:
+    (line,) = noted(text)
+    assert line.startswith(said)
+
+
+@pytest.mark.parametrize("who", [USERS, '[[listener]]\nxclient_networks = ["10.0.0.7"]\n'])
+def test_a_route_by_user_matches_where_somebody_can_be_one(who: str) -> None:
+    assert noted(f'{who}[[route]]\nuser = ["a"]\n[[access]]\nuser = ["b"]\n') == []
+
+
+def test_the_defaults_offer_nothing_that_needs_care() -> None:
+    (listener,) = Settings().listener
+    assert (listener.tls, listener.auth) == (ListenerTls.NONE, ListenerAuth.OFF)
+    assert (listener.proxy_networks, listener.xclient_networks, listener.policy) == ((), (), "")
+    assert all(network.is_loopback for network in listener.allow_networks)
