@@ -1,66 +1,193 @@
-"""Transcripts as tests: every file in `transcripts/` is one conversation with a listener.
+r"""Transcripts as tests: every file in `transcripts/` is one conversation with a listener.
+
+The stage, wherever it stands in the file:
 
     # what it shows                        any number of comment lines
-    set max_recipients = 2                 a listener setting, as Python literal
+    set max_recipients = 2                 a setting of [[listener]], as in the configuration; numbers may be
+                                           small. TLS gets a certificate by itself; allow_certificates is
+                                           that of the client that shakes hands as `client`, whatever it says
+    auth max_client_failures = 2           a setting of [auth]
+    user app1 secret a@example.org         a user of the credentials file, with senders or without
+    access {user = ["app1"]}               an access rule
+    policy rcpt = refuse(550, "7.1", "x")  what a policy says at this step: a Python expression with `event`,
+                                           `accept`, `refuse` and `sleep`; 1/0 is a bug in it. Zones: bulk
+    memory 100000                          octets for all sessions together
+
+The conversation, in order:
+
     store full                             full | broken | bug | sick: what the store does next
     C: EHLO client                         the client sends a line; consecutive ones go out in one packet
-    R: a\\nb\\r\\n                            the client sends exactly these octets
+    R: a\nb\r\n                            the client sends exactly these octets
+    flush                                  the packet ends here
     S: 250 2.0.0 *                         the server's next line; `*` stands for any text
-    E:                                     the server's answer to EHLO, whatever it offers
-    X:                                     the server closes
-    M: Subject: x\\r\\n\\r\\nbody\\r\\n          the last stored message ends with exactly this
+    E: STARTTLS !AUTH                      the server's answer to EHLO; it offers this, and not that
+    T:                                     the client's TLS handshake; `T: client` with a certificate
+    X:                                     the server closes; with words: after saying `Handshake failure`
+    leave                                  the client is gone, without a word
+    connect                                another client, which speaks from here on; the one before stays
+
+In C, R and S `{base64 \0app1\0secret}` stands for that in base64, and `{500 xy}` for 500 times `xy`.
+
+What came of it:
+
+    M: Subject: x\r\n\r\nbody\r\n          the last stored message ends with exactly this
+    H: X-Policy: *                         a field of it, unfolded; `H: !X-Old: *`: there is none like it
     N: 1                                   how many messages are stored by now
+    A: 1                                   how many were begun in the store and forgotten
     F: a@example.org > b@example.com       envelope of the last stored message
+    D: notify = SUCCESS|DELAY -            a fact of it (FACTS); those of recipients in their order
     L: size                                the reason of the latest refusal in the log
 
-Every line of the server is checked for form (RFC 5321 4.2, RFC 2034) in passing.
+Every line of the server is checked for form (RFC 5321 4.2, RFC 2034) in passing, and that what sessions
+hold is in the account of memory as long as they hold it.
 """
 
 from __future__ import annotations
 
 import ast
+import asyncio
+import base64
 import fnmatch
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.inbound import House, RememberingStore, Talk, listening
-from zonerelay.config.models import BareLineEnds, ListenerSettings
+from tests.dialogs.staging import Step, client_context, load, staged
+from tests.support.inbound import House, RememberingStore, Stored, Talk, until
 from zonerelay.store.base import StoreError, StoreFullError
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
+STAGE = frozenset({"set", "auth", "user", "access", "policy", "memory"})
 STORE_ERRORS = {
     "full": StoreFullError("No space left on device"),
     "broken": StoreError("/var/lib/zonerelay/spool: Input/output error"),
     "bug": ZeroDivisionError("/secret/path"),
 }
-Step = tuple[int, str, str]
+FACTS: dict[str, Callable[[Stored], str]] = {
+    "client": lambda stored: stored.message.envelope.origin.client_address,
+    "helo": lambda stored: stored.message.envelope.origin.helo,
+    "user": lambda stored: stored.message.envelope.origin.user,
+    "protocol": lambda stored: re.findall(rb"with (\S+)", stored.body)[0].decode(),
+    "body": lambda stored: stored.message.envelope.body,
+    "smtputf8": lambda stored: str(stored.message.envelope.smtputf8),
+    "ret": lambda stored: stored.message.envelope.ret,
+    "envid": lambda stored: stored.message.envelope.envid,
+    "zone": lambda stored: " ".join(delivery.zone for delivery in stored.deliveries),
+    "notify": lambda stored: " ".join(
+        str(each.notify.name) if each.notify else "-" for each in stored.deliveries
+    ),
+    "orcpt": lambda stored: " ".join(each.orcpt or "-" for each in stored.deliveries),
+    "release": lambda stored: " ".join(f"{each.next_attempt:g}" for each in stored.deliveries),
+    "born": lambda stored: " ".join(f"{each.created:.0f}" for each in stored.deliveries),
+}
+_SHORTHAND = re.compile(r"\{(base64|\d+) ([^}]*)\}")
 
 
-def load(path: Path) -> list[Step]:
-    steps = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if line.strip() and not line.startswith("#"):
-            kind, _, rest = line.partition(" ")
-            steps.append((number, kind.rstrip(":"), rest))
-    return steps
+class Stage:
+    """One transcript as it is played. `talk` is whose turn it is."""
+
+    def __init__(self, house: House, directory: Path) -> None:
+        self.house = house
+        self.directory = directory
+        self.clients: list[Talk] = []
+        self.pending = b""
+
+    @property
+    def talk(self) -> Talk:
+        return self.clients[-1]
+
+    async def play(self, step: Step) -> None:
+        if step.kind in ("C", "R"):
+            self.pending += written(step.rest).encode() + b"\r\n" if step.kind == "C" else octets(step.rest)
+            return
+        if self.pending:
+            self.talk.send(self.pending)
+            self.pending = b""
+        match step.kind:
+            case "flush":
+                await self.arrived()
+            case "connect":
+                self.clients.append(await self.house.connect_raw())
+            case "leave":
+                await self.clients.pop().close()
+            case "T":
+                await self.talk.start_tls(client_context(step.rest, self.directory))
+            case "S" | "E" | "X":
+                await self.hear(step)
+            case "store":
+                break_store(self.house.store, step.rest)
+            case _:
+                await self.check(step)
+
+    async def arrived(self) -> None:
+        """What the client has sent is with the session: both are on this loop."""
+        assert not self.talk.writer.transport.get_write_buffer_size()
+        await asyncio.sleep(0.002)
+
+    async def hear(self, step: Step) -> None:
+        match step.kind:
+            case "S":
+                line, wanted = (await self.talk.line()).decode(), written(step.rest)
+                matches = line == wanted or ("*" in wanted and fnmatch.fnmatchcase(line, wanted))
+                assert matches, f"{step}: got {line!r}"
+            case "E":
+                offered = (await self.talk.reply()).decode().split("\n")
+                assert offered[:2] == ["250-relay.example.org", "250-PIPELINING"], (step, offered)
+                keywords = {line[4:].split(" ")[0] for line in offered}
+                for word in step.rest.split():
+                    assert (word.removeprefix("!") in keywords) is not word.startswith("!"), (step, offered)
+            case "X":
+                assert await self.talk.closed() == octets(step.rest), step
+
+    async def check(self, step: Step) -> None:
+        house, rest = self.house, step.rest
+        stored = house.store.stored
+        match step.kind:
+            case "M":
+                assert stored[-1].body.endswith(b"\r\n" + octets(rest)), (step, stored[-1].body)
+            case "H":
+                fields = unfolded(stored[-1].body)
+                found = any(fnmatch.fnmatchcase(field, rest.removeprefix("!")) for field in fields)
+                assert found is not rest.startswith("!"), (step, fields)
+            case "N":
+                assert len(stored) == int(rest), step
+            case "A":
+                await until(lambda: house.store.aborted == int(rest))
+            case "F":
+                envelope = stored[-1].message.envelope
+                recipients = ",".join(recipient.address for recipient in envelope.recipients)
+                assert f"{envelope.sender} > {recipients}" == rest, step
+            case "D":
+                name, _, wanted = rest.partition(" = ")
+                assert FACTS[name](stored[-1]) == wanted, (step, FACTS[name](stored[-1]))
+            case "L":
+                await until(lambda: bool(house.log.reasons()))
+                assert house.log.reasons()[-1] == rest, (step, house.log.entries)
+            case kind:
+                assert kind in STAGE, f"{step}: not a step"
 
 
-def configured(steps: list[Step]) -> ListenerSettings:
-    # Any: the literal's type is whatever the setting's is.
-    values: dict[str, Any] = {"address": "127.0.0.1:0"}
-    for _, kind, rest in steps:
-        if kind == "set":
-            name, _, literal = rest.partition(" = ")
-            values[name] = ast.literal_eval(literal)
-    if "bare_line_ends" in values:
-        values["bare_line_ends"] = BareLineEnds(values["bare_line_ends"])
-    return ListenerSettings(**values)
+def written(text: str) -> str:
+    """With what shorthands stand for."""
+
+    def long(match: re.Match[str]) -> str:
+        if match[1] == "base64":
+            return base64.b64encode(octets(match[2])).decode()
+        return match[2] * int(match[1])
+
+    return _SHORTHAND.sub(long, text)
 
 
-def unescaped(text: str) -> bytes:
+def octets(text: str) -> bytes:
+    text = written(text)
     return bytes(ast.literal_eval(f"b'{text}'")) if text.isascii() else text.encode()
+
+
+def unfolded(body: bytes) -> list[str]:
+    header, _, _ = body.partition(b"\r\n\r\n")
+    return re.sub(rb"\r\n[ \t]+", b" ", header).decode().split("\r\n")
 
 
 def break_store(store: RememberingStore, how: str) -> None:
@@ -73,58 +200,19 @@ def break_store(store: RememberingStore, how: str) -> None:
         store.before_commit = fail
 
 
-async def play(steps: list[Step], house: House, talk: Talk) -> None:
-    pending = b""
-    for number, kind, rest in steps:
-        if kind not in ("C", "R") and pending:
-            talk.send(pending)
-            pending = b""
-        where = f"line {number}: {kind}: {rest}"
-        match kind:
-            case "C":
-                pending += rest.encode() + b"\r\n"
-            case "R":
-                pending += unescaped(rest)
-            case "S":
-                line = (await talk.line()).decode()
-                assert line == rest or ("*" in rest and fnmatch.fnmatchcase(line, rest)), (
-                    f"{where}: got {line!r}"
-                )
-            case "E":
-                assert (await talk.reply()).startswith(b"250-relay.example.org\n250-PIPELINING\n"), where
-            case "X":
-                assert await talk.closed() == b"", where
-            case "store":
-                break_store(house.store, rest)
-            case "set":
-                continue
-            case _:
-                check(kind, rest, house, where)
-
-
-def check(kind: str, rest: str, house: House, where: str) -> None:
-    stored = house.store.stored
-    match kind:
-        case "M":
-            assert stored[-1].body.endswith(b"\r\n" + unescaped(rest)), (where, stored[-1].body)
-        case "N":
-            assert len(stored) == int(rest), where
-        case "F":
-            envelope = stored[-1].message.envelope
-            recipients = ",".join(recipient.address for recipient in envelope.recipients)
-            assert f"{envelope.sender} > {recipients}" == rest, where
-        case "L":
-            assert house.log.reasons()[-1] == rest, (where, house.log.entries)
-        case _:
-            pytest.fail(f"{where}: not a step")
-
-
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=[path.stem for path in TRANSCRIPTS])
-async def test_transcript(path: Path) -> None:
+async def test_transcript(path: Path, tmp_path: Path) -> None:
     steps = load(path)
-    async with listening(configured(steps)) as house, await house.connect_raw() as talk:
-        await play(steps, house, talk)
-        bugs = [step for step in steps if step[1:] == ("store", "bug")]
+    async with staged(steps, tmp_path) as house:
+        stage = Stage(house, tmp_path)
+        stage.clients.append(await house.connect_raw())
+        try:
+            for step in steps:
+                await stage.play(step)
+        finally:
+            for talk in stage.clients:
+                await talk.close()
+        bugs = [step for step in steps if (step.kind, step.rest) == ("store", "bug")]
         assert len(house.log.named("trouble")) == len(bugs), house.log.entries
 
 

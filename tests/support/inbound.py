@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -33,7 +34,8 @@ PATIENCE = 5.0  # seconds a test waits for something that should happen at once
 _PLAIN = re.compile(
     rb"220 relay\.example\.org ESMTP|354 [^\r\n]+|"
     rb"250[ -](?:relay\.example\.org|PIPELINING|SIZE \d+|8BITMIME|SMTPUTF8|ENHANCEDSTATUSCODES|CHUNKING|DSN|"
-    rb"LIMITS RCPTMAX=\d+|STARTTLS|AUTH PLAIN LOGIN|FUTURERELEASE \d+ [-0-9T:Z]+|XCLIENT [A-Z ]+)|334 [^\r\n]*"
+    rb"LIMITS RCPTMAX=\d+|STARTTLS|AUTH PLAIN LOGIN|FUTURERELEASE \d+ [-0-9T:Z]+|XCLIENT [A-Z ]+)|"
+    rb"334 [^\r\n]*"
 )
 _ENHANCED = re.compile(rb"([245])\d\d[ -]\1\.\d{1,3}\.\d{1,3} [^\r\n]+")
 
@@ -148,6 +150,10 @@ class EventLog:
         return [str(fields["reason"]) for fields in self.named("refused")]
 
 
+def events_into(log: EventLog, clock: ManualClock) -> Events:
+    return Events(log, Metrics(), Redactor(b"k" * 32, enabled=False), clock)
+
+
 @dataclass
 class House:
     """A running listener and everything a test wants to look at."""
@@ -221,11 +227,16 @@ class Talk:
             except ConnectionResetError:
                 return b""
 
+    async def start_tls(self, context: ssl.SSLContext) -> None:
+        """The client's handshake, now."""
+        async with asyncio.timeout(PATIENCE):
+            await self.writer.start_tls(context)
+
     async def close(self) -> None:
         self.writer.close()
         try:
             await self.writer.wait_closed()
-        except ConnectionError:
+        except (ConnectionError, ssl.SSLError):
             return
 
     async def __aenter__(self) -> Self:
@@ -249,9 +260,11 @@ async def listening(
     shared: Shared | None = None,
     certificates: TlsContexts | None = None,
     policy: AskedPolicy | None = None,
+    log: EventLog | None = None,
+    clock: ManualClock | None = None,
 ) -> AsyncIterator[House]:
-    clock = ManualClock()
-    log = EventLog()
+    clock = clock or ManualClock()
+    log = log or EventLog()
     store = store or RememberingStore()
     notified: list[str] = []
     listener = Listener(
@@ -261,7 +274,7 @@ async def listening(
         ids=MessageIdSource(clock),
         choose_zone=choose_zone,
         notify=notify or (lambda zone, due: notified.append(zone)),
-        events=Events(log, Metrics(), Redactor(b"k" * 32, enabled=False), clock),
+        events=events_into(log, clock),
         clock=clock,
         shared=shared or Shared(),
         certificates=certificates,

@@ -1,0 +1,197 @@
+"""What a transcript asks for before its client comes: settings, certificates, users, a policy, access rules.
+
+Everything is the real thing (a credentials file with argon2 hashes, a policy in its threads, OpenSSL); only
+the answers to wrong passwords do not wait.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+import tomllib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.support.certificates import Made, context_files, make
+from tests.support.credentials import file_of, user
+from tests.support.inbound import HOSTNAME, EventLog, House, events_into, listening
+from tests.support.tls_client import trusting
+from zonerelay.config.models import (
+    REPEATED,
+    AuthSettings,
+    ListenerAuth,
+    ListenerSettings,
+    ListenerTls,
+    Settings,
+)
+from zonerelay.config.options import options_of
+from zonerelay.config.problems import Report
+from zonerelay.config.tables import read_settings
+from zonerelay.inbound import policy
+from zonerelay.inbound.access_rules import AccessRules
+from zonerelay.inbound.auth import Authenticator
+from zonerelay.inbound.certificates import Certificates
+from zonerelay.inbound.memory import SessionMemory
+from zonerelay.inbound.policy_runner import PolicyRunner
+from zonerelay.inbound.shared import Shared
+from zonerelay.model.clock import ManualClock
+
+ZONES = ("default", "bulk")
+
+
+@dataclass(frozen=True)
+class Step:
+    number: int
+    kind: str
+    rest: str
+
+    def __str__(self) -> str:
+        return f"line {self.number}: {self.kind}: {self.rest}"
+
+
+def load(path: Path) -> list[Step]:
+    steps = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip() and not line.startswith("#"):
+            kind, _, rest = line.partition(" ")
+            steps.append(Step(number, kind.rstrip(":"), rest))
+    return steps
+
+
+@asynccontextmanager
+async def staged(steps: Sequence[Step], directory: Path) -> AsyncIterator[House]:
+    log, clock = EventLog(), ManualClock()
+    events = events_into(log, clock)
+    settings = listener_settings(steps)
+    certificates = users = runner = None
+    if settings.tls is not ListenerTls.NONE:
+        files, keys = context_files([server()], directory)
+        settings = replace(settings, certificate=files, key=keys)
+        certificates = Certificates(settings, clock=clock, events=events)
+    if settings.auth is not ListenerAuth.OFF:
+        users = Authenticator(
+            auth_settings(steps, directory), clock=clock, events=events, secret=bytes(32), sleep=_at_once
+        )
+    if methods := dict(_policy_methods(steps)):
+        scripted = type("Scripted", (policy.Policy,), methods)
+        runner = PolicyRunner(
+            scripted(policy.PolicyContext()),
+            timeout=settings.policy_timeout,
+            events=events,
+            zones=lambda: ZONES,
+        )
+    shared = Shared(memory=_memory(steps), access=access_rules(steps), users=users)
+    try:
+        async with listening(
+            settings,
+            shared=shared,
+            certificates=certificates,
+            policy=runner,
+            log=log,
+            clock=clock,
+        ) as house:
+            yield house
+            assert shared.memory.used == sum(holder.held for holder in shared.memory.holders)
+        assert (shared.memory.used, shared.memory.holders) == (0, set())
+    finally:
+        if runner is not None:
+            await runner.close()
+        if users is not None:
+            users.close()
+
+
+def listener_settings(steps: Sequence[Step]) -> ListenerSettings:
+    values = _values(steps, "set", ListenerSettings)
+    if values.get("allow_certificates"):
+        values["allow_certificates"] = [person("client").fingerprint]
+    return replace(_read("listener", values).listener[0], address="127.0.0.1:0", **_numbers(values))
+
+
+def auth_settings(steps: Sequence[Step], directory: Path) -> AuthSettings:
+    """With no user there is no file, and nobody can log in."""
+    file = directory / "credentials"
+    users = [user(*step.rest.split()) for step in steps if step.kind == "user"]
+    if users:
+        file.write_text(file_of(*users))
+        file.chmod(0o600)
+    values = _values(steps, "auth", AuthSettings)
+    return replace(_read("auth", values).auth, credentials=file, **_numbers(values))
+
+
+def access_rules(steps: Sequence[Step]) -> AccessRules:
+    rules = (tomllib.loads(f"rule = {step.rest}")["rule"] for step in steps if step.kind == "access")
+    return AccessRules([rule for values in rules for rule in _read("access", values).access])
+
+
+def _memory(steps: Sequence[Step]) -> SessionMemory:
+    limits = [int(step.rest) for step in steps if step.kind == "memory"]
+    return SessionMemory(*limits) if limits else Shared().memory
+
+
+def _values(steps: Sequence[Step], kind: str, table: type) -> dict[str, object]:
+    text = "\n".join(step.rest for step in steps if step.kind == kind)
+    values = tomllib.loads(text)
+    unknown = values.keys() - options_of(table).keys()
+    assert not unknown, f"{kind}: no such settings: {unknown}"
+    return values
+
+
+def _read(table: str, values: Mapping[str, object]) -> Settings:
+    """As the configuration's loader does, but numbers may be as small as a transcript wants them."""
+    report = Report({})
+    given = {name: value for name, value in values.items() if name not in _numbers(values)}
+    settings = read_settings({table: [given] if table in REPEATED else given}, report)
+    report.raise_problems()
+    return settings
+
+
+def _numbers(values: Mapping[str, object]) -> dict[str, Any]:  # Any: what `replace` takes
+    return {name: value for name, value in values.items() if type(value) in (int, float)}
+
+
+# The client's side, and what cannot change between transcripts.
+
+
+@cache
+def server() -> Made:
+    return make(HOSTNAME)
+
+
+@cache
+def person(name: str) -> Made:
+    return make(name)
+
+
+def client_context(name: str, directory: Path) -> ssl.SSLContext:
+    """For a client without a certificate, or with that of `name`."""
+    context = trusting()
+    if name:
+        context.load_cert_chain(*person(name).write(directory, f"person-{name}"))
+    return context
+
+
+async def _at_once(delay: float) -> None:
+    return
+
+
+# `policy STEP = EXPRESSION`: what the policy says there, with `event` at hand.
+
+_WORDS = {"accept": policy.accept, "refuse": policy.refuse, "sleep": time.sleep}
+
+
+def _policy_methods(steps: Sequence[Step]) -> Iterator[tuple[str, Callable[..., object]]]:
+    known = {event.step for event in policy.EVENTS}
+    for step in steps:
+        if step.kind == "policy":
+            name, _, expression = step.rest.partition(" = ")
+            assert name in known, step
+            yield name, _method(expression)
+
+
+def _method(expression: str) -> Callable[..., object]:
+    code = compile(expression, "<transcript>", "eval")
+    return lambda self, event: eval(code, {**_WORDS, "event": event})
