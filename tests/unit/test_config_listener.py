@@ -1,4 +1,4 @@
-"""[[listener]], [auth] and [[access]]: values that are wrong, settings that contradict each other, advice."""
+"""[[listener]], [auth] and [[access]]: values that are wrong, settings that contradict each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.advice import advice
 from zonerelay.config.models import (
     AccessAction,
     AccessSettings,
@@ -453,106 +452,6 @@ ACCEPTED = [
 @pytest.mark.parametrize(("reason", "text"), ACCEPTED, ids=[reason for reason, _ in ACCEPTED])
 def test_a_listener_that_only_looks_odd_is_accepted(reason: str, text: str) -> None:
     load_text(f"[[listener]]\n{text}\n")
-
-
-def noted(text: str) -> list[str]:
-    return list(advice(load_text(text), "relay.example.org"))
-
-
-ADVICE = [
-    (
-        "passwords in clear text, with TLS on offer",
-        f'address = "10.0.0.1:587"\n{CERTIFIED}auth = "required"\n{CLEAR}',
-        "cleartext_auth: passwords may come to 10.0.0.1:587 in clear text",
-    ),
-    (
-        "mail in clear text beside log-ins",
-        f'address = "[::]:587"\n{CERTIFIED}auth = "optional"\nallow_networks = ["10.0.0.0/8"]',
-        "require_tls: false: who logs in has to use TLS, but mail of allow_networks is taken in clear text",
-    ),
-    ("implicit TLS on 587", f'address = "[::]:587"\n{IMPLICIT}', "tls: implicit on port 587"),
-    ("implicit TLS on 25", f'address = "[::]:25"\n{IMPLICIT}', 'say tls = "starttls", or port 465'),
-    ("STARTTLS on 465", f'address = "[::]:465"\n{CERTIFIED}', "tls: starttls on port 465"),
-    ("no TLS on 465", 'address = "[::]:465"', 'say tls = "implicit", or port 587'),
-    (
-        "networks that nobody looks at",
-        f'{CERTIFIED}auth = "required"\nallow_networks = ["10.0.0.0/8"]',
-        'allow_networks: not used with auth = "required"',
-    ),
-    (
-        "a balancer here",
-        'proxy_networks = ["127.0.0.1"]',
-        "proxy_networks: 127.0.0.1/32 is this machine",
-    ),
-    (
-        "a server in front that may relay itself",
-        'xclient_networks = ["127.0.0.1"]',
-        "xclient_networks: 127.0.0.1/32 is in allow_networks too: whatever it passes on without XCLIENT",
-    ),
-    ("nobody sees where it came from", "hide_client = true", "hide_client: true: a Received field"),
-    (
-        "a certificate somewhere",
-        'tls = "starttls"\ncertificate = "c.pem"\nkey = "/k.pem"',
-        "certificate: c.pem is looked for in the directory where the relay is started",
-    ),
-    (
-        "a key somewhere",
-        'tls = "starttls"\ncertificate = "/c.pem"\nkey = "k.pem"',
-        "key: k.pem is looked for",
-    ),
-    ("a policy's file somewhere", 'policy = "m:C"\npolicy_file = "x"', "policy_file: x is looked for"),
-]
-
-
-@pytest.mark.parametrize(("reason", "text", "said"), ADVICE, ids=[reason for reason, *_ in ADVICE])
-def test_what_a_listener_implies_is_said_once(reason: str, text: str, said: str) -> None:
-    (line,) = noted(f"[[listener]]\n{text}\n")
-    assert line.startswith("listener[0]."), reason
-    assert said in line, reason
-
-
-@pytest.mark.parametrize(
-    ("reason", "text"),
-    [
-        ("users from anywhere over STARTTLS", f'address = "[::]:587"\n{CERTIFIED}auth = "required"'),
-        ("nothing in clear text", f'address = "[::]:587"\n{CERTIFIED}auth = "optional"\nrequire_tls = true'),
-        ("users and this machine", f'address = "[::]:587"\n{CERTIFIED}auth = "optional"'),
-        ("submission as RFC 8314 asks for it", f'address = "[::]:465"\n{IMPLICIT}auth = "required"'),
-        ("words without AUTH", CLEAR),
-        ("words where everything is TLS", f'{IMPLICIT}auth = "required"\n{CLEAR}'),
-        ("a balancer elsewhere", 'proxy_networks = ["10.0.0.7"]'),
-        ("a front elsewhere", 'xclient_networks = ["10.0.0.7"]'),
-        (
-            "a front here, and users only",
-            f'{IMPLICIT}auth = "required"\nxclient_networks = ["127.0.0.1"]',
-        ),
-    ],
-)
-def test_what_is_usual_needs_no_advice(reason: str, text: str) -> None:
-    assert noted(f"[[listener]]\n{text}\n") == [], reason
-
-
-USERS = f'[[listener]]\n{CERTIFIED}auth = "required"\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('[auth]\ncredentials = "/x"', "auth: not used: no listener has auth"),
-        (f'{USERS}[auth]\ncredentials = "x"', "auth.credentials: x is looked for in the directory"),
-        ('[[access]]\nuser = ["a"]', "access[0].user: never matches: no listener has auth"),
-        ('[[access]]\nsender = ["<>"]\naction = "accept"', "access[0].action: accept as the last rule"),
-        ('[[route]]\nuser = ["a"]', "route[0].user: never matches: no listener has auth"),
-    ],
-)
-def test_what_is_never_used_is_said(text: str, said: str) -> None:
-    (line,) = noted(text)
-    assert line.startswith(said)
-
-
-@pytest.mark.parametrize("who", [USERS, '[[listener]]\nxclient_networks = ["10.0.0.7"]\n'])
-def test_a_route_by_user_matches_where_somebody_can_be_one(who: str) -> None:
-    assert noted(f'{who}[[route]]\nuser = ["a"]\n[[access]]\nuser = ["b"]\n') == []
 
 
 def test_the_defaults_offer_nothing_that_needs_care() -> None:

@@ -1,0 +1,314 @@
+"""check-config tries what a start would: certificates, users, patterns, an operator's code. Nothing is started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.certificates import DAY, make
+from tests.support.credentials import file_of, user
+from zonerelay.cli import check_config
+
+Check = Callable[[str], "Checked"]
+
+
+@dataclass(frozen=True)
+class Checked:
+    status: int
+    out: list[str]
+    err: list[str]
+
+    @property
+    def notes(self) -> list[str]:
+        return [line.removeprefix("  note: ") for line in self.out if line.startswith("  note: ")]
+
+
+@pytest.fixture
+def check(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Check:
+    monkeypatch.setattr("os.geteuid", lambda: 999)
+
+    def run(text: str) -> Checked:
+        path = tmp_path / "relay.toml"
+        path.write_text(f'hostname = "relay.example.org"\n{text}')
+        status = check_config.run(path)
+        out, err = capsys.readouterr()
+        return Checked(status, out.splitlines(), err.splitlines())
+
+    return run
+
+
+def pair(directory: Path, name: str = "relay.example.org", *, days: float = 90) -> tuple[str, str]:
+    """A certificate and its key, written as TOML."""
+    made = make(name, starts=time.time() - DAY, ends=time.time() + days * DAY)
+    certificate, key = made.write(directory, f"{name}-{days}")
+    return json.dumps(str(certificate)), json.dumps(str(key))
+
+
+def listener(certificate: str, key: str = "", more: str = "") -> str:
+    keys = f"key = {key}\n" if key else ""
+    return f'[[listener]]\ntls = "starttls"\ncertificate = {certificate}\n{keys}{more}\n'
+
+
+def test_a_submission_listener_is_understood(tmp_path: Path, check: Check) -> None:
+    users = tmp_path / "users"
+    users.write_text(file_of(user()))
+    found = check(
+        listener(*pair(tmp_path), 'require_tls = true\nauth = "required"\naddress = "0.0.0.0:587"')
+        + listener(
+            *pair(tmp_path), f'allow_certificates = ["{"a" * 64}"]\npolicy = "p:C"'.replace("p:C", QUOTA)
+        )
+        + f'policy_file = "{quota_file(tmp_path)}"\n'
+        + f'[auth]\ncredentials = "{users}"\n[[access]]\nuser = ["app"]\n'
+    )
+    assert (found.status, found.err) == (0, [])
+    assert found.out[2:6] == [
+        "  listener 0.0.0.0:587 with STARTTLS only from users, up to 50 MB",
+        "  listener 127.0.0.1:2525 with STARTTLS from 127.0.0.0/8, ::1/128, 1 client certificate, up to 50 MB, "
+        f"asks {QUOTA}",
+        f"  users in {users}",
+        "  access 1 rule",
+    ]
+    assert found.notes == []
+
+
+QUOTA = "zonerelay.policies.quota:Quota"
+
+
+def quota_file(directory: Path) -> Path:
+    file = directory / "quota.toml"
+    file.write_text("[default]\nrecipients_per_hour = 5\n")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[listener]]\ntls = "implicit"\ncertificate = "CERT"\nkey = "KEY"\n', "with TLS from 127.0.0.0/8"),
+        (
+            '[[listener]]\naddress = "unix:/x"\ntls = "starttls"\ncertificate = "CERT"\nkey = "KEY"\n'
+            'auth = "optional"\n[auth]\ncredentials = "USERS"\n',
+            "with STARTTLS from whoever may open it, users, up to",
+        ),
+    ],
+)
+def test_who_may_send_is_said(text: str, said: str, tmp_path: Path, check: Check) -> None:
+    (tmp_path / "users").write_text("")
+    certificate, key = pair(tmp_path)
+    text = text.replace('"CERT"', certificate).replace('"KEY"', key)
+    found = check(text.replace("USERS", str(tmp_path / "users")))
+    assert found.status == 0, found.err
+    assert said in found.out[2]
+
+
+def test_a_certificate_that_is_not_there_is_a_problem_with_its_key_and_line(
+    tmp_path: Path, check: Check
+) -> None:
+    found = check(listener(f'"{tmp_path}/none.pem"'))
+    assert (found.status, found.out) == (2, [])
+    assert found.err == [
+        f"listener[0].certificate: {tmp_path}/none.pem does not exist: the certificate has to be there (line 4)"
+    ]
+
+
+def test_of_several_certificates_the_wrong_one_is_named(tmp_path: Path, check: Check) -> None:
+    one, one_key = pair(tmp_path, "one.example.org")
+    two, _ = pair(tmp_path, "two.example.org")
+    found = check(listener(f"[{one},\n {two}]", f"[{one_key},\n {one_key}]"))
+    assert found.status == 2
+    (line,) = found.err
+    assert line.startswith("listener[0].key[1]: the key in ")
+    assert "does not belong to the certificate in" in line
+    assert line.endswith("(line 7)")
+
+
+def test_a_key_that_is_a_certificate_is_blamed_on_the_key(tmp_path: Path, check: Check) -> None:
+    certificate, _ = pair(tmp_path)
+    copy = tmp_path / "copy.pem"
+    copy.write_bytes(Path(json.loads(certificate)).read_bytes())
+    (line,) = check(listener(certificate, f'"{copy}"')).err
+    assert line.startswith(f"listener[0].key: {copy} holds no private key: only a certificate")
+    assert line.endswith("(line 5)")
+
+
+def test_a_key_whose_name_begins_like_the_certificates_is_not_blamed_for_it(
+    tmp_path: Path, check: Check
+) -> None:
+    _, key = pair(tmp_path)
+    (tmp_path / "c").write_bytes(Path(json.loads(key)).read_bytes())
+    (line,) = check(listener(f'"{tmp_path}/c.pem"', f'"{tmp_path}/c"')).err
+    assert line.startswith(f"listener[0].certificate: {tmp_path}/c.pem does not exist")
+
+
+@pytest.mark.parametrize(("days", "said"), [(-1, "has expired on 2"), (3, "expires on 2"), (90, "")])
+def test_the_end_of_a_certificate_is_noted(days: float, said: str, tmp_path: Path, check: Check) -> None:
+    found = check(listener(*pair(tmp_path, days=days)))
+    assert found.status == 0
+    assert len(found.notes) == (1 if said else 0)
+    assert all(note.startswith("listener[0].certificate: ") and said in note for note in found.notes)
+
+
+def test_a_certificate_of_tomorrow_is_noted(tmp_path: Path, check: Check) -> None:
+    made = make("relay.example.org", starts=time.time() + DAY, ends=time.time() + 90 * DAY)
+    certificate, key = made.write(tmp_path, "later")
+    (note,) = check(listener(f'"{certificate}"', f'"{key}"')).notes
+    assert "is not valid before 2" in note
+
+
+def test_a_certificate_that_nobody_is_shown_is_noted(tmp_path: Path, check: Check) -> None:
+    one, one_key = pair(tmp_path)
+    two, two_key = pair(tmp_path, days=91)
+    (note,) = check(listener(f"[{one}, {two}]", f"[{one_key}, {two_key}]")).notes
+    assert note == f"listener[0].certificate: {json.loads(two)} is never used: one before it has its names"
+
+
+def test_a_key_that_everybody_can_read_is_noted(tmp_path: Path, check: Check) -> None:
+    certificate, key = pair(tmp_path)
+    Path(json.loads(key)).chmod(0o644)
+    (note,) = check(listener(certificate, key)).notes
+    assert note == (f"listener[0].key: every user of this machine can read {json.loads(key)}: chmod o-r it")
+
+
+def test_root_is_told_that_the_relay_may_not_be_able_to_read_what_root_can(
+    tmp_path: Path, check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    (note,) = check(listener(*pair(tmp_path))).notes
+    assert note == "files were read as root: to try them as the relay's user, sudo -u zonerelay this command"
+    assert check("").notes == []
+
+
+def with_users(directory: Path, content: str) -> str:
+    (directory / "users").write_text(content)
+    return listener(*pair(directory), 'auth = "required"') + f'[auth]\ncredentials = "{directory}/users"\n'
+
+
+def test_a_credentials_file_is_read_when_somebody_may_log_in(tmp_path: Path, check: Check) -> None:
+    found = check(with_users(tmp_path, f"{file_of(user())}\nbroken\n"))
+    assert found.status == 2
+    assert found.err == [
+        f"auth.credentials: {tmp_path}/users:3: expected name:hash or name:hash:sender,sender "
+        "(zonerelay user add writes it) (line 8)"
+    ]
+
+
+def test_a_missing_credentials_file_says_how_to_make_it(tmp_path: Path, check: Check) -> None:
+    text = with_users(tmp_path, "").replace("/users", "/none")
+    (line,) = check(text).err
+    assert line == (
+        f"auth.credentials: {tmp_path}/none: No such file or directory; zonerelay user add makes it (line 8)"
+    )
+
+
+def test_a_missing_credentials_file_that_nobody_needs_is_no_problem(check: Check) -> None:
+    assert check("").status == 0
+
+
+def test_a_user_whose_senders_can_match_nothing_is_a_problem(tmp_path: Path, check: Check) -> None:
+    (line,) = check(with_users(tmp_path, file_of(user("crm", "correct horse", "a@-b-")))).err
+    assert line.startswith(f"auth.credentials: {tmp_path}/users: a sender of the user crm: ")
+    assert '"-b-" cannot be matched' in line
+
+
+def test_a_pattern_that_can_match_nothing_is_a_problem_where_it_stands(check: Check) -> None:
+    found = check('[[access]]\nsender = ["a@example.com",\n  "a@ex..ample"]\nrecipient = ["x@-y-"]\n')
+    assert found.status == 2
+    assert found.err == [
+        'access[0].sender[1]: "ex..ample" cannot be matched: not a domain name: write the domain as in '
+        '"user@example.com" or "*.example.com" (line 4)',
+        'access[0].recipient[0]: "-y-" cannot be matched: not a domain name: write the domain as in '
+        '"user@example.com" or "*.example.com" (line 5)',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('policy = "nowhere_at_all:X"', "listener[0].policy: there is no module 'nowhere_at_all': name the"),
+        ('policy = "zonerelay.policies.quota:Qouta"', "did you mean 'Quota'?"),
+        (f'policy = "{QUOTA}"', "cannot be used: policy_file has to name the file with the limits (line 3)"),
+        (f'policy = "{QUOTA}"\npolicy_file = "/none"', "listener[0].policy: zonerelay.policies.quota:Quota"),
+    ],
+)
+def test_a_policy_is_made_as_at_a_start(text: str, said: str, check: Check) -> None:
+    found = check(f"[[listener]]\n{text}\n")
+    assert found.status == 2
+    (line,) = found.err
+    assert said in line
+
+
+@pytest.fixture
+def closers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "closers_of_check_config.py").write_text(
+        "from zonerelay.inbound.policy import Policy\n"
+        "closed = []\n"
+        "class Well(Policy):\n"
+        "    def rcpt(self, event): return None\n"
+        "    async def close(self): closed.append(self.context.listener)\n"
+        "class Badly(Well):\n"
+        "    def close(self): raise KeyError('x')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "closers_of_check_config"
+
+
+def test_a_policy_that_was_made_is_closed_again(closers: str, check: Check) -> None:
+    assert check(f'[[listener]]\npolicy = "{closers}:Well"\n').status == 0
+    assert sys.modules[closers].closed == ["127.0.0.1:2525"]
+
+
+def test_a_policy_that_cannot_be_closed_is_a_problem(closers: str, check: Check) -> None:
+    found = check(f'[[listener]]\npolicy = "{closers}:Badly"\n')
+    assert found.err == [f"listener[0].policy: {closers}:Badly: close() failed: KeyError: 'x' (line 3)"]
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("nowhere_at_all:f", "retry.backoff: cannot import 'nowhere_at_all': ModuleNotFoundError"),
+        ("math:squrt", "retry.backoff: module 'math' has no 'squrt' (line 3)"),
+        ("math:pi", "retry.backoff: 'pi' in module 'math' is not a function (line 3)"),
+    ],
+)
+def test_a_back_off_function_is_looked_for(function: str, said: str, check: Check) -> None:
+    found = check(f'[retry]\nbackoff = "{function}"\n')
+    assert found.status == 2
+    (line,) = found.err
+    assert said in line
+
+
+def test_everything_is_tried_before_anything_is_said(tmp_path: Path, check: Check) -> None:
+    found = check(
+        '[[listener]]\ntls = "starttls"\ncertificate = "/none"\nauth = "optional"\npolicy = "nowhere_at_all:X"\n'
+        '[auth]\ncredentials = "/none"\n[[access]]\nsender = ["a@-"]\n[retry]\nbackoff = "math:pi"\n'
+    )
+    assert [line.partition(":")[0] for line in found.err] == [
+        "listener[0].certificate",
+        "listener[0].policy",
+        "auth.credentials",
+        "access[0].sender[0]",
+        "retry.backoff",
+    ]
+
+
+def test_files_are_not_looked_at_while_the_configuration_itself_is_wrong(check: Check) -> None:
+    found = check('[[listener]]\ntls = "starttls"\ncertificate = "/none"\nmax_errors = 0\n')
+    assert [line.partition(":")[0] for line in found.err] == ["listener[0].max_errors"]
+
+
+def test_openssl_is_not_loaded_where_nobody_has_tls(tmp_path: Path) -> None:
+    path = tmp_path / "relay.toml"
+    path.write_text('[[access]]\nsender = ["a@example.com"]\n')
+    program = (
+        "import sys, pathlib; from zonerelay.cli import check_config; "
+        f"status = check_config.run(pathlib.Path({str(path)!r})); "
+        "sys.exit(status or ('OpenSSL' in sys.modules) * 3 or ('cryptography' in sys.modules) * 4)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == 0, done
