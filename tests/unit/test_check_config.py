@@ -1,4 +1,4 @@
-"""check-config tries what a start would: certificates, users, patterns, an operator's code. Nothing is started."""
+"""check-config tries what a start would: certificates, users, patterns, an operator's code."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import pytest
 from tests.support.certificates import DAY, make
 from tests.support.credentials import file_of, user
 from zonerelay.cli import check_config
+
+QUOTA = "zonerelay.policies.quota:Quota"
 
 Check = Callable[[str], "Checked"]
 
@@ -61,24 +63,19 @@ def test_a_submission_listener_is_understood(tmp_path: Path, check: Check) -> No
     users.write_text(file_of(user()))
     found = check(
         listener(*pair(tmp_path), 'require_tls = true\nauth = "required"\naddress = "0.0.0.0:587"')
-        + listener(
-            *pair(tmp_path), f'allow_certificates = ["{"a" * 64}"]\npolicy = "p:C"'.replace("p:C", QUOTA)
-        )
+        + listener(*pair(tmp_path), f'allow_certificates = ["{"a" * 64}"]\npolicy = "{QUOTA}"')
         + f'policy_file = "{quota_file(tmp_path)}"\n'
         + f'[auth]\ncredentials = "{users}"\n[[access]]\nuser = ["app"]\n'
     )
     assert (found.status, found.err) == (0, [])
     assert found.out[2:6] == [
         "  listener 0.0.0.0:587 with STARTTLS only from users, up to 50 MB",
-        "  listener 127.0.0.1:2525 with STARTTLS from 127.0.0.0/8, ::1/128, 1 client certificate, up to 50 MB, "
-        f"asks {QUOTA}",
+        "  listener 127.0.0.1:2525 with STARTTLS from 127.0.0.0/8, ::1/128, 1 client certificate, "
+        f"up to 50 MB, asks {QUOTA}",
         f"  users in {users}",
         "  access 1 rule",
     ]
     assert found.notes == []
-
-
-QUOTA = "zonerelay.policies.quota:Quota"
 
 
 def quota_file(directory: Path) -> Path:
@@ -113,7 +110,8 @@ def test_a_certificate_that_is_not_there_is_a_problem_with_its_key_and_line(
     found = check(listener(f'"{tmp_path}/none.pem"'))
     assert (found.status, found.out) == (2, [])
     assert found.err == [
-        f"listener[0].certificate: {tmp_path}/none.pem does not exist: the certificate has to be there (line 4)"
+        f"listener[0].certificate: {tmp_path}/none.pem does not exist: the certificate has to be there "
+        "(line 4)"
     ]
 
 
@@ -285,7 +283,7 @@ def test_a_back_off_function_is_looked_for(function: str, said: str, check: Chec
 
 def test_everything_is_tried_before_anything_is_said(tmp_path: Path, check: Check) -> None:
     found = check(
-        '[[listener]]\ntls = "starttls"\ncertificate = "/none"\nauth = "optional"\npolicy = "nowhere_at_all:X"\n'
+        '[[listener]]\ntls = "starttls"\ncertificate = "/none"\nauth = "optional"\npolicy = "nowhere_at:X"\n'
         '[auth]\ncredentials = "/none"\n[[access]]\nsender = ["a@-"]\n[retry]\nbackoff = "math:pi"\n'
     )
     assert [line.partition(":")[0] for line in found.err] == [
