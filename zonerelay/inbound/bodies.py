@@ -220,9 +220,10 @@ class Bodies:
         self._session.say_goodbye(Answer(answer.reply, answer.wire))
 
     def drop_parked(self) -> None:
-        """RSET, EHLO or a refused chunk has ended its transaction."""
-        if self.parked is not None:
-            self._abort(self.parked)
+        """Unless its transaction goes on: commands may have ended that, and have begun another one."""
+        parked = self.parked
+        if parked is not None and parked.transaction is not self._session.dialog.transaction:
+            self._abort(parked)
 
     def lost(self, *, left: bool) -> None:
         """The connection is gone; `left`: because of the client."""

@@ -58,6 +58,7 @@ def starttls(dialog: Dialog, argument: str) -> Answer:
         return dialog.refuse(answers.TLS_ALREADY, "STARTTLS")
     if not dialog.standing.grants.offers_starttls:
         return dialog.refuse(answers.NOT_OFFERED, "STARTTLS")
+    dialog.reset()
     return answers.START_TLS
 
 

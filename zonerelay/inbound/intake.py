@@ -63,7 +63,7 @@ class Intake:
         self.detail = ""
         self.complete = False  # the end of data has arrived
         self.backlog = 0  # octets taken from the wire that the store has not taken yet
-        self._transaction = transaction
+        self.transaction = transaction
         self._standing = standing
         self._reception = reception
         self._on_room = on_room
@@ -188,7 +188,7 @@ class Intake:
         elif Headers in self._reception.consultants.asked:
             self._undecided = bytes(scanner.held)
             self.backlog += len(self._undecided)
-        elif self._transaction.edits is not NO_EDITS:
+        elif self.transaction.edits is not NO_EDITS:
             self._append(self._edited(bytes(scanner.held)))
         else:
             self._append(self._own_fields())
@@ -206,7 +206,7 @@ class Intake:
 
     def _edited(self, held: bytes) -> bytes:
         """Our own fields, and the message as the policy wants it."""
-        edits, header = self._transaction.edits, self._header
+        edits, header = self.transaction.edits, self._header
         removed = {name.lower() for name in edits.remove}
         names = header.names - removed | {name.lower() for name, _ in edits.add}
         edited = edit_header(header.lead + held, add=edits.add, remove=edits.remove)
@@ -226,7 +226,7 @@ class Intake:
         held, self._undecided = self._undecided, b""
         if self.refusal is not None or self._refused_by(verdict):
             return
-        self._transaction.decide(verdict.decision)
+        self.transaction.decide(verdict.decision)
         lines = self._edited(held)
         self._ready.insert(0, lines)
         self._ready_size += len(lines)
@@ -309,7 +309,7 @@ class Intake:
         verdict = await self._reception.consultants.ask(event)
         if self._refused_by(verdict):
             return True
-        self._transaction.decide(verdict.decision)
+        self.transaction.decide(verdict.decision)
         return False
 
     def _announce(self, message: Message, deliveries: list[Delivery]) -> None:
@@ -318,13 +318,13 @@ class Intake:
         try:
             reception.events.accepted(message, bare_lf=self._body.bare_lf, bare_cr=self._body.bare_cr)
             for zone in {delivery.zone for delivery in deliveries}:
-                reception.notify(zone, self._transaction.release)
+                reception.notify(zone, self.transaction.release)
         except Exception as error:  # noqa: BLE001 - a 451 here would make the client send it twice
             reception.events.trouble("inbound", error, message_id=message.id)
 
     def _deliveries(self) -> list[Delivery]:
         """A message with a time of release is born then: retries and reports count from it."""
-        envelope, transaction = self.envelope, self._transaction
+        envelope, transaction = self.envelope, self.transaction
         choose_zone = self._reception.choose_zone
         headers = self._header.fields
         born = max(envelope.created, transaction.release)
@@ -348,8 +348,8 @@ class Intake:
             notes.append(self._line_ends())
         if self._standing.tls is not None:
             notes.append(f"cipher={self._standing.tls.cipher}")
-        if self._transaction.release:
-            notes.append(f"release={self._transaction.release:.0f}")
+        if self.transaction.release:
+            notes.append(f"release={self.transaction.release:.0f}")
         return tuple(notes)
 
     def _line_ends(self) -> str:

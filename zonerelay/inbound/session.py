@@ -280,7 +280,7 @@ class Session(SMTP):
         """Write replies, and do what the last of the answers asks for."""
         in_transaction = self.dialog.transaction is not None
         self.deadlines.answered(self.loop.time(), in_transaction=in_transaction)
-        if self.bodies.parked is not None and not in_transaction:
+        if self.bodies.parked is not None:
             self.bodies.drop_parked()
         if replies:
             self.link.write(replies)
