@@ -55,6 +55,7 @@ class RelayProcess:
         top: Table | None = None,
         spool: Table | None = None,
         listener: Table | None = None,
+        more_listeners: Sequence[Table] = (),
         zone: Table | None = None,
         tables: Mapping[str, Table | Sequence[Table]] | None = None,
         launcher: Sequence[str] = (),
@@ -81,7 +82,10 @@ class RelayProcess:
                         "min_free_space": 0,  # or every test would leave its ballast behind
                         **(spool or {}),
                     },
-                    "listener": [{"address": f"{LOOPBACK}:{self.smtp_port}", **(listener or {})}],
+                    "listener": [
+                        {"address": f"{LOOPBACK}:{self.smtp_port}", **(listener or {})},
+                        *more_listeners,
+                    ],
                     "zone": [{"name": "default", "tls": "none", **hop, **(zone or {})}],
                     "admin": {"address": f"{LOOPBACK}:{self.admin_port}"},
                     **(tables or {}),

@@ -81,7 +81,8 @@ class Swaks:
             *_swaks_auth(server),
             *options,
         ]
-        return run(command, stdin=message, environment=self._environment)
+        # It ends the last line itself.
+        return run(command, stdin=message.removesuffix(b"\n"), environment=self._environment)
 
 
 def _swaks_tls(server: Server) -> list[str]:

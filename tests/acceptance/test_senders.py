@@ -1,0 +1,166 @@
+"""Programs that people send mail with, at every door of a relay: swaks, msmtp, PHP's mail(), s_client."""
+
+from __future__ import annotations
+
+import asyncio
+import smtplib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.submission import Papers, Submission, add_user, anonymous, submission
+from tests.support.ports import LOOPBACK
+from tests.support.senders import RECIPIENT, SENDER, Msmtp, Openssl, PhpMail, Result, Server, Swaks, Tls
+from zonerelay.sandbox.sink import Sink
+
+TEXT = b"From: app@example.org\nSubject: hello\n\n.one dot\n..two\nGr\xc3\xbc\xc3\x9fe\n"
+ARRIVED = b".one dot\r\n..two\r\nGr\xc3\xbc\xc3\x9fe\r\n"
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    return Papers.make(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture(scope="module")
+def credentials(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return add_user(tmp_path_factory.mktemp("users"))
+
+
+@pytest.fixture(scope="module")
+def swaks() -> Swaks:
+    return Swaks()
+
+
+@pytest.fixture
+async def doors(tmp_path: Path, sink: Sink, papers: Papers, credentials: Path) -> AsyncIterator[Submission]:
+    async with submission(tmp_path / "relay", sink, papers, credentials) as doors:
+        yield doors
+
+
+async def by_swaks(swaks: Swaks, server: Server, *options: str) -> Result:
+    return await asyncio.to_thread(swaks.send, server, TEXT, *options)
+
+
+async def test_swaks_in_clear_text_from_a_network_that_may_relay(swaks: Swaks, doors: Submission) -> None:
+    result = await by_swaks(swaks, doors.open)
+    assert result.code == 0, result.transcript
+    message = await doors.delivered()
+    assert message.body.endswith(ARRIVED)
+    assert b" with ESMTP id " in message.body
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "LOGIN"])
+@pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
+async def test_swaks_logs_in_over_tls(swaks: Swaks, doors: Submission, tls: Tls, mechanism: str) -> None:
+    result = await by_swaks(swaks, replace(doors.door(tls), auth=mechanism))
+    assert result.code == 0, result.transcript
+    assert result.said("235 2.7.0")
+    message = await doors.delivered()
+    assert message.body.endswith(ARRIVED)
+    assert b" with ESMTPSA (TLSv1.3) id " in message.body
+
+
+def auth_in_clear(port: int) -> bytes:
+    with smtplib.SMTP(LOOPBACK, port, timeout=20) as client:
+        client.ehlo("client.test")
+        code, text = client.docmd("AUTH", "PLAIN AGEAYg==")
+    return b"%d %s" % (code, text)
+
+
+async def test_auth_in_clear_text_is_not_offered_and_refused(swaks: Swaks, doors: Submission) -> None:
+    clear = replace(doors.starttls, tls=Tls.NONE)
+    result = await by_swaks(swaks, clear)
+    assert not result.said("250-AUTH")
+    assert result.code == 28, result.transcript  # swaks: no AUTH to be had
+    # Sent all the same, the password is not even looked at.
+    assert (await asyncio.to_thread(auth_in_clear, doors.starttls.port)).startswith(b"530 5.7.0")
+    assert not doors.sink.messages
+
+
+@pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
+async def test_a_wrong_password_is_refused(swaks: Swaks, doors: Submission, tls: Tls) -> None:
+    result = await by_swaks(swaks, replace(doors.door(tls), password="wrong"))
+    assert result.code == 28
+    assert result.said("535 5.7.8")
+    assert not doors.sink.messages
+
+
+@pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
+async def test_nobody_sends_without_logging_in(swaks: Swaks, doors: Submission, tls: Tls) -> None:
+    result = await by_swaks(swaks, anonymous(doors.door(tls)))
+    assert result.code == 23, result.transcript  # swaks: MAIL was refused
+    assert result.said("530 5.7.0")
+    assert not doors.sink.messages
+
+
+async def test_a_listed_client_certificate_is_enough(swaks: Swaks, doors: Submission) -> None:
+    client = doors.papers.client
+    result = await by_swaks(swaks, replace(anonymous(doors.starttls), certificate=client, key=client))
+    assert result.code == 0, result.transcript
+    assert (await doors.delivered()).body.endswith(ARRIVED)
+
+
+async def test_another_client_certificate_is_as_good_as_none(swaks: Swaks, doors: Submission) -> None:
+    server = doors.papers.server
+    result = await by_swaks(swaks, replace(anonymous(doors.starttls), certificate=server, key=server))
+    assert result.code == 23
+    assert result.said("530 5.7.0")
+
+
+async def test_pipelined_commands_of_swaks_are_answered_in_order(swaks: Swaks, doors: Submission) -> None:
+    result = await by_swaks(swaks, doors.implicit, "--pipeline")
+    assert result.code == 0, result.transcript
+    assert (await doors.delivered()).body.endswith(ARRIVED)
+
+
+@pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
+async def test_msmtp_verifies_us_and_logs_in(tmp_path: Path, doors: Submission, tls: Tls) -> None:
+    result = await asyncio.to_thread(Msmtp(tmp_path).send, doors.door(tls), TEXT)
+    assert result.code == 0, result.transcript
+    assert (await doors.delivered()).body.endswith(ARRIVED)
+
+
+async def test_msmtp_is_told_that_the_password_is_wrong(tmp_path: Path, doors: Submission) -> None:
+    wrong = replace(doors.implicit, password="wrong")
+    result = await asyncio.to_thread(Msmtp(tmp_path).send, wrong, TEXT)
+    assert result.code == 77  # EX_NOPERM
+    assert result.said("535 5.7.8")
+
+
+async def test_php_mail_through_a_sendmail_that_logs_in(tmp_path: Path, doors: Submission) -> None:
+    sendmail = Msmtp(tmp_path).sendmail(doors.starttls)
+    result = await asyncio.to_thread(
+        PhpMail().send,
+        sendmail,
+        to=RECIPIENT,
+        subject="Rückruf",
+        body="line one\n.line two\r\nline three\n",
+        headers={"From": SENDER, "X-Shop": "42"},
+    )
+    assert result.code == 0, result.transcript
+    message = await doors.delivered()
+    assert message.recipients == (RECIPIENT,)
+    assert b"\r\nSubject: R\xc3\xbcckruf\r\n" in message.body
+    assert b"\r\nX-Shop: 42\r\n" in message.body
+    assert b"\r\n\r\nline one\r\n.line two\r\nline three\r\n" in message.body
+
+
+@pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
+async def test_openssl_finds_nothing_wrong_with_our_tls(doors: Submission, tls: Tls) -> None:
+    result = await asyncio.to_thread(Openssl().connect, doors.door(tls))
+    assert result.code == 0, result.transcript
+    assert result.said("Verify return code: 0 (ok)")
+    assert result.said("TLSv1.3")
+    assert result.said("221 2.0.0")
+
+
+async def test_openssl_cannot_have_an_old_tls(doors: Submission) -> None:
+    old = await asyncio.to_thread(Openssl().connect, doors.implicit, "-tls1_1", "-cipher", "ALL:@SECLEVEL=0")
+    assert old.code != 0
+    assert not old.said("220 relay.test")
+    recent = await asyncio.to_thread(Openssl().connect, doors.implicit, "-tls1_2")
+    assert recent.code == 0, recent.transcript
+    assert recent.said("221 2.0.0")
