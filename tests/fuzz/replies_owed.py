@@ -31,7 +31,7 @@ class Account:
     def __init__(self, sent: bytes) -> None:
         self._left = sent
         self._in_body = False
-        self._chunk = 0  # octets that are still owed to us before an answer
+        self._in_exchange = False  # the next line is a SASL response, whatever it looks like
         self.over = False
 
     def take(self, reply: bytes) -> bool:
@@ -42,10 +42,11 @@ class Account:
         if not end:
             return False
         code = reply[:3]
-        chunk = _BDAT.match(line.removesuffix(b"\r"))
+        chunk = None if self._in_exchange else _BDAT.match(line.removesuffix(b"\r"))
+        self._in_exchange = code == b"334"
         if code == b"354":
             self._in_body = True
-        elif chunk is not None and code != b"334":
+        elif chunk is not None:
             size = int(chunk[1])
             whole, self._left = size <= len(self._left), self._left[size:]
             return whole
@@ -58,7 +59,7 @@ class Account:
         if self._in_body:
             return END_OF_DATA not in b"\r\n" + self._left
         line, end, rest = self._left.partition(b"\n")
-        chunk = _BDAT.match(line.removesuffix(b"\r"))
+        chunk = None if self._in_exchange else _BDAT.match(line.removesuffix(b"\r"))
         return not end or (chunk is not None and int(chunk[1]) > len(rest))
 
     def _take_body(self) -> bool:
