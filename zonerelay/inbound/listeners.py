@@ -114,8 +114,11 @@ class Listeners:
 
     async def reload(self, settings: Settings) -> tuple[str, ...]:
         """Take up other settings; what could not be taken up, in words."""
-        self._share(settings)
         problems: list[str] = []
+        try:
+            self._share(settings)
+        except ValueError as error:
+            problems.append(f"the access rules stay as they were: {error}")
         wanted = {each.address: each for each in settings.listener}
         for kept in list(self._kept):
             new = wanted.pop(kept.listener.settings.address, None)
@@ -134,7 +137,8 @@ class Listeners:
                 self._kept.append(kept)
             except (ListenError, ValueError) as error:
                 problems.append(str(error))
-                self._events.trouble("listener", error)
+        for problem in problems:
+            self._events.lifecycle("reload-incomplete", problem=problem)
         return tuple(problems)
 
     def stop_accepting(self) -> None:
@@ -156,6 +160,7 @@ class Listeners:
     # Building.
 
     def _share(self, settings: Settings) -> None:
+        """Raises ValueError; then everything but the access rules has been taken up."""
         self._shared.memory.change(settings.max_session_memory)
         needs_users = any(each.auth is not ListenerAuth.OFF for each in settings.listener)
         if self._users is not None:
@@ -164,9 +169,9 @@ class Listeners:
             self._users = Authenticator(
                 settings.auth, clock=self._clock, events=self._events, secret=self._secret
             )
-        self._shared = replace(
-            self._shared, access=AccessRules(settings.access) if settings.access else None, users=self._users
-        )
+        self._shared = replace(self._shared, users=self._users)
+        rules = AccessRules(settings.access) if settings.access else None
+        self._shared = replace(self._shared, access=rules)
 
     def _build(self, settings: ListenerSettings) -> _Kept:
         """Raises ValueError."""
