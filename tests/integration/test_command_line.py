@@ -319,6 +319,18 @@ async def test_a_wrong_config_is_status_2(shell: Shell) -> None:
     assert "spol" in ran.err
 
 
+async def test_a_config_that_is_wrong_elsewhere_still_says_where_the_relay_is(shell: Shell) -> None:
+    with shell.relay.config.open("a") as file:
+        file.write("\n[[listener]]\ntls = 'ssl'\n[retry]\nbackof = 5\n")
+    ran = await shell.run("status")
+    assert (ran.status, ran.err) == (0, "")
+    with shell.relay.config.open("a") as file:
+        file.write("[spol]\n")
+    ran = await shell.run("status")
+    assert ran.status == 2
+    assert "spol: unknown key; did you mean spool?" in ran.err
+
+
 async def test_a_closed_pipe_ends_quietly(shell: Shell) -> None:
     shell.relay.rows = [delivery(number) for number in range(20_000)]
     process = await asyncio.create_subprocess_exec(

@@ -45,8 +45,10 @@ class Session:
         await asyncio.to_thread(self.smtp.ehlo)
 
     async def login(self, name: str = "app", password: str = "correct horse") -> int:
+        # smtplib's login() would try every mechanism, and each failure is answered later than the one before.
+        self.smtp.user, self.smtp.password = name, password
         try:
-            code, _ = await asyncio.to_thread(self.smtp.login, name, password)
+            code, _ = await asyncio.to_thread(self.smtp.auth, "PLAIN", self.smtp.auth_plain)
         except smtplib.SMTPAuthenticationError as error:
             return int(error.smtp_code)
         return code

@@ -55,4 +55,10 @@ def client_of(settings: Settings) -> ControlClient:
 
 
 def connect(option: Path | None) -> ControlClient:
-    return client_of(load_settings(option))
+    """Raises CliError only when the file does not say where the relay is."""
+    from zonerelay.config.settings import ConfigError, load_whereabouts
+
+    try:
+        return client_of(load_whereabouts(config_path(option)))
+    except ConfigError as error:
+        raise CliError(str(error), USAGE) from error

@@ -47,6 +47,11 @@ class Report:
         """Record a problem; of several with one key the first says enough."""
         self._problems.setdefault(path, Problem(path_text(path), text, self._line(path)))
 
+    @property
+    def wrong(self) -> Iterable[Path]:
+        """Where there are problems."""
+        return self._problems.keys()
+
     def given(self, *path: str | int) -> bool:
         """Whether the file itself says this, be it the default or not."""
         return path in self._lines

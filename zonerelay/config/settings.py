@@ -11,12 +11,13 @@ import tomllib
 from pathlib import Path
 
 from zonerelay.config import checks
-from zonerelay.config.models import REPEATED, Settings
+from zonerelay.config.models import REPEATED, TABLES, Settings
+from zonerelay.config.options import options_of
 from zonerelay.config.problems import ConfigError, Problem, Report, path_text
 from zonerelay.config.tables import read_settings
 from zonerelay.config.toml_lines import line_numbers
 
-__all__ = ["ConfigError", "Problem", "load", "load_text", "read"]
+__all__ = ["ConfigError", "Problem", "load", "load_text", "load_whereabouts", "read"]
 
 _POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
@@ -28,12 +29,29 @@ def load(path: Path) -> Settings:
 
 def read(path: Path) -> tuple[Settings, Report]:
     """The settings, and the report for who looks further: it knows the lines. Raises ConfigError."""
-    return _read_text(_text(path), str(path))
+    settings, report = _checked(_text(path), str(path))
+    report.raise_problems()
+    return settings, report
+
+
+def load_whereabouts(path: Path) -> Settings:
+    """For commands that only ask where the running relay is: its spool and its socket.
+
+    They are needed most while the file is being corrected, so what is wrong elsewhere is no matter here.
+    Raises ConfigError when the file does not say it.
+    """
+    settings, report = _checked(_text(path), str(path))
+    known = {*TABLES, *options_of(Settings)} - {"spool", "admin"}
+    if not all(wrong[0] in known for wrong in report.wrong):  # an unknown table may be a mistyped one
+        report.raise_problems()
+    return settings
 
 
 def load_text(text: str, source: str = "configuration") -> Settings:
     """The settings in a TOML document; `source` names it when it is no TOML at all."""
-    return _read_text(text, source)[0]
+    settings, report = _checked(text, source)
+    report.raise_problems()
+    return settings
 
 
 def _text(path: Path) -> str:
@@ -49,7 +67,8 @@ def _text(path: Path) -> str:
         raise ConfigError([problem]) from error
 
 
-def _read_text(text: str, source: str) -> tuple[Settings, Report]:
+def _checked(text: str, source: str) -> tuple[Settings, Report]:
+    """Raises ConfigError for what is no TOML; everything else is in the report."""
     try:
         document = tomllib.loads(text)
         lines = line_numbers(text)
@@ -59,7 +78,6 @@ def _read_text(text: str, source: str) -> tuple[Settings, Report]:
         raise ConfigError([Problem(source, "lists or tables are nested too deeply", 1)]) from error
     report = Report(lines)
     settings = checks.check(read_settings(document, report), report)
-    report.raise_problems()
     return settings, report
 
 
