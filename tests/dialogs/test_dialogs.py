@@ -79,7 +79,7 @@ FACTS: dict[str, Callable[[Stored], str]] = {
         str(each.notify.name) if each.notify else "-" for each in stored.deliveries
     ),
     "orcpt": lambda stored: " ".join(each.orcpt or "-" for each in stored.deliveries),
-    "release": lambda stored: " ".join(f"{each.next_attempt:g}" for each in stored.deliveries),
+    "release": lambda stored: " ".join(f"{each.next_attempt:.0f}" for each in stored.deliveries),
     "born": lambda stored: " ".join(f"{each.created:.0f}" for each in stored.deliveries),
 }
 _SHORTHAND = re.compile(r"\{(base64|\d+) ([^}]*)\}")

@@ -95,11 +95,13 @@ class AccessPolicy:
         return self._client(str(peer[0]), int(peer[1]))
 
     def named(self, address: str, port: int, *, by: Client) -> Client:
-        """Whom a PROXY header or XCLIENT names; `by` may go on naming. No address: nobody we know."""
+        """Whom a PROXY header or XCLIENT names. No address: nobody we know."""
+        # A server that says XCLIENT may say it again. Behind a balancer the client itself is talking.
+        again = by.may_xclient and not by.proxies
         if not address:
-            return Client("", 0, may_relay=self._open, may_xclient=by.may_xclient)
+            return Client("", 0, may_relay=self._open, may_xclient=again)
         client = self._client(address, port)
-        return replace(client, proxies=False, may_xclient=client.may_xclient or by.may_xclient)
+        return replace(client, proxies=False, may_xclient=client.may_xclient or again)
 
     def _client(self, host: str, port: int) -> Client:
         known = self._known.get(host)
