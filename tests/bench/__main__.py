@@ -1,4 +1,7 @@
-"""`python -m tests.bench`: zonerelay and Postfix under the same load, in one run, as a table."""
+"""`python -m tests.bench`: zonerelay and Postfix under the same load, in one run, as a table.
+
+With `--against` it is zonerelay and another source tree of zonerelay, in Postfix's place.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,17 @@ import os
 import signal
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from tests.bench.fsyncs import find_strace
-from tests.bench.relays import POSTFIX, ZONERELAY, Starter, postfix_starter, start_zonerelay
-from tests.bench.report import describe_machine, print_profile, print_row, write_json
-from tests.bench.results import Result
-from tests.bench.rows import Row, rows_named
+from tests.bench.relays import Starter, starters, tree_starter
+from tests.bench.report import Found, describe_machine, print_profile, print_row, write_json
+from tests.bench.rows import OTHER, POSTFIX, ZONERELAY, Row, Source, rows_named
 from tests.bench.runner import Plan, profile_path, run_row
+from tests.bench.trials import run_trial
 from tests.support.meters import busy_share, open_group
 from tests.support.postfix import PostfixError, PostfixTools
 
@@ -25,9 +29,14 @@ BUSY = 0.1
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--rows", default="", metavar="A,B", help="only these rows")
     parser.add_argument("--only", choices=(POSTFIX, ZONERELAY), help="only this relay, so without ratios")
+    parser.add_argument(
+        "--against", type=Path, metavar="TREE", help="zonerelay from this source tree, in Postfix's place"
+    )
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="timed repetitions (default 3)")
     parser.add_argument(
         "--scale", type=float, default=1.0, metavar="X", help="messages times X, to try things out"
@@ -47,57 +56,79 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console(highlight=False)
     try:
-        rows = [row.scaled(options.scale) for row in rows_named(options.rows)]
         tools = PostfixTools(say=console.print)
+        found = available(options, tools, console)
+        rows = chosen(options, found)
     except (ValueError, PostfixError) as error:
         console.print(str(error), markup=False)
         return 2
     with tempfile.TemporaryDirectory(prefix="zonerelay-bench-", dir=options.directory) as name:
         directory = Path(name)
         directory.chmod(0o755)  # Postfix's users must be able to enter
-        return bench(options, rows, tools, directory, console)
+        return bench(options, rows, found, tools, directory, console)
+
+
+def chosen(options: argparse.Namespace, found: dict[str, Starter]) -> list[Row]:
+    """The rows asked for, as far as there is a relay for them. Raises ValueError."""
+    rows = [row.scaled(options.scale) for row in rows_named(options.rows)]
+    if options.against:
+        # Goals are about Postfix; and of rows that compare something else, the other tree may lack it.
+        rows = [
+            replace(row, relays=(ZONERELAY, OTHER), goals=()) for row in rows if row.relays[-1] == POSTFIX
+        ]
+    return [row for row in rows if any(name in found for name in row.relays)]
+
+
+def available(options: argparse.Namespace, tools: PostfixTools, console: Console) -> dict[str, Starter]:
+    """Starters by the relay's name. Raises ValueError."""
+    found = starters(tools)
+    if options.against:
+        return {ZONERELAY: found[ZONERELAY], OTHER: tree_starter(options.against.resolve())}
+    if options.only == POSTFIX:
+        return {POSTFIX: found[POSTFIX]}
+    if options.only == ZONERELAY:
+        del found[POSTFIX]
+    elif os.geteuid() != 0:
+        console.print(
+            "Postfix's master runs only as root, so only zonerelay is measured; try sudo make bench"
+        )
+        del found[POSTFIX]
+    return found
 
 
 def bench(
-    options: argparse.Namespace, rows: list[Row], tools: PostfixTools, directory: Path, console: Console
+    options: argparse.Namespace,
+    rows: list[Row],
+    found: dict[str, Starter],
+    tools: PostfixTools,
+    directory: Path,
+    console: Console,
 ) -> int:
     machine = describe(directory, tools)
     console.print(", ".join(f"{name}: {value}" for name, value in machine.items()))
     warn(machine, console)
     if options.profile:
         options.profile.mkdir(parents=True, exist_ok=True)
-    results: list[Result] = []
+    results: list[Found] = []
     with console.status("…") as status:
         plan = Plan(
             directory=directory,
             tools=tools,
-            starters=starters(options.only, tools, console),
+            starters=found,
             repetitions=max(1, options.repeat),
             strace=None if options.no_strace else find_strace(say=console.print),
             profiles=options.profile,
             say=status.update if console.is_terminal else console.print,
         )
         for row in rows:
-            found = run_row(plan, row)
-            print_row(console, found)
-            results += found
+            measured = run_trial(plan, row) if row.source is Source.TRIAL else run_row(plan, row)
+            print_row(console, measured)
+            results += measured
             if options.profile and (path := profile_path(options.profile, row)).exists():
                 print_profile(console, path)
     if options.json:
         write_json(options.json, results, machine=machine)
     return 1 if any(result.notes for result in results) else 0
-
-
-def starters(only: str | None, tools: PostfixTools, console: Console) -> dict[str, Starter]:
-    found: dict[str, Starter] = {ZONERELAY: start_zonerelay, POSTFIX: postfix_starter(tools)}
-    if only:
-        return {only: found[only]}
-    if os.geteuid() != 0:
-        console.print(
-            "Postfix's master runs only as root, so only zonerelay is measured; try sudo make bench"
-        )
-        del found[POSTFIX]
-    return found
 
 
 def describe(directory: Path, tools: PostfixTools) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A load driver of our own, for what smtp-source cannot do: many domains, and latencies.
+"""A load driver of our own, for what smtp-source cannot do: many domains, TLS, log-ins, and latencies.
 
 Run as `python -m tests.bench.driver '{"port": …}'` with the fields of Load as JSON; prints the fields
 of Report as JSON. It sends at the speed of the relay over a fixed number of sessions and stops at the
@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import sys
 import time
-from collections.abc import Generator
-from typing import cast
+from functools import partial
 
 import msgspec
 import uvloop
 
-from tests.bench.rows import domain
+from tests.bench.client import ClientSession, Step, Steps, client_context, give_up, opening
+from tests.bench.rows import Tls, domain
 
 LINE = b"0123456789abcdefghijklmnopqrstuvwxyz0123456789abcdefghijklmnopqrstuvwxyz01\r\n"
 ONE_WRITE = 64 * 1024
@@ -34,22 +33,26 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     domains: int = 1
     reuse: bool = False
     pipelining: bool = False
+    tls: Tls = Tls.NONE
+    users: int = 0
+    greet_only: bool = False  # sessions that send nothing, only begin and end
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """`began` and `ended` are readings of the system-wide monotonic clock."""
+    """`began` and `ended` are readings of the system-wide monotonic clock. `latencies` run from the final
+    dot to its reply, `transactions` from MAIL to there; `cpu` is the driver's own.
+    """
 
     began: float
     ended: float
     latencies: list[float]
+    transactions: list[float]
+    cpu: float
 
-
-class Refused(Exception):
-    """The relay did not accept; the text is its reply."""
-
-
-# What to send, and how many replies to wait for before going on.
-Step = tuple[bytes, int]
+    @property
+    def busy(self) -> float:
+        """How much of one core the driver itself needed."""
+        return self.cpu / (self.ended - self.began)
 
 
 def message(size: int) -> bytes:
@@ -74,7 +77,9 @@ class Work:
     def __init__(self, load: Load) -> None:
         self.load = load
         self.content = message(load.size)
+        self.context = client_context() if load.tls is not Tls.NONE else None
         self.latencies: list[float] = []
+        self.transactions: list[float] = []
         self._next = 0
 
     def take(self) -> int | None:
@@ -84,60 +89,56 @@ class Work:
         self._next += 1
         return self._next - 1
 
-    @property
-    def left(self) -> bool:
-        return self._next < self.load.messages
 
+class DriverSession(ClientSession):
+    """Takes messages from the work and sends them: one, or as long as there are any."""
 
-class ClientSession(asyncio.Protocol):
-    """One connection that works through its dialog; `done` is set when the relay has answered QUIT."""
-
-    def __init__(self, work: Work) -> None:
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, work: Work, first: int) -> None:
         self._work = work
-        self._steps = self._dialog()
-        self._awaited = 0
-        self._partial = b""
         self._blocked = False
         self._dot_at = 0.0
         self._dot_owed = False
-        self._transport: asyncio.Transport | None = None
+        super().__init__(self._dialog(first), work.context)
 
-    def _dialog(self) -> Generator[Step, None, None]:
+    def _dialog(self, first: int) -> Steps:
         load, work = self._work.load, self._work
-        yield b"", 1
-        yield b"EHLO bench.example.org\r\n", 1
-        while (number := work.take()) is not None:
-            commands = envelope(load, number)
-            if load.pipelining:
-                yield b"".join(commands), len(commands)
-            else:
-                for command in commands:
-                    yield command, 1
-            self._send_content(work.content)
-            yield b"", 1
-            work.latencies.append(time.monotonic() - self._dot_at)
-            if not load.reuse:
-                break
+        yield from opening(load, first)
+        number: int | None = None if load.greet_only else first
+        while number is not None:
+            began = time.monotonic()
+            yield from self._transaction(number)
+            ended = time.monotonic()
+            work.latencies.append(ended - self._dot_at)
+            work.transactions.append(ended - began)
+            number = work.take() if load.reuse else None
         yield b"QUIT\r\n", 1
+
+    def _transaction(self, number: int) -> Steps:
+        commands = envelope(self._work.load, number)
+        steps: list[Step] = [(command, 1) for command in commands]
+        if self._work.load.pipelining:
+            steps = [(b"".join(commands), len(commands))]
+        yield from steps
+        self._send_content(self._work.content)
+        yield b"", 1
 
     def _send_content(self, content: bytes) -> None:
         """The final dot of a long message is timed when all before it has left for the kernel."""
-        assert self._transport is not None
+        assert self.transport is not None
         if len(content) <= ONE_WRITE:
             self._dot_at = time.monotonic()
-            self._transport.write(content + b".\r\n")
+            self.transport.write(content + b".\r\n")
             return
         self._dot_owed = True
-        self._transport.write(content)
+        self.transport.write(content)
         if not self._blocked:
             self._send_dot()
 
     def _send_dot(self) -> None:
-        assert self._transport is not None
+        assert self.transport is not None
         self._dot_owed = False
         self._dot_at = time.monotonic()
-        self._transport.write(b".\r\n")
+        self.transport.write(b".\r\n")
 
     def pause_writing(self) -> None:
         self._blocked = True
@@ -147,66 +148,30 @@ class ClientSession(asyncio.Protocol):
         if self._dot_owed:
             self._send_dot()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are none of asyncio's classes, only alike.
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(0)
-        self._advance()
-
-    def data_received(self, data: bytes) -> None:
-        *lines, self._partial = (self._partial + data).split(b"\r\n")
-        for line in lines:
-            if line[:1] not in (b"2", b"3"):
-                self._fail(Refused(line.decode(errors="replace")))
-                return
-            if line[3:4] != b"-":
-                self._awaited -= 1
-        if self._awaited == 0:
-            self._advance()
-
-    def _advance(self) -> None:
-        assert self._transport is not None
-        step = next(self._steps, None)
-        if step is None:
-            self._transport.close()
-            if not self.done.done():
-                self.done.set_result(None)
-            return
-        data, self._awaited = step
-        if data:
-            self._transport.write(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(Refused(f"connection lost: {exc}"))
-
-    def _fail(self, error: Exception) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
-        if self._transport is not None:
-            self._transport.close()
-
-
-def give_up(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """An error in a callback would otherwise be a wait without end: the process ends instead."""
-    print(context.get("exception") or context["message"], file=sys.stderr, flush=True)
-    os._exit(1)
-
 
 async def run(load: Load) -> Report:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(give_up)
     work = Work(load)
+    implicit = work.context if load.tls is Tls.IMPLICIT else None
 
     async def worker() -> None:
-        while work.left:
-            _, session = await loop.create_connection(lambda: ClientSession(work), "127.0.0.1", load.port)
+        while (number := work.take()) is not None:
+            begin = partial(DriverSession, work, number)
+            _, session = await loop.create_connection(begin, "127.0.0.1", load.port, ssl=implicit)
             await session.done
 
-    began = time.monotonic()
+    began, cpu = time.monotonic(), time.process_time()
     async with asyncio.timeout(TIME_LIMIT), asyncio.TaskGroup() as group:
         for _ in range(min(load.sessions, load.messages)):
             group.create_task(worker())
-    return Report(began=began, ended=time.monotonic(), latencies=work.latencies)
+    return Report(
+        began=began,
+        ended=time.monotonic(),
+        latencies=work.latencies,
+        transactions=work.transactions,
+        cpu=time.process_time() - cpu,
+    )
 
 
 def main() -> None:

@@ -16,7 +16,8 @@ from typing import cast
 import msgspec
 import uvloop
 
-from tests.bench.driver import Load, Refused, envelope, give_up, message
+from tests.bench.client import Refused, give_up
+from tests.bench.driver import Load, envelope, message
 from tests.bench.sink import SinkProtocol
 
 ARRIVAL_LIMIT = 30.0

@@ -1,22 +1,40 @@
-"""The two relays behind one face: start on a free port towards given sinks, stop, and be measured."""
+"""The relays behind one face: start on a free port towards given sinks, stop, and be measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tests.bench.rows import MIB, Row, domain, sink_address
+from tests.bench.client import PASSWORD
+from tests.bench.load import Sink
+from tests.bench.papers import Papers, make_papers
+from tests.bench.rows import (
+    ASYNC_POLICY,
+    MIB,
+    POLICY,
+    POSTFIX,
+    ZONERELAY,
+    Row,
+    Tls,
+    domain,
+    sink_address,
+)
+from tests.support.debian import REPOSITORY
 from tests.support.meters import ProcessGroup
-from tests.support.ports import LOOPBACK
+from tests.support.ports import LOOPBACK, free_port
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
 from tests.support.process import RelayProcess
 from tests.support.toml import Table
 
-ZONERELAY = "zonerelay"
-POSTFIX = "postfix"
+POLICIES = {POLICY: "Nothing", ASYNC_POLICY: "AsyncNothing"}
+PER_CLIENT = 1000
+DEFAULT_PER_NETWORK = 200
 
 
 class Relay(Protocol):
@@ -31,8 +49,16 @@ class Relay(Protocol):
     def log_tail(self) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """`port` is where the row's mail goes."""
+
+    relay: Relay
+    port: int
+
+
 # A directory for its files, the row, the sink's port, and what to put before its command line.
-Starter = Callable[[Path, Row, int, Sequence[str]], AbstractContextManager[Relay]]
+Starter = Callable[[Path, Row, int, Sequence[str]], AbstractContextManager[Running]]
 
 
 def next_hops(row: Row, sink_port: int) -> dict[str, str]:
@@ -42,8 +68,55 @@ def next_hops(row: Row, sink_port: int) -> dict[str, str]:
     return {domain(number): f"{sink_address(number)}:{sink_port}" for number in range(row.domains)}
 
 
-def start_zonerelay(directory: Path, row: Row, sink_port: int, launcher: Sequence[str]) -> RelayProcess:
-    """One worker; limits that 50 sessions cannot reach; otherwise the defaults, LevelDB included."""
+def zonerelay_starter(*, policy: str = "", environment: Mapping[str, str] | None = None) -> Starter:
+    """One worker; limits that the row's sessions cannot reach; otherwise the defaults, LevelDB included."""
+
+    @contextlib.contextmanager
+    def start(directory: Path, row: Row, sink_port: int, launcher: Sequence[str]) -> Iterator[Running]:
+        papers = make_papers(directory, row)
+        listener = {**_limits(row), **_security(row, papers)}
+        if policy:
+            listener["policy"] = f"tests.bench.policies:{policy}"
+        implicit = free_port() if row.tls is Tls.IMPLICIT else 0
+        relay = RelayProcess(
+            directory,
+            # One in clear text is always there, to see when the relay is ready.
+            listener=_limits(row) if implicit else listener,
+            more_listeners=[{"address": f"{LOOPBACK}:{implicit}", **listener}] if implicit else [],
+            tables=_tables(row, sink_port, papers),
+            launcher=launcher,
+            environment=environment,
+        )
+        with relay:
+            yield Running(relay, implicit or relay.smtp_port)
+
+    return start
+
+
+def _limits(row: Row) -> dict[str, str | int | list[str]]:
+    limits: dict[str, str | int | list[str]] = {
+        "max_connections_per_client": max(PER_CLIENT, row.max_connections),
+        "max_message_size": "50 MB",
+        "max_connections": row.max_connections,
+    }
+    if row.sessions > DEFAULT_PER_NETWORK:
+        limits["max_connections_per_network"] = row.max_connections
+    return limits
+
+
+def _security(row: Row, papers: Papers | None) -> dict[str, str | int | list[str]]:
+    if papers is None:
+        return {}
+    auth = "optional" if row.users else "off"
+    return {
+        "tls": row.tls.value,
+        "certificate": str(papers.certificate),
+        "key": str(papers.key),
+        "auth": auth,
+    }
+
+
+def _tables(row: Row, sink_port: int, papers: Papers | None) -> dict[str, Table | Sequence[Table]]:
     limits: Table = {
         "tls": "none",
         "allow_private_addresses": True,
@@ -54,26 +127,53 @@ def start_zonerelay(directory: Path, row: Row, sink_port: int, launcher: Sequenc
     zones: list[Table] = [{"name": name, "next_hop": hop, **limits} for name, hop in hops.items()]
     routes: list[Table] = [{"recipient_domain": [name], "zone": name} for name in hops]
     default: Table = {"name": "default", "next_hop": f"{LOOPBACK}:{sink_port}", **limits}
-    return RelayProcess(
-        directory,
-        listener={"max_connections_per_client": 1000, "max_message_size": "50 MB"},
-        tables={"zone": [default, *zones], "route": routes},
-        launcher=launcher,
-    )
+    tables: dict[str, Table | Sequence[Table]] = {"zone": [default, *zones], "route": routes}
+    if papers is not None and papers.users:
+        tables["auth"] = {"credentials": str(papers.credentials)}
+    return tables
+
+
+def tree_starter(tree: Path) -> Starter:
+    """zonerelay from another source tree, with this environment's libraries. Raises ValueError."""
+    environment = {"PYTHONPATH": str(tree)}
+    # -P: without it the current directory would be searched before the tree.
+    command = [sys.executable, "-P", "-c", "import zonerelay; print(zonerelay.__file__)"]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    if not Path(found.stdout.strip()).is_relative_to(tree):
+        raise ValueError(f"{tree} is not where zonerelay comes from then, but {found.stdout.strip()}")
+    return zonerelay_starter(environment=environment)
 
 
 def postfix_starter(tools: PostfixTools) -> Starter:
-    def start(directory: Path, row: Row, sink_port: int, launcher: Sequence[str]) -> PostfixInstance:
+    """A process for each of the row's sessions where it has more than Postfix's default."""
+
+    @contextlib.contextmanager
+    def start(directory: Path, row: Row, sink_port: int, launcher: Sequence[str]) -> Iterator[Running]:
         bracketed = {name: f"[{hop.replace(':', ']:')}" for name, hop in next_hops(row, sink_port).items()}
+        papers = make_papers(directory, row)
         settings = PostfixSettings(
             next_hop=f"[{LOOPBACK}]:{sink_port}",
             transports=bracketed,
             connections_out=row.connections_out,
             message_size_limit=50 * MIB,
+            process_limit=max(PostfixSettings().process_limit, row.postfix_sessions),
+            certificate=papers.certificate if papers else None,
+            key=papers.key if papers else None,
+            users=dict.fromkeys(papers.users, PASSWORD) if papers else {},
         )
-        return PostfixInstance(tools, directory, settings, launcher=launcher)
+        with PostfixInstance(tools, directory, settings, launcher=launcher) as relay:
+            yield Running(relay, relay.smtps_port if row.tls is Tls.IMPLICIT else relay.smtp_port)
 
     return start
+
+
+def starters(tools: PostfixTools) -> dict[str, Starter]:
+    """Every relay that a row may name."""
+    with_policies = {
+        name: zonerelay_starter(policy=policy, environment={"PYTHONPATH": str(REPOSITORY)})
+        for name, policy in POLICIES.items()
+    }
+    return {ZONERELAY: zonerelay_starter(), POSTFIX: postfix_starter(tools), **with_policies}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,5 +182,7 @@ class Subject:
 
     name: str
     relay: Relay
+    port: int
     group: ProcessGroup
     sink_port: int
+    sink: Sink | None  # None: the probe brings its own

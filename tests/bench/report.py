@@ -11,17 +11,22 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.profiling import top_functions
-from tests.bench.relays import POSTFIX, ZONERELAY
 from tests.bench.results import METRICS, NOISY, Result, ratio
 from tests.bench.rows import Goal
+from tests.bench.trials import Finding
+
+Found = Result | Finding
 
 NOTE_LINES = 5
+SATURATED = 0.9
+MANY_REPETITIONS = 4
 LABELS = {
     "accepted_rate": "accepted, messages/s",
     "delivered_rate": "delivered, messages/s",
     "recipient_rate": "delivered, recipients/s",
     "delivered_mb": "delivered, MiB/s",
     "cpu_ms": "CPU, ms per message",
+    "cpu_ms_least": "CPU, ms per message, least",
     "memory_mb": "peak memory (PSS), MiB",
     "rss_mb": "peak memory (RSS summed), MiB",
     "fsyncs": "fsyncs per message",
@@ -29,46 +34,77 @@ LABELS = {
     "accept_p99": "final dot to 250, p99 ms",
     "arrive_p50": "final dot to sink, p50 ms",
     "arrive_p99": "final dot to sink, p99 ms",
+    "sessions": "sessions held",
+    "session_kb": "memory of a session (PSS), KB",
+    "session_rss_kb": "memory of a session (RSS), KB",
+    "base_mb": "memory before (PSS), MiB",
+    "alone_p50": "MAIL to 250, alone, p50 ms",
+    "among_p50": "MAIL to 250, among slow ones, p50 ms",
+    "slowdown": "among slow ones / alone, p50",
+    "alone_p99": "MAIL to 250, alone, p99 ms",
+    "among_p99": "MAIL to 250, among slow ones, p99 ms",
+    "dripping_share": "CPU for the slow ones alone, % of a core",
+    "first_rate": "first log-ins/s",
+    "first_cpu_ms": "CPU, ms per first log-in",
+    "again_rate": "further log-ins/s",
+    "again_cpu_ms": "CPU, ms per further log-in",
 }
 
 
-def metrics_of(result: Result) -> list[str]:
+def metrics_of(found: Found) -> list[str]:
     """Rates mean nothing one at a time, recipients not with one each, MiB/s not for small messages."""
+    if isinstance(found, Finding):
+        return list(found.values)
     hidden = {"rss_mb"}
-    if result.row.sessions == 1:
+    if found.row.sessions == 1:
         hidden |= {"accepted_rate", "delivered_rate"}
-    if result.row.recipients == 1:
+    if found.row.recipients == 1:
         hidden.add("recipient_rate")
-    if "delivered_mb" not in {goal.metric for goal in result.row.goals}:
+    if "delivered_mb" not in {goal.metric for goal in found.row.goals}:
         hidden.add("delivered_mb")
+    if len(found.samples) < MANY_REPETITIONS:
+        hidden.add("cpu_ms_least")
     return [metric for metric in METRICS if metric not in hidden]
 
 
-def row_table(results: Sequence[Result]) -> Table:
+def row_table(results: Sequence[Found]) -> Table:
     """One row of the bench: its figures downwards, the relays and their ratio across."""
-    by_relay = {result.relay: result for result in results}
-    ours, theirs = by_relay.get(ZONERELAY), by_relay.get(POSTFIX)
     row = results[0].row
+    ours, theirs = compared(results)
     table = Table(title=f"{row.key}: {row.title}", title_justify="left")
     table.add_column("")
-    for name in by_relay:
-        table.add_column(name, justify="right")
-    table.add_column(f"{ZONERELAY} / {POSTFIX}", justify="right")
+    for result in results:
+        table.add_column(result.relay, justify="right")
+    if len(row.relays) > 1:
+        table.add_column(f"{row.relays[0]} / {row.relays[-1]}", justify="right")
     table.add_column("goal")
-    for metric in metrics_of(results[0]):
+    for metric in dict.fromkeys(metric for result in results for metric in metrics_of(result)):
         values = [result.figure(metric) for result in results]
         if any(value is not None for value in values):
-            share = ratio(ours.figure(metric), theirs.figure(metric)) if ours and theirs else None
+            cells = list(map(number, values))
+            if len(row.relays) > 1:
+                cells.append(number(ratio(_figure(ours, metric), _figure(theirs, metric))))
             goals = [verdict(goal, ours, theirs) for goal in row.goals if goal.metric == metric]
-            table.add_row(LABELS[metric], *map(number, values), number(share), "; ".join(filter(None, goals)))
+            table.add_row(LABELS[metric], *cells, "; ".join(filter(None, goals)))
     return table
 
 
-def verdict(goal: Goal, ours: Result | None, theirs: Result | None) -> str:
+def compared(results: Sequence[Found]) -> tuple[Found | None, Found | None]:
+    """The relays of the ratio, as far as they are there: the row's first and its last."""
+    by_relay = {result.relay: result for result in results}
+    relays = results[0].row.relays
+    return by_relay.get(relays[0]), by_relay.get(relays[-1]) if len(relays) > 1 else None
+
+
+def _figure(found: Found | None, metric: str) -> float | None:
+    return found.figure(metric) if found else None
+
+
+def verdict(goal: Goal, ours: Found | None, theirs: Found | None) -> str:
     """`≥ 3 reached (4.2)` or by how much it is missed; empty when it cannot be told."""
-    value = ours.figure(goal.metric) if ours else None
+    value = _figure(ours, goal.metric)
     if not goal.absolute:
-        value = ratio(value, theirs.figure(goal.metric) if theirs else None)
+        value = ratio(value, _figure(theirs, goal.metric))
     if value is None:
         return ""
     sign = "≥" if goal.at_least else "≤"
@@ -79,11 +115,15 @@ def verdict(goal: Goal, ours: Result | None, theirs: Result | None) -> str:
     return f"[red]{sign} {goal.limit:g}{unit} missed by {short:.0f} %[/red]"
 
 
-def remarks(results: Sequence[Result]) -> list[str]:
-    """What a reader has to know about the figures: failures and noise."""
+def remarks(results: Sequence[Found]) -> list[str]:
+    """What a reader has to know about the figures: failures, noise, and a source that was too slow."""
     found = []
     for result in results:
         found += [f"{result.row.key}: {result.relay} failed: {ending(note)}" for note in result.notes]
+        if isinstance(result, Finding):
+            continue
+        if result.source_busy > SATURATED:
+            found.append(f"{result.row.key}: {result.relay}: rates are those of our driver, which was busy")
         if result.spread > NOISY:
             times = ", ".join(f"{sample.delivered:.2f} s" for sample in result.samples)
             apart = f"{result.spread:.0%} apart; is the machine busy?"
@@ -106,7 +146,7 @@ def number(value: float | None) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def print_row(console: Console, results: Sequence[Result]) -> None:
+def print_row(console: Console, results: Sequence[Found]) -> None:
     console.print(row_table(results))
     for remark in remarks(results):
         console.print(f"  ! {remark}", markup=False)
@@ -123,7 +163,7 @@ def print_profile(console: Console, path: Path) -> None:
     console.print(table)
 
 
-def write_json(path: Path, results: Sequence[Result], *, machine: dict[str, object]) -> None:
+def write_json(path: Path, results: Sequence[Found], *, machine: dict[str, object]) -> None:
     document = {"machine": machine, "results": [result.as_json() for result in results]}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
 

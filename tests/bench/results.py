@@ -20,6 +20,7 @@ METRICS = (
     "recipient_rate",
     "delivered_mb",
     "cpu_ms",
+    "cpu_ms_least",
     "memory_mb",
     "rss_mb",
     "fsyncs",
@@ -50,6 +51,7 @@ class Result:
     accept: list[float] = field(default_factory=list)  # seconds from final dot to 250
     arrive: list[float] = field(default_factory=list)  # seconds from final dot to the sink's final dot
     fsyncs: float | None = None
+    source_busy: float = 0.0  # of one core, for our own driver
     notes: list[str] = field(default_factory=list)
 
     def _rate(self, seconds: Sequence[float], amount: float) -> float | None:
@@ -78,6 +80,11 @@ class Result:
         if not self.samples:
             return None
         return statistics.median(sample.cpu for sample in self.samples) / self.row.messages * 1000
+
+    @property
+    def cpu_ms_least(self) -> float | None:
+        """What others on the machine have disturbed least."""
+        return min((sample.cpu for sample in self.samples), default=0.0) / self.row.messages * 1000 or None
 
     @property
     def memory_mb(self) -> float | None:
@@ -125,6 +132,7 @@ class Result:
                 for one in self.samples
             ],
             "spread": self.spread,
+            "source_busy": self.source_busy,
             "processes": self.memory.processes if self.memory else None,
             "notes": self.notes,
         }

@@ -1,7 +1,8 @@
 """What is measured: the rows of the table, and the goals that each has.
 
-A row is one shape of load, the same for both relays. Goals are ratios zonerelay/Postfix unless they
-say otherwise; they come from the project's plan and are judged in `report`.
+A row is one shape of load, the same for every relay of the row. Goals are ratios of the first to the last
+relay, zonerelay/Postfix for most, unless they say otherwise; they come from the project's plan and are judged
+in `report`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,13 @@ from dataclasses import dataclass, replace
 
 KIB = 1024
 MIB = 1024 * KIB
+
+ZONERELAY = "zonerelay"
+POSTFIX = "postfix"
+OTHER = "the other tree"
+POLICY = "with a policy"
+ASYNC_POLICY = "with an async policy"
+
 SESSIONS = 50
 CONNECTIONS_OUT = 50
 DOMAINS = 10
@@ -21,12 +29,24 @@ class Source(enum.StrEnum):
 
     POSTFIX = "smtp-source to smtp-sink"
     OWN = "own pipelining driver to own sink"
+    DRIVER = "own driver to smtp-sink"
     PROBE = "own one-at-a-time probe"
+    TRIAL = "see trials"
+
+
+class Tls(enum.StrEnum):
+    """Between the client and the relay."""
+
+    NONE = "none"
+    STARTTLS = "starttls"
+    IMPLICIT = "implicit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """`metric` is a property of `results.Result`. A ratio to Postfix, or with `absolute` a plain figure."""
+    """`metric` is a property of `results.Result` or the name of a trial's figure. A ratio, or with `absolute`
+    a plain figure.
+    """
 
     metric: str
     limit: float
@@ -49,6 +69,11 @@ class Row:
     domains: int = 1
     reuse: bool = False
     spread: bool = False  # every domain has a next hop of its own
+    tls: Tls = Tls.NONE
+    users: int = 0  # so many log in, in turn; with 0 nobody does
+    max_connections: int = 1000  # of clients to the relay
+    postfix_sessions: int = 0  # where Postfix, with a process for each, gets fewer
+    relays: tuple[str, ...] = (ZONERELAY, POSTFIX)
     goals: tuple[Goal, ...] = ()
 
     def scaled(self, factor: float) -> Row:
@@ -57,7 +82,12 @@ class Row:
 
     @property
     def title(self) -> str:
+        if self.source is Source.TRIAL:
+            return self.shape
         return f"{self.messages:,} × {self.shape} ({self.source})"
+
+    def sessions_of(self, relay: str) -> int:
+        return self.postfix_sessions if relay == POSTFIX and self.postfix_sessions else self.sessions
 
     @property
     def connections_out(self) -> int:
@@ -132,6 +162,86 @@ ROWS: tuple[Row, ...] = (
             Goal(metric="arrive_p50", limit=1.0, at_least=False),
             Goal(metric="arrive_p99", limit=1.0, at_least=False),
         ),
+    ),
+    Row(
+        key="tls",
+        shape="4 KiB, a new STARTTLS session each",
+        source=Source.DRIVER,
+        messages=2000,
+        size=4 * KIB,
+        tls=Tls.STARTTLS,
+    ),
+    Row(
+        key="tls-reused",
+        shape="4 KiB, STARTTLS sessions reused",
+        source=Source.DRIVER,
+        messages=2000,
+        size=4 * KIB,
+        tls=Tls.STARTTLS,
+        reuse=True,
+    ),
+    Row(
+        key="auth",
+        shape="4 KiB, a new session with implicit TLS and AUTH PLAIN each, one user",
+        source=Source.DRIVER,
+        messages=2000,
+        size=4 * KIB,
+        tls=Tls.IMPLICIT,
+        users=1,
+    ),
+    Row(
+        key="policy",
+        shape="4 KiB, a new session each, a policy that does nothing at MAIL and RCPT",
+        source=Source.POSTFIX,
+        messages=5000,
+        size=4 * KIB,
+        relays=(POLICY, ASYNC_POLICY, ZONERELAY),
+    ),
+    Row(
+        key="idle",
+        shape="1,000 sessions that say nothing after EHLO (Postfix: 200)",
+        source=Source.TRIAL,
+        messages=0,
+        size=0,
+        sessions=1000,
+        postfix_sessions=200,
+        max_connections=1100,
+        goals=(Goal(metric="session_kb", limit=30.0, at_least=False, absolute=True),),
+    ),
+    Row(
+        key="idle-tls",
+        shape="1,000 sessions that say nothing after STARTTLS and EHLO (Postfix: 200)",
+        source=Source.TRIAL,
+        messages=0,
+        size=0,
+        sessions=1000,
+        postfix_sessions=200,
+        max_connections=1100,
+        tls=Tls.STARTTLS,
+        goals=(Goal(metric="session_kb", limit=30.0, at_least=False, absolute=True),),
+    ),
+    Row(
+        key="slow",
+        shape="one client sends 4 KiB messages; 999 others (Postfix: 199), all that fit, send 1 octet/s",
+        source=Source.TRIAL,
+        messages=200,
+        size=4 * KIB,
+        sessions=1000,
+        postfix_sessions=200,
+        max_connections=1000,
+        reuse=True,
+        goals=(Goal(metric="slowdown", limit=1.2, at_least=False, absolute=True),),
+    ),
+    Row(
+        key="logins",
+        shape="50 users log in for the first time (argon2), then again, over implicit TLS",
+        source=Source.TRIAL,
+        messages=50,
+        size=0,
+        sessions=8,
+        tls=Tls.IMPLICIT,
+        users=50,
+        relays=(ZONERELAY,),
     ),
 )
 

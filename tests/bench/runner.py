@@ -16,9 +16,9 @@ from tests.bench import load
 from tests.bench.fsyncs import FsyncTrace
 from tests.bench.load import BenchError, Sink
 from tests.bench.profiling import profiled
-from tests.bench.relays import ZONERELAY, Starter, Subject
+from tests.bench.relays import Starter, Subject
 from tests.bench.results import Result, Sample
-from tests.bench.rows import Row, Source
+from tests.bench.rows import ZONERELAY, Row, Source
 from tests.support.meters import PeakMemory, ProcessGroup, open_group, settle
 from tests.support.ports import free_port, wait_until
 from tests.support.postfix import PostfixError, PostfixTools
@@ -41,13 +41,16 @@ class Plan:
     profiles: Path | None = None
     say: Callable[[str], None] = lambda _: None
 
+    def relays(self, row: Row) -> list[str]:
+        """Those of the row that can be had here."""
+        return [name for name in row.relays if name in self.starters]
+
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A started subject with its sink and the result that fills up."""
+    """A started subject and the result that fills up."""
 
     subject: Subject
-    sink: Sink | None  # None: the probe brings its own
     result: Result
 
 
@@ -55,17 +58,18 @@ def run_row(plan: Plan, row: Row) -> list[Result]:
     with contextlib.ExitStack() as stack:
         benches = []
         results = []
-        for name in plan.starters:
+        for name in plan.relays(row):
             result = Result(row, name)
             results.append(result)
-            with _noting(result):
-                benches.append(stack.enter_context(_started(plan, row, result, "timed")))
+            with noting(result.notes):
+                subject = stack.enter_context(started(plan, row, name, "timed"))
+                benches.append(Bench(subject, result))
         _timed(plan, row, benches)
         _observed(plan, row, benches)
     for result in results:
         if plan.strace is not None and not result.notes:
             plan.say(f"{row.key}: {result.relay}: counting fsyncs")
-            with _noting(result):
+            with noting(result.notes):
                 _count_fsyncs(plan, row, result, plan.strace)
     return results
 
@@ -73,14 +77,14 @@ def run_row(plan: Plan, row: Row) -> list[Result]:
 def _timed(plan: Plan, row: Row, benches: Sequence[Bench]) -> None:
     for bench in benches:
         plan.say(f"{row.key}: {bench.result.relay}: warm-up")
-        with _noting(bench.result):
+        with noting(bench.result.notes):
             _repeat(plan, row.scaled(WARM_UP), bench)
     for repetition in range(plan.repetitions):
         for bench in benches:
             if bench.result.notes:
                 continue
             plan.say(f"{row.key}: {bench.result.relay}: {repetition + 1} of {plan.repetitions}")
-            with _noting(bench.result):
+            with noting(bench.result.notes):
                 bench.result.samples.append(_repeat(plan, row, bench, keep=True))
 
 
@@ -89,7 +93,7 @@ def _observed(plan: Plan, row: Row, benches: Sequence[Bench]) -> None:
         if bench.result.notes:
             continue
         plan.say(f"{row.key}: {bench.result.relay}: memory and latencies")
-        with _noting(bench.result):
+        with noting(bench.result.notes):
             memory = PeakMemory(bench.subject.group)
             with memory.running():
                 _repeat(plan, row, bench)
@@ -97,7 +101,11 @@ def _observed(plan: Plan, row: Row, benches: Sequence[Bench]) -> None:
             if row.source is Source.POSTFIX:
                 _measure_latencies(row, bench)
         if plan.profiles is not None and bench.result.relay == ZONERELAY:
-            with _noting(bench.result), profiled(bench.subject.relay.pid, profile_path(plan.profiles, row)):
+            pid = bench.subject.relay.pid
+            with (
+                noting(bench.result.notes),
+                profiled(pid, profile_path(plan.profiles, row)),
+            ):
                 _repeat(plan, row, bench)
 
 
@@ -109,27 +117,28 @@ def _repeat(plan: Plan, row: Row, bench: Bench, *, keep: bool = False) -> Sample
     """Sends the row once and waits until all arrived and the relay is at rest."""
     subject = bench.subject
     cpu = subject.group.cpu_seconds()
-    if bench.sink is None:
+    if bench.subject.sink is None:
         began, accepted, arrived = _probe(row, bench, keep=keep)
     else:
-        before = bench.sink.read()
+        before = bench.subject.sink.read()
         began, accepted = _send(plan, row, bench, keep=keep)
-        arrived = load.await_arrival(bench.sink, row, before)
+        arrived = load.await_arrival(bench.subject.sink, row, before)
     settle(subject.group.cpu_seconds)
     return Sample(accepted - began, arrived - began, subject.group.cpu_seconds() - cpu)
 
 
 def _send(plan: Plan, row: Row, bench: Bench, *, keep: bool) -> tuple[float, float]:
     if row.source is Source.POSTFIX:
-        return load.send_with_smtp_source(plan.tools, row, bench.subject.relay.smtp_port)
-    report = load.send_with_driver(row, bench.subject.relay.smtp_port)
+        return load.send_with_smtp_source(plan.tools, row, bench.subject.port)
+    report = load.send_with_driver(row, bench.subject.port)
     if keep:
         bench.result.accept += report.latencies
+        bench.result.source_busy = max(bench.result.source_busy, report.busy)
     return report.began, report.ended
 
 
 def _probe(row: Row, bench: Bench, *, keep: bool) -> tuple[float, float, float]:
-    found = load.probe(row, bench.subject.relay.smtp_port, bench.subject.sink_port)
+    found = load.probe(row, bench.subject.port, bench.subject.sink_port)
     if keep:
         bench.result.accept += found.accept
         bench.result.arrive += found.arrive
@@ -139,10 +148,10 @@ def _probe(row: Row, bench: Bench, *, keep: bool) -> tuple[float, float, float]:
 
 def _measure_latencies(row: Row, bench: Bench) -> None:
     """smtp-source tells no latencies, so our driver sends the same load once more."""
-    assert bench.sink is not None
-    before = bench.sink.read()
-    report = load.send_with_driver(row, bench.subject.relay.smtp_port)
-    load.await_arrival(bench.sink, row, before)
+    assert bench.subject.sink is not None
+    before = bench.subject.sink.read()
+    report = load.send_with_driver(row, bench.subject.port)
+    load.await_arrival(bench.subject.sink, row, before)
     bench.result.accept += report.latencies
 
 
@@ -150,7 +159,8 @@ def _count_fsyncs(plan: Plan, row: Row, result: Result, strace: Path) -> None:
     """A shorter run after the usual warm-up, so that starting up is not counted."""
     trace = FsyncTrace(strace, plan.directory / f"{row.key}-{result.relay}.strace")
     short = row.scaled(TRACED)
-    with _started(plan, row, result, "traced", trace.launcher()) as bench:
+    with started(plan, row, result.relay, "traced", trace.launcher()) as subject:
+        bench = Bench(subject, result)
         _repeat(plan, short, bench)
         before = trace.count()
         _repeat(plan, short, bench)
@@ -158,27 +168,25 @@ def _count_fsyncs(plan: Plan, row: Row, result: Result, strace: Path) -> None:
 
 
 @contextlib.contextmanager
-def _started(
-    plan: Plan, row: Row, result: Result, kind: str, launcher: Sequence[str] = ()
-) -> Iterator[Bench]:
+def started(plan: Plan, row: Row, name: str, kind: str, launcher: Sequence[str] = ()) -> Iterator[Subject]:
     """The relay, its process group and its sink, fresh; all gone afterwards."""
-    directory = plan.directory / f"{row.key}-{result.relay}-{kind}"
+    directory = plan.directory / f"{row.key}-{name}-{kind}".replace(" ", "-")
     directory.mkdir(mode=0o755)
-    plan.say(f"{row.key}: {result.relay}: starting")
+    plan.say(f"{row.key}: {name}: starting")
     sink_port = free_port()
     with contextlib.ExitStack() as stack:
         group = open_group()
         stack.callback(group.close)
         sink = _start_sink(plan, row, sink_port, directory, stack)
         stack.callback(_await_end, group)
-        starter = plan.starters[result.relay]
-        relay = stack.enter_context(starter(directory, row, sink_port, [*group.launcher(), *launcher]))
-        group.adopt(relay.pid)
-        yield Bench(Subject(result.relay, relay, group, sink_port), sink, result)
+        starter = plan.starters[name]
+        running = stack.enter_context(starter(directory, row, sink_port, [*group.launcher(), *launcher]))
+        group.adopt(running.relay.pid)
+        yield Subject(name, running.relay, running.port, group, sink_port, sink)
 
 
 def _start_sink(plan: Plan, row: Row, port: int, directory: Path, stack: contextlib.ExitStack) -> Sink | None:
-    if row.source is Source.POSTFIX:
+    if row.source in (Source.POSTFIX, Source.DRIVER, Source.TRIAL):
         return stack.enter_context(load.smtp_sink(plan.tools, port, directory))
     if row.source is Source.OWN:
         return stack.enter_context(load.own_sink(port, directory, row))
@@ -191,9 +199,9 @@ def _await_end(group: ProcessGroup) -> None:
 
 
 @contextlib.contextmanager
-def _noting(result: Result) -> Iterator[None]:
+def noting(notes: list[str]) -> Iterator[None]:
     """A failure becomes a note on the result, in its first line's words."""
     try:
         yield
     except FAILURES as error:
-        result.notes.append(str(error))
+        notes.append(str(error))

@@ -22,13 +22,15 @@ from types import TracebackType
 from typing import Self
 
 from tests.support.debian import DebianError, Say, UnpackedPackage
-from tests.support.ports import LOOPBACK, free_port, greets, wait_until
+from tests.support.ports import LOOPBACK, free_ports, greets, wait_until
+from tests.support.sasldb import write_users
 
 DAEMONS = ("master", "smtpd", "smtp", "cleanup", "qmgr", "trivial-rewrite", "scache", "anvil", "postlogd")
 TOOLS = ("smtp-source", "smtp-sink", "postqueue")
 OWNERS = ("postfix", "daemon", "bin", "mail")
 GROUPS = ("postdrop", "operator", "mail", "games")
 QUEUES = ("active", "bounce", "corrupt", "defer", "deferred", "flush", "hold", "incoming", "saved", "trace")
+REALM = "relay.test"
 START_TIMEOUT = 30.0
 STOP_TIMEOUT = 30.0
 
@@ -91,6 +93,9 @@ class PostfixSettings:
     next_hop_implicit_tls: bool = False
     user: str = ""  # AUTH to the next hop
     password: str = ""
+    certificate: Path | None = None  # of its server: STARTTLS on the one port, TLS at once on another
+    key: Path | None = None
+    users: Mapping[str, str] = field(default_factory=dict)  # who may log in there, with what password
 
 
 class PostfixInstance:
@@ -108,7 +113,7 @@ class PostfixInstance:
             raise PostfixError("Postfix's master runs only as root: run this as root, or leave Postfix out")
         self._tools = tools
         self.directory = directory
-        self.smtp_port = free_port()
+        self.smtp_port, self.smtps_port = free_ports(2)
         self.queue = directory / "queue"
         self.log = directory / "maillog"
         self._config = directory / "config"
@@ -134,7 +139,10 @@ class PostfixInstance:
         passwords = self._config / "passwords"
         passwords.write_text(f"{settings.next_hop} {settings.user}:{settings.password}\n")
         passwords.chmod(0o600)
-        (self._config / "master.cf").write_text(master_cf(self.smtp_port))
+        services = master_cf(self.smtp_port)
+        if settings.certificate is not None:
+            services += smtps_service(self.smtps_port)
+        (self._config / "master.cf").write_text(services)
 
     def _main_cf(self, settings: PostfixSettings, owner: str, group: str) -> str:
         places = {
@@ -153,7 +161,17 @@ class PostfixInstance:
         lines = {**places, **main_cf(settings)}
         if settings.user:
             lines["smtp_sasl_password_maps"] = f"texthash:{self._config / 'passwords'}"
+        if settings.users:
+            lines["cyrus_sasl_config_path"] = str(self._write_users(settings, owner))
         return "".join(f"{name} = {value}\n" for name, value in lines.items())
+
+    def _write_users(self, settings: PostfixSettings, owner: str) -> Path:
+        try:
+            folder, plugins = write_users(self._config, settings.users, realm=REALM, owner=owner)
+        except DebianError as error:
+            raise PostfixError(str(error)) from error
+        self._environment["SASL_PATH"] += f":{plugins}"
+        return folder
 
     def __enter__(self) -> Self:
         return self.start()
@@ -226,7 +244,7 @@ def main_cf(settings: PostfixSettings) -> dict[str, str]:
         "compatibility_level": "3.6",
         # The loader's path has to survive master's clean environment: the libraries are not installed.
         "import_environment": "MAIL_CONFIG TZ LANG=C LD_LIBRARY_PATH SASL_PATH",
-        "myhostname": "relay.test",
+        "myhostname": REALM,
         "inet_interfaces": "loopback-only",
         "inet_protocols": "ipv4",
         "mynetworks": "127.0.0.0/8",
@@ -242,6 +260,7 @@ def main_cf(settings: PostfixSettings) -> dict[str, str]:
         "smtp_dns_support_level": "disabled",
         "smtp_host_lookup": "native",
         **_client_security(settings),
+        **_server_security(settings),
         # As many connections and recipients per transaction as zonerelay is given.
         "default_process_limit": str(settings.process_limit),
         "default_destination_concurrency_limit": str(settings.connections_out),
@@ -276,6 +295,24 @@ def _client_security(settings: PostfixSettings) -> dict[str, str]:
         # The default, noplaintext, would leave nothing but challenges.
         lines |= {"smtp_sasl_auth_enable": "yes", "smtp_sasl_security_options": "noanonymous"}
     return lines
+
+
+def _server_security(settings: PostfixSettings) -> dict[str, str]:
+    """What it offers to clients: nothing unless told otherwise."""
+    lines: dict[str, str] = {}
+    if settings.certificate is not None:
+        lines |= {
+            "smtpd_tls_security_level": "may",
+            "smtpd_tls_cert_file": str(settings.certificate),
+            "smtpd_tls_key_file": str(settings.key or settings.certificate),
+        }
+    if settings.users:
+        lines |= {"smtpd_sasl_auth_enable": "yes", "smtpd_sasl_local_domain": REALM}
+    return lines
+
+
+def smtps_service(port: int) -> str:
+    return f"{LOOPBACK}:{port} inet n - n - - smtpd -o smtpd_tls_wrappermode=yes\n"
 
 
 def master_cf(port: int) -> str:

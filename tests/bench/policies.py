@@ -1,0 +1,25 @@
+"""Policies that do nothing, for what asking costs."""
+
+from __future__ import annotations
+
+from zonerelay.inbound.policy import Decision, Mail, Policy, Rcpt
+
+
+class Nothing(Policy):
+    """Asked in a thread of several."""
+
+    def mail(self, event: Mail) -> Decision | None:
+        return None
+
+    def rcpt(self, event: Rcpt) -> Decision | None:
+        return None
+
+
+class AsyncNothing(Policy):
+    """Asked in the event loop of another thread."""
+
+    async def mail(self, event: Mail) -> Decision | None:
+        return None
+
+    async def rcpt(self, event: Rcpt) -> Decision | None:
+        return None

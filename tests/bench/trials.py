@@ -1,0 +1,133 @@
+"""Trials: rows that are no load of messages but a question about the listener.
+
+Each is asked of a relay that has just been started, once a repetition, the relays in turn; the figure is
+the median of the repetitions. A relay that fails keeps the figures it has and gets a note.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from tests.bench import load
+from tests.bench.driver import Report
+from tests.bench.relays import Subject
+from tests.bench.results import percentile
+from tests.bench.rows import Row
+from tests.bench.runner import Plan, noting, started
+from tests.support.meters import read_memory, settle
+
+Values = Mapping[str, float]
+Trial = Callable[[Row, Subject], Values]
+
+WARM_UP_SESSIONS = 20
+WARM_UP_MESSAGES = 50
+DRIPPING = 2.0  # seconds until the slow ones drip as they should
+
+
+@dataclass(slots=True)
+class Finding:
+    """What was found of one relay, by figure: each repetition's value."""
+
+    row: Row
+    relay: str
+    values: dict[str, list[float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def figure(self, metric: str) -> float | None:
+        values = self.values.get(metric)
+        return statistics.median(values) if values else None
+
+    def add(self, values: Values) -> None:
+        for metric, value in values.items():
+            self.values.setdefault(metric, []).append(value)
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "row": self.row.key,
+            "relay": self.relay,
+            "figures": {metric: self.figure(metric) for metric in self.values},
+            "repetitions": self.values,
+            "notes": self.notes,
+        }
+
+
+def run_trial(plan: Plan, row: Row) -> list[Finding]:
+    findings = [Finding(row, name) for name in plan.relays(row)]
+    for repetition in range(plan.repetitions):
+        for finding in findings:
+            if finding.notes:
+                continue
+            plan.say(f"{row.key}: {finding.relay}: {repetition + 1} of {plan.repetitions}")
+            with (
+                noting(finding.notes),
+                started(plan, row, finding.relay, f"trial-{repetition}") as subject,
+            ):
+                finding.add(TRIALS[row.key](row, subject))
+    return findings
+
+
+def idle(row: Row, subject: Subject) -> Values:
+    """PSS of all processes of the relay, before and while. Socket buffers are the kernel's and not in it."""
+    sessions = row.sessions_of(subject.name)
+    with load.held_sessions(row, subject.port, WARM_UP_SESSIONS):
+        pass
+    settle(subject.group.cpu_seconds)
+    before = read_memory(subject.group.pids())
+    with load.held_sessions(row, subject.port, sessions):
+        settle(subject.group.cpu_seconds)
+        during = read_memory(subject.group.pids())
+    return {
+        "sessions": sessions,
+        "session_kb": (during.pss - before.pss) / sessions / 1024,
+        "session_rss_kb": (during.rss - before.rss) / sessions / 1024,
+        "base_mb": before.pss / 1024 / 1024,
+    }
+
+
+def slow(row: Row, subject: Subject) -> Values:
+    """One session, one message after the other; first alone, then with every other place taken."""
+    others = row.sessions_of(subject.name) - 1
+    one = replace(row, sessions=1)
+    load.send_with_driver(replace(one, messages=WARM_UP_MESSAGES), subject.port)
+    alone = load.send_with_driver(one, subject.port)
+    with load.held_sessions(row, subject.port, others, slow=True):
+        time.sleep(DRIPPING)
+        cpu, began = subject.group.cpu_seconds(), time.monotonic()
+        time.sleep(DRIPPING)
+        busy = (subject.group.cpu_seconds() - cpu) / (time.monotonic() - began)
+        among = load.send_with_driver(one, subject.port)
+    return {
+        "sessions": others,
+        "alone_p50": _median_ms(alone),
+        "among_p50": _median_ms(among),
+        "slowdown": _median_ms(among) / _median_ms(alone),
+        "alone_p99": percentile(alone.transactions, 0.99) * 1000,
+        "among_p99": percentile(among.transactions, 0.99) * 1000,
+        "dripping_share": busy * 100,
+    }
+
+
+def _median_ms(report: Report) -> float:
+    return percentile(report.transactions, 0.50) * 1000
+
+
+def logins(row: Row, subject: Subject) -> Values:
+    """Sessions that log in and leave. The second time the relay remembers that the password was right."""
+    # Without it the first handshake would pay for what TLS needs once.
+    with load.held_sessions(replace(row, users=0), subject.port, 1):
+        pass
+    values: dict[str, float] = {}
+    for which in ("first", "again"):
+        settle(subject.group.cpu_seconds)
+        cpu = subject.group.cpu_seconds()
+        report = load.send_with_driver(row, subject.port, greet_only=True)
+        settle(subject.group.cpu_seconds)
+        values[f"{which}_rate"] = row.messages / (report.ended - report.began)
+        values[f"{which}_cpu_ms"] = (subject.group.cpu_seconds() - cpu) / row.messages * 1000
+    return values
+
+
+TRIALS: Mapping[str, Trial] = {"idle": idle, "idle-tls": idle, "slow": slow, "logins": logins}
