@@ -28,6 +28,17 @@ _OPTIONS = SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION | SSL.OP_CIPHER_SERVE
 
 def build_context(pairs: Sequence[Pair], *, ask_certificate: bool) -> SSL.Context:
     """The context to begin with; it hands over to others by SNI. Raises CertificateError."""
+    try:
+        return _build(pairs, ask_certificate=ask_certificate)
+    except MemoryError as error:
+        # What cffi raises when it may not make the code by which OpenSSL calls back.
+        raise CertificateError(
+            "TLS towards clients needs memory that is writable and executable, and this system forbids it "
+            "(systemd: MemoryDenyWriteExecute=no allows it; SELinux: execmem)"
+        ) from error
+
+
+def _build(pairs: Sequence[Pair], *, ask_certificate: bool) -> SSL.Context:
     contexts = [_context(pair, ask_certificate=ask_certificate) for pair in pairs]
     by_name: dict[str, SSL.Context] = {}
     for pair, context in zip(pairs, contexts, strict=True):

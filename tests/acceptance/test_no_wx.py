@@ -1,0 +1,47 @@
+"""Why the unit says MemoryDenyWriteExecute=no: TLS towards clients needs it, and nothing else does."""
+
+from __future__ import annotations
+
+import smtplib
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import no_wx
+from tests.support.certificates import DAY, make
+from tests.support.credentials import file_of, user
+from tests.support.ports import LOOPBACK
+from tests.support.process import RelayFailed, RelayProcess
+from zonerelay.config.models import CLEARTEXT_AUTH_WORDS
+
+FORBIDDEN = (sys.executable, no_wx.__file__)
+
+
+def test_a_relay_without_tls_for_clients_makes_no_code_in_memory(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    users.write_text(file_of(user()))
+    listener = {"auth": "required", "cleartext_auth": CLEARTEXT_AUTH_WORDS}
+    tables = {"auth": {"credentials": str(users)}}
+    with RelayProcess(
+        tmp_path / "relay", next_hop="127.0.0.1:1", listener=listener, tables=tables, launcher=FORBIDDEN
+    ) as relay:
+        with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=10) as client:
+            client.login("app", "correct horse")
+            client.sendmail("app@example.org", ["b@example.com"], b"Subject: x\r\n\r\nx\r\n")
+        relay.wait_for(lambda: relay.events("deferred") != [], what="an attempt")
+        assert relay.terminate() == 0
+        assert relay.events("trouble") == []
+
+
+def test_with_tls_for_clients_the_relay_says_what_has_to_be_allowed(tmp_path: Path) -> None:
+    made = make("relay.test", starts=time.time() - DAY, ends=time.time() + 90 * DAY)
+    certificate, key = made.write(tmp_path, "relay")
+    listener = {"tls": "starttls", "certificate": str(certificate), "key": str(key)}
+    relay = RelayProcess(tmp_path / "relay", listener=listener, launcher=FORBIDDEN)
+    with pytest.raises(RelayFailed, match="exited with 1"):
+        relay.start()
+    (line,) = [line for line in relay.log_text().splitlines() if line.startswith("zonerelay: ")]
+    assert "MemoryDenyWriteExecute=no" in line
+    assert "Traceback" not in relay.log_text()
