@@ -42,6 +42,8 @@ class Answer:
 
 MAX_DRAINED = 1024 * 1024  # octets beyond twice the size limit before we stop listening politely
 
+_LAST_WORD = 421  # RFC 5321 3.8: the server closes
+
 _OURS = frozenset(
     {
         Reason.AUTH_TROUBLE,
@@ -65,6 +67,11 @@ def said(code: int, detail: str, text: str, then: Then = Then.GO_ON) -> Answer:
 
 def refused(reply: Reply, reason: Reason, then: Then = Then.GO_ON) -> Answer:
     return Answer(reply, reply.encode(), then, reason, reason not in _OURS)
+
+
+def decided(reply: Reply, reason: Reason) -> Answer:
+    """The refusal of somebody who was asked; 421 ends the session."""
+    return refused(reply, reason, Then.CLOSE if reply.code == _LAST_WORD else Then.GO_ON)
 
 
 def _no(code: int, detail: str, text: str, reason: Reason) -> Answer:

@@ -23,7 +23,7 @@ from zonerelay.inbound import answers, hello, login, mail
 from zonerelay.inbound.access import Client
 from zonerelay.inbound.answers import Answer, Then, refused
 from zonerelay.inbound.consult import Question, Verdict
-from zonerelay.inbound.policy import Connect
+from zonerelay.inbound.policy import Connect, Decision
 from zonerelay.inbound.reception import Reception
 from zonerelay.inbound.standing import Standing
 from zonerelay.inbound.tls import TlsInfo
@@ -55,6 +55,7 @@ class Dialog:
         "chunk",
         "commands",
         "edits",
+        "edits_by_step",
         "exchange",
         "question",
         "reception",
@@ -76,6 +77,7 @@ class Dialog:
         self.exchange: SaslExchange | None = None  # while the client's lines are SASL responses
         self.transaction: Transaction | None = None
         self.edits: Edits = NO_EDITS  # what the policy wants of every message of this client
+        self.edits_by_step: tuple[tuple[str, Edits], ...] = ()
         self.chunk = (0, False)  # octets of the BDAT being answered, and whether it is the last
         self.xclient: XClient | None = None
         self.question: Question | None = None
@@ -164,15 +166,32 @@ class Dialog:
         """The verdict's reply, which is there; 421 ends the session."""
         reply = verdict.decision.reply
         assert reply is not None
-        then = Then.CLOSE if reply.code == 421 else Then.GO_ON
-        return self.refuse(refused(reply, verdict.reason, then), command, mailbox=mailbox)
+        return self.refuse(answers.decided(reply, verdict.reason), command, mailbox=mailbox)
 
     def _connect_decided(self, verdict: Verdict) -> Answer:
-        self.edits = self.edits.and_those_of(verdict.decision)
         reply = verdict.decision.reply
         if reply is None:
+            self.keep_edits(Connect.step, verdict.decision)
             return self.reception.greeting.banner
         return self.refuse(refused(reply, verdict.reason, Then.CLOSE))
+
+    def keep_edits(self, step: str, wanted: Decision | Edits) -> None:
+        """For every message from here on; a step that comes again replaces what it said before."""
+        edits = NO_EDITS.and_those_of(wanted)
+        by_step = dict(self.edits_by_step)
+        if edits is NO_EDITS and step not in by_step:
+            return
+        by_step[step] = edits
+        self.edits_by_step = tuple(by_step.items())
+        self.edits = NO_EDITS
+        for each in by_step.values():
+            self.edits = self.edits.and_those_of(each)
+
+    def go_on_from(self, before: Dialog) -> None:
+        """Behind STARTTLS: who has connected stays decided, what was said does not count."""
+        for step, edits in before.edits_by_step:
+            if step == Connect.step:
+                self.keep_edits(step, edits)
 
     # Commands of no consequence.
 

@@ -148,6 +148,8 @@ def _has_been_secured(visitor: Visitor) -> None:
     assert info is not None
     visitor.deadlines.established(visitor.now)
     visitor.reception.events.metrics.inbound_tls(info.version)
+    before = visitor.dialog
     visitor.dialog = Dialog(visitor.reception, visitor.client, info)
+    visitor.dialog.go_on_from(before)
     if not visitor.greeted:
         _greet(visitor)

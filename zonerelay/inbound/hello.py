@@ -38,7 +38,7 @@ def _hello(dialog: Dialog, verb: str, name: str) -> Answer:
     def decided(verdict: Verdict) -> Answer:
         if verdict.decision.reply is not None:
             return dialog.refuse_by(verdict, verb)
-        dialog.edits = dialog.edits.and_those_of(verdict.decision)
+        dialog.keep_edits(Helo.step, verdict.decision)
         return _welcome(dialog, verb, name)
 
     return dialog.ask(Helo(client=dialog.standing.info, name=name[:MAX_HELO]), decided)

@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from zonerelay.config.models import BareLineEnds
 from zonerelay.inbound import answers
-from zonerelay.inbound.answers import MAX_DRAINED, Answer, refused
+from zonerelay.inbound.answers import MAX_DRAINED, Answer, decided
 from zonerelay.inbound.consult import Verdict
 from zonerelay.inbound.policy import EndOfData, Headers
 from zonerelay.inbound.reception import Reception
@@ -236,7 +236,7 @@ class Intake:
     def _refused_by(self, verdict: Verdict) -> bool:
         reply: Reply | None = verdict.decision.reply
         if reply is not None:
-            self._refuse(refused(reply, verdict.reason))
+            self._refuse(decided(reply, verdict.reason))
         return reply is not None
 
     def _append(self, piece: bytes) -> None:

@@ -14,6 +14,7 @@ from zonerelay.inbound import answers
 from zonerelay.inbound.answers import Answer
 from zonerelay.inbound.auth import LoginKind
 from zonerelay.inbound.consult import LogIn, Verdict
+from zonerelay.inbound.policy import Auth
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.paths import CommandError
 from zonerelay.smtp.sasl import SaslExchange, parse_auth
@@ -72,7 +73,7 @@ def _decided(dialog: Dialog, verdict: Verdict) -> Answer:
         return _failed(dialog)
     if verdict.decision.reply is not None:
         return dialog.refuse_by(verdict, "AUTH")
-    dialog.edits = dialog.edits.and_those_of(verdict.decision)
+    dialog.keep_edits(Auth.step, verdict.decision)
     dialog.standing.logged_in(login.user)
     return answers.AUTH_OK
 

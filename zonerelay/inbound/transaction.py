@@ -25,7 +25,7 @@ class Edits:
     def __bool__(self) -> bool:
         return bool(self.add or self.remove)
 
-    def and_those_of(self, decision: Decision) -> Edits:
+    def and_those_of(self, decision: Decision | Edits) -> Edits:
         if not (decision.add or decision.remove):
             return self
         return Edits((*self.add, *decision.add), (*self.remove, *decision.remove))
