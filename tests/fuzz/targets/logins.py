@@ -28,7 +28,7 @@ MAX_RESPONSES = 3
 FILE_NAME = "credentials"
 SHOWN = 40  # octets of a hash: with less than that nobody can do anything
 
-_HASH = re.compile(r"\$argon2id\$[^:,\s]+")
+_HASH = re.compile(r"\$argon2id\$[^:\s]{30,}")
 
 
 def sasl(data: bytes) -> None:
