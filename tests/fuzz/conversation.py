@@ -89,9 +89,6 @@ class Doorman:
     def forget(self, session: Session) -> None:
         self.forgotten = True
 
-    def relieve(self) -> None:
-        return
-
 
 class AnyUser:
     """Everybody exists and has the same password."""

@@ -122,9 +122,6 @@ class Doorman:
     def forget(self, session: Session) -> None:
         self.forgotten = True
 
-    def relieve(self) -> None:
-        raise AssertionError("there is no limit here")
-
 
 class Everybody:
     """Users who need a moment: the password is `right`."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zonerelay.inbound.memory import SESSION_COST, SessionMemory, heaviest
+from zonerelay.inbound.memory import SESSION_COST, SessionMemory
 
 MB = 1024 * 1024
 
@@ -10,9 +10,11 @@ MB = 1024 * 1024
 @dataclass(eq=False)
 class Session:
     held: int
+    must_stay: bool = False
+    is_shed: bool = False
 
     def shed(self) -> None:
-        """Nothing to end."""
+        self.is_shed = True
 
 
 def test_what_sessions_hold_and_what_they_are_counts() -> None:
@@ -49,11 +51,22 @@ def test_another_limit_holds_at_once() -> None:
     assert memory.full
 
 
+def relieved(*sessions: Session) -> list[bool]:
+    memory = SessionMemory(MB)
+    memory.holders |= set(sessions)
+    memory.relieve()
+    return [session.is_shed for session in sessions]
+
+
 def test_who_holds_most_has_to_go() -> None:
-    sessions = [Session(5), Session(700), Session(0), Session(699)]
-    assert heaviest(sessions) is sessions[1]
+    assert relieved(Session(5), Session(700), Session(0), Session(699)) == [False, True, False, False]
 
 
 def test_nobody_goes_when_nobody_holds_anything() -> None:
-    assert heaviest([]) is None
-    assert heaviest([Session(0), Session(0)]) is None
+    assert relieved() == []
+    assert relieved(Session(0), Session(0)) == [False, False]
+
+
+def test_who_cannot_go_does_not_keep_the_others_from_going() -> None:
+    """A message that waits for the store stays the heaviest for as long as the store likes."""
+    assert relieved(Session(5), Session(900, must_stay=True), Session(7)) == [False, False, True]

@@ -10,12 +10,12 @@ was begun and cannot end any more is aborted in the store, and leaves the accoun
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from zonerelay.inbound import answers
 from zonerelay.inbound.access import Reason
-from zonerelay.inbound.answers import Answer
+from zonerelay.inbound.answers import Answer, Then
 from zonerelay.inbound.deadlines import Deadlines
 from zonerelay.inbound.dialog import Dialog
 from zonerelay.inbound.intake import BACKLOG, Intake
@@ -55,7 +55,6 @@ class Bodies:
     __slots__ = (
         "_owed",
         "_reception",
-        "_relieve",
         "_session",
         "current",
         "discarding",
@@ -63,10 +62,9 @@ class Bodies:
         "parked",
     )
 
-    def __init__(self, session: Conversation, reception: Reception, relieve: Callable[[], None]) -> None:
+    def __init__(self, session: Conversation, reception: Reception) -> None:
         self._session = session
         self._reception = reception
-        self._relieve = relieve
         self.current: Intake | None = None  # being read, or waiting for the store
         self.parked: Intake | None = None  # between two chunks
         self.discarding = 0
@@ -164,7 +162,7 @@ class Bodies:
         if intake.chunk_done:
             self._park(intake)
         if self._reception.memory.full:
-            self._relieve()
+            self._reception.memory.relieve()
 
     def _park(self, intake: Intake) -> None:
         session = self._session
@@ -185,6 +183,8 @@ class Bodies:
             if intake.complete:
                 self._finish(intake, answer)
                 session.message_done()
+            else:
+                session.regulate()  # what was held back is dropped now, so there is room
         except Exception as error:  # noqa: BLE001 - nobody awaits this task
             self._reception.events.trouble("inbound", error, message_id=intake.envelope.id)
             session.abort()
@@ -208,6 +208,8 @@ class Bodies:
             return
         session.deadlines.answered(session.now, in_transaction=False)
         session.link.write(answer.wire)
+        if answer.then is Then.CLOSE:
+            session.say_goodbye(Answer(answer.reply, b""))
 
     def give_up(self, answer: Answer) -> None:
         """The client is told why, and that is the end of the session; a message that is here whole stays."""

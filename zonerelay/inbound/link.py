@@ -144,6 +144,7 @@ class Link:
         if transport.get_write_buffer_size():
             handle = self._loop.call_later(LINGER, transport.abort)
         transport.close()
+        self._say_no_more()
         return handle
 
     def abort(self) -> None:
@@ -153,6 +154,11 @@ class Link:
     def lost(self) -> None:
         """The loop says that the connection is gone."""
         self._transport = None
+        self._say_no_more()
+
+    def _say_no_more(self) -> None:
+        # OpenSSL's part is tens of kilobytes, and a client may take its time to hear our last words.
+        self._tls = None
         self.write = _to_nobody
 
 

@@ -20,7 +20,6 @@ from zonerelay.inbound.access import AccessPolicy, Client, Reason
 from zonerelay.inbound.answers import Answer
 from zonerelay.inbound.consult import AskedPolicy, Consultants
 from zonerelay.inbound.limits import ConnectionLimits
-from zonerelay.inbound.memory import heaviest
 from zonerelay.inbound.reception import ChooseZone, Notify, Reception
 from zonerelay.inbound.session import Session
 from zonerelay.inbound.shared import Shared
@@ -221,12 +220,6 @@ class Listener:
         self._limits.leave(_counted_as(client))
         self._shared.memory.holders.discard(session)
         self._metrics.inbound_closed()
-
-    def relieve(self) -> None:
-        """The session that holds most, of any listener, is ended."""
-        session = heaviest(self._shared.memory.holders)
-        if session is not None:
-            session.shed()
 
     def forget(self, session: Session) -> None:
         self._sessions.discard(session)

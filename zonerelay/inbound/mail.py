@@ -139,7 +139,10 @@ def _rcpt_refusal(dialog: Dialog, transaction: Transaction, key: str, recipient:
 def _add(dialog: Dialog, transaction: Transaction, key: str, recipient: Recipient) -> None:
     transaction.recipients[key] = recipient
     transaction.cost += RECIPIENT_COST
-    dialog.reception.memory.used += RECIPIENT_COST
+    memory = dialog.reception.memory
+    memory.used += RECIPIENT_COST
+    if memory.full:
+        memory.relieve()  # perhaps of this very session
 
 
 def _ask_about(dialog: Dialog, transaction: Transaction, key: str, recipient: Recipient) -> Answer:

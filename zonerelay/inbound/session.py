@@ -27,7 +27,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any, Protocol
 
 from aiosmtpd.smtp import SMTP
@@ -68,9 +67,6 @@ class House(Protocol):
     def forget(self, session: Session) -> None:
         """The connection is gone and nothing of it is still running."""
 
-    def relieve(self) -> None:
-        """All sessions together hold too much: end one."""
-
 
 class Session(SMTP):
     def __init__(self, reception: Reception, house: House, loop: asyncio.AbstractEventLoop) -> None:
@@ -86,7 +82,7 @@ class Session(SMTP):
             transaction=settings.transaction_timeout,
             min_rate=settings.min_data_rate,
         )
-        self.bodies: Bodies = Bodies(self, reception, house.relieve)
+        self.bodies: Bodies = Bodies(self, reception)
         self.greeted = False
         self._running = 0  # tasks
         self._asking: asyncio.Task[None] | None = None
@@ -107,9 +103,7 @@ class Session(SMTP):
         self.client, refusal = self._house.welcome(self, transport.get_extra_info("peername"))
         self.dialog = Dialog(self.reception, self.client)
         if refusal is not None:
-            # Before a handshake nobody could read it.
-            deaf = self.reception.settings.tls is ListenerTls.IMPLICIT
-            self.say_goodbye(replace(refusal, wire=b"") if deaf else refusal)
+            self.say_goodbye(refusal)
             return
         self._welcome = True
         deadlines = self.deadlines
@@ -152,14 +146,12 @@ class Session(SMTP):
     def connection_lost(self, error: Exception | None) -> None:
         left, self._closing = not self._closing, True
         self.link.lost()
-        self.lines.clear()
         if self._timer is not None:
             self._timer.cancel()
         if self._asking is not None:
             self._asking.cancel()
         self.bodies.lost(left=left)
-        self.dialog.reset()
-        self.reception.memory.used -= self._charged
+        self._hold_nothing()
         if self._welcome:
             self._house.farewell(self, self.client)
         if not self._running:
@@ -190,6 +182,10 @@ class Session(SMTP):
         self.regulate()
 
     @property
+    def must_stay(self) -> bool:
+        return self._closing or self.bodies.wait_for_store
+
+    @property
     def held(self) -> int:
         transaction = self.dialog.transaction
         return self._charged + self.bodies.held + (transaction.cost if transaction is not None else 0)
@@ -203,7 +199,14 @@ class Session(SMTP):
         memory.used += held - self._charged
         self._charged = held
         if memory.full:
-            self._house.relieve()
+            memory.relieve()
+
+    def _hold_nothing(self) -> None:
+        """But for a message that is here whole."""
+        self.lines.clear()
+        self.dialog.reset()
+        self.reception.memory.used -= self._charged
+        self._charged = 0
 
     # The listener calls these.
 
@@ -213,9 +216,8 @@ class Session(SMTP):
         self._leave_if_done()
 
     def shed(self) -> None:
-        """End, for memory is short. A message that is here whole is still carried to its end."""
-        if not self._closing and not self.bodies.wait_for_store:
-            self.bodies.give_up(answers.TOO_MUCH_MEMORY)
+        """End, for memory is short."""
+        self.bodies.give_up(answers.TOO_MUCH_MEMORY)
 
     def abort(self) -> None:
         """Close now, whatever the client is doing. A message that arrived whole is still committed."""
@@ -227,6 +229,8 @@ class Session(SMTP):
     def advance(self) -> None:
         """Go on with what has been received, as far as the order of replies allows."""
         self._yielded = False
+        if self._closing:
+            return  # what it held is out of the account
         self.charge()
         left = MAX_LINES_PER_TURN
         while self.lines.waiting and self._may_go_on():
@@ -347,14 +351,16 @@ class Session(SMTP):
     def say_goodbye(self, answer: Answer, *, detail: str = "") -> None:
         if answer.reason is not None:
             self.dialog.refuse(answer, detail=detail)
-        if answer.wire:
+        # Before its handshake a client that expects TLS could not read it.
+        deaf = self.link.secured is None and self.reception.settings.tls is ListenerTls.IMPLICIT
+        if answer.wire and not deaf:
             self.link.write(answer.wire)
         self._close()
 
     def _close(self) -> None:
         self._closing = True
-        self.lines.clear()
         handle = self.link.close()
+        self._hold_nothing()
         if handle is not None:
             if self._timer is not None:
                 self._timer.cancel()

@@ -1,0 +1,101 @@
+"""What somebody may try who reads the source: the account of memory, other people's turns, our own clocks."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from dataclasses import replace
+
+import pytest
+
+from tests.support.inbound import House, RememberingStore, Talk, listening, until
+from zonerelay.config.models import ListenerSettings
+from zonerelay.inbound.memory import SESSION_COST, SessionMemory
+from zonerelay.inbound.shared import Shared
+
+HERE = ListenerSettings(address="127.0.0.1:0")
+
+
+def reset(talk: Talk) -> None:
+    """Leave with a TCP reset."""
+    raw = talk.writer.get_extra_info("socket")
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    talk.writer.transport.abort()
+
+
+async def nobody_left(house: House) -> None:
+    await until(lambda: not house.listener._sessions)
+    await asyncio.sleep(0.01)
+
+
+# The account of memory: who gets it below zero has no limit any more.
+
+
+async def test_leaving_with_commands_that_wait_for_their_turn_gives_back_what_they_held_once() -> None:
+    shared = Shared(memory=SessionMemory(1 << 30))
+    async with listening(shared=shared) as house:
+        for _ in range(3):
+            talk = await house.connect()
+            talk.send(b"NOOP\r\n" * 20_000)
+            await asyncio.sleep(0)
+            reset(talk)
+            await nobody_left(house)
+            assert shared.memory.used == 0
+
+
+async def test_leaving_with_commands_behind_a_commit_gives_back_what_they_held_once() -> None:
+    store, shared = RememberingStore(), Shared(memory=SessionMemory(1 << 30))
+    go = asyncio.Event()
+
+    async def slowly() -> None:
+        await go.wait()
+
+    store.before_commit = slowly
+    async with listening(shared=shared, store=store) as house:
+        talk = await house.connect()
+        await talk.begin()
+        talk.send(b"Subject: x\r\n.\r\n" + b"NOOP\r\n" * 1000)
+        talk.writer.write_eof()
+        session = next(iter(house.listener._sessions))
+        await until(lambda: session.ended)
+        session.link._transport.abort()  # type: ignore[union-attr]
+        await until(lambda: house.listener.connections == 0)
+        go.set()
+        await nobody_left(house)
+        await talk.close()
+        assert len(store.stored) == 1
+        assert shared.memory.used == 0
+
+
+@pytest.mark.parametrize("what", ["header", "recipients"])
+async def test_a_message_that_waits_for_the_store_does_not_keep_others_from_being_shed(what: str) -> None:
+    """It is the heaviest and cannot go; whoever makes the memory full goes instead."""
+    store, shared = RememberingStore(), Shared(memory=SessionMemory(200_000 + 3 * SESSION_COST))
+    go, committing = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> None:
+        committing.set()
+        await go.wait()
+
+    store.before_commit = store.before_write = slowly
+    async with listening(replace(HERE, max_recipients=1000), shared=shared, store=store) as house:
+        heavy, light = await house.connect(), await house.connect()
+        await heavy.begin()
+        heavy.send(b"Subject: x\r\n\r\n" + b"y" * 150_000 + b"\r\n.\r\n")
+        await committing.wait()
+        assert shared.memory.used > 140_000
+        if what == "header":
+            await light.begin()
+            light.send(b"X: y\r\n" * 12_000)
+        else:
+            await light.ask(b"EHLO x")
+            await light.ask(b"MAIL FROM:<a@example.org>")
+            light.send(b"".join(b"RCPT TO:<b%d@example.com>\r\n" % number for number in range(200)))
+        await until(lambda: house.log.reasons() == ["memory"])
+        assert shared.memory.used < 200_000
+        await light.close()
+        go.set()
+        assert (await heavy.line()).startswith(b"250 ")
+        await heavy.close()
+    assert shared.memory.used == 0
