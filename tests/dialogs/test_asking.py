@@ -1,0 +1,408 @@
+"""While somebody is asked (a password, the policy): what comes meanwhile waits, and who leaves leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable, Collection
+
+import pytest
+
+from tests.dialogs.test_disconnects import gone, reset
+from tests.support.inbound import House, RememberingStore, Talk, listening, until
+from zonerelay.config.credentials import User
+from zonerelay.config.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
+from zonerelay.inbound.auth import Login, LoginKind
+from zonerelay.inbound.intake import BACKLOG
+from zonerelay.inbound.memory import SESSION_COST, SessionMemory
+from zonerelay.inbound.policy import (
+    ACCEPT,
+    Connect,
+    Decision,
+    EndOfData,
+    Event,
+    Headers,
+    Helo,
+    Mail,
+    Rcpt,
+    accept,
+    refuse,
+)
+from zonerelay.inbound.session import MAX_PIPELINED
+from zonerelay.inbound.shared import Shared
+from zonerelay.smtp.sasl import Credentials
+
+PLAIN = b"AUTH PLAIN " + base64.b64encode(b"\0app\0secret")
+BODY = b"Subject: x\r\n\r\nbody\r\n"
+
+
+class Gate:
+    """Whoever is asked: answers when the gate is opened. A policy and the users at once."""
+
+    def __init__(self, asked: Collection[type[Event]] = (), decision: Decision = ACCEPT) -> None:
+        self.asked = frozenset(asked)
+        self.questions: list[Event | Credentials] = []
+        self.cancelled = 0
+        self._decision = decision
+        self._open = asyncio.Event()
+
+    async def ask(self, event: Event) -> Decision:
+        await self._wait(event)
+        return self._decision
+
+    async def check(self, credentials: Credentials, client_address: str) -> Login:
+        await self._wait(credentials)
+        return Login(LoginKind.OK, User(credentials.user, "", ()))
+
+    async def _wait(self, question: Event | Credentials) -> None:
+        self.questions.append(question)
+        try:
+            await self._open.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def reached(self) -> None:
+        await until(lambda: bool(self.questions))
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def with_auth(**changes: float) -> ListenerSettings:
+    return ListenerSettings(
+        address="127.0.0.1:0",
+        auth=ListenerAuth.OPTIONAL,
+        cleartext_auth=CLEARTEXT_AUTH_WORDS,
+        **changes,  # type: ignore[arg-type]  # only times and numbers
+    )
+
+
+async def silent(talk: Talk) -> None:
+    """Nothing is answered yet."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.03):
+            await talk.reader.read(1)
+
+
+async def leave(talk: Talk, abruptly: bool) -> None:
+    if abruptly:
+        reset(talk)
+    else:
+        await talk.close()
+
+
+# Leaving.
+
+
+@pytest.mark.parametrize("abruptly", [False, True])
+async def test_leaving_while_a_password_is_checked(abruptly: bool) -> None:
+    gate = Gate()
+    async with listening(with_auth(), shared=Shared(users=gate)) as house:
+        talk = await house.connect()
+        await talk.ask(b"EHLO x")
+        talk.send(PLAIN + b"\r\n")
+        await gate.reached()
+        await leave(talk, abruptly)
+        if not abruptly:
+            # It has only said that it will say no more, as far as anybody can see.
+            gate.open()
+        await gone(house)
+        await until(lambda: not house.listener._sessions)
+        assert gate.cancelled == abruptly
+        assert house.log.named("trouble") == []
+
+
+@pytest.mark.parametrize("event", [Helo, Mail, Rcpt])
+@pytest.mark.parametrize("abruptly", [False, True])
+async def test_leaving_while_the_policy_thinks_about_a_command(event: type[Event], abruptly: bool) -> None:
+    gate = Gate([event])
+    async with listening(policy=gate) as house:
+        talk = await house.connect()
+        talk.send(b"EHLO x\r\n")
+        await asyncio.sleep(0.01)
+        talk.send(b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.com>\r\n")
+        await gate.reached()
+        await leave(talk, abruptly)
+        if not abruptly:
+            gate.open()
+        await gone(house)
+        await until(lambda: not house.listener._sessions)
+        assert house.store.begun == 0
+        assert house.log.named("trouble") == []
+
+
+async def test_leaving_while_the_policy_thinks_about_a_newcomer() -> None:
+    gate = Gate([Connect])
+    async with listening(policy=gate) as house:
+        talk = await house.connect_raw()
+        await gate.reached()
+        reset(talk)
+        await gone(house)
+        await until(lambda: gate.cancelled == 1)
+
+
+async def test_leaving_while_the_policy_thinks_about_the_header_of_half_a_message() -> None:
+    gate = Gate([Headers])
+    async with listening(policy=gate) as house:
+        talk = await house.connect()
+        await talk.begin()
+        talk.send(BODY)
+        await gate.reached()
+        reset(talk)
+        await gone(house)
+        await until(lambda: house.store.aborted == 1)
+        assert house.log.reasons() == ["client-left"]
+        assert (house.store.begun, house.store.stored) == (1, [])
+
+
+@pytest.mark.parametrize("event", [Headers, EndOfData])
+async def test_leaving_while_the_policy_thinks_about_a_whole_message(event: type[Event]) -> None:
+    """The client has sent all of it: it is carried to its end."""
+    gate = Gate([event])
+    async with listening(policy=gate) as house:
+        talk = await house.connect()
+        await talk.begin()
+        talk.send(BODY + b".\r\n")
+        await gate.reached()
+        reset(talk)
+        await gone(house)
+        assert house.store.stored == []
+        gate.open()
+        await until(lambda: len(house.store.stored) == 1)
+        await until(lambda: bool(house.log.named("reply-lost")))
+        assert gate.cancelled == 0
+
+
+async def test_half_closing_while_somebody_is_asked_still_gets_the_answers() -> None:
+    gate = Gate([Mail])
+    async with listening(policy=gate) as house, await house.connect() as talk:
+        await talk.ask(b"EHLO x")
+        talk.send(b"MAIL FROM:<a@example.org>\r\nNOOP\r\n")
+        talk.writer.write_eof()
+        await gate.reached()
+        await silent(talk)
+        gate.open()
+        assert await talk.closed() == b"250 2.1.0 Sender OK\r\n250 2.0.0 OK\r\n"
+
+
+# What comes meanwhile.
+
+
+async def test_what_comes_while_somebody_is_asked_is_answered_afterwards_in_order() -> None:
+    gate = Gate([Rcpt])
+    async with listening(policy=gate) as house, await house.connect() as talk:
+        await talk.ask(b"EHLO x")
+        talk.send(b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.com>\r\n")
+        assert await talk.line() == b"250 2.1.0 Sender OK"
+        await gate.reached()
+        for piece in (b"VRFY x\r\nBDA", b"T 20 LAST\r\n" + BODY[:7], BODY[7:] + b"NO", b"OP\r\nQUIT\r\n"):
+            talk.send(piece)
+            await asyncio.sleep(0.002)
+        await silent(talk)
+        gate.open()
+        lines = (await talk.closed()).split(b"\r\n")
+        assert [line[:9] for line in lines] == [
+            b"250 2.1.5", b"252 2.5.0", b"250 2.0.0", b"250 2.0.0", b"221 2.0.0", b"",
+        ]  # fmt: skip
+        assert b"queued" in lines[2]
+        assert house.store.stored[0].body.endswith(BODY)
+
+
+async def test_each_question_of_a_group_waits_for_the_one_before() -> None:
+    gate = Gate([Mail, Rcpt])
+    async with listening(policy=gate) as house, await house.connect() as talk:
+        await talk.ask(b"EHLO x")
+        talk.send(b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.com>\r\nRCPT TO:<c@example.com>\r\n")
+        await gate.reached()
+        await silent(talk)
+        assert [type(question) for question in gate.questions] == [Mail]
+        gate.open()
+        assert [(await talk.line())[:9] for _ in range(3)] == [b"250 2.1.0", b"250 2.1.5", b"250 2.1.5"]
+        assert [type(question) for question in gate.questions] == [Mail, Rcpt, Rcpt]
+
+
+async def test_a_command_behind_auth_waits_when_it_came_later() -> None:
+    """In one packet it would have been refused; here the client did not wait, but nobody is harmed."""
+    gate = Gate()
+    async with listening(with_auth(), shared=Shared(users=gate)) as house, await house.connect() as talk:
+        await talk.ask(b"EHLO x")
+        talk.send(PLAIN + b"\r\n")
+        await gate.reached()
+        talk.send(b"NOOP\r\n")
+        await silent(talk)
+        gate.open()
+        assert await talk.line() == b"235 2.7.0 Authentication succeeded"
+        assert await talk.line() == b"250 2.0.0 OK"
+
+
+async def test_commands_that_pile_up_behind_a_question_stop_the_reading() -> None:
+    gate = Gate([Mail])
+    async with listening(policy=gate) as house, await house.connect() as talk:
+        await talk.ask(b"EHLO x")
+        talk.send(b"MAIL FROM:<a@example.org>\r\n")
+        await gate.reached()
+        talk.send(b"NOOP\r\n" * 50_000 + b"QUIT\r\n")
+        session = next(iter(house.listener._sessions))
+        await until(lambda: session.link.is_paused)
+        assert session.lines.waiting < MAX_PIPELINED + 256 * 1024
+        gate.open()
+        assert (await talk.closed()).count(b"250 2.0.0 OK\r\n") == 50_000
+
+
+async def test_a_body_that_comes_while_the_policy_thinks_about_its_header_is_bounded() -> None:
+    gate = Gate([Headers], accept(add=[("X-New", "1")]))
+    async with listening(policy=gate) as house, await house.connect() as talk:
+        await talk.begin()
+        body = b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n"
+        talk.send(body + b".\r\n")
+        session = next(iter(house.listener._sessions))
+        await until(lambda: session.link.is_paused)
+        intake = session.bodies.current
+        assert intake is not None
+        assert intake.backlog <= BACKLOG + 512 * 1024
+        await silent(talk)
+        gate.open()
+        assert b"queued" in await talk.line()
+        assert house.store.stored[0].body.endswith(b"X-New: 1\r\n" + body)
+
+
+async def test_a_body_whose_header_was_refused_is_read_to_its_end_all_the_same() -> None:
+    gate = Gate([Headers], refuse(550, "7.1", "No"))
+    async with listening(policy=gate) as house, await house.connect() as talk:
+        await talk.begin()
+        talk.send(b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n.\r\nNOOP\r\n")
+        session = next(iter(house.listener._sessions))
+        await until(lambda: session.link.is_paused)
+        gate.open()
+        assert await talk.line() == b"550 5.7.1 No"
+        assert await talk.line() == b"250 2.0.0 OK"
+        assert house.store.aborted == 1
+
+
+async def test_a_store_that_fails_while_much_waits_for_it_is_answered_at_the_end() -> None:
+    """What waited is dropped then, and the rest must still be read."""
+    store = RememberingStore()
+    go = asyncio.Event()
+
+    async def fail() -> None:
+        await go.wait()
+        raise OSError(28, "No space left on device")
+
+    store.before_write = fail
+    async with listening(store=store) as house, await house.connect() as talk:
+        await talk.begin()
+        talk.send(b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n.\r\n")
+        session = next(iter(house.listener._sessions))
+        await until(lambda: session.link.is_paused)
+        go.set()
+        assert await talk.line() == b"451 4.3.0 Local error, try again later"
+        assert await talk.ask(b"NOOP") == b"250 2.0.0 OK"
+
+
+# Time, stopping, memory.
+
+
+async def test_waiting_for_whom_we_ask_is_not_held_against_the_client() -> None:
+    gate = Gate([Mail, Headers])
+    settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.08, transaction_timeout=5)
+    async with listening(settings, policy=gate) as house, await house.connect() as talk:
+        await talk.ask(b"EHLO x")
+        talk.send(b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.com>\r\nNOOP\r\n")
+        await asyncio.sleep(0.25)
+        gate.open()
+        assert [(await talk.line())[:9] for _ in range(3)] == [b"250 2.1.0", b"250 2.1.5", b"250 2.0.0"]
+        assert await talk.line() == b"421 4.4.2 Timeout waiting for the client"
+
+
+async def test_drain_lets_who_is_asked_answer_first() -> None:
+    gate = Gate([Helo])
+    async with listening(policy=gate) as house, await house.connect() as talk:
+        talk.send(b"EHLO x\r\n")
+        await gate.reached()
+        house.listener.stop_accepting()
+        draining = asyncio.create_task(house.listener.drain(5))
+        await silent(talk)
+        assert not draining.done()
+        gate.open()
+        assert (await talk.reply()).startswith(b"250-relay.example.org")
+        assert await talk.line() == b"421 4.3.2 Shutting down"
+        await draining
+
+
+async def test_drain_lets_a_log_in_end() -> None:
+    gate = Gate()
+    async with listening(with_auth(), shared=Shared(users=gate)) as house, await house.connect() as talk:
+        await talk.ask(b"EHLO x")
+        talk.send(PLAIN + b"\r\n")
+        await gate.reached()
+        draining = asyncio.create_task(house.listener.drain(5))
+        await silent(talk)
+        gate.open()
+        assert await talk.closed() == (b"235 2.7.0 Authentication succeeded\r\n421 4.3.2 Shutting down\r\n")
+        await draining
+
+
+async def test_drain_does_not_wait_longer_than_told_for_an_answer() -> None:
+    gate = Gate([Mail])
+    async with listening(policy=gate) as house, await house.connect() as talk:
+        await talk.ask(b"EHLO x")
+        talk.send(b"MAIL FROM:<a@example.org>\r\n")
+        await gate.reached()
+        async with asyncio.timeout(2):
+            await house.listener.drain(0.02)
+        assert gate.cancelled == 1
+        assert await talk.closed() == b""
+
+
+async def test_a_session_may_be_ended_for_memory_while_somebody_is_asked() -> None:
+    gate = Gate([Mail])
+    memory = SessionMemory(SESSION_COST + 30_000)
+    async with listening(policy=gate, shared=Shared(memory=memory)) as house, await house.connect() as talk:
+        await talk.ask(b"EHLO x")
+        talk.send(b"MAIL FROM:<a@example.org>\r\n")
+        await gate.reached()
+        talk.send(b"NOOP\r\n" * 10_000)
+        assert await talk.closed() == b"421 4.3.2 Too busy, try again later\r\n"
+        gate.open()
+        await gone(house)
+        assert memory.total == 0
+        assert house.log.named("trouble") == []
+
+
+@pytest.mark.parametrize("leaving", [reset, lambda talk: talk.writer.close()])
+async def test_what_a_leaving_client_held_leaves_the_account(leaving: Callable[[Talk], None]) -> None:
+    memory = SessionMemory(10_000_000)
+    store = RememberingStore()
+    go = asyncio.Event()
+    store.before_write = lambda: _waited(go)
+    async with listening(store=store, shared=Shared(memory=memory)) as house:
+        talk = await house.connect()
+        await talk.begin(*(f"b{number}@example.com".encode() for number in range(10)))
+        talk.send(b"Subject: x\r\n\r\n" + b"y" * 200_000)
+        await until(lambda: memory.used > 200_000)
+        assert memory.used == sum(session.held for session in house.listener._sessions)
+        leaving(talk)
+        await gone(house)
+        await until(lambda: memory.total == 0)
+        go.set()
+
+
+async def _waited(go: asyncio.Event) -> None:
+    await go.wait()
+
+
+async def test_a_bug_behind_a_question_is_temporary() -> None:
+    class Broken(Gate):
+        async def ask(self, event: Event) -> Decision:
+            raise ZeroDivisionError("/secret/path")
+
+    async with listening(policy=Broken([Mail])) as house, await house.connect() as talk:
+        await _hello(house, talk)
+        assert await talk.ask(b"MAIL FROM:<a@example.org>") == b"451 4.3.0 Local error, try again later"
+        assert len(house.log.named("trouble")) == 1
+        assert await talk.ask(b"NOOP") == b"250 2.0.0 OK"
+
+
+async def _hello(house: House, talk: Talk) -> None:
+    assert (await talk.ask(b"EHLO x")).startswith(b"250-")
