@@ -99,3 +99,37 @@ async def test_a_message_that_waits_for_the_store_does_not_keep_others_from_bein
         assert (await heavy.line()).startswith(b"250 ")
         await heavy.close()
     assert shared.memory.used == 0
+
+
+# Clocks: who does its part is not cut off, who does not is.
+
+
+async def test_the_octets_of_a_refused_chunk_are_not_idling() -> None:
+    """Cut off, the client would not hear why it was refused, and come again with all of it."""
+    async with listening(replace(HERE, idle_timeout=0.2)) as house, await house.connect() as talk:
+        talk.send(b"BDAT 1000\r\n")
+        for _ in range(10):
+            talk.send(b"x" * 100)
+            await asyncio.sleep(0.05)
+        assert await talk.line() == b"503 5.5.1 Send MAIL first"
+        assert house.log.reasons() == ["sequence"]
+        await asyncio.sleep(0.1)
+        assert await talk.ask(b"NOOP") == b"250 2.0.0 OK"
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"idle_timeout": 0.2, "min_data_rate": 1_000_000}, "data-rate"),
+        ({"transaction_timeout": 0.2}, "transaction-timeout"),
+        ({"idle_timeout": 0.02}, "idle-timeout"),
+    ],
+)
+async def test_a_refused_chunk_has_no_more_time_than_any(limits: dict[str, float], reason: str) -> None:
+    async with listening(replace(HERE, **limits)) as house, await house.connect() as talk:  # type: ignore[arg-type]  # numbers
+        talk.send(b"BDAT 100000\r\n")
+        while len(house.log.reasons()) < 2:
+            talk.send(b"x")
+            await asyncio.sleep(0.05)
+        assert house.log.reasons() == ["sequence", reason]
+        await talk.close()

@@ -110,15 +110,20 @@ class Bodies:
 
     def discard_chunk(self, owed: Answer) -> None:
         """BDAT was refused: its octets are dropped before that is said."""
+        session = self._session
         self._owed = owed
-        self.discarding = self._session.dialog.chunk[0]
+        self.discarding = session.dialog.chunk[0]
+        session.deadlines.body_began(session.now)
         self.discard()
 
     def discard(self) -> None:
         """Drop what is here."""
         session = self._session
-        self.discarding -= len(session.lines.take(self.discarding))
+        dropped = len(session.lines.take(self.discarding))
+        self.discarding -= dropped
+        session.deadlines.body_came(dropped, session.now)
         if not self.discarding:
+            session.deadlines.complete()
             session.link.write(self._owed.reply.encode())
 
     def _new_intake(self) -> Intake:

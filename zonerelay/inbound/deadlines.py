@@ -66,9 +66,18 @@ class Deadlines:
             self._began = now
 
     def body_began(self, now: float) -> None:
-        """354, or the command of a BDAT chunk: from now on `octets` are counted."""
+        """354, or the command of a BDAT chunk: from now on `octets` are counted.
+
+        A chunk that was refused has no transaction, but no more time than one that has.
+        """
         self._body = now
         self.octets = 0
+        if self._began is None:
+            self._began = now
+
+    def body_came(self, octets: int, now: float) -> None:
+        self.octets += octets
+        self.heard = now
 
     def chunk_complete(self, now: float) -> None:
         """A BDAT chunk is here, but not the message: the next command has the idle time."""
