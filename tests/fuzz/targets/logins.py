@@ -88,6 +88,8 @@ def credentials(data: bytes) -> None:
 def _check_error(said: str, text: str) -> None:
     """It names the file and a line that is in it, on one line, and shows no hash."""
     assert "\n" not in said
+    line = int(said.removeprefix(f"{FILE_NAME}:").partition(":")[0])
+    senders = text.split("\n")[line - 1].partition(":")[2].partition(":")[2]
     for secret in _SALT_OR_HASH.findall(text):
-        assert secret[:16] not in said
-    assert 1 <= int(said.removeprefix(f"{FILE_NAME}:").partition(":")[0]) <= text.count("\n") + 1
+        # A bad pattern of a sender may be shown, whatever it repeats.
+        assert secret[:16] not in said or secret[:16] in senders
