@@ -83,7 +83,8 @@ class Bodies:
     @property
     def are_behind(self) -> bool:
         """Reading must stop for a reason of ours."""
-        return self.out_of_turn or (self.current is not None and self.current.backlog > BACKLOG)
+        intake = self.current or self.parked
+        return self.out_of_turn or (intake is not None and intake.backlog > BACKLOG)
 
     @property
     def held(self) -> int:

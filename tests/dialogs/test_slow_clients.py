@@ -1,0 +1,196 @@
+"""How long a client may take: for its PROXY header, its TLS handshake, a body, a chunk, between chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.certificates import context_files, make
+from tests.support.inbound import EventLog, House, Talk, events_into, listening, until
+from tests.support.tls_client import trusting
+from zonerelay.config.models import ListenerSettings, ListenerTls
+from zonerelay.inbound import deadlines, link
+from zonerelay.inbound.certificates import Certificates
+from zonerelay.model.clock import ManualClock
+
+ANYWHERE = ListenerSettings(address="127.0.0.1:0")
+BALANCED = replace(ANYWHERE, proxy_networks=(ipaddress.ip_network("127.0.0.0/8"),))
+TIMEOUT = b"421 4.4.2 Timeout waiting for the client"
+
+
+@asynccontextmanager
+async def with_tls(settings: ListenerSettings, directory: Path) -> AsyncIterator[House]:
+    files, keys = context_files([make("relay.example.org")], directory)
+    settings = replace(settings, certificate=files, key=keys)
+    log, clock = EventLog(), ManualClock()
+    certificates = Certificates(settings, clock=clock, events=events_into(log, clock))
+    async with listening(settings, certificates=certificates, log=log, clock=clock) as house:
+        yield house
+
+
+@pytest.fixture
+def short_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlines, "HANDSHAKE", 0.15)
+
+
+# Before the greeting, and STARTTLS.
+
+
+@pytest.mark.usefixtures("short_handshake")
+@pytest.mark.parametrize("said", [b"", b"PROXY TCP4 192", b"\r\n\r\n\0\r\nQUIT\n\x21\x11"])
+async def test_a_proxy_header_has_its_own_time(said: bytes) -> None:
+    async with listening(BALANCED) as house, await house.connect_raw() as talk:
+        talk.send(said)
+        assert await talk.closed() in (b"", TIMEOUT + b"\r\n")
+        assert house.log.reasons() == ["idle-timeout"]
+
+
+@pytest.mark.usefixtures("short_handshake")
+async def test_dribbling_a_proxy_header_does_not_help() -> None:
+    async with listening(BALANCED) as house, await house.connect_raw() as talk:
+        began = time.monotonic()
+        for octet in b"PROXY TCP4 127.0.0.9 192.0.2.1 4711 25":
+            talk.send(bytes([octet]))
+            await asyncio.sleep(0.02)
+            if house.log.reasons():
+                break
+        assert house.log.reasons() == ["idle-timeout"]
+        assert time.monotonic() - began < 0.5
+
+
+@pytest.mark.usefixtures("short_handshake")
+async def test_after_its_header_a_client_has_the_idle_time() -> None:
+    settings = replace(BALANCED, idle_timeout=1.0)
+    async with listening(settings) as house, await house.connect_raw() as talk:
+        talk.send(b"PROXY TCP4 127.0.0.9 192.0.2.1 4711 25\r\n")
+        assert (await talk.line()).startswith(b"220 ")
+        await asyncio.sleep(0.3)
+        assert await talk.ask(b"NOOP") == b"250 2.0.0 OK"
+
+
+@pytest.mark.usefixtures("short_handshake")
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"])
+async def test_a_handshake_has_its_own_time_and_its_end_says_nothing_in_clear_text(
+    said: bytes, tmp_path: Path
+) -> None:
+    settings = replace(ANYWHERE, tls=ListenerTls.IMPLICIT)
+    async with with_tls(settings, tmp_path) as house, await house.connect_raw() as talk:
+        talk.send(said)
+        assert await talk.closed() == b""
+        assert house.log.reasons() == ["idle-timeout"]
+
+
+@pytest.mark.usefixtures("short_handshake")
+async def test_a_handshake_behind_starttls_too(tmp_path: Path) -> None:
+    settings = replace(ANYWHERE, tls=ListenerTls.STARTTLS)
+    async with with_tls(settings, tmp_path) as house, await house.connect() as talk:
+        assert await talk.ask(b"STARTTLS") == b"220 2.0.0 Ready to start TLS"
+        began = time.monotonic()
+        for octet in b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(60):
+            talk.send(bytes([octet]))
+            await asyncio.sleep(0.01)
+            if house.log.reasons():
+                break
+        assert await talk.closed() == b""
+        assert time.monotonic() - began < 0.5
+        assert house.log.reasons() == ["idle-timeout"]
+
+
+@pytest.mark.usefixtures("short_handshake")
+async def test_in_tls_a_client_has_the_idle_time_and_is_told(tmp_path: Path) -> None:
+    settings = replace(ANYWHERE, tls=ListenerTls.IMPLICIT, idle_timeout=0.3)
+    async with with_tls(settings, tmp_path) as house, await house.connect_raw() as talk:
+        await talk.start_tls(trusting())
+        assert (await talk.line()).startswith(b"220 ")
+        await asyncio.sleep(0.2)
+        assert await talk.ask(b"NOOP") == b"250 2.0.0 OK"
+        assert await talk.line() == TIMEOUT
+        assert await talk.closed() == b""
+
+
+# Bodies.
+
+
+@pytest.mark.parametrize("opening", [b"DATA", b"BDAT 100000 LAST"])
+async def test_a_body_that_comes_too_slowly_is_cut_off(opening: bytes) -> None:
+    settings = replace(ANYWHERE, idle_timeout=0.15, min_data_rate=1000)
+    async with listening(settings) as house, await house.connect() as talk:
+        await begin(talk, opening)
+        for _ in range(100):
+            talk.send(b"0123456789")  # about 500 octets a second
+            await asyncio.sleep(0.02)
+            if house.log.reasons():
+                break
+        assert await talk.line() == b"421 4.4.2 Data comes too slowly"
+        assert await talk.closed() == b""
+        assert house.log.reasons() == ["data-rate"]
+        assert house.store.stored == []
+
+
+@pytest.mark.parametrize("opening", [b"DATA", b"BDAT 100000 LAST"])
+async def test_a_body_that_comes_fast_enough_may_take_long(opening: bytes) -> None:
+    settings = replace(ANYWHERE, idle_timeout=0.15, min_data_rate=1000)
+    async with listening(settings) as house, await house.connect() as talk:
+        await begin(talk, opening)
+        for _ in range(20):
+            talk.send(b"Subject: " + b"x" * 989 + b"\r\n")
+            await asyncio.sleep(0.02)
+        assert house.log.reasons() == []
+
+
+async def test_between_chunks_a_client_has_the_idle_time() -> None:
+    settings = replace(ANYWHERE, idle_timeout=0.15)
+    async with listening(settings) as house, await house.connect() as talk:
+        await begin(talk, b"BDAT 12")
+        talk.send(b"Subject: x\r\n")
+        assert await talk.line() == b"250 2.0.0 12 octets received"
+        assert await talk.line() == TIMEOUT
+        assert await talk.closed() == b""
+        assert house.log.reasons() == ["idle-timeout"]
+        await until(lambda: house.store.aborted == house.store.begun)
+
+
+async def test_chunks_have_the_transaction_time_together() -> None:
+    settings = replace(ANYWHERE, transaction_timeout=0.2)
+    async with listening(settings) as house, await house.connect() as talk:
+        await begin(talk, b"BDAT 0")
+        assert await talk.line() == b"250 2.0.0 0 octets received"
+        for _ in range(50):
+            talk.send(b"BDAT 1\r\nx")
+            await asyncio.sleep(0.01)
+            if house.log.reasons():
+                break
+        assert (await talk.closed()).endswith(b"421 4.4.2 Transaction took too long\r\n")
+        assert house.log.reasons() == ["transaction-timeout"]
+
+
+async def test_a_client_that_does_not_take_our_last_words_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "LINGER", 0.1)
+    async with listening(replace(ANYWHERE, max_commands=10_000_000)) as house, await house.connect() as talk:
+        # The stream's own reader stops at its limit, and then the kernel's buffers fill.
+        session = next(iter(house.listener._sessions))
+        for _ in range(400):
+            talk.send(b"VRFY x\r\n" * 5_000)
+            if session._blocked:
+                break
+            await asyncio.sleep(0.001)
+        await until(lambda: session._blocked)
+        house.listener.stop_accepting()
+        session.say_goodbye(deadlines.answers.IDLE)
+        await until(lambda: house.listener.connections == 0)
+
+
+async def begin(talk: Talk, opening: bytes) -> None:
+    await talk.ask(b"EHLO x")
+    await talk.ask(b"MAIL FROM:<a@example.org>")
+    await talk.ask(b"RCPT TO:<b@example.com>")
+    talk.send(opening + b"\r\n")
+    if opening == b"DATA":
+        assert (await talk.line()).startswith(b"354")
