@@ -32,7 +32,7 @@ from zonerelay.inbound.standing import Standing
 from zonerelay.inbound.transaction import NO_EDITS, Transaction, mailboxes
 from zonerelay.inbound.turns import LARGE
 from zonerelay.message.edits import edit_header
-from zonerelay.message.headers import Header, HeaderScanner, HeaderTooLargeError
+from zonerelay.message.headers import Header, HeaderScanner, HeaderTooLargeError, authors
 from zonerelay.message.received import trace_fields
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
@@ -183,7 +183,9 @@ class Intake:
         self._scanner = None
         if header.received > self._settings.max_received:
             self._refuse(answers.MAIL_LOOP)
-        elif self._standing.user is not None and not self._standing.may_write_as(header.fields):
+        elif self._standing.is_bound and not self._standing.may_write_as(
+            authors(header, bytes(scanner.held))
+        ):
             self._refuse(answers.FROM_NOT_YOURS)
         elif Headers in self._reception.consultants.asked:
             self._undecided = bytes(scanner.held)

@@ -17,10 +17,11 @@ from zonerelay.inbound.access_rules import AddressPatterns
 from zonerelay.inbound.grants import Grants, GrantTable
 from zonerelay.inbound.policy import ClientInfo
 from zonerelay.inbound.tls import TlsInfo
-from zonerelay.message.headers import Fields
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.envelope import Origin
 from zonerelay.smtp.xclient import XClient
+
+MAX_AUTHORS = 4096  # characters of From fields: longer ones take the parser time, and nobody writes them
 
 
 class Standing:
@@ -92,16 +93,25 @@ class Standing:
 
     def may_send_as(self, sender: Mailbox) -> bool:
         """A user with a list of senders may use those, and the null sender for reports."""
-        if self.user is None or not self.user.senders or sender == NULL_SENDER:
+        if not self.is_bound or sender == NULL_SENDER:
             return True
+        assert self.user is not None
         return _patterns(tuple(self.user.senders)).match(sender)
 
-    def may_write_as(self, fields: Fields) -> bool:
-        """The same for the From field: every address in it, as far as one can be read."""
-        if self.user is None or not self.user.senders:
-            return True
-        values = [value for name, value in fields if name.lower() == "from"]
-        return all(address and self.may_send_as(Mailbox(address)) for _, address in getaddresses(values))
+    @property
+    def is_bound(self) -> bool:
+        """To some senders."""
+        return self.user is not None and bool(self.user.senders)
+
+    def may_write_as(self, authors: Sequence[str]) -> bool:
+        """The same for From fields: every address in their values. What cannot be read is nobody's."""
+        if sum(map(len, authors)) > MAX_AUTHORS:
+            return False
+        try:
+            addresses = [address for _, address in getaddresses(authors)]
+        except RecursionError:  # comments within comments
+            return False
+        return all(address and self.may_send_as(Mailbox(address)) for address in addresses)
 
     def _came_from(self) -> Origin:
         protocol = "SMTP"

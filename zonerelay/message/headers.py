@@ -31,6 +31,7 @@ _FIRST_LINE = re.compile(rb"[!-9;-~]+[ \t]*:|>?From ")
 _FIRST_LINE_PART = re.compile(rb"[!-9;-~]{0,%d}[ \t]{0,%d}\Z|\r\Z" % (MAX_FIELD_NAME, MAX_FIELD_NAME))
 # Possessive: each part ends where the next begins, so there is nothing to go back for.
 _FIELD = re.compile(r"^([!-9;-~]++) *+: *+(.*+)\n", re.MULTILINE)
+_AUTHOR = re.compile(r"^from *:(.*)", re.MULTILINE | re.IGNORECASE)
 # The start of a complete line that is neither field, continuation nor empty.
 _STRAY_LINE = re.compile(rb"\r\n(?![ \t\r]|[!-9;-~]+[ \t]*:)(?=[^\r]*\r)")
 # For people only: what could move a cursor or forge a log line becomes a blank; LF stays to split at.
@@ -118,8 +119,7 @@ def parse_header(block: bytes) -> Header:
     if not _FIELD_START.match(block):
         lead = MAILBOX_LINE
         block = block.partition(b"\r\n")[2]
-    text = block.translate(_VISIBLE, b"\r").decode("utf-8", "replace")
-    unfolded = text.replace("\n ", " ")  # tabs are blanks by now
+    unfolded = _unfolded(block)
     fields = _FIELD.findall(unfolded)
     if len(fields) != unfolded.count("\n"):
         fields = _before_stray_line(unfolded)
@@ -130,6 +130,21 @@ def parse_header(block: bytes) -> Header:
         received=names.count("received"),
         lead=lead,
     )
+
+
+def authors(header: Header, held: bytes) -> list[str]:
+    """What every From field says that any reader could find in `held`, for whoever has to check them all.
+
+    Not only those in `header`: other parsers go on behind a stray line, and keep more than MAX_METADATA.
+    """
+    if not header.names and header.lead != MAILBOX_LINE:
+        return []  # we put an empty line before it
+    return _AUTHOR.findall(_unfolded(held.partition(_END)[0]))
+
+
+def _unfolded(block: bytes) -> str:
+    text = block.translate(_VISIBLE, b"\r").decode("utf-8", "replace")
+    return text.replace("\n ", " ")  # tabs are blanks by now
 
 
 def _before_stray_line(text: str) -> list[tuple[str, str]]:

@@ -1,0 +1,68 @@
+"""Who writes as whom: a user who is bound to senders may not use another From field, however it is hidden."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.feeding import cuts
+from zonerelay.config.credentials import User
+from zonerelay.config.models import KB, ListenerSettings
+from zonerelay.inbound.access import Client
+from zonerelay.inbound.grants import GrantTable
+from zonerelay.inbound.standing import Standing
+from zonerelay.message.headers import MAX_METADATA, HeaderScanner, authors
+
+MAX_HEADER = 256 * KB
+
+
+def may_write(header: bytes, *, whole: bool = True) -> bool:
+    settings = ListenerSettings()
+    standing = Standing(settings, GrantTable(settings), Client("", 0, may_relay=True), None)
+    standing.logged_in(User("app", "", ("me@example.org",)))
+    message = header + b"\r\n\r\nFrom: somebody@example.com\r\n"
+    for pieces in [[message]] if whole else cuts(message):
+        scanner = HeaderScanner(MAX_HEADER)
+        for piece in pieces:
+            if scanner.header is None:
+                scanner.feed(piece)
+        found = scanner.finish()
+        allowed = standing.may_write_as(authors(found, bytes(scanner.held)))
+        if not allowed:
+            return False
+    return True
+
+
+MINE = [
+    (b"From: me@example.org", "plain"),
+    (b"FROM : Me <me@example.org>", "in capitals, a blank before the colon"),
+    (b"From:\r\n\tme@example.org", "folded"),
+    (b"From: me@example.org (boss@example.org)", "a comment is no address"),
+    (b'From: "boss@example.org" <me@example.org>', "nor is a name"),
+    (b"Subject: x\r\n from: boss@example.org", "a continuation is no field"),
+    (b"Subject: x", "no author at all"),
+    (b"From me@example.org Mon Jan  1\r\nFrom: me@example.org", "behind an mbox line"),
+    (b"no header\r\nFrom: boss@example.org", "a body: we put an empty line before it"),
+]
+OTHERS = [
+    (b"From: boss@example.org", "plain"),
+    (b"From: me@example.org, boss@example.org", "the second of two"),
+    (b"From: me@example.org\r\nFrom: boss@example.org", "in a second field"),
+    (b"From\t: boss@example.org", "a tab before the colon"),
+    (b"From: all: boss@example.org;", "in a group"),
+    (b"From: b\xf6ss@example.org", "not ASCII"),
+    (b"Subject: x\r\nstray\r\nFrom: boss@example.org", "behind a stray line, where some readers go on"),
+    (b"From x Mon Jan  1\r\nstray\r\nFrom: boss@example.org", "behind an mbox line and a stray one"),
+    (b"X: " + b"x" * MAX_METADATA + b"\r\nFrom: boss@example.org", "behind more than is kept for people"),
+    (b"From: " + b"(" * 2000 + b"me@example.org", "more comments than anybody could read"),
+    (b"From: " + b"me@example.org, " * 1000 + b"me@example.org", "more authors than anybody has"),
+]
+
+
+@pytest.mark.parametrize(("header", "why"), MINE, ids=[row[1] for row in MINE])
+def test_a_user_writes_as_itself(header: bytes, why: str) -> None:
+    assert may_write(header, whole=False), why
+
+
+@pytest.mark.parametrize(("header", "why"), OTHERS, ids=[row[1] for row in OTHERS])
+def test_a_user_does_not_write_as_somebody_else(header: bytes, why: str) -> None:
+    assert not may_write(header), why
