@@ -16,7 +16,7 @@ from tests.support.certificates import context_files, make
 from tests.support.inbound import EventLog, House, Talk, events_into, listening, until
 from tests.support.tls_client import trusting
 from zonerelay.config.models import ListenerSettings, ListenerTls
-from zonerelay.inbound import deadlines, link
+from zonerelay.inbound import answers, deadlines, link
 from zonerelay.inbound.certificates import Certificates
 from zonerelay.model.clock import ManualClock
 
@@ -183,7 +183,7 @@ async def test_a_client_that_does_not_take_our_last_words_is_cut_off(monkeypatch
             await asyncio.sleep(0.001)
         await until(lambda: session._blocked)
         house.listener.stop_accepting()
-        session.say_goodbye(deadlines.answers.IDLE)
+        session.say_goodbye(answers.IDLE)
         await until(lambda: house.listener.connections == 0)
 
 
