@@ -161,8 +161,8 @@ class ListenerSettings:
     )
     xclient_networks: tuple[Network, ...] = networks(
         (),
-        "Servers in front of this one, such as nginx or Postfix, that may say with XCLIENT who the client is "
-        "and as whom it has logged in. Trust them as you trust the relay itself.",
+        "Servers in front of this one, such as nginx, that may say with XCLIENT who the client is and as "
+        "whom it has logged in. Trust them as you trust the relay itself.",
     )
     check_sender_domain: bool = switch(
         False,
