@@ -1,4 +1,4 @@
-"""The examples of docs/listener.md with a real HAProxy and a real nginx: as written but for addresses, files."""
+"""The examples of docs/listener.md with a real HAProxy and a real nginx; only addresses and files differ."""
 
 from __future__ import annotations
 
