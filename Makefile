@@ -14,7 +14,7 @@ or let pip compile it:
 endef
 export PLYVEL_HINT
 
-.PHONY: help run sandbox test check fmt bench clean
+.PHONY: help run sandbox test check fmt fuzz bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -44,6 +44,10 @@ test: $(STAMP)  ## every tier but bench
 fmt: $(STAMP)  ## let ruff correct what it can
 	$(BIN)/ruff check --fix zonerelay tests
 	$(BIN)/ruff format zonerelay tests
+
+fuzz: $(STAMP)  ## every parser with atheris, a minute each
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	$(BIN)/python -m tests.fuzz
 
 bench: $(STAMP)  ## against Postfix, in one run
 	$(BIN)/python -m tests.bench

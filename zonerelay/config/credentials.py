@@ -107,12 +107,13 @@ def check_name(name: str) -> None:
     if len(name.encode("utf-8", "replace")) > MAX_NAME:
         raise ValueError(f"a user name has at most {MAX_NAME} octets")
     if ":" in name or name.startswith("#") or not name.isprintable() or any(c.isspace() for c in name):
+        # With a "$" in it, it may be a hash whose colon is missing.
+        shown = "what is before the colon" if "$" in name else quoted(name)
         raise ValueError(
-            f"{quoted(name)} cannot be a user name: no white space, no control characters, no colon, "
-            "no # in front"
+            f"{shown} cannot be a user name: no white space, no control characters, no colon, no # in front"
         )
     if not unicodedata.is_normalized("NFC", name):
-        raise ValueError(f"the user name {quoted(name)} is not in Unicode's form NFC")
+        raise ValueError("the user name is not in Unicode's form NFC")
 
 
 def check_sender(pattern: str) -> str:

@@ -84,7 +84,7 @@ def _checked(text: str, source: str) -> tuple[Settings, Report]:
 def _syntax_problem(message: str, text: str, source: str) -> Problem:
     """The message of tomllib says where; we say it as for every other problem."""
     match = _POSITION.search(message)
-    end = len(text.rstrip().splitlines()) or 1
+    end = text.rstrip().count("\n") + 1
     line = int(match[1]) if match and match[1] else end
     what = _POSITION.sub("", message)
     if what == "Cannot overwrite a value":

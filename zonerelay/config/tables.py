@@ -14,7 +14,7 @@ from zonerelay.config.models import REPEATED, TABLES, Settings, Table
 from zonerelay.config.options import Form, Option, options_of
 from zonerelay.config.problems import Report
 from zonerelay.config.toml_lines import Path
-from zonerelay.config.wording import did_you_mean
+from zonerelay.config.wording import did_you_mean, quoted
 
 Owner = TypeVar("Owner", bound=Settings | Table)
 
@@ -77,7 +77,7 @@ def _read_list(option: Option, value: object, path: Path, report: Report) -> tup
         # One file needs no brackets.
         return (convert.read_value(value, option),) if value != "" else ()
     if not isinstance(value, list):
-        hint = f': write ["{value}"]' if isinstance(value, str) else ""
+        hint = f": write [{quoted(value)}]" if isinstance(value, str) else ""
         raise convert.expected("a list in brackets", value, hint)
     read: list[object] = []
     for at, item in enumerate(value):

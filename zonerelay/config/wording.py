@@ -11,7 +11,9 @@ _SHOWN = 80
 
 def quoted(text: str) -> str:
     """The text as the file has it, on one line and not too long."""
-    return json.dumps(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…", ensure_ascii=False)
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    # What is not printable could break the line, or turn it round.
+    return json.dumps(shown, ensure_ascii=not shown.isprintable())
 
 
 def in_words(words: Iterable[str], joiner: str = "and") -> str:

@@ -240,5 +240,5 @@ def _tls_before(verb: str) -> Callable[[Dialog, str], Answer]:
 # RFC 3207 4: what a server that insists on TLS still answers without it.
 _IN_CLEAR = {
     **{verb: _tls_before(verb) for verb in _COMMANDS},
-    **{verb: _COMMANDS[verb] for verb in ("EHLO", "HELO", "STARTTLS", "NOOP", "RSET", "QUIT")},
+    **{verb: _COMMANDS[verb] for verb in ("EHLO", "HELO", "STARTTLS", "BDAT", "NOOP", "RSET", "QUIT")},
 }

@@ -182,6 +182,8 @@ def bdat(dialog: Dialog, argument: str) -> Answer:
     except CommandError as error:
         return dialog.refuse(refused(error.reply, Reason.SYNTAX, Then.CLOSE), "BDAT")
     dialog.chunk = (size, last)
+    if dialog.standing.grants.must_start_tls:
+        return _refused_chunk(dialog, answers.TLS_FIRST, size)
     transaction, limit = dialog.transaction, dialog.reception.settings.max_message_size
     if transaction is None:
         return _refused_chunk(dialog, answers.MAIL_FIRST, size)
