@@ -245,6 +245,15 @@ def test_two_different_passwords_change_nothing(shell: Shell) -> None:
     assert not shell.file.exists()
 
 
+def test_end_of_input_instead_of_a_password_changes_nothing(shell: Shell) -> None:
+    for typed in (["\x04"], [PASSWORD, "\x04"]):
+        ran = shell.typing(typed, "add", "app")
+        assert ran.status == 1
+        assert "there is no password; nothing was changed" in ran.err
+        assert "Traceback" not in ran.err
+        assert not shell.file.exists()
+
+
 def test_two_commands_at_once_lose_nothing(shell: Shell) -> None:
     """Two processes, sixty users each, on one file."""
     adds = (

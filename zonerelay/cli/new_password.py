@@ -32,10 +32,17 @@ def new_password(arguments: Namespace, name: str) -> str:
             "or --generate to get one",
             USAGE,
         )
-    password = _checked(getpass.getpass(f"Password for {name}: "), name)
-    if prepare_password(getpass.getpass("The same again: ")) != password:
+    password = _checked(_asked(f"Password for {name}: "), name)
+    if prepare_password(_asked("The same again: ")) != password:
         raise CliError("the two are not the same; nothing was changed")
     return password
+
+
+def _asked(prompt: str) -> str:
+    try:
+        return getpass.getpass(prompt)
+    except EOFError:  # Ctrl-D
+        raise CliError("there is no password; nothing was changed") from None
 
 
 def _from_input() -> str:
