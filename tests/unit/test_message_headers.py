@@ -35,7 +35,12 @@ TABLE: list[tuple[bytes, Fields, bytes, str]] = [
     (b"A:\r\n b\r\n\r\n", (("A", "b"),), b"", "folded before the first word"),
     (b"Subject:\r\n\r\n", (("Subject", ""),), b"", "an empty field"),
     (b"A: \xc3\xa9\r\nB: \xff\r\n\r\n", (("A", "é"), ("B", "\ufffd")), b"", "UTF-8 and what is not"),
-    (b"A: x\x00\x1b[2J\x7fy\r\n\r\n", (("A", "x  [2J y"),), b"", "controls are blanks in metadata"),
+    (
+        b"A: x\x00\x1b[2J\x7fy\r\n\r\n",
+        (("A", "x\ufffd\ufffd[2J\ufffdy"),),
+        b"",
+        "controls are shown as unknown in metadata",
+    ),
     (b"\r\nbody\r\n", (), b"", "an empty header: the empty line is there"),
     (b"body\r\n", (), EMPTY_LINE, "no header at all"),
     (b" body: x\r\n\r\n", (), EMPTY_LINE, "a first line that would continue our field"),

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from zonerelay.message.folding import field
 
 # Possessive: what ends the name is what follows it.
-_FIELD_NAME = re.compile(rb"([!-9;-~]++)[ \t]*+:")
+_FIELD_NAME = re.compile(rb"([!-9;-~]++)(?:[ \t]|\r\n[ \t])*+:")
 _CONTINUES = (b" ", b"\t")
 
 
@@ -39,7 +39,7 @@ def _kept(block: bytes, names: frozenset[bytes]) -> Iterator[bytes]:
         if end == 1:
             end = len(block)
         if not block.startswith(_CONTINUES, start):
-            name = _FIELD_NAME.match(block, start, end)
+            name = _FIELD_NAME.match(block, start)
             if name is None:
                 break
             keeping = name[1].lower() not in names

@@ -27,15 +27,20 @@ MAILBOX_LINE = b"Mailbox-Line: "
 
 _END = b"\r\n\r\n"
 _FIELD_START = re.compile(rb"[!-9;-~]+[ \t]*:")
-_FIRST_LINE = re.compile(rb"[!-9;-~]+[ \t]*:|>?From ")
+_FIRST_LINE = re.compile(rb"[!-9;-~]{1,%d}[ \t]{0,%d}:|>?From " % (MAX_FIELD_NAME, MAX_FIELD_NAME))
 _FIRST_LINE_PART = re.compile(rb"[!-9;-~]{0,%d}[ \t]{0,%d}\Z|\r\Z" % (MAX_FIELD_NAME, MAX_FIELD_NAME))
 # Possessive: each part ends where the next begins, so there is nothing to go back for.
 _FIELD = re.compile(r"^([!-9;-~]++) *+: *+(.*+)\n", re.MULTILINE)
 _AUTHOR = re.compile(r"^from *:(.*)", re.MULTILINE | re.IGNORECASE)
 # The start of a complete line that is neither field, continuation nor empty.
 _STRAY_LINE = re.compile(rb"\r\n(?![ \t\r]|[!-9;-~]+[ \t]*:)(?=[^\r]*\r)")
-# For people only: what could move a cursor or forge a log line becomes a blank; LF stays to split at.
-_VISIBLE = bytes(b if b in b"\n" or (b >= 0x20 and b != 0x7F) else 0x20 for b in range(256))
+# What could move a cursor or forge a log line: no blank and no part of a name (an octet that UTF-8 never
+# has becomes U+FFFD). Tabs are blanks; LF stays to split at.
+_VISIBLE = bytes(
+    0x20 if b == 0x09 else b if b == 0x0A or (b >= 0x20 and b != 0x7F) else 0xFF for b in range(256)
+)
+# As readers see it that drop them.
+_LENIENT = bytes(b if b in b"\n" or (b >= 0x20 and b != 0x7F) else 0x20 for b in range(256))
 
 Fields = tuple[tuple[str, str], ...]
 
@@ -119,7 +124,7 @@ def parse_header(block: bytes) -> Header:
     if not _FIELD_START.match(block):
         lead = MAILBOX_LINE
         block = block.partition(b"\r\n")[2]
-    unfolded = _unfolded(block)
+    unfolded = _unfolded(block, _VISIBLE)
     fields = _FIELD.findall(unfolded)
     if len(fields) != unfolded.count("\n"):
         fields = _before_stray_line(unfolded)
@@ -139,11 +144,11 @@ def authors(header: Header, held: bytes) -> list[str]:
     """
     if not header.names and header.lead != MAILBOX_LINE:
         return []  # we put an empty line before it
-    return _AUTHOR.findall(_unfolded(held.partition(_END)[0]))
+    return _AUTHOR.findall(_unfolded(held.partition(_END)[0], _LENIENT))
 
 
-def _unfolded(block: bytes) -> str:
-    text = block.translate(_VISIBLE, b"\r").decode("utf-8", "replace")
+def _unfolded(block: bytes, table: bytes) -> str:
+    text = block.translate(table, b"\r").decode("utf-8", "replace")
     return text.replace("\n ", " ")  # tabs are blanks by now
 
 
