@@ -1,7 +1,7 @@
 """What a transcript asks for before its client comes: settings, certificates, users, a policy, access rules.
 
-Everything is the real thing (a credentials file with argon2 hashes, a policy in its threads, OpenSSL); only
-the answers to wrong passwords do not wait.
+Everything is the real thing (a credentials file with argon2 hashes, a policy in its threads, OpenSSL, DNS over
+UDP); only the answers to wrong passwords do not wait.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ssl
 import time
 import tomllib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,11 +18,13 @@ from typing import Any
 
 from tests.support.certificates import Made, context_files, make
 from tests.support.credentials import file_of, user
+from tests.support.dns import SERVFAIL, FakeDns, Trouble
 from tests.support.inbound import HOSTNAME, EventLog, House, events_into, listening
 from tests.support.tls_client import trusting
 from zonerelay.config.models import (
     REPEATED,
     AuthSettings,
+    DnsSettings,
     ListenerAuth,
     ListenerSettings,
     ListenerTls,
@@ -37,8 +39,11 @@ from zonerelay.inbound.auth import Authenticator
 from zonerelay.inbound.certificates import Certificates
 from zonerelay.inbound.memory import SessionMemory
 from zonerelay.inbound.policy_runner import PolicyRunner
+from zonerelay.inbound.sender_domain import SenderDomains
 from zonerelay.inbound.shared import Shared
 from zonerelay.model.clock import ManualClock
+from zonerelay.routing.hosts import Hosts
+from zonerelay.routing.resolver import Resolver
 
 ZONES = ("default", "bulk")
 
@@ -84,8 +89,17 @@ async def staged(steps: Sequence[Step], directory: Path) -> AsyncIterator[House]
             events=events,
             zones=lambda: ZONES,
         )
-    shared = Shared(memory=_memory(steps), access=access_rules(steps), users=users)
-    try:
+    async with AsyncExitStack() as stack:
+        if users is not None:
+            stack.callback(users.close)
+        if runner is not None:
+            stack.push_async_callback(runner.close)
+        shared = Shared(
+            memory=_memory(steps),
+            access=access_rules(steps),
+            users=users,
+            sender_domains=await _sender_domains(steps, stack) if settings.check_sender_domain else None,
+        )
         async with listening(
             settings,
             shared=shared,
@@ -97,11 +111,6 @@ async def staged(steps: Sequence[Step], directory: Path) -> AsyncIterator[House]
             yield house
             assert shared.memory.used == sum(holder.held for holder in shared.memory.holders)
         assert (shared.memory.used, shared.memory.holders) == (0, set())
-    finally:
-        if runner is not None:
-            await runner.close()
-        if users is not None:
-            users.close()
 
 
 def listener_settings(steps: Sequence[Step]) -> ListenerSettings:
@@ -125,6 +134,19 @@ def auth_settings(steps: Sequence[Step], directory: Path) -> AuthSettings:
 def access_rules(steps: Sequence[Step]) -> AccessRules:
     rules = (tomllib.loads(f"rule = {step.rest}")["rule"] for step in steps if step.kind == "access")
     return AccessRules([rule for values in rules for rule in _read("access", values).access])
+
+
+async def _sender_domains(steps: Sequence[Step], stack: AsyncExitStack) -> SenderDomains:
+    """With a name server that knows what the transcript says, and fails for names it says `{}` about."""
+    names = [step.rest.partition(" = ") for step in steps if step.kind == "dns"]
+    zones: dict[str, Any] = {name: tomllib.loads(f"x = {records}")["x"] for name, _, records in names}
+    troubles: dict[str | tuple[str, str], Trouble] = {
+        name: SERVFAIL for name, records in zones.items() if not records
+    }
+    server = await stack.enter_async_context(FakeDns(zones, troubles))
+    resolver = Resolver(DnsSettings(servers=(server.address,), timeout=0.5), ManualClock(), hosts=Hosts({}))
+    stack.push_async_callback(resolver.close)
+    return SenderDomains(resolver)
 
 
 def _memory(steps: Sequence[Step]) -> SessionMemory:

@@ -11,6 +11,7 @@ The stage, wherever it stands in the file:
     access {user = ["app1"]}               an access rule
     policy rcpt = refuse(550, "7.1", "x")  what a policy says at this step: a Python expression with `event`,
                                            `accept`, `refuse` and `sleep`; 1/0 is a bug in it. Zones: bulk
+    dns null.example = {MX = ["0 ."]}      for check_sender_domain; `{}` is SERVFAIL, all others NXDOMAIN
     memory 100000                          octets for all sessions together
 
 The conversation, in order:
@@ -60,7 +61,7 @@ from tests.support.inbound import House, RememberingStore, Stored, Talk, until
 from zonerelay.store.base import StoreError, StoreFullError
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
-STAGE = frozenset({"set", "auth", "user", "access", "policy", "memory"})
+STAGE = frozenset({"set", "auth", "user", "access", "policy", "dns", "memory"})
 STORE_ERRORS = {
     "full": StoreFullError("No space left on device"),
     "broken": StoreError("/var/lib/zonerelay/spool: Input/output error"),
