@@ -1,7 +1,7 @@
 """What a transcript asks for before its client comes: settings, certificates, users, a policy, access rules.
 
-Everything is the real thing (a credentials file with argon2 hashes, a policy in its threads, OpenSSL, DNS over
-UDP); only the answers to wrong passwords do not wait.
+Everything is the real thing (a credentials file with argon2 hashes, a policy in its threads, OpenSSL, DNS);
+only the answers to wrong passwords do not wait.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from tests.support.certificates import Made, context_files, make
 from tests.support.credentials import file_of, user
 from tests.support.dns import SERVFAIL, FakeDns, Trouble
-from tests.support.inbound import HOSTNAME, EventLog, House, events_into, listening
+from tests.support.inbound import HOSTNAME, EventLog, House, RememberingStore, events_into, listening
 from tests.support.tls_client import trusting
 from zonerelay.config.models import (
     REPEATED,
@@ -111,6 +111,18 @@ async def staged(steps: Sequence[Step], directory: Path) -> AsyncIterator[House]
             yield house
             assert shared.memory.used == sum(holder.held for holder in shared.memory.holders)
         assert (shared.memory.used, shared.memory.holders) == (0, set())
+
+
+@asynccontextmanager
+async def listening_with_tls(
+    settings: ListenerSettings, directory: Path, store: RememberingStore | None = None
+) -> AsyncIterator[House]:
+    files, keys = context_files([server()], directory)
+    settings = replace(settings, certificate=files, key=keys)
+    log, clock = EventLog(), ManualClock()
+    certificates = Certificates(settings, clock=clock, events=events_into(log, clock))
+    async with listening(settings, certificates=certificates, store=store, log=log, clock=clock) as house:
+        yield house
 
 
 def listener_settings(steps: Sequence[Step]) -> ListenerSettings:

@@ -5,34 +5,20 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support.certificates import context_files, make
-from tests.support.inbound import EventLog, House, Talk, events_into, listening, until
+from tests.dialogs.staging import listening_with_tls
+from tests.support.inbound import Talk, listening, until
 from tests.support.tls_client import trusting
 from zonerelay.config.models import ListenerSettings, ListenerTls
 from zonerelay.inbound import answers, deadlines, link
-from zonerelay.inbound.certificates import Certificates
-from zonerelay.model.clock import ManualClock
 
 ANYWHERE = ListenerSettings(address="127.0.0.1:0")
 BALANCED = replace(ANYWHERE, proxy_networks=(ipaddress.ip_network("127.0.0.0/8"),))
 TIMEOUT = b"421 4.4.2 Timeout waiting for the client"
-
-
-@asynccontextmanager
-async def with_tls(settings: ListenerSettings, directory: Path) -> AsyncIterator[House]:
-    files, keys = context_files([make("relay.example.org")], directory)
-    settings = replace(settings, certificate=files, key=keys)
-    log, clock = EventLog(), ManualClock()
-    certificates = Certificates(settings, clock=clock, events=events_into(log, clock))
-    async with listening(settings, certificates=certificates, log=log, clock=clock) as house:
-        yield house
 
 
 @pytest.fixture
@@ -81,7 +67,7 @@ async def test_a_handshake_has_its_own_time_and_its_end_says_nothing_in_clear_te
     said: bytes, tmp_path: Path
 ) -> None:
     settings = replace(ANYWHERE, tls=ListenerTls.IMPLICIT)
-    async with with_tls(settings, tmp_path) as house, await house.connect_raw() as talk:
+    async with listening_with_tls(settings, tmp_path) as house, await house.connect_raw() as talk:
         talk.send(said)
         assert await talk.closed() == b""
         assert house.log.reasons() == ["idle-timeout"]
@@ -90,7 +76,7 @@ async def test_a_handshake_has_its_own_time_and_its_end_says_nothing_in_clear_te
 @pytest.mark.usefixtures("short_handshake")
 async def test_a_handshake_behind_starttls_too(tmp_path: Path) -> None:
     settings = replace(ANYWHERE, tls=ListenerTls.STARTTLS)
-    async with with_tls(settings, tmp_path) as house, await house.connect() as talk:
+    async with listening_with_tls(settings, tmp_path) as house, await house.connect() as talk:
         assert await talk.ask(b"STARTTLS") == b"220 2.0.0 Ready to start TLS"
         began = time.monotonic()
         for octet in b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(60):
@@ -106,7 +92,7 @@ async def test_a_handshake_behind_starttls_too(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("short_handshake")
 async def test_in_tls_a_client_has_the_idle_time_and_is_told(tmp_path: Path) -> None:
     settings = replace(ANYWHERE, tls=ListenerTls.IMPLICIT, idle_timeout=0.3)
-    async with with_tls(settings, tmp_path) as house, await house.connect_raw() as talk:
+    async with listening_with_tls(settings, tmp_path) as house, await house.connect_raw() as talk:
         await talk.start_tls(trusting())
         assert (await talk.line()).startswith(b"220 ")
         await asyncio.sleep(0.2)

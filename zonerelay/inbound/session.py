@@ -144,7 +144,7 @@ class Session(SMTP):
         return self._owes_answers()
 
     def connection_lost(self, error: Exception | None) -> None:
-        left, self._closing = not self._closing, True
+        left, self._closing = self.ended or not self._closing, True
         self.link.lost()
         if self._timer is not None:
             self._timer.cancel()
