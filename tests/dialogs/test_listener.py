@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tests.support.inbound import RememberingStore, listening, until
+from tests.support.inbound import RememberingStore, Talk, listening, until
 from zonerelay.config.models import ListenerSettings
 from zonerelay.inbound.listener import ListenError
 from zonerelay.message.headers import Fields
@@ -31,6 +31,18 @@ async def test_ipv6_and_its_mapped_ipv4_clients() -> None:
         client = house.listener._access.identify(("::ffff:127.0.0.1", 4711, 0, 0))
         assert (client.address, client.may_relay) == ("127.0.0.1", True)
         assert not house.listener._access.identify(("::1", 4711, 0, 0)).may_relay
+
+
+async def test_the_ipv6_wildcard_is_every_address_of_the_machine() -> None:
+    async with listening(ListenerSettings(address="[::]:0")) as house:
+        port = house.listener.addresses[0].rpartition(":")[2]
+        for host in ("127.0.0.1", "::1"):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            async with Talk(reader, writer) as talk:
+                assert (await talk.line()).startswith(b"220 ")
+                assert (await talk.ask(b"EHLO client")).startswith(b"250")
+                await talk.ask(b"MAIL FROM:<a@example.org>")
+                assert (await talk.ask(b"RCPT TO:<b@example.com>")).startswith(b"250"), host
 
 
 async def test_unix_socket_takes_mail_from_local_processes(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from zonerelay.config.endpoints import (
     ("text", "address", "reason"),
     [
         ("127.0.0.1:2525", ListenAddress("127.0.0.1", 2525), "IPv4"),
-        ("[::]:25", ListenAddress("::", 25), "every IPv6 address"),
+        ("[::]:25", ListenAddress("::", 25), "every address"),
         ("[2001:DB8::0:1]:25", ListenAddress("2001:db8::1", 25), "IPv6 in one spelling, so that two compare"),
         ("127.0.0.1:0", ListenAddress("127.0.0.1", 0), "a port that the system chooses"),
         ("unix:/run/zonerelay/smtp.sock", ListenAddress(path="/run/zonerelay/smtp.sock"), "a Unix socket"),
@@ -72,8 +72,8 @@ def test_name_servers(text: str, server: NameServer) -> None:
     ("parse", "text", "said", "reason"),
     [
         (parse_listen, "25", "has no port", "a port alone says nothing about who can connect"),
-        (parse_listen, ":25", '"0.0.0.0:25" for every IPv4', "the usual way to say every address elsewhere"),
-        (parse_listen, "*:25", '"[::]:25" (every IPv6', "so is this"),
+        (parse_listen, ":25", '"[::]:25" for every address', "the usual way to say every address elsewhere"),
+        (parse_listen, "*:25", '"[::]:25" (every address)', "so is this"),
         (parse_listen, "localhost:25", "a name may stand for several", "names are not bound to"),
         (parse_listen, "127.0.0.1", "has no port", "which one?"),
         (parse_listen, "::1:25", "has no port", "without brackets this is all address"),

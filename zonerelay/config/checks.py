@@ -59,6 +59,8 @@ def _collide(one: ListenAddress, other: ListenAddress) -> bool:
         return one == other
     if one.port != other.port or one.port == 0:
         return False
+    if "::" in (one.host, other.host):
+        return True  # it takes IPv4 too
     same_family = (":" in one.host) == (":" in other.host)
     return one.host == other.host or (same_family and (one.is_wildcard or other.is_wildcard))
 

@@ -83,8 +83,7 @@ def parse_listen(text: str) -> ListenAddress:
     if address is None:
         raise ValueError(
             f"{quoted(host)} is a name, not an address: a name may stand for several. "
-            'Write "127.0.0.1:2525", "0.0.0.0:25" (every IPv4 address), "[::]:25" (every IPv6 address) or '
-            '"unix:/run/zonerelay/smtp.sock"'
+            'Write "127.0.0.1:2525", "[::]:25" (every address) or "unix:/run/zonerelay/smtp.sock"'
         )
     return ListenAddress(host=str(address), port=_port(port, least=0))
 
@@ -169,10 +168,7 @@ def _split(text: str) -> tuple[str, str | None]:
             f'{quoted(text)} is not an address and port: an IPv6 address goes in brackets, "[::1]:25"'
         )
     if not match[1].strip("[]"):
-        raise ValueError(
-            f'{quoted(text)} has no host: write "0.0.0.0:25" for every IPv4 address of this machine, '
-            '"[::]:25" for every IPv6 one'
-        )
+        raise ValueError(f'{quoted(text)} has no host: write "[::]:25" for every address of this machine')
     return match[1], match[2]
 
 

@@ -94,9 +94,8 @@ class ListenerSettings:
 
     address: str = text(
         "127.0.0.1:2525",
-        'Where to listen: "127.0.0.1:2525", "0.0.0.0:25" (every IPv4 address), "[::]:25" (every IPv6 '
-        'address), "unix:/run/zonerelay/smtp.sock". Loopback and an unprivileged port are the default '
-        "because they are safe and need no rights.",
+        'Where to listen: "127.0.0.1:2525", "[::]:25" (every address), "unix:/run/zonerelay/smtp.sock". '
+        "Loopback and an unprivileged port are the default because they are safe and need no rights.",
         form=Form.LISTEN,
     )
     tls: ListenerTls = choice(

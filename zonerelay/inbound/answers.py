@@ -176,6 +176,7 @@ CLIENT_LEFT = Reply(421, "4.2", "Connection lost before the end of data")
 
 # Nor these: after a failed handshake, or in front of a balancer, nobody understands a reply.
 _UNHEARD = Reply(421, "5.0", "Not heard")
+NOBODY = Answer(_UNHEARD, b"", Then.CLOSE)
 TLS_FAULT = Answer(_UNHEARD, b"", Then.CLOSE, Reason.TLS)
 BAD_PROXY = Answer(_UNHEARD, b"", Then.CLOSE, Reason.PROXY)
 NO_PROXY = _bye(554, "5.0", "PROXY header not allowed from here", Reason.PROXY)

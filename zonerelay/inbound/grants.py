@@ -55,8 +55,8 @@ def _grants(
     auth = settings.auth is not ListenerAuth.OFF and (
         secure or settings.cleartext_auth == CLEARTEXT_AUTH_WORDS
     )
-    # RFC 4865: for submission, so only to those whose mail we carry.
-    hold = may_relay and settings.max_hold > 0
+    # RFC 4865: for submission, so only to those whose mail we carry, or will when they have logged in.
+    hold = (may_relay or auth) and settings.max_hold > 0
     offers = ((STARTTLS, starttls), (AUTH, auth), (FUTURE_RELEASE, hold), (XCLIENT, may_xclient))
     return Grants(
         may_relay=may_relay,

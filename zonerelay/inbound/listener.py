@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -101,7 +102,7 @@ class Listener:
             return []
         if self._socket_path is not None:
             return [f"unix:{self._socket_path}"]
-        names = [socket.getsockname() for socket in self._server.sockets]
+        names = [each.getsockname() for each in self._server.sockets]
         return [join_port(name[0], name[1]) for name in names]
 
     async def start(self) -> None:
@@ -127,7 +128,7 @@ class Listener:
             server = await loop.create_unix_server(session, address.path, backlog=BACKLOG)
             self._socket_path = path
             return server
-        return await loop.create_server(session, address.host, address.port, backlog=BACKLOG)
+        return await loop.create_server(session, sock=_bound(address), backlog=BACKLOG)
 
     def _consultants(
         self, settings: ListenerSettings, shared: Shared, policy: AskedPolicy | None
@@ -199,6 +200,9 @@ class Listener:
     def welcome(self, session: Session, peer: object) -> tuple[Client, Answer | None]:
         client = self._access.identify(peer)
         self._sessions.add(session)
+        if not client.address and not self.settings.address.startswith("unix:"):
+            # Gone before we looked: HAProxy's checks do that.
+            return client, answers.NOBODY
         if self._draining:
             return client, answers.SHUTTING_DOWN
         memory = self._shared.memory
@@ -225,6 +229,22 @@ class Listener:
         self._sessions.discard(session)
         if not self._sessions and self._empty is not None and not self._empty.done():
             self._empty.set_result(None)
+
+
+def _bound(address: ListenAddress) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    # The protocol is named because asyncio sends small replies at once only on sockets that say TCP.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            # The loops' own servers take "::" for IPv6 alone; who writes [::]:25 means everybody.
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address.host == "::" else 1)
+        bound.bind((address.host, address.port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 _TOO_MANY = {

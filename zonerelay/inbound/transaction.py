@@ -58,6 +58,7 @@ class Transaction:
         self.edits = self.edits.and_those_of(decision)
         if decision.zone and recipient is None:
             self.zone = decision.zone
+            self.zones.clear()  # a later step's zone takes the place of an earlier one's
         elif decision.zone and recipient is not None:
             self.zones[recipient] = decision.zone
 
