@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -133,3 +134,18 @@ async def test_a_refused_chunk_has_no_more_time_than_any(limits: dict[str, float
             await asyncio.sleep(0.05)
         assert house.log.reasons() == ["sequence", reason]
         await talk.close()
+
+
+async def test_a_body_in_pieces_of_two_octets_takes_the_memory_that_is_accounted() -> None:
+    async with listening() as house, await house.connect() as talk:
+        await talk.begin()
+        session = next(iter(house.listener._sessions))
+        # As the loop would hand them over, from a client that sends them slowly.
+        session.data_received(b"Subject: x\r\n\r\n")
+        tracemalloc.start()
+        for number in range(30_000):
+            session.data_received(b"%02d" % (number % 100))
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert 60_000 < house.listener._shared.memory.used <= 64 * 1024
+        assert taken < 2 * house.listener._shared.memory.used

@@ -42,6 +42,7 @@ from zonerelay.smtp.dots import BodyReader
 from zonerelay.store.base import CHUNK_SIZE, MessageWriter, StoreError, StoreFullError
 
 BACKLOG = 256 * 1024
+MAX_PIECES = 64  # that wait side by side: an object for every two octets is twenty times what is accounted
 SMALL = 16 * 1024  # a message that is here whole, and no larger, is gone before it would be counted
 
 _NOTHING_YET = Header()
@@ -242,6 +243,8 @@ class Intake:
         return reply is not None
 
     def _append(self, piece: bytes) -> None:
+        if len(self._ready) >= MAX_PIECES:
+            self._ready = [b"".join(self._ready)]
         self._ready.append(piece)
         self._ready_size += len(piece)
         self.backlog += len(piece)
