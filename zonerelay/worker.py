@@ -88,6 +88,7 @@ class Worker:
         self._admin: AdminServer | None = None
         self._readiness: ReadinessCheck | None = None
         self.reloading: asyncio.Future[None] | None = None  # the loop itself would not keep it
+        self._reloads = asyncio.Lock()
 
     # ---- start ------------------------------------------------------------------------------------
 
@@ -227,7 +228,15 @@ class Worker:
     # ---- reload -----------------------------------------------------------------------------------
 
     async def reload(self, settings: Settings) -> None:
-        """Take up what can change without a restart; report what cannot, and what fails."""
+        """Take up what can change without a restart; report what cannot, and what fails.
+
+        One at a time, and none once the relay stops: a listener that is being started would be left open.
+        """
+        async with self._reloads:
+            if not self.draining:
+                await self._reload(settings)
+
+    async def _reload(self, settings: Settings) -> None:
         assert self._scheduler is not None
         assert self._settler is not None
         later = needs_restart(self.settings, settings)
@@ -266,7 +275,8 @@ class Worker:
         deadline = asyncio.get_running_loop().time() + timeout
         self.events.lifecycle("stopping")
         if self._listeners is not None:
-            self._listeners.stop_accepting()
+            async with self._reloads:
+                self._listeners.stop_accepting()
             await self._listeners.drain(timeout)
         left = max(deadline - asyncio.get_running_loop().time(), 1.0)
         if self._scheduler is not None:

@@ -30,6 +30,7 @@ from zonerelay.config.models import (
 )
 from zonerelay.control.client import ControlClient
 from zonerelay.control.messages import RelayStatus, Status
+from zonerelay.inbound import listeners
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
 
@@ -358,3 +359,44 @@ async def test_a_new_listener_that_cannot_start_does_not_disturb_the_others(tmp_
         for address in (first.address, third.address):
             async with session(address) as client:
                 await client.send()
+
+
+async def test_two_reloads_at_once_are_one_after_the_other(tmp_path: Path) -> None:
+    first, second, third = listener(), listener(), listener()
+    async with relay_with(chosen(tmp_path, first)) as running:
+        await asyncio.gather(
+            reload(running, listener=(first, second)), reload(running, listener=(first, second, third))
+        )
+        assert running.worker.addresses() == [first.address, second.address, third.address]
+        assert await problems(tmp_path) == ()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_listener_that_a_reload_adds_does_not_outlive_the_relay(begun: bool, tmp_path: Path) -> None:
+    first, second = listener(), listener()
+    async with relay_with(chosen(tmp_path, first)) as running:
+        reloading = asyncio.ensure_future(reload(running, listener=(first, second)))
+        if begun:
+            await asyncio.sleep(0)
+    await reloading
+    assert running.worker.addresses() == []
+    with pytest.raises(OSError, match="refused"):
+        async with session(second.address):
+            pass
+
+
+async def test_a_policy_that_was_replaced_is_closed_with_the_last_session_that_asks_it(
+    policies: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listeners, "LOOK_EVERY", 0.01)
+    first = listener(policy=f"{policies}:Old", idle_timeout=0.1, transaction_timeout=0.1)
+    async with relay_with(chosen(tmp_path, first)) as running:
+        assert running.worker._listeners is not None
+        retiring = running.worker._listeners._retiring
+        async with session(first.address) as open_one:
+            await reload(running, listener=(replace(first, policy=f"{policies}:New"),))
+            for _ in range(6):
+                await asyncio.sleep(0.05)
+                assert await open_one.rcpt() == 550
+            assert len(retiring) == 1
+        await running.until(lambda: not retiring, what="the policy is closed")

@@ -71,7 +71,7 @@ class Consultants:
         self._events = events
         self._users = users
         self._sender_domains = sender_domains
-        self._policy = policy
+        self.policy = policy
         self._by_policy = policy.asked if policy is not None else frozenset()
         self.asked: frozenset[type] = frozenset(self._by_policy)
         if sender_domains is not None:
@@ -91,8 +91,8 @@ class Consultants:
             return Verdict(_NOT_NOW, Login(LoginKind.BROKEN), Reason.TROUBLE)
 
     async def _decide(self, event: Event) -> Decision:
-        if self._policy is not None and type(event) in self._by_policy:
-            return await self._policy.ask(event)
+        if self.policy is not None and type(event) in self._by_policy:
+            return await self.policy.ask(event)
         return ACCEPT
 
     async def _log_in(self, question: LogIn) -> Verdict:

@@ -164,6 +164,10 @@ class Listener:
             per_network=settings.max_connections_per_network,
         )
 
+    def asks(self, policy: AskedPolicy) -> bool:
+        """A session that is open asks this policy, which may have been replaced since it began."""
+        return any(session.reception.consultants.policy is policy for session in self._sessions)
+
     def stop_accepting(self) -> None:
         """Close the listening socket; connections stay."""
         if self._server is None:

@@ -32,6 +32,8 @@ from zonerelay.routing.resolver import Resolver
 from zonerelay.store.base import QueueStore
 from zonerelay.telemetry.events import Events
 
+LOOK_EVERY = 10.0  # seconds, whether a policy that was replaced is still asked
+
 
 @dataclass(slots=True)
 class _Kept:
@@ -205,8 +207,7 @@ class Listeners:
         kept.listener.configure(new, self._shared, certificates, policy)
         former, kept.certificates, kept.policy = kept.policy, certificates, policy
         if former is not None and former is not policy:
-            # Sessions that began with it may still ask it.
-            self._retire(former, after=old.idle_timeout + old.transaction_timeout)
+            self._retire(former, kept.listener)
 
     def _certificates(self, settings: ListenerSettings) -> TlsContexts | None:
         if settings.tls is ListenerTls.NONE:
@@ -231,9 +232,12 @@ class Listeners:
             zones=self._zones,
         )
 
-    def _retire(self, policy: PolicyRunner, *, after: float) -> None:
+    def _retire(self, policy: PolicyRunner, listener: Listener) -> None:
+        """Close it when no session is left that began with it: an application may keep one all day."""
+
         async def retire() -> None:
-            await asyncio.sleep(after)
+            while listener.asks(policy):  # noqa: ASYNC110  (asked at every farewell it would cost more)
+                await asyncio.sleep(LOOK_EVERY)
             await policy.close()
 
         task = asyncio.get_running_loop().create_task(retire())
