@@ -22,6 +22,9 @@ def nothing(deadlines: Deadlines, now: float) -> None:
     """Time passes."""
 
 
+TRANSACTION = object()
+
+
 def handshake(deadlines: Deadlines, now: float) -> None:
     deadlines.began_handshake(now)
 
@@ -31,15 +34,15 @@ def established(deadlines: Deadlines, now: float) -> None:
 
 
 def noop(deadlines: Deadlines, now: float) -> None:
-    deadlines.answered(now, in_transaction=False)
+    deadlines.answered(now, None)
 
 
 def mail(deadlines: Deadlines, now: float) -> None:
-    deadlines.answered(now, in_transaction=True)
+    deadlines.answered(now, TRANSACTION)
 
 
 def body(deadlines: Deadlines, now: float) -> None:
-    deadlines.answered(now, in_transaction=True)
+    deadlines.answered(now, TRANSACTION)
     deadlines.body_began(now)
 
 
@@ -57,7 +60,7 @@ def chunk_complete(deadlines: Deadlines, now: float) -> None:
 
 def end_of_data(deadlines: Deadlines, now: float) -> None:
     deadlines.complete()
-    deadlines.answered(now, in_transaction=False)
+    deadlines.answered(now, None)
 
 
 def paused(deadlines: Deadlines, now: float) -> None:
@@ -241,3 +244,14 @@ def test_a_session_that_looks_when_it_is_told_to_never_finds_a_client_long_late(
         now = until
         assert deadlines.late(now - TINY) is None, "it should have been seen at a look before"
         step(deadlines, now)
+
+
+def test_the_next_transaction_has_its_own_time_when_rset_and_mail_come_together() -> None:
+    deadlines = Deadlines(0.0, idle=300.0, transaction=600.0)
+    for now in range(0, 6000, 100):
+        deadlines.answered(float(now), object())
+        assert deadlines.late(now + 99.0) is None
+    deadlines.answered(6000.0, same := object())
+    deadlines.answered(6250.0, same)
+    deadlines.answered(6500.0, same)
+    assert deadlines.late(6600.0) is answers.TRANSACTION_TIME

@@ -212,7 +212,7 @@ class Bodies:
             if answer.reason is None:
                 self._reception.events.reply_lost(intake.envelope.id, intake.envelope.origin)
             return
-        session.deadlines.answered(session.now, in_transaction=False)
+        session.deadlines.answered(session.now, None)
         session.link.write(answer.wire)
         if answer.then is Then.CLOSE:
             session.say_goodbye(Answer(answer.reply, b""))

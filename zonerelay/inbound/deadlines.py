@@ -29,6 +29,7 @@ class Deadlines:
         "_idle",
         "_min_rate",
         "_paused",
+        "_timed",
         "_transaction",
         "heard",
         "is_paused",
@@ -42,6 +43,7 @@ class Deadlines:
         self.heard = now  # when the client last did its part: body bytes came, or it is waiting for us
         self.octets = 0  # of the body at hand; the session adds what comes
         self._began: float | None = None  # the transaction
+        self._timed: object | None = None  # which one that is
         self._body: float | None = None
         self._handshake: float | None = None
         self._paused: float | None = None
@@ -57,13 +59,17 @@ class Deadlines:
         self._handshake = None
         self.heard = now
 
-    def answered(self, now: float, *, in_transaction: bool) -> None:
-        """Commands were answered, and left the client in a transaction or not."""
+    def answered(self, now: float, transaction: object | None) -> None:
+        """Commands were answered, and left the client in this transaction or in none.
+
+        It may be another one than before: RSET and MAIL can come in one packet.
+        """
         self.heard = now
-        if not in_transaction:
+        if transaction is None:
             self._began = None
-        elif self._began is None:
+        elif self._began is None or transaction is not self._timed:
             self._began = now
+        self._timed = transaction
 
     def body_began(self, now: float) -> None:
         """354, or the command of a BDAT chunk: from now on `octets` are counted.

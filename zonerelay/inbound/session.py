@@ -282,8 +282,7 @@ class Session(SMTP):
 
     def reply(self, replies: bytes, last: Answer) -> None:
         """Write replies, and do what the last of the answers asks for."""
-        in_transaction = self.dialog.transaction is not None
-        self.deadlines.answered(self.loop.time(), in_transaction=in_transaction)
+        self.deadlines.answered(self.loop.time(), self.dialog.transaction)
         if self.bodies.parked is not None:
             self.bodies.drop_parked()
         if replies:
