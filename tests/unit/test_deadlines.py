@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zonerelay.inbound import answers
 from zonerelay.inbound.access import Reason
 from zonerelay.inbound.deadlines import HANDSHAKE, Deadlines
 
@@ -22,7 +23,7 @@ def nothing(deadlines: Deadlines, now: float) -> None:
     """Time passes."""
 
 
-TRANSACTION = object()
+SOME_MAIL = object()
 
 
 def handshake(deadlines: Deadlines, now: float) -> None:
@@ -38,11 +39,11 @@ def noop(deadlines: Deadlines, now: float) -> None:
 
 
 def mail(deadlines: Deadlines, now: float) -> None:
-    deadlines.answered(now, TRANSACTION)
+    deadlines.answered(now, SOME_MAIL)
 
 
 def body(deadlines: Deadlines, now: float) -> None:
-    deadlines.answered(now, TRANSACTION)
+    deadlines.answered(now, SOME_MAIL)
     deadlines.body_began(now)
 
 
