@@ -1,0 +1,249 @@
+"""Clients of a listener in memory: TLS of their own, packets that wait while nobody reads, every end.
+
+The listener is the real one, without its socket; users, policy and store take their time and say no as a
+die tells them. `Crowd.check` holds at every moment, `Crowd.over` when everybody is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+import ssl
+from dataclasses import dataclass, field
+
+from tests.fuzz.targets.sessions import OneCertificate
+from tests.support.inbound import EventLog, RememberingStore, events_into, one_zone
+from tests.support.tls_client import trusting
+from zonerelay.config.credentials import User
+from zonerelay.config.models import ListenerSettings
+from zonerelay.inbound.auth import Login, LoginKind
+from zonerelay.inbound.listener import Listener
+from zonerelay.inbound.memory import SessionMemory
+from zonerelay.inbound.policy import ACCEPT, EVENTS, Decision, EndOfData, Event, accept, refuse
+from zonerelay.inbound.session import Session
+from zonerelay.inbound.shared import Shared
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.message_id import MessageIdSource
+from zonerelay.smtp.sasl import Credentials
+from zonerelay.store.base import StoreError, StoreFullError
+
+MOST_TURNS = 30  # of the loop, for what the dice delay
+
+_QUEUED = re.compile(rb"^250 2\.0\.0 OK queued as (\S+)\r$", re.MULTILINE)
+
+
+class Dice:
+    def __init__(self, dice: random.Random) -> None:
+        self.random = dice
+
+    async def wait(self) -> None:
+        for _ in range(self.random.choice((0, 0, 1, 2, 7))):
+            await asyncio.sleep(0)
+
+    def falls(self, one_in: int) -> bool:
+        return self.random.randrange(one_in) == 0
+
+
+class Users:
+    def __init__(self, dice: Dice) -> None:
+        self._dice = dice
+
+    async def check(self, credentials: Credentials, client_address: str) -> Login:
+        await self._dice.wait()
+        kind = self._dice.random.choice([LoginKind.OK, *LoginKind])
+        return Login(kind, User(credentials.user, "") if kind is LoginKind.OK else None)
+
+
+class Moods:
+    """A policy that is asked about everything."""
+
+    asked = frozenset(EVENTS)
+
+    def __init__(self, dice: Dice) -> None:
+        self._dice = dice
+
+    async def ask(self, event: Event) -> Decision:
+        await self._dice.wait()
+        if self._dice.falls(40):
+            return refuse(self._dice.random.choice((421, 450, 550)), "7.1", "Not now")
+        if self._dice.falls(4) and not isinstance(event, EndOfData):
+            zone = "" if event.step in ("connect", "helo", "auth") else "default"
+            return accept(zone=zone, add=[("X-Step", event.step)], remove=["X-Old"])
+        return ACCEPT
+
+
+@dataclass(eq=False)
+class Wire:
+    """A transport that keeps what is written, and says whether it is read from."""
+
+    address: str
+    out: bytearray = field(default_factory=bytearray)
+    closed: bool = False
+    gone: bool = False  # by the client, and the session will hear of it
+    reading: bool = True
+
+    def get_extra_info(self, name: str) -> object:
+        return (self.address, 4711)
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed, "nothing is said after closing"
+        if not self.gone:
+            self.out += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed or self.gone
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+class Client:
+    """One connection. `said` is what the server has said, without its TLS."""
+
+    def __init__(self, listener: Listener, address: str) -> None:
+        self.session = Session(listener._reception, listener, asyncio.get_running_loop())
+        self.wire = Wire(address)
+        self.said = b""
+        self.lost = False
+        self._tls: ssl.SSLObject | None = None
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.session.connection_made(self.wire)  # type: ignore[arg-type]  # the methods that the session uses
+
+    @property
+    def wants_tls(self) -> bool:
+        if self.over or not self.wire.reading:
+            return False
+        return self.session.link.has_tls and self.session.link.secured is None
+
+    async def send(self, data: bytes) -> None:
+        if self._tls is not None:
+            with contextlib.suppress(ssl.SSLError):  # the handshake is not through, or has failed
+                self._tls.write(data)
+                data = b""
+            data = self._out.read() or data
+        await self.send_raw(data)
+
+    async def send_raw(self, data: bytes) -> None:
+        for _ in range(MOST_TURNS):
+            if self.wire.reading:
+                break
+            await asyncio.sleep(0)
+        if data and self.wire.reading and not self.over:
+            self.session.data_received(data)
+        self.listen()
+
+    async def shake(self) -> None:
+        """As much of the handshake as the server takes part in."""
+        if self._tls is None:
+            self._tls = trusting().wrap_bio(self._in, self._out)
+        for _ in range(4):
+            with contextlib.suppress(ssl.SSLError):
+                self._tls.do_handshake()
+            await self.send_raw(self._out.read())
+            await asyncio.sleep(0)
+            self.listen()
+
+    def end_tls(self) -> bytes:
+        if self._tls is not None:
+            with contextlib.suppress(ssl.SSLError):
+                self._tls.unwrap()
+        return self._out.read()
+
+    def listen(self) -> None:
+        out, self.wire.out = bytes(self.wire.out), bytearray()
+        if self._tls is None:
+            self.said += out
+            return
+        self._in.write(out)
+        with contextlib.suppress(ssl.SSLError):
+            while got := self._tls.read(1 << 16):
+                self.said += got
+
+    @property
+    def over(self) -> bool:
+        return self.lost or self.wire.is_closing()
+
+    def half_close(self) -> None:
+        if not self.over and self.wire.reading and not self.session.eof_received():
+            self.wire.gone = True
+
+    def lose(self) -> None:
+        """The loop says that the connection is gone."""
+        if not self.lost:
+            self.listen()
+            self.lost = self.wire.gone = True
+            self.session.connection_lost(None)
+
+    def run_out_of_time(self) -> None:
+        if not self.over and self.session._timer is not None:
+            self.session.deadlines.heard -= 1e6
+            self.session._look_at_time()
+
+
+class Crowd:
+    def __init__(self, settings: ListenerSettings, dice: random.Random, *, memory: int, asks: bool) -> None:
+        self.dice, self.log, self.store = Dice(dice), EventLog(), RememberingStore()
+        self.memory = SessionMemory(memory)
+        self.store.before_write = self.store.before_commit = self._store_something
+        clock = ManualClock()
+        self.listener = Listener(
+            settings,
+            hostname="relay.example.org",
+            store=self.store.as_store(),
+            ids=MessageIdSource(clock),
+            choose_zone=one_zone,
+            notify=lambda zone, due: None,
+            events=events_into(self.log, clock),
+            clock=clock,
+            shared=Shared(memory=self.memory, users=Users(self.dice)),
+            certificates=OneCertificate(),
+            policy=Moods(self.dice) if asks else None,
+        )
+        self.clients: list[Client] = []
+
+    async def _store_something(self) -> None:
+        await self.dice.wait()
+        if self.dice.falls(8):
+            raise self.dice.random.choice((StoreError, StoreFullError))("as the dice fell")
+
+    def come(self, address: str) -> Client:
+        client = Client(self.listener, address)
+        self.clients.append(client)
+        return client
+
+    def check(self) -> None:
+        assert self.memory.used == sum(session.held for session in self.listener._sessions)
+        assert self.log.named("trouble") == []
+
+    async def over(self) -> None:
+        """Everybody leaves, and what was begun comes to its end."""
+        for client in self.clients:
+            client.lose()
+        for _ in range(MOST_TURNS):
+            await asyncio.sleep(0)
+        self.check()
+        limits = self.listener._limits
+        assert (self.memory.used, self.memory.holders) == (0, set())
+        assert (limits.count, limits._clients, limits._networks) == (0, {}, {})
+        assert not self.listener._sessions, "nothing of a session is left when it is over"
+        assert self.store.begun == self.store.aborted + len(self.store.stored)
+        self._check_mail()
+
+    def _check_mail(self) -> None:
+        stored = sorted(each.message.id for each in self.store.stored)
+        promised = [each.decode() for client in self.clients for each in _QUEUED.findall(client.said)]
+        unheard = [str(each["id"]) for each in self.log.named("reply-lost")]
+        assert stored == sorted(promised + unheard), "each 250 is one message, and each message one 250"
