@@ -1,6 +1,6 @@
 """`python -m tests.bench`: zonerelay and Postfix under the same load, in one run, as a table.
 
-With `--against` it is zonerelay and another source tree of zonerelay, in Postfix's place.
+With `--against` it is zonerelay and other source trees of zonerelay, in Postfix's place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.console import Console
 from tests.bench.fsyncs import find_strace
 from tests.bench.relays import Starter, starters, tree_starter
 from tests.bench.report import Found, describe_machine, print_profile, print_row, write_json
-from tests.bench.rows import OTHER, POSTFIX, ZONERELAY, Row, Source, rows_named
+from tests.bench.rows import POSTFIX, ZONERELAY, Row, Source, rows_named
 from tests.bench.runner import Plan, profile_path, run_row
 from tests.bench.trials import run_trial
 from tests.support.meters import busy_share, open_group
@@ -35,7 +35,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", default="", metavar="A,B", help="only these rows")
     parser.add_argument("--only", choices=(POSTFIX, ZONERELAY), help="only this relay, so without ratios")
     parser.add_argument(
-        "--against", type=Path, metavar="TREE", help="zonerelay from this source tree, in Postfix's place"
+        "--against",
+        type=Path,
+        nargs="+",
+        metavar="TREE",
+        help="zonerelay from these source trees in Postfix's place; the ratio is to the last",
     )
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="timed repetitions (default 3)")
     parser.add_argument(
@@ -73,17 +77,21 @@ def chosen(options: argparse.Namespace, found: dict[str, Starter]) -> list[Row]:
     rows = [row.scaled(options.scale) for row in rows_named(options.rows)]
     if options.against:
         # Goals are about Postfix; and of rows that compare something else, the other tree may lack it.
-        rows = [
-            replace(row, relays=(ZONERELAY, OTHER), goals=()) for row in rows if row.relays[-1] == POSTFIX
-        ]
+        relays = (ZONERELAY, *(tree_name(tree) for tree in options.against))
+        rows = [replace(row, relays=relays, goals=()) for row in rows if row.relays[-1] == POSTFIX]
     return [row for row in rows if any(name in found for name in row.relays)]
+
+
+def tree_name(tree: Path) -> str:
+    return tree.resolve().name
 
 
 def available(options: argparse.Namespace, tools: PostfixTools, console: Console) -> dict[str, Starter]:
     """Starters by the relay's name. Raises ValueError."""
     found = starters(tools)
     if options.against:
-        return {ZONERELAY: found[ZONERELAY], OTHER: tree_starter(options.against.resolve())}
+        trees = {tree_name(tree): tree_starter(tree.resolve()) for tree in options.against}
+        return {ZONERELAY: found[ZONERELAY], **trees}
     if options.only == POSTFIX:
         return {POSTFIX: found[POSTFIX]}
     if options.only == ZONERELAY:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -131,6 +132,23 @@ def remarks(results: Sequence[Found]) -> list[str]:
     return found
 
 
+def rounds(results: Sequence[Found]) -> list[str]:
+    """CPU of each relay against the last, round by round: what disturbs one round disturbs both of them."""
+    *firsts, last = results
+    if not isinstance(last, Result) or len(last.samples) < MANY_REPETITIONS:
+        return []
+    found = []
+    for first in firsts:
+        if isinstance(first, Result) and len(first.samples) == len(last.samples):
+            pairs = zip(first.samples, last.samples, strict=True)
+            low, middle, high = statistics.quantiles([ours.cpu / theirs.cpu for ours, theirs in pairs], n=4)
+            found.append(
+                f"{first.row.key}: CPU, {first.relay} / {last.relay}, round by round: median {middle:.3f}, "
+                f"quartiles {low:.3f} and {high:.3f}"
+            )
+    return found
+
+
 def ending(note: str) -> str:
     """What happened and the last of the log that came with it; the JSON has all."""
     first, *log = note.splitlines()
@@ -148,7 +166,7 @@ def number(value: float | None) -> str:
 
 def print_row(console: Console, results: Sequence[Found]) -> None:
     console.print(row_table(results))
-    for remark in remarks(results):
+    for remark in remarks(results) + rounds(results):
         console.print(f"  ! {remark}", markup=False)
     console.print()
 

@@ -15,7 +15,6 @@ MIB = 1024 * KIB
 
 ZONERELAY = "zonerelay"
 POSTFIX = "postfix"
-OTHER = "the other tree"
 POLICY = "with a policy"
 ASYNC_POLICY = "with an async policy"
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tests.bench import load
-from tests.bench.driver import Report
 from tests.bench.relays import Subject
 from tests.bench.results import percentile
 from tests.bench.rows import Row
@@ -88,30 +87,27 @@ def idle(row: Row, subject: Subject) -> Values:
 
 
 def slow(row: Row, subject: Subject) -> Values:
-    """One session, one message after the other; first alone, then with every other place taken."""
+    """One session, one message after the other: with every other place taken, and alone before and after."""
     others = row.sessions_of(subject.name) - 1
     one = replace(row, sessions=1)
     load.send_with_driver(replace(one, messages=WARM_UP_MESSAGES), subject.port)
-    alone = load.send_with_driver(one, subject.port)
+    alone = load.send_with_driver(one, subject.port).transactions
     with load.held_sessions(row, subject.port, others, slow=True):
         time.sleep(DRIPPING)
         cpu, began = subject.group.cpu_seconds(), time.monotonic()
         time.sleep(DRIPPING)
         busy = (subject.group.cpu_seconds() - cpu) / (time.monotonic() - began)
-        among = load.send_with_driver(one, subject.port)
+        among = load.send_with_driver(one, subject.port).transactions
+    alone += load.send_with_driver(one, subject.port).transactions
     return {
         "sessions": others,
-        "alone_p50": _median_ms(alone),
-        "among_p50": _median_ms(among),
-        "slowdown": _median_ms(among) / _median_ms(alone),
-        "alone_p99": percentile(alone.transactions, 0.99) * 1000,
-        "among_p99": percentile(among.transactions, 0.99) * 1000,
+        "alone_p50": percentile(alone, 0.50) * 1000,
+        "among_p50": percentile(among, 0.50) * 1000,
+        "slowdown": percentile(among, 0.50) / percentile(alone, 0.50),
+        "alone_p99": percentile(alone, 0.99) * 1000,
+        "among_p99": percentile(among, 0.99) * 1000,
         "dripping_share": busy * 100,
     }
-
-
-def _median_ms(report: Report) -> float:
-    return percentile(report.transactions, 0.50) * 1000
 
 
 def logins(row: Row, subject: Subject) -> Values:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.bench import load
+from tests.bench.client import ClientSession, Steps, opening
 from tests.bench.driver import Load, envelope, message
 from tests.bench.fsyncs import count_calls
 from tests.bench.profiling import rank
-from tests.bench.report import number, remarks, verdict
+from tests.bench.report import LABELS, metrics_of, number, remarks, rounds, verdict
 from tests.bench.results import Result, Sample, percentile, ratio
-from tests.bench.rows import ROWS, Goal, rows_named
+from tests.bench.rows import POSTFIX, ROWS, ZONERELAY, Goal, Source, Tls, rows_named
 from tests.bench.sink import SinkProtocol
+from tests.bench.trials import TRIALS, Finding
 from tests.support.debian import parse_depends, parse_ldd
 from tests.support.meters import descendants, parse_busy, parse_cpu_stat, parse_rollup, parse_stat
-from tests.support.postfix import PostfixSettings, main_cf, master_cf
+from tests.support.postfix import PostfixSettings, main_cf, master_cf, smtps_service
 from tests.support.process import parse_event, parse_metrics
 from tests.support.toml import toml_document
 
@@ -108,7 +111,62 @@ def test_a_goal_says_by_how_much_it_is_missed() -> None:
 def test_every_goal_names_a_figure() -> None:
     for row in ROWS:
         for goal in row.goals:
-            Result(row, "zonerelay").figure(goal.metric)
+            assert goal.metric in LABELS
+            if row.source is not Source.TRIAL:
+                Result(row, "zonerelay").figure(goal.metric)
+
+
+def test_every_trial_can_be_run() -> None:
+    assert {row.key for row in ROWS if row.source is Source.TRIAL} == set(TRIALS)
+
+
+def test_a_trial_shows_the_median_of_its_repetitions() -> None:
+    (row,) = rows_named("idle")
+    ours, theirs = Finding(row, ZONERELAY), Finding(row, POSTFIX)
+    for value in (3.0, 1.0, 40.0):
+        ours.add({"session_kb": value})
+    assert ours.figure("session_kb") == 3.0
+    assert metrics_of(ours) == ["session_kb"]
+    assert theirs.figure("session_kb") is None, "a relay that failed has no figure"
+    assert "reached" in verdict(row.goals[0], ours, theirs)
+
+
+def test_two_versions_are_compared_round_by_round() -> None:
+    (row,) = rows_named("new")
+    before = [Sample(1.0, 1.0, cpu) for cpu in (1.0, 2.0, 4.0, 8.0)]
+    after = [Sample(1.0, 1.0, cpu) for cpu in (1.1, 2.2, 4.4, 8.8)]
+    (line,) = rounds([Result(row, "after", samples=after), Result(row, "before", samples=before)])
+    assert "after / before, round by round: median 1.100" in line
+    assert not rounds([Result(row, "after", samples=after[:3]), Result(row, "before", samples=before[:3])])
+
+
+def test_postfix_gets_fewer_sessions_where_each_is_a_process() -> None:
+    (row,) = rows_named("slow")
+    assert (row.sessions_of(ZONERELAY), row.sessions_of(POSTFIX)) == (row.max_connections, 200)
+    (row,) = rows_named("tls")
+    assert row.sessions_of(POSTFIX) == row.sessions
+
+
+OPENINGS = [
+    (Tls.NONE, 0, [b"", b"EHLO"], "in clear text"),
+    (Tls.STARTTLS, 0, [b"", b"EHLO", b"STARTTLS", None, b"EHLO"], "EHLO again behind the handshake"),
+    (Tls.IMPLICIT, 2, [b"", b"EHLO", b"AUTH"], "the handshake was before the greeting"),
+]
+
+
+@pytest.mark.parametrize(("tls", "users", "expected", "why"), OPENINGS)
+def test_a_session_begins_as_its_door_asks(
+    tls: Tls, users: int, expected: list[bytes | None], why: str
+) -> None:
+    steps = list(opening(Load(port=1, sessions=1, messages=1, size=1, tls=tls, users=users)))
+    verbs = [step if step is None else step[0].split(b" ")[0].strip() for step in steps]
+    assert verbs == expected, why
+
+
+def test_users_log_in_in_turn() -> None:
+    load_of_two = Load(port=1, sessions=1, messages=1, size=1, tls=Tls.IMPLICIT, users=2)
+    logins = [list(opening(load_of_two, number))[-1] for number in range(3)]
+    assert logins[0] == logins[2] != logins[1]
 
 
 def test_an_unknown_row_is_named_with_the_known_ones() -> None:
@@ -154,6 +212,40 @@ class Replies(asyncio.Transport):
     def close(self) -> None:
         self.closed = True
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+
+def dialog() -> Steps:
+    yield b"", 1
+    yield b"EHLO x\r\n", 1
+    yield b"MAIL\r\nRCPT\r\n", 2
+
+
+@pytest.mark.parametrize("size", [1, 3, 10_000])
+async def test_a_step_is_taken_when_all_replies_to_the_one_before_are_there(size: int) -> None:
+    session, transport = ClientSession(dialog()), Replies()
+    session.connection_made(transport)
+    for replies, written in (
+        (b"220 hi\r\n", b"EHLO x\r\n"),
+        (b"250-x\r\n250 SIZE\r\n", b"EHLO x\r\nMAIL\r\nRCPT\r\n"),
+        (b"250 ok\r\n250 ok\r\n", b"EHLO x\r\nMAIL\r\nRCPT\r\n"),
+    ):
+        for start in range(0, len(replies), size):
+            assert not session.done.done()
+            session.data_received(replies[start : start + size])
+        assert transport.written == written
+    assert session.done.result() is None
+    assert transport.closed
+
+
+async def test_a_reply_that_is_not_positive_ends_a_session() -> None:
+    session, transport = ClientSession(dialog()), Replies()
+    session.connection_made(transport)
+    session.data_received(b"421 4.7.0 Too many connections\r\n")
+    assert "421 4.7.0" in str(session.done.exception())
+    assert transport.closed
+
 
 @pytest.mark.parametrize("size", [1, 2, 7, 10_000])
 def test_the_sink_counts_messages_however_its_input_is_cut(size: int) -> None:
@@ -186,6 +278,15 @@ def test_postfix_gets_a_next_hop_per_domain_or_one_for_all() -> None:
     assert "relayhost" not in lines
     assert main_cf(PostfixSettings(next_hop="[127.0.0.1]:26"))["relayhost"] == "[127.0.0.1]:26"
     assert "127.0.0.1:2500 inet n - n - - smtpd" in master_cf(2500)
+
+
+def test_postfix_serves_tls_and_users_only_when_asked_to() -> None:
+    plain = main_cf(PostfixSettings())
+    assert not [name for name in plain if name.startswith(("smtpd_tls", "smtpd_sasl"))]
+    lines = main_cf(PostfixSettings(certificate=Path("/c.pem"), key=Path("/c.key"), users={"a": "b"}))
+    assert (lines["smtpd_tls_security_level"], lines["smtpd_tls_key_file"]) == ("may", "/c.key")
+    assert lines["smtpd_sasl_auth_enable"] == "yes"
+    assert "wrappermode=yes" in smtps_service(4650)
 
 
 def test_toml_has_tables_and_arrays_of_tables() -> None:

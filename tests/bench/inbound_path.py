@@ -1,0 +1,257 @@
+"""What taking a message costs without sockets, store and delivery.
+
+`python tests/bench/inbound_path.py [TREE]`: one session per message, in this process: connection, HELO, MAIL,
+RCPT, DATA, 4 KiB, QUIT. TREE is another source tree of zonerelay, this one by default. For each step:
+
+- microseconds: the third decile of many, so that what interrupts does not count. Believe ratios of runs
+  side by side.
+- opcodes of Python: exact, the same in every run on every machine. This is what to compare versions by.
+
+And the objects per session that only the garbage collector frees: above zero a session is part of a
+reference cycle, and costs the collector's time and fresh memory for the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib.util
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvloop
+
+TIMED = 6000
+COUNTED = 200
+TURNS = 4  # of the loop, until the message is stored
+HERE = Path(__file__).resolve().parents[2]
+BODY = (
+    b"Subject: x\r\nFrom: a@example.org\r\nTo: b@example.com\r\n\r\n" + (b"x" * 70 + b"\r\n") * 56 + b".\r\n"
+)
+COMMANDS = (
+    ("HELO", b"HELO client.example.org\r\n"),
+    ("MAIL", b"MAIL FROM:<a@example.org>\r\n"),
+    ("RCPT", b"RCPT TO:<b@example.com>\r\n"),
+    ("DATA", b"DATA\r\n"),
+    ("body", BODY),
+)
+
+# Any: two versions of zonerelay are measured, and their types are not the same.
+Step = tuple[str, Callable[[], Any]]
+
+
+class Transport:
+    """Takes everything."""
+
+    def __init__(self) -> None:
+        self._closed = False
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def get_extra_info(self, name: str) -> object:
+        return ("127.0.0.1", 4242)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def is_closing(self) -> bool:
+        return self._closed
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+class Writer:
+    def __init__(self, envelope: Any) -> None:
+        self._envelope = envelope
+        self._size = 0
+
+    async def __aenter__(self) -> Writer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def write(self, chunk: bytes) -> None:
+        self._size += len(chunk)
+
+    async def commit(self, deliveries: object, **told: Any) -> Any:
+        from zonerelay.model.envelope import Message
+
+        return Message(envelope=self._envelope, size=self._size, chunks=1, **told)
+
+
+class Store:
+    """Forgets at once."""
+
+    def unhealthy(self) -> None:
+        return None
+
+    def begin(self, envelope: Any) -> Writer:
+        return Writer(envelope)
+
+
+class Log:
+    def emit(self, *_: object) -> None:
+        pass
+
+
+def make_listener() -> Any:
+    from zonerelay.config.models import ListenerSettings
+    from zonerelay.inbound.listener import Listener
+    from zonerelay.model.clock import SystemClock
+    from zonerelay.model.message_id import MessageIdSource
+    from zonerelay.telemetry.events import Events
+    from zonerelay.telemetry.metrics import Metrics
+    from zonerelay.telemetry.redact import Redactor
+
+    clock = SystemClock()
+    told: dict[str, Any] = {}
+    if importlib.util.find_spec("zonerelay.inbound.shared"):
+        from zonerelay.inbound.shared import Shared
+
+        told["shared"] = Shared()
+    store: Any = Store()
+    return Listener(
+        ListenerSettings(address="127.0.0.1:0"),
+        hostname="relay.example.org",
+        store=store,
+        ids=MessageIdSource(clock),
+        choose_zone=lambda *_, **__: "default",
+        notify=lambda *_: None,
+        events=Events(Log(), Metrics(), Redactor(bytes(32), enabled=False), clock),
+        clock=clock,
+        **told,
+    )
+
+
+class Path4KiB:
+    """The steps of a session, one after the other."""
+
+    def __init__(self) -> None:
+        self._listener = make_listener()
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self, around: Callable[[str, Callable[[], Any]], None]) -> None:
+        """`around` calls each step, by its name."""
+        from zonerelay.inbound.session import Session
+
+        made: list[Any] = []
+        listener = self._listener
+        around("init", lambda: made.append(Session(listener._reception, listener, self._loop)))
+        (session,) = made
+        transport = Transport()
+        around("connect", lambda: session.connection_made(transport))
+        for name, octets in COMMANDS:
+            around(name, lambda octets=octets: session.data_received(octets))  # type: ignore[misc]
+        await self._store(around)
+        around("QUIT", lambda: session.data_received(b"QUIT\r\n"))
+        around("lost", lambda: session.connection_lost(None))
+        made.clear()
+
+    async def _store(self, around: Callable[[str, Callable[[], Any]], None]) -> None:
+        """The task that the body has begun runs in turns of the loop, which cannot be called."""
+        around("store", lambda: None)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+
+
+class Times:
+    """Seconds by step. The store's are those until the next step begins."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[float]] = {}
+        self._store_at = 0.0
+
+    def around(self, name: str, step: Callable[[], Any]) -> None:
+        began = time.perf_counter()
+        if self._store_at:
+            self.found.setdefault("store", []).append(began - self._store_at)
+            self._store_at = 0.0
+        if name == "store":
+            self._store_at = time.perf_counter()
+            return
+        step()
+        self.found.setdefault(name, []).append(time.perf_counter() - began)
+
+    def decile(self, name: str) -> float:
+        return statistics.quantiles(self.found[name], n=10)[2] * 1e6
+
+
+class Opcodes:
+    """Instructions by step, in zonerelay's own code and what it calls."""
+
+    def __init__(self) -> None:
+        self.found: Counter[str] = Counter()
+        self._step = ""
+
+    def around(self, name: str, step: Callable[[], Any]) -> None:
+        self._step = name
+        if name != "store":
+            step()
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename in (__file__, asyncio.tasks.__file__):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        self.found[self._step] += event == "opcode"
+        return self.trace
+
+
+async def garbage(path: Path4KiB) -> float:
+    """Objects per session that only the collector frees."""
+    gc.collect()
+    gc.disable()
+    for _ in range(COUNTED):
+        await path.run(lambda _, step: step())
+    await asyncio.sleep(0)
+    found = gc.collect()
+    gc.enable()
+    return found / COUNTED
+
+
+async def count(path: Path4KiB) -> Counter[str]:
+    opcodes = Opcodes()
+    # A trace function is taken up by frames that begin: this one has.
+    sys.settrace(opcodes.trace)
+    try:
+        for _ in range(COUNTED):
+            await path.run(opcodes.around)
+    finally:
+        sys.settrace(None)
+    return opcodes.found
+
+
+async def main() -> None:
+    path, times = Path4KiB(), Times()
+    for _ in range(TIMED):
+        await path.run(times.around)
+    left = await garbage(path)
+    opcodes = await count(path)
+    print(f"{'step':8} {'µs':>7} {'opcodes':>8}")
+    for name in opcodes:
+        print(f"{name:8} {times.decile(name):7.1f} {opcodes[name] / COUNTED:8.0f}")
+    total = sum(map(times.decile, opcodes))
+    print(f"{'all':8} {total:7.1f} {opcodes.total() / COUNTED:8.0f}")
+    print(f"objects left to the garbage collector: {left:.1f} per session")
+
+
+if __name__ == "__main__":
+    tree = Path(sys.argv[1] if len(sys.argv) > 1 else HERE).resolve()
+    sys.path.insert(0, str(tree))
+    gc.set_threshold(20_000, 20, 20)  # as the relay does
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
