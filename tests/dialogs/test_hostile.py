@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import socket
 import struct
 import tracemalloc
@@ -11,9 +12,11 @@ from dataclasses import replace
 import pytest
 
 from tests.support.inbound import House, RememberingStore, Talk, listening, until
-from zonerelay.config.models import ListenerSettings
+from zonerelay.config.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
+from zonerelay.inbound.auth import Login, LoginKind
 from zonerelay.inbound.memory import SESSION_COST, SessionMemory
 from zonerelay.inbound.shared import Shared
+from zonerelay.smtp.sasl import Credentials
 
 HERE = ListenerSettings(address="127.0.0.1:0")
 
@@ -149,3 +152,60 @@ async def test_a_body_in_pieces_of_two_octets_takes_the_memory_that_is_accounted
         tracemalloc.stop()
         assert 60_000 < house.listener._shared.memory.used <= 64 * 1024
         assert taken < 2 * house.listener._shared.memory.used
+
+
+# Secrets: whatever goes wrong with a log-in, the password is nowhere.
+
+PASSWORD = "hunter2-and-more"
+RIGHT = base64.b64encode(b"\0app\0" + PASSWORD.encode())
+WAYS = {
+    "wrong": [b"AUTH PLAIN " + RIGHT],
+    "in a line of its own": [b"AUTH PLAIN", RIGHT],
+    "in two": [b"AUTH LOGIN", base64.b64encode(b"app"), base64.b64encode(PASSWORD.encode())],
+    "as the name": [b"AUTH LOGIN", base64.b64encode(PASSWORD.encode()), base64.b64encode(PASSWORD.encode())],
+    "in clear": [b"AUTH LOGIN", b"app", PASSWORD.encode()],
+    "as a mechanism": [b"AUTH " + PASSWORD.encode()],
+    "behind an unknown mechanism": [b"AUTH CRAM-MD5 " + RIGHT],
+    "broken base64": [b"AUTH PLAIN " + RIGHT + b"!"],
+    "cancelled": [b"AUTH PLAIN", b"*", RIGHT],
+    "as a command": [RIGHT, PASSWORD.encode()],
+    "as a name": [b"EHLO " + RIGHT],
+    "too long": [b"AUTH PLAIN", RIGHT * 600],
+    "with a bare LF": [b"AUTH PLAIN", RIGHT + b"\n"],
+    "with a NUL": [b"AUTH PLAIN " + RIGHT + b"\0"],
+    "not UTF-8": [b"AUTH PLAIN " + base64.b64encode(b"\0app\0" + PASSWORD.encode() + b"\xff")],
+    "of somebody else": [b"AUTH PLAIN " + base64.b64encode(b"root\0app\0" + PASSWORD.encode())],
+    "pipelined": [b"AUTH PLAIN " + RIGHT + b"\r\nNOOP"],
+    "twice": [b"AUTH PLAIN " + RIGHT, b"AUTH PLAIN " + RIGHT],
+}
+
+
+class Trouble:
+    """Users in a backend that says too much when it fails."""
+
+    async def check(self, credentials: Credentials, client_address: str) -> Login:
+        raise RuntimeError(f"no connection for {credentials}")
+
+
+class Nobody:
+    async def check(self, credentials: Credentials, client_address: str) -> Login:
+        return Login(LoginKind.WRONG, detail="wrong password")
+
+
+@pytest.mark.parametrize("users", [Trouble(), Nobody(), None], ids=["trouble", "wrong", "none"])
+@pytest.mark.parametrize("words", ["", CLEARTEXT_AUTH_WORDS], ids=["needs TLS", "in clear"])
+@pytest.mark.parametrize("lines", WAYS.values(), ids=WAYS)
+async def test_a_password_is_in_no_log_and_in_no_reply(
+    lines: list[bytes], words: str, users: Trouble | Nobody | None
+) -> None:
+    settings = replace(HERE, auth=ListenerAuth.OPTIONAL, cleartext_auth=words)
+    async with listening(settings, shared=Shared(users=users)) as house, await house.connect() as talk:
+        said = await talk.ask(b"EHLO client")
+        for line in lines:
+            talk.send(line + b"\r\n")
+            await asyncio.sleep(0.005)
+        talk.send(b"QUIT\r\n")
+        said += await talk.closed()
+    shown = repr(house.log.entries) + said.decode()
+    for secret in (PASSWORD, RIGHT.decode()):
+        assert secret not in shown

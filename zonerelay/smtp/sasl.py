@@ -41,9 +41,9 @@ _CHALLENGES = ("VXNlcm5hbWU6", "UGFzc3dvcmQ6")  # "Username:", "Password:"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a client says about itself, unchecked. The password stays out of `repr`."""
+    """What a client says about itself, unchecked. Both stay out of `repr`: people type one for the other."""
 
-    user: str
+    user: str = field(repr=False)
     password: str = field(repr=False)
 
 

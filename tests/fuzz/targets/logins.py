@@ -63,7 +63,7 @@ def _check(said: Credentials) -> None:
     assert 0 < len(said.user.encode()) <= MAX_USER
     assert 0 < len(said.password.encode()) <= MAX_PASSWORD
     assert said.user.isprintable()
-    assert repr(said) == f"Credentials(user={said.user!r})"
+    assert repr(said) == "Credentials()"
     plain = base64.b64encode(f"\0{said.user}\0{said.password}".encode()).decode()
     if "\0" not in said.password:
         assert SaslExchange("PLAIN").respond(plain) == said
