@@ -16,6 +16,7 @@ from zonerelay.config.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, Listener
 from zonerelay.inbound.auth import Login, LoginKind
 from zonerelay.inbound.memory import SESSION_COST, SessionMemory
 from zonerelay.inbound.shared import Shared
+from zonerelay.inbound.turns import FAST, LARGE
 from zonerelay.smtp.sasl import Credentials
 
 HERE = ListenerSettings(address="127.0.0.1:0")
@@ -209,3 +210,32 @@ async def test_a_password_is_in_no_log_and_in_no_reply(
     shown = repr(house.log.entries) + said.decode()
     for secret in (PASSWORD, RIGHT.decode()):
         assert secret not in shown
+
+
+# Turns of large bodies: nobody keeps one that does not use it.
+
+
+async def test_a_client_that_is_being_closed_gives_its_turn_away() -> None:
+    async with listening() as house, await house.connect() as talk:
+        await talk.begin()
+        session = next(iter(house.listener._sessions))
+        turns = house.listener._reception.turns
+        session.data_received(b"Subject: x\r\n\r\n" + b"y" * LARGE)
+        session.data_received(b"y" * FAST)
+        assert session in turns._heard
+        session.shed()
+        assert not turns._heard
+        await talk.close()
+
+
+async def test_a_client_that_does_not_take_replies_does_not_keep_its_turn() -> None:
+    async with listening() as house, await house.connect() as talk:
+        await talk.begin()
+        session = next(iter(house.listener._sessions))
+        session.data_received(b"Subject: x\r\n\r\n" + b"y" * LARGE)
+        session.data_received(b"y" * FAST)
+        await until(lambda: session.bodies.current is not None and session.bodies.current.backlog == 0)
+        session.pause_writing()
+        assert session.link.is_paused
+        assert not session.held_up, "that is no reason of ours"
+        await talk.close()

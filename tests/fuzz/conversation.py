@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tests.fuzz.wire import Wire
 from tests.support.inbound import HOSTNAME, EventLog, RememberingStore, one_zone
 from zonerelay.config.credentials import User
 from zonerelay.config.models import ListenerSettings
@@ -30,44 +31,12 @@ from zonerelay.telemetry.events import Events
 from zonerelay.telemetry.metrics import Metrics
 from zonerelay.telemetry.redact import Redactor
 
-PEER = ("192.0.2.1", 4711)
 MEMORY = 1 << 30
 PASSWORD = "secret"
 # Turns of the loop until nothing moves: a question, a body's task and its commit need a few each.
 TURNS_PER_PACKET = 12
 
 _METRICS = Metrics()
-
-
-class Wire:
-    """A transport that keeps what is written."""
-
-    def __init__(self) -> None:
-        self.out = bytearray()
-        self.closed = False
-
-    def get_extra_info(self, name: str) -> object:
-        return PEER
-
-    def write(self, data: bytes) -> None:
-        assert not self.closed, "nothing is said after closing"
-        self.out += data
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def pause_reading(self) -> None:
-        return
-
-    resume_reading = pause_reading
 
 
 class Doorman:

@@ -86,7 +86,7 @@ def what_is_next(client: Client, choice: int) -> bytes:
     grants = client.session.dialog.standing.grants
     if not client.said:
         return b"PROXY TCP4 192.0.2.7 192.0.2.1 4711 25\r\n" if client.wire.address == BALANCER else b""
-    if reply.startswith(b"354") or client.session.bodies.are_read:
+    if reply.startswith(b"354") or client.session.bodies.current:
         return BODIES[choice % len(BODIES)]
     if reply.startswith(b"334"):
         return PLAIN + b"\r\n"

@@ -13,6 +13,7 @@ import sys
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz.wire import Wire
 from tests.support.inbound import EventLog, RememberingStore, is_well_formed, one_zone
 from zonerelay.config.credentials import User
 from zonerelay.config.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
@@ -71,37 +72,6 @@ OPENING = st.sampled_from([
     [b"EHLO x\r\n"],
     [b"EHLO x\r\n", b"MAIL FROM:<a@example.org>\r\nRCPT TO:<b@example.com>\r\nDATA\r\n"],
 ])  # fmt: skip
-
-
-class Wire:
-    """A transport that keeps what is written."""
-
-    def __init__(self) -> None:
-        self.out = bytearray()
-        self.closed = False
-
-    def get_extra_info(self, name: str) -> object:
-        return ("192.0.2.1", 4711)
-
-    def write(self, data: bytes) -> None:
-        assert not self.closed, "nothing is said after closing"
-        self.out += data
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def pause_reading(self) -> None:
-        return
-
-    resume_reading = pause_reading
 
 
 class Doorman:

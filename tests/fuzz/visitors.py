@@ -11,9 +11,9 @@ import contextlib
 import random
 import re
 import ssl
-from dataclasses import dataclass, field
 
 from tests.fuzz.targets.sessions import OneCertificate
+from tests.fuzz.wire import Wire
 from tests.support.inbound import EventLog, RememberingStore, events_into, one_zone
 from tests.support.tls_client import trusting
 from zonerelay.config.credentials import User
@@ -72,42 +72,6 @@ class Moods:
             zone = "" if event.step in ("connect", "helo", "auth") else "default"
             return accept(zone=zone, add=[("X-Step", event.step)], remove=["X-Old"])
         return ACCEPT
-
-
-@dataclass(eq=False)
-class Wire:
-    """A transport that keeps what is written, and says whether it is read from."""
-
-    address: str
-    out: bytearray = field(default_factory=bytearray)
-    closed: bool = False
-    gone: bool = False  # by the client, and the session will hear of it
-    reading: bool = True
-
-    def get_extra_info(self, name: str) -> object:
-        return (self.address, 4711)
-
-    def write(self, data: bytes) -> None:
-        assert not self.closed, "nothing is said after closing"
-        if not self.gone:
-            self.out += data
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.closed or self.gone
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
 
 
 class Client:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zonerelay.inbound import attempts
-from zonerelay.inbound.attempts import MAX_CLIENTS, Attempts, client_key
+from zonerelay.inbound.attempts import MAX_CLIENTS, Attempts
 
 WINDOW = 900.0
 
@@ -13,26 +13,6 @@ WINDOW = 900.0
 @pytest.fixture
 def table() -> Attempts:
     return Attempts(max_failures=10, window=WINDOW)
-
-
-@pytest.mark.parametrize(
-    ("address", "key"),
-    [
-        ("192.0.2.1", "192.0.2.1"),
-        ("::ffff:192.0.2.1", "192.0.2.1"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2::", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("::1", "::/64"),
-        ("", "local"),
-    ],
-)
-def test_a_client_is_an_address_or_the_network_of_one_customer(address: str, key: str) -> None:
-    assert client_key(address) == key
-
-
-def test_what_is_no_address_is_a_client_too_and_not_a_long_one() -> None:
-    assert client_key("x" * 1000) == "x" * 64
 
 
 def test_each_answer_waits_twice_as_long_up_to_ten_seconds(table: Attempts) -> None:

@@ -1,6 +1,6 @@
 """Failed log-ins per client: how long each answer waits, and when a client is not looked at any more.
 
-A client is an IPv4 address, an IPv6 /64 (one customer's, RFC 6177), or this machine's Unix sockets together.
+A client is an IPv4 address, an IPv6 /64 (`limits.client_key`), or all those without an address together.
 Loopback counts like any other: it is where an application with an old password is most often found.
 
 A success takes the delay away, not the failures: they age out, so that somebody with one good password
@@ -9,7 +9,7 @@ cannot guess others without end. Nothing here awaits; time is passed in.
 
 from __future__ import annotations
 
-import ipaddress
+from zonerelay.inbound.limits import Key
 
 FIRST_DELAY = 0.5
 MAX_DELAY = 10.0
@@ -19,24 +19,6 @@ MAX_CLIENTS = 10_000
 
 MAX_COUNTED = 1000
 """Failures remembered per client, whatever the configuration says."""
-
-LOCAL = "local"
-
-
-def client_key(address: str) -> str:
-    """`address` as `Client.address` has it; `""` is a Unix socket."""
-    if not address:
-        return LOCAL
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        # XCLIENT may name a client that is no address.
-        return address[:64]
-    if parsed.version == 4:
-        return str(parsed)
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return str(ipaddress.IPv6Network((int(parsed) >> 64 << 64, 64)))
 
 
 class _Failures:
@@ -52,7 +34,7 @@ class Attempts:
 
     def __init__(self, *, max_failures: int, window: float) -> None:
         # In the order of their last failures, so that the first is the one to forget.
-        self._clients: dict[str, _Failures] = {}
+        self._clients: dict[Key, _Failures] = {}
         self.configure(max_failures=max_failures, window=window)
 
     def configure(self, *, max_failures: int, window: float) -> None:
@@ -63,11 +45,11 @@ class Attempts:
     def __len__(self) -> int:
         return len(self._clients)
 
-    def locked(self, key: str, now: float) -> bool:
+    def locked(self, key: Key, now: float) -> bool:
         client = self._clients.get(key)
         return client is not None and len(self._recent(client, now)) >= self._max_failures
 
-    def failed(self, key: str, now: float) -> float:
+    def failed(self, key: Key, now: float) -> float:
         """Count a failure; how long its answer has to wait."""
         client = self._clients.pop(key, None) or _Failures()
         if not self._recent(client, now):
@@ -81,7 +63,7 @@ class Attempts:
         # The exponent is bounded too: 2 ** 2000 is no float.
         return min(FIRST_DELAY * 2.0 ** min(client.in_a_row - 1, 16), MAX_DELAY)
 
-    def succeeded(self, key: str) -> None:
+    def succeeded(self, key: Key) -> None:
         client = self._clients.get(key)
         if client is not None:
             client.in_a_row = 0

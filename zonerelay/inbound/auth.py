@@ -22,8 +22,9 @@ from pathlib import Path
 from zonerelay.config import passwords
 from zonerelay.config.access import AuthSettings
 from zonerelay.config.credentials import User
-from zonerelay.inbound.attempts import Attempts, client_key
+from zonerelay.inbound.attempts import Attempts
 from zonerelay.inbound.credentials_watch import CredentialsWatch
+from zonerelay.inbound.limits import Key, client_key
 from zonerelay.inbound.password_check import (
     BusyError,
     ClosedError,
@@ -60,7 +61,7 @@ class _Attempt:
 
     credentials: Credentials
     address: str
-    client: str
+    client: Key
 
 
 _LOCKED = Login(LoginKind.LOCKED, detail="too many failed log-ins of this client")

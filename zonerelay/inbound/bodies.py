@@ -72,11 +72,6 @@ class Bodies:
         self.out_of_turn = False  # other large bodies are read first
 
     @property
-    def are_read(self) -> bool:
-        """What comes next from the client is a body."""
-        return self.current is not None and not self.current.complete
-
-    @property
     def wait_for_store(self) -> bool:
         return self.current is not None and self.current.complete
 
@@ -235,7 +230,6 @@ class Bodies:
 
     def lost(self, *, left: bool) -> None:
         """The connection is gone; `left`: because of the client."""
-        self._reception.turns.leave(self._session)
         for intake in (self.current, self.parked):
             if intake is None or intake.complete:
                 continue
@@ -246,6 +240,7 @@ class Bodies:
     def _abort(self, intake: Intake) -> None:
         """No end of data will come: the message does not exist."""
         self.current = self.parked = None
+        self._reception.turns.leave(self._session)
         if intake.task is not None:
             intake.task.cancel()
         intake.release()

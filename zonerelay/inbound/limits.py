@@ -84,10 +84,8 @@ class ConnectionLimits:
 
 def _keys(address: str) -> tuple[Key, Key]:
     """Client and network. Once per connection, so without ipaddress, which takes microseconds."""
-    if ":" in address:
-        packed = inet_pton(AF_INET6, address)
-        return packed[:8], packed[:6]
-    return address, address.rpartition(".")[0]
+    client = client_key(address)
+    return client, client[:6] if isinstance(client, bytes) else address.rpartition(".")[0]
 
 
 def _take_one(counts: dict[Key, int], key: Key) -> None:

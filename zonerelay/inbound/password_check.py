@@ -17,6 +17,8 @@ import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from zonerelay.inbound.limits import Key
+
 THREADS = 2
 MAX_WAITING = 64
 MAX_WAITING_PER_CLIENT = 32
@@ -86,10 +88,10 @@ class PasswordChecks:
         self._matches = matches
         self._pool = ThreadPoolExecutor(THREADS, "password")  # starts no thread before the first check
         self._running: dict[bytes, asyncio.Future[bool]] = {}
-        self._of_client: dict[str, int] = {}
+        self._of_client: dict[Key, int] = {}
         self._closed = False
 
-    async def check(self, key: bytes, stored_hash: str, password: str, *, client: str) -> bool:
+    async def check(self, key: bytes, stored_hash: str, password: str, *, client: Key) -> bool:
         """`key` is the same for equal checks. Raises BusyError, ClosedError, and what `matches` raises."""
         running = self._running.get(key)
         if running is None:
@@ -102,7 +104,7 @@ class PasswordChecks:
         self._closed = True
         self._pool.shutdown(wait=False)
 
-    def _start(self, key: bytes, stored_hash: str, password: str, client: str) -> asyncio.Future[bool]:
+    def _start(self, key: bytes, stored_hash: str, password: str, client: Key) -> asyncio.Future[bool]:
         of_client = self._of_client.get(client, 0)
         if self._closed:
             raise ClosedError
@@ -114,7 +116,7 @@ class PasswordChecks:
         future.add_done_callback(lambda done: self._finished(key, client, done))
         return future
 
-    def _finished(self, key: bytes, client: str, done: asyncio.Future[bool]) -> None:
+    def _finished(self, key: bytes, client: Key, done: asyncio.Future[bool]) -> None:
         del self._running[key]
         left = self._of_client[client] - 1
         if left:

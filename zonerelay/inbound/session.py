@@ -175,7 +175,7 @@ class Session(SMTP):
 
     @property
     def held_up(self) -> bool:
-        return self.link.is_paused
+        return self.bodies.are_behind
 
     def take_turn(self) -> None:
         self.bodies.out_of_turn = False

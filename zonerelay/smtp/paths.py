@@ -33,7 +33,7 @@ MAX_LABEL = 63
 
 _ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 _ATEXT_UTF8 = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\x80-\U0010ffff-]"
-_LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
+_LABEL = rf"(?!-)[A-Za-z0-9_-]{{1,{MAX_LABEL}}}(?<!-)"
 
 # Nearly every path, at once. The last character is no digit, so that it is no address without its brackets.
 _USUAL = re.compile(rf"<({_ATEXT}+(?:\.{_ATEXT}+)*@{_LABEL}(?:\.{_LABEL})*(?<![0-9]))>")
