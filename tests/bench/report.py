@@ -38,7 +38,7 @@ LABELS = {
     "sessions": "sessions held",
     "session_kb": "memory of a session (PSS), KB",
     "session_rss_kb": "memory of a session (RSS), KB",
-    "base_mb": "memory before (PSS), MiB",
+    "base_mb": "memory with 20 sessions (PSS), MiB",
     "alone_p50": "MAIL to 250, alone, p50 ms",
     "among_p50": "MAIL to 250, among slow ones, p50 ms",
     "slowdown": "among slow ones / alone, p50",

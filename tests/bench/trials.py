@@ -16,12 +16,12 @@ from tests.bench.relays import Subject
 from tests.bench.results import percentile
 from tests.bench.rows import Row
 from tests.bench.runner import Plan, noting, started
-from tests.support.meters import read_memory, settle
+from tests.support.meters import Memory, read_memory, settle
 
 Values = Mapping[str, float]
 Trial = Callable[[Row, Subject], Values]
 
-WARM_UP_SESSIONS = 20
+FEW = 20  # sessions
 WARM_UP_MESSAGES = 50
 DRIPPING = 2.0  # seconds until the slow ones drip as they should
 
@@ -69,21 +69,25 @@ def run_trial(plan: Plan, row: Row) -> list[Finding]:
 
 
 def idle(row: Row, subject: Subject) -> Values:
-    """PSS of all processes of the relay, before and while. Socket buffers are the kernel's and not in it."""
+    """PSS of all processes of the relay with few sessions and with many.
+
+    Never without the holder: it shares libraries with the relay, which changes the relay's PSS.
+    """
     sessions = row.sessions_of(subject.name)
-    with load.held_sessions(row, subject.port, WARM_UP_SESSIONS):
-        pass
-    settle(subject.group.cpu_seconds)
-    before = read_memory(subject.group.pids())
-    with load.held_sessions(row, subject.port, sessions):
-        settle(subject.group.cpu_seconds)
-        during = read_memory(subject.group.pids())
+    before = _memory_with(row, subject, FEW)
+    during = _memory_with(row, subject, sessions)
     return {
         "sessions": sessions,
-        "session_kb": (during.pss - before.pss) / sessions / 1024,
-        "session_rss_kb": (during.rss - before.rss) / sessions / 1024,
+        "session_kb": (during.pss - before.pss) / (sessions - FEW) / 1024,
+        "session_rss_kb": (during.rss - before.rss) / (sessions - FEW) / 1024,
         "base_mb": before.pss / 1024 / 1024,
     }
+
+
+def _memory_with(row: Row, subject: Subject, sessions: int) -> Memory:
+    with load.held_sessions(row, subject.port, sessions):
+        settle(subject.group.cpu_seconds)
+        return read_memory(subject.group.pids())
 
 
 def slow(row: Row, subject: Subject) -> Values:
