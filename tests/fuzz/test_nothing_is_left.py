@@ -57,7 +57,20 @@ OTHERS = [
     b"PROXY UNKNOWN\r\n", b"PROXY TCP4 192.0.2.8 192.0.2.1",
 ]  # fmt: skip
 
-RARE = ["come", "raw", "any", "end-tls", "half-close", "block", "unblock", "drain", "lose", "abort", "late"]
+RARE = [
+    "come",
+    "reload",
+    "raw",
+    "any",
+    "end-tls",
+    "half-close",
+    "block",
+    "unblock",
+    "drain",
+    "lose",
+    "abort",
+    "late",
+]
 ACTIONS = [*["next"] * 60, *["turn"] * 6, *["turns"] * 6, *RARE]
 
 
@@ -137,7 +150,9 @@ async def play(seed: int) -> Crowd:
     crowd.come(dice.choice([NEAR, NEAR, BALANCER, FAR]))
     for _ in range(dice.randrange(20, 120)):
         action = dice.choice(ACTIONS)
-        if action == "come":
+        if action == "reload":
+            crowd.reload(settings(dice), asks=dice.random() < 0.5)
+        elif action == "come":
             crowd.come(dice.choice([NEAR, BALANCER, FAR]))
         else:
             await act(dice.choice(crowd.clients), action, dice.randrange(1 << 16))

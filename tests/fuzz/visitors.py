@@ -178,6 +178,10 @@ class Crowd:
         )
         self.clients: list[Client] = []
 
+    def reload(self, settings: ListenerSettings, *, asks: bool) -> None:
+        shared = Shared(memory=self.memory, users=Users(self.dice))
+        self.listener.configure(settings, shared, OneCertificate(), Moods(self.dice) if asks else None)
+
     async def _store_something(self) -> None:
         await self.dice.wait()
         if self.dice.falls(8):
