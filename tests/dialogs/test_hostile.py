@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.inbound import House, RememberingStore, Talk, listening, until
 from zonerelay.config.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
+from zonerelay.inbound import policy
 from zonerelay.inbound.auth import Login, LoginKind
 from zonerelay.inbound.memory import SESSION_COST, SessionMemory
 from zonerelay.inbound.shared import Shared
@@ -239,3 +240,30 @@ async def test_a_client_that_does_not_take_replies_does_not_keep_its_turn() -> N
         assert session.link.is_paused
         assert not session.held_up, "that is no reason of ours"
         await talk.close()
+
+
+class Thoughtful:
+    """A policy that takes its time over every recipient."""
+
+    asked = frozenset({policy.Rcpt})
+
+    async def ask(self, event: policy.Event) -> policy.Decision:
+        await asyncio.sleep(0.06)
+        return policy.ACCEPT
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+async def test_the_time_that_a_policy_takes_is_not_the_client_s(pipelined: bool) -> None:
+    settings = replace(HERE, transaction_timeout=0.3, idle_timeout=0.3)
+    async with listening(settings, policy=Thoughtful()) as house, await house.connect() as talk:
+        await talk.ask(b"EHLO x")
+        await talk.ask(b"MAIL FROM:<a@example.org>")
+        lines = [b"RCPT TO:<b%d@example.com>" % number for number in range(10)]
+        if pipelined:
+            talk.send(b"\r\n".join(lines) + b"\r\n")
+        for line in lines:
+            reply = await talk.line() if pipelined else await talk.ask(line)
+            assert reply == b"250 2.1.5 Recipient OK"
+        await asyncio.sleep(0.1)
+        assert (await talk.ask(b"DATA")).startswith(b"354 ")
+        assert await talk.line() == b"421 4.4.2 Transaction took too long"

@@ -7,7 +7,7 @@
   second on average (Postfix's smtpd_min_data_rate): an octet a minute is not idle, but it is no mail.
 - transaction: from MAIL to the end of data, so that whatever trickles ends some day.
 
-Time in which we do not read, for a reason of ours, is not the client's: its clocks stand still.
+Time in which we do not read, or ask somebody before we answer, is not the client's: its clocks stand still.
 Late clients get 421 4.4.2; inside a TLS handshake nobody could read that.
 """
 
@@ -96,13 +96,13 @@ class Deadlines:
         self._body = None
 
     def paused(self, now: float) -> None:
-        """We have stopped reading for a reason of ours (not because the client does not take replies)."""
+        """For a reason of ours we do not read, or do not answer (not: the client does not take replies)."""
         if self._paused is None:
             self._paused = now
             self.is_paused = True
 
     def resumed(self, now: float) -> None:
-        """We read again: all that ran while we did not begins so much later."""
+        """It goes on: all that ran meanwhile begins so much later."""
         if self._paused is None:
             return
         stalled = now - self._paused

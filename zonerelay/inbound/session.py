@@ -303,6 +303,7 @@ class Session(SMTP):
             self.bodies.discard_chunk(answer)
         elif then is Then.ASK:
             self._asking = self.spawn(self._consult())
+            self.deadlines.paused(self.loop.time())
         elif then is Then.HANDSHAKE:
             doorway.start_tls(self)
         else:
@@ -320,6 +321,7 @@ class Session(SMTP):
         assert question is not None
         verdict = await self.reception.consultants.ask(question)
         self._asking = None
+        self.deadlines.resumed(self.loop.time())
         if self._closing:
             return
         try:
@@ -384,7 +386,7 @@ class Session(SMTP):
     def regulate(self) -> None:
         """Read only while there is room for what comes."""
         ours = self.bodies.are_behind
-        if ours:
+        if ours or self._asking is not None:
             self.deadlines.paused(self.loop.time())
         elif self.deadlines.is_paused:
             self.deadlines.resumed(self.loop.time())
