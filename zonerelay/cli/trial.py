@@ -106,7 +106,7 @@ def _patterns(patterns: Iterable[str], path: Key, report: Report) -> None:
 
 
 def _unmatchable(patterns: Iterable[str]) -> Iterator[str]:
-    from zonerelay.inbound.access_rules import AddressPatterns
+    from zonerelay.routing.address_patterns import AddressPatterns
 
     for pattern in patterns:
         try:
