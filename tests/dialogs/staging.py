@@ -1,7 +1,7 @@
 """What a transcript asks for before its client comes: settings, certificates, users, a policy, access rules.
 
-Everything is the real thing (a credentials file with argon2 hashes, a policy in its threads, OpenSSL, DNS over
-UDP); only the answers to wrong passwords do not wait.
+Everything is the real thing (a credentials file with argon2 hashes, a policy in its threads, OpenSSL, DNS);
+only the answers to wrong passwords do not wait.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from zonerelay.config.models import ListenerSettings
 from zonerelay.inbound.listener import ListenError
 from zonerelay.message.headers import Fields
 from zonerelay.model.envelope import Body, Envelope
+from zonerelay.routing.zones import Choice, ZoneOf
 
 
 async def test_port_zero_is_resolved() -> None:
@@ -113,7 +114,7 @@ async def test_no_new_connection_after_stop_accepting() -> None:
 async def test_stored_message_knows_all_about_itself() -> None:
     def by_subject(envelope: Envelope, /, *, headers: Fields, size: int, named: str) -> ZoneOf:
         assert dict(headers)["Subject"] == "x y"
-        assert (size, named) == (len(b"Subject: x\r\n y\r\nDate: now\r\n\r\n\xff\r\n"), "")
+        assert (size, named) == (len(b"Subject: x\r\n y\r\nDate: now\r\n\r\n\xff\r\n.\r\n"), "")
         bulk, default = Choice("bulk", "route=1 because"), Choice("default", "no route")
         return lambda recipient: bulk if recipient.startswith("c@") else default
 

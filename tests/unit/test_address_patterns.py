@@ -111,3 +111,39 @@ def test_a_hundred_thousand_patterns_cost_no_more_than_one() -> None:
     assert min(seconds(patterns) for _ in range(5)) < 5 * min(seconds(few) for _ in range(5))
     assert patterns.match("glob-1@globs9999.example")
     assert patterns.match("a@b.below29999.example")
+
+
+LOCALS = st.text("ab*", min_size=1, max_size=4)
+LABELS = st.sampled_from(["a", "b"])
+NAMES = st.lists(LABELS, min_size=1, max_size=4).map(".".join)
+PATTERNS = st.one_of(
+    NAMES,
+    NAMES.map("*.{}".format),
+    NAMES.map("@{}".format),
+    st.sampled_from(["*", "<>", "a@*", "a*@*"]),
+    st.builds("{}@{}".format, LOCALS, NAMES),
+    st.builds("{}@*.{}".format, LOCALS, NAMES),
+)
+MAILBOXES = st.one_of(
+    st.just(""), st.just("a"), st.builds("{}@{}".format, st.text("abAB", min_size=1, max_size=4), NAMES)
+)
+
+
+def naive(pattern: str, mailbox: str) -> bool:
+    """What the words of a pattern say, one by one."""
+    if "<>" in (pattern, mailbox or "<>"):
+        return pattern == (mailbox or "<>")
+    local, _, domain = pattern.rpartition("@")
+    box, _, host = mailbox.rpartition("@") if "@" in mailbox else (mailbox, "", "")
+    hosts = r".+\." + re.escape(domain[2:]) if domain.startswith("*.") else re.escape(domain)
+    locals_ = "".join(".*" if each == "*" else re.escape(each) for each in local or "*")
+    fits = domain == "*" or re.fullmatch(hosts, host) is not None
+    return fits and re.fullmatch(locals_, box, re.IGNORECASE) is not None
+
+
+@given(patterns=st.lists(PATTERNS, max_size=8), mailbox=MAILBOXES)
+def test_what_is_found_is_what_a_naive_search_finds(patterns: list[str], mailbox: str) -> None:
+    matching = [pattern for pattern in patterns if naive(pattern, mailbox)]
+    found = AddressPatterns(patterns).find(mailbox)
+    assert (found in matching) if matching else found == ""
+    assert AddressPatterns(patterns).match(mailbox) is bool(matching)

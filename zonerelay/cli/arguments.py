@@ -135,17 +135,11 @@ def _explain(commands: Commands) -> None:
     explain = _command(commands, "explain", "say how mail for an address would travel; sends nothing")
     explain.add_argument("address", metavar="ADDRESS", help="recipient; a bare domain will do")
     explain.add_argument("--from", dest="sender", default="", metavar="ADDRESS", help="envelope sender")
-    mail = explain.add_argument_group(
-        "about the mail", "What is not given is unknown: no route by it matches."
-    )
+    mail = explain.add_argument_group("about the mail", "Without it no route by it matches.")
     mail.add_argument("--user", default="", metavar="NAME", help="user who has logged in")
-    mail.add_argument(
-        "--listener", default="", metavar="ADDRESS", help="where it came in, as in the configuration"
-    )
-    mail.add_argument("--client", type=_ip, default="", metavar="IP", help="address of the client")
-    mail.add_argument(
-        "--certificate", type=_fingerprint, default="", metavar="SHA256", help="that the client showed"
-    )
+    mail.add_argument("--listener", default="", metavar="ADDRESS", help="where it came in")
+    mail.add_argument("--client", type=_ip, metavar="IP", help="address of the client")
+    mail.add_argument("--certificate", type=_fingerprint, metavar="SHA256", help="shown by the client")
     mail.add_argument("--size", type=_size, metavar="SIZE", help="of the message, e.g. 12 MB")
     mail.add_argument(
         "--header",
@@ -242,7 +236,7 @@ def _age(text: str) -> float:
 
 def _size(text: str) -> int:
     try:
-        return parse_size(int(text) if text.isascii() and text.isdigit() else text)
+        return int(text) if text.isascii() and text.isdigit() else parse_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

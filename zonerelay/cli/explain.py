@@ -39,8 +39,8 @@ def explain(arguments: Namespace) -> int:
         sender=arguments.sender,
         user=arguments.user,
         listener=arguments.listener,
-        client=arguments.client,
-        certificate=arguments.certificate,
+        client=arguments.client or "",
+        certificate=arguments.certificate or "",
         size=arguments.size,
         headers=tuple(arguments.header),
     )

@@ -28,27 +28,11 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 # RFC 5322 3.6, and what signs or proves.
 _NEEDED = frozenset(
-    [
-        "from",
-        "sender",
-        "reply-to",
-        "to",
-        "cc",
-        "bcc",
-        "subject",
-        "date",
-        "message-id",
-        "in-reply-to",
-        "references",
-        "comments",
-        "keywords",
-        "received",
-        "return-path",
-        "delivered-to",
-        "mime-version",
-        "authentication-results",
-        "dkim-signature",
-    ]
+    (
+        *("from", "sender", "reply-to", "to", "cc", "bcc", "subject", "date", "comments", "keywords"),
+        *("message-id", "in-reply-to", "references", "received", "return-path", "delivered-to"),
+        *("mime-version", "authentication-results", "dkim-signature"),
+    )
 )
 _NEEDED_STARTS = ("resent-", "content-", "list-", "arc-")
 

@@ -7,6 +7,7 @@ Import them from `models`.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from dataclasses import dataclass
 
@@ -162,9 +163,7 @@ class RouteSettings:
         "[[listener]], which is what makes a listener ask for them.",
         form=Form.FINGERPRINTS,
     )
-    min_size: int = size(
-        0, "The message, as it came, has at least this size. 0: any.", least=1, optional=True
-    )
+    min_size: int = size(0, "The message as it came has at least this size. 0: any.", least=1, optional=True)
     max_size: int = size(0, "The message has at most this size. 0: any.", least=1, optional=True)
     header: tuple[str, ...] = texts(
         (),
@@ -172,6 +171,15 @@ class RouteSettings:
         "contains the text).",
         form=Form.HEADERS,
     )
+
+    @property
+    def conditions(self) -> dict[str, tuple[object, ...]]:
+        """Those that are given, by name."""
+        named = ((name, getattr(self, name)) for name in _CONDITIONS)
+        return {name: value if isinstance(value, tuple) else (value,) for name, value in named if value}
+
+
+_CONDITIONS = tuple(field.name for field in dataclasses.fields(RouteSettings) if field.name != "zone")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

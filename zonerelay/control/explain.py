@@ -43,7 +43,10 @@ def nothing_is_suspended(destination: DestinationKey) -> Suspended | None:
 
 
 class Explainer:
-    """`hostname` is what the relay calls itself, `listeners` are those of now; `suspended` knows the scheduler's suspensions."""
+    """`hostname` is what the relay calls itself, `listeners` are those of now.
+
+    `suspended` knows the scheduler's suspensions.
+    """
 
     def __init__(
         self,

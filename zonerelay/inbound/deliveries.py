@@ -1,4 +1,4 @@
-"""From an accepted message to one delivery for each recipient, in the zone that somebody chose for it. No I/O.
+"""From a message to one delivery for each recipient, in the zone that somebody chose for it. No I/O.
 
 The policy's choice comes first, then the message's own (a zone header), then the routes'.
 """

@@ -94,12 +94,12 @@ class Rule:
 
     def said_of_mail(self, mail: Mail) -> tuple[str, ...]:
         """What matches, by condition."""
-        return tuple(f"{name} matches {what}" for name, ask in self._about_mail if (what := ask(mail)))
+        asked = ((name, ask(mail)) for name, ask in self._about_mail)
+        return tuple(f"{name} matches {what}" for name, what in asked if what)
 
     def said_of_recipient(self, recipient: str) -> tuple[str, ...]:
-        return tuple(
-            f"{name} matches {what}" for name, ask in self._about_recipient if (what := ask(recipient))
-        )
+        asked = ((name, ask(recipient)) for name, ask in self._about_recipient)
+        return tuple(f"{name} matches {what}" for name, what in asked if what)
 
     def unmatched(self, mail: Mail, recipient: str) -> tuple[str, ...]:
         """The conditions that do not match, by name."""

@@ -22,7 +22,8 @@ def zone_notes(choices: Iterable[tuple[str, Choice]]) -> tuple[str, ...]:
         if choice.why:
             chosen.setdefault(choice, []).append(recipient)
     if len(chosen) == 1:
-        return (_note(*chosen, ()),)
+        (choice,) = chosen
+        return (_note(choice, ()),)
     notes = [_note(choice, chosen[choice]) for choice in list(chosen)[:MAX_NOTES]]
     left = sum(len(recipients) for recipients in list(chosen.values())[MAX_NOTES:])
     if left:

@@ -42,7 +42,7 @@ _NO_ROUTE = Choice(DEFAULT_ZONE, NO_ROUTE)
 
 @dataclass(frozen=True, slots=True)
 class RuleCheck:
-    """What one route says about a piece of mail; `unmatched` are the names of conditions, none if it matches."""
+    """What one route says about a piece of mail; `unmatched` names conditions, none if it matches."""
 
     rule: int
     zone: str
