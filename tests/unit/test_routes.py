@@ -1,4 +1,4 @@
-"""[[route]]: each condition, the order of routes, what they say of themselves, and the notes for the trace."""
+"""[[route]]: each condition, the order of routes, what they say, and the notes for the trace."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def test_all_conditions_of_a_route_must_match_and_the_first_route_wins() -> None
         replace(bulk(sender=("news.example",), recipient=("example.com",), max_size=2000), zone="vip"),
         bulk(sender=("news.example",)),
     )
-    why = "route=2 max_size matches 1000 octets and sender matches news.example and recipient matches example.com"
-    assert choice(*routes) == Choice("vip", why)
+    why = "max_size matches 1000 octets and sender matches news.example and recipient matches example.com"
+    assert choice(*routes) == Choice("vip", f"route=2 {why}")
     assert choice(*routes, recipient="bob@example.net").zone == "bulk"
     assert choice(*routes, size=2001).zone == "bulk"
     assert choice(*routes, of=envelope("a@b.example")) == Choice("default", "no route")
@@ -197,8 +197,8 @@ def test_several_reasons_name_their_recipients() -> None:
     policy, route = Choice("vip", "policy"), Choice("default", "no route")
     notes = zone_notes([("a@x", policy), *((f"u{n}@x", route) for n in range(MAX_NAMED + 2))])
     assert notes == (
-        "zone=vip policy: a@x",
         "zone=default no route: u0@x, u1@x, u2@x, u3@x, u4@x and 2 more",
+        "zone=vip policy: a@x",
     )
 
 

@@ -1,6 +1,6 @@
 """Which zones the recipients of a message went to, and why, in a few lines for `queue trace`.
 
-One line for each zone and reason, with the recipients when there is more than one line. Bounded: a message
+One line for each zone and reason, those for most recipients first, with the recipients when there is more than one line. Bounded: a message
 has as many recipients as its client likes, and the notes are stored with it.
 """
 
@@ -24,8 +24,9 @@ def zone_notes(choices: Iterable[tuple[str, Choice]]) -> tuple[str, ...]:
     if len(chosen) == 1:
         (choice,) = chosen
         return (_note(choice, ()),)
-    notes = [_note(choice, chosen[choice]) for choice in list(chosen)[:MAX_NOTES]]
-    left = sum(len(recipients) for recipients in list(chosen.values())[MAX_NOTES:])
+    most_first = sorted(chosen.items(), key=lambda item: -len(item[1]))
+    notes = [_note(choice, recipients) for choice, recipients in most_first[:MAX_NOTES]]
+    left = sum(len(recipients) for _, recipients in most_first[MAX_NOTES:])
     if left:
         notes.append(f"{left} more recipients, by other routes")
     return tuple(notes)
