@@ -1,4 +1,4 @@
-"""docs/routing.md cannot drift: every condition is in its table, every example loads, `explain` answers as shown."""
+"""docs/routing.md cannot drift: every condition is in it, every example loads, `explain` answers as shown."""
 
 from __future__ import annotations
 

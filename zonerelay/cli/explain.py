@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from zonerelay.cli import output, text
-from zonerelay.cli.exits import FAILED, OK
+from zonerelay.cli.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.control.errors import NotRunningError
 from zonerelay.control.messages import Explain, Explanation, HostPlan
@@ -69,13 +69,16 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
     from zonerelay.routing.resolver import Resolver
     from zonerelay.routing.zones import Zones
 
+    try:
+        zones = Zones(settings.zone, settings.route)
+    except ValueError as error:
+        raise CliError(str(error), USAGE) from error
     clock = SystemClock()
     hostname = resolve_hostname(settings, socket.getfqdn)
     resolver = Resolver(settings.dns, clock)
     own = OwnAddresses(parse_listen(listener.address) for listener in settings.listener)
     router = MxRouter(resolver, hostname=hostname, clock=clock, random=random.Random(), own_addresses=own)
     try:
-        zones = Zones(settings.zone, settings.route)
         explainer = Explainer(
             zones,
             router,

@@ -1,7 +1,7 @@
 """Which zones the recipients of a message went to, and why, in a few lines for `queue trace`.
 
-One line for each zone and reason, those for most recipients first, with the recipients when there is more than one line. Bounded: a message
-has as many recipients as its client likes, and the notes are stored with it.
+One line for each zone and reason, those for most recipients first, with the recipients when there is more
+than one line. Bounded: a message has as many recipients as its client likes, and the notes stay with it.
 """
 
 from __future__ import annotations
