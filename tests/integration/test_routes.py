@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import smtplib
+import ssl
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.certificates import DAY, Made, make
 from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from tests.support.tls_client import trusting
 from zonerelay.config.intake import CLEARTEXT_AUTH_WORDS
 from zonerelay.config.models import (
     AuthSettings,
     ListenerAuth,
     ListenerSettings,
+    ListenerTls,
     RetrySettings,
     RouteSettings,
     Settings,
@@ -263,3 +268,34 @@ async def test_explain_refuses_a_listener_that_is_not_there(tmp_path: Path) -> N
             await explain(tmp_path, listener="127.0.0.1:1")
         with pytest.raises(ControlError, match="--listener: "):
             await explain(tmp_path, listener="nonsense")
+
+
+# ---- certificates ---------------------------------------------------------------------------------
+
+
+def made(name: str) -> Made:
+    return make(name, starts=time.time() - DAY, ends=time.time() + 90 * DAY)
+
+
+async def test_a_route_knows_the_certificate_that_a_client_shows(tmp_path: Path) -> None:
+    client = made("client.test")
+    certificate, key = made("relay.test").write(tmp_path, "relay")
+    shown = client.write(tmp_path, "client")
+    here = listener(
+        tls=ListenerTls.STARTTLS, certificate=(certificate,), key=(key,), allow_certificates=("cd" * 32,)
+    )
+    route = bulk(certificate=(client.fingerprint,))
+    async with relay_with(standing_still(tmp_path, route, listener=here)) as running:
+
+        def submit(recipient: str, context: ssl.SSLContext) -> None:
+            with smtplib.SMTP(*running.address, timeout=20) as smtp:
+                smtp.starttls(context=context)
+                smtp.sendmail("a@example.org", [recipient], MESSAGE)
+
+        presenting = trusting()
+        presenting.load_cert_chain(*shown)
+        await asyncio.to_thread(submit, "a@example.com", presenting)
+        (note,) = await traced(running, tmp_path)
+        assert note == f"zone=bulk route=1 certificate matches {client.fingerprint}"
+        await asyncio.to_thread(submit, "b@example.com", trusting())
+        assert await zones_of(running) == {"a@example.com": "bulk", "b@example.com": "default"}

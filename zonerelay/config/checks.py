@@ -114,8 +114,10 @@ def _check_route_listeners(settings: Settings, report: Report) -> None:
     if not all(report.sound("listener", at, "address") for at in range(len(known))):
         return
     for at, route in enumerate(settings.route):
+        if not report.sound("route", at, "listener"):
+            continue
         for index, address in enumerate(route.listener):
-            if address not in known and report.sound("route", at, "listener"):
+            if address not in known:
                 near = did_you_mean(address, known) or f"; there is {in_words(known)}"
                 text = f"no [[listener]] has the address {quoted(address)}{near}"
                 report.refuse(("route", at, "listener", index), text)
