@@ -113,6 +113,15 @@ def test_a_hundred_thousand_patterns_cost_no_more_than_one() -> None:
     assert patterns.match("a@b.below29999.example")
 
 
+def test_globs_of_one_domain_may_begin_with_texts_of_any_length() -> None:
+    globs = [f"{'x' * n}-*@example.com" for n in (3, 0, 9, 1)]
+    patterns = AddressPatterns([*globs, "*-z@example.com"])
+    for glob in globs:
+        assert patterns.find(glob.replace("*", "17")) == glob
+    assert patterns.find("xx-17@example.com") == ""
+    assert patterns.find("xx-z@example.com") == "*-z@example.com"
+
+
 LOCALS = st.text("ab*", min_size=1, max_size=4)
 LABELS = st.sampled_from(["a", "b"])
 NAMES = st.lists(LABELS, min_size=1, max_size=4).map(".".join)
