@@ -34,7 +34,6 @@ from zonerelay.delivery.courier import SmtpCourier
 from zonerelay.inbound.listener import ListenError
 from zonerelay.inbound.listeners import Listeners
 from zonerelay.model.clock import Clock
-from zonerelay.model.envelope import Envelope
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.queue.operations import Operations
 from zonerelay.queue.retry import build as build_retry
@@ -78,7 +77,7 @@ class Worker:
         self.events = Events(log, self.metrics, redactor, clock)
         self._redactor = redactor
         self._random = randomness
-        self._zones = Zones(settings.zone, settings.route)
+        self._zones = Zones(settings.zone)  # the routes may be wrong: `_start` can say so
         self.store: Store | None = None
         self._courier: SmtpCourier | None = None
         self._listeners: Listeners | None = None
@@ -107,6 +106,7 @@ class Worker:
         self.events.lifecycle("ready", listeners=" ".join(self.addresses()))
 
     async def _start(self) -> None:
+        self._zones.configure(self.settings.zone, self.settings.route)
         store = self.store = await open_store(
             self.settings.spool,
             clock=self.clock,
@@ -146,7 +146,7 @@ class Worker:
         settler = self._settler = Settler(
             store=store,
             ids=ids,
-            choose_zone=self._choose_zone,
+            choose_zone=self._zones.choose,
             retry=build_retry(settings.retry, settings.bounce, random=self._random, events=self.events),
             zones=settings.zone,
             bounce=settings.bounce,
@@ -174,7 +174,7 @@ class Worker:
             hostname=self.hostname,
             store=store,
             ids=ids,
-            choose_zone=self._choose_zone,
+            choose_zone=self._zones.choose,
             zones=lambda: self._zones.names,
             notify=self._notify,
             resolver=resolver,
@@ -197,7 +197,12 @@ class Worker:
             operations,
             status=board.status,
             explainer=Explainer(
-                self._zones, router, resolver, hostname=self.hostname, suspended=self._suspended
+                self._zones,
+                router,
+                resolver,
+                hostname=self.hostname,
+                listeners=lambda: self.settings.listener,
+                suspended=self._suspended,
             ),
             redactor=self._redactor,
         )
@@ -243,11 +248,11 @@ class Worker:
         self.problems = tuple(f"[{name}] has changed: it takes effect at the next start" for name in later)
         try:
             retry = build_retry(settings.retry, settings.bounce, random=self._random, events=self.events)
+            self._zones.configure(settings.zone, settings.route)
         except ValueError as error:
             self.problems = (f"the configuration on disk is wrong: {error}",)
             self.events.lifecycle("reload-refused", problems=1, first=str(error))
             return
-        self._zones.configure(settings.zone, settings.route)
         self._settler.configure(zones=settings.zone, retry=retry, bounce=settings.bounce)
         self._scheduler.configure(settings.zone, settings.retry)
         self.settings = replace(
@@ -304,11 +309,6 @@ class Worker:
     @property
     def http_port(self) -> int | None:
         return None if self._admin is None else self._admin.port
-
-    def _choose_zone(
-        self, envelope: Envelope, recipient: str, /, headers: Sequence[tuple[str, str]] = ()
-    ) -> str:
-        return self._zones.choose(envelope, recipient, headers)
 
     def _notify(self, zone: str, due: float = 0.0) -> None:
         if self._scheduler is not None:

@@ -15,6 +15,7 @@ from zonerelay.config.models import ListenerSettings
 from zonerelay.inbound.listener import ListenError
 from zonerelay.message.headers import Fields
 from zonerelay.model.envelope import Body, Envelope
+from zonerelay.routing.zones import Choice, ZoneOf
 
 
 async def test_port_zero_is_resolved() -> None:
@@ -123,9 +124,11 @@ async def test_no_new_connection_after_stop_accepting() -> None:
 
 
 async def test_stored_message_knows_all_about_itself() -> None:
-    def by_subject(envelope: Envelope, recipient: str, /, *, headers: Fields) -> str:
+    def by_subject(envelope: Envelope, /, *, headers: Fields, size: int, named: str) -> ZoneOf:
         assert dict(headers)["Subject"] == "x y"
-        return "bulk" if recipient.startswith("c@") else "default"
+        assert (size, named) == (len(b"Subject: x\r\n y\r\nDate: now\r\n\r\n\xff\r\n.\r\n"), "")
+        bulk, default = Choice("bulk", "route=1 because"), Choice("default", "no route")
+        return lambda recipient: bulk if recipient.startswith("c@") else default
 
     async with listening(choose_zone=by_subject) as house, await house.connect() as talk:
         await talk.ask(b"EHLO client.example.org")
@@ -144,7 +147,12 @@ async def test_stored_message_knows_all_about_itself() -> None:
         assert envelope.origin.client_address == "127.0.0.1"
         assert envelope.origin.helo == "client.example.org"
         assert message.headers == (("Subject", "x y"), ("Date", "now"))
-        assert message.trace == ("listener=127.0.0.1:0", "bare_lf=1 bare_cr=0")
+        assert message.trace == (
+            "listener=127.0.0.1:0",
+            "zone=default no route: b@example.com, d@example.com",
+            "zone=bulk route=1 because: c@example.com",
+            "bare_lf=1 bare_cr=0",
+        )
         assert [(d.recipient, d.zone) for d in stored.deliveries] == [
             ("b@example.com", "default"),
             ("c@example.com", "bulk"),
@@ -179,8 +187,8 @@ async def test_trouble_after_the_commit_is_still_a_250() -> None:
 
 
 async def test_zone_that_cannot_be_chosen_is_temporary() -> None:
-    def fail(envelope: Envelope, recipient: str, /, *, headers: Fields) -> str:
-        raise KeyError(recipient)
+    def fail(envelope: Envelope, /, *, headers: Fields, size: int, named: str) -> ZoneOf:
+        raise KeyError(size)
 
     async with listening(choose_zone=fail) as house, await house.connect() as talk:
         await talk.begin()

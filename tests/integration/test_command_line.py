@@ -16,6 +16,7 @@ import pytest
 from tests.support.fake_relay import FakeRelay, delivery
 from zonerelay.cli.main import main
 from zonerelay.cli.text import when
+from zonerelay.control.messages import Explain
 
 RUN = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
 
@@ -276,6 +277,61 @@ async def test_explain_shows_the_way(shell: Shell) -> None:
         "192.0.2.9 from 192.0.2.1",
     ):
         assert words in ran.out
+
+
+async def test_explain_says_what_each_route_says(shell: Shell) -> None:
+    ran = await shell.run("explain", "alice@example.com")
+    lines = [" ".join(line.split()) for line in ran.out.splitlines()]
+    assert "routes 11 more that do not match (--json has them all)" in lines
+    assert "route 12 no, user, size (to bulk)" in lines
+    assert "route 11 no, user, size (to bulk)" not in lines
+    assert "route 31 yes, recipient_domain matches example.com" in lines
+
+
+async def test_explain_passes_on_what_is_known_of_the_mail(shell: Shell) -> None:
+    fingerprint = ":".join(["AB"] * 32)
+    words = ("--user", "app", "--listener", "127.0.0.1:25", "--client", "2001:DB8::1", "--size", "12 MB")
+    fields = ("--header", "X-Stream: news: 1", "--header", "List-Id:", "--certificate", fingerprint)
+    assert (await shell.run("explain", "alice@example.com", *words, *fields)).status == 0
+    assert shell.relay.requests[-1] == Explain(
+        address="alice@example.com",
+        user="app",
+        listener="127.0.0.1:25",
+        client="2001:db8::1",
+        certificate="ab" * 32,
+        size=12 << 20,
+        headers=(("X-Stream", "news: 1"), ("List-Id", "")),
+    )
+    await shell.run("explain", "alice@example.com", "--size", "700")
+    assert shell.relay.requests[-1] == Explain(address="alice@example.com", size=700)
+
+
+async def test_explain_asks_the_routes_of_the_configuration_when_no_relay_runs(shell: Shell) -> None:
+    await shell.relay.server.close()
+    with shell.relay.config.open("a") as config:
+        config.write(
+            '[[listener]]\naddress = "127.0.0.1:25"\n[[zone]]\n'
+            '[[zone]]\nname = "bulk"\nnext_hop = "127.0.0.1:1"\n'
+            '[[route]]\nzone = "bulk"\nlistener = ["127.0.0.1:25"]\nsender = ["app@*"]\n'
+        )
+    ran = await shell.run(
+        "explain", "a@example.com", "--from", "app@x.example", "--listener", "127.0.0.1:25", "--json"
+    )
+    explained = json.loads(ran.out)
+    assert (explained["zone"], explained["rule"]) == ("bulk", 1)
+    assert explained["routes"] == [{"rule": 1, "zone": "bulk", "matches": True, "unmatched": []}]
+    ran = await shell.run("explain", "a@example.com", "--listener", "127.0.0.1:26")
+    assert (ran.status, "did you mean 127.0.0.1:25?" in ran.err) == (1, True)
+
+
+async def test_a_route_that_cannot_be_used_is_said_in_words_when_no_relay_runs(shell: Shell) -> None:
+    await shell.relay.server.close()
+    with shell.relay.config.open("a") as config:
+        config.write('[[route]]\nsender = ["a@-x-"]\n')
+    ran = await shell.run("explain", "a@example.com")
+    assert ran.status == 2
+    assert 'route[0]: "-x-" cannot be matched: not a domain name' in ran.err
+    assert "Traceback" not in ran.err
 
 
 async def test_explain_works_without_a_relay(shell: Shell) -> None:

@@ -32,6 +32,7 @@ from zonerelay.control.messages import (
     RelayStatus,
     Request,
     Resolve,
+    RouteCheck,
     Status,
     TraceStep,
     ZoneStatus,
@@ -204,4 +205,11 @@ def _explanation(request: Explain) -> Explanation:
         tls="opportunistic",
         ehlo_name="relay.example.org",
         limits={"max_connections": 20},
+        routes=(
+            *(
+                RouteCheck(rule=n, zone="bulk", matches=False, unmatched=("user", "size"))
+                for n in range(1, 31)
+            ),
+            RouteCheck(rule=31, zone="default", matches=True),
+        ),
     )

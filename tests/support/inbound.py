@@ -22,6 +22,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.routing.zones import Choice, ZoneOf
 from zonerelay.store.base import QueueStore
 from zonerelay.telemetry.events import Events
 from zonerelay.telemetry.metrics import Metrics
@@ -246,8 +247,8 @@ class Talk:
         await self.close()
 
 
-def one_zone(envelope: Envelope, recipient: str, /, *, headers: Fields) -> str:
-    return "default"
+def one_zone(envelope: Envelope, /, *, headers: Fields, size: int, named: str) -> ZoneOf:
+    return lambda recipient: Choice("default", "")
 
 
 @asynccontextmanager

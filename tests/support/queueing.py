@@ -21,6 +21,7 @@ from zonerelay.queue.protocols import Batch
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import Settler
 from zonerelay.routing.nexthop import MxHost, Route, Unroutable
+from zonerelay.routing.zones import Choice, ZoneOf
 from zonerelay.store.base import Change, StoreError
 from zonerelay.store.memory import MemoryStore
 from zonerelay.telemetry.events import Events, Field
@@ -204,13 +205,14 @@ class Relay:
         self.courier = ScriptedCourier()
         self.router = ScriptedRouter()
         self.zone_of: dict[str, str] = {}
+        self._default_zone = zones[0].name
         random = Random(1)
         retry = retry or RetrySettings(jitter=0.0)
         bounce = bounce or BounceSettings()
         self.settler = Settler(
             store=self.store,
             ids=self.ids,
-            choose_zone=lambda _, recipient: self.zone_of.get(recipient, zones[0].name),
+            choose_zone=self._choose_zone,
             retry=retries.build(retry, bounce, random=random, events=self.events),
             zones=zones,
             bounce=bounce,
@@ -231,6 +233,9 @@ class Relay:
             random=random,
             window=window,
         )
+
+    def _choose_zone(self, envelope: Envelope, /, *, headers: object, size: int) -> ZoneOf:
+        return lambda recipient: Choice(self.zone_of.get(recipient, self._default_zone), "")
 
     def _notify(self, zone: str) -> None:
         # The settler is built first, as in the worker.

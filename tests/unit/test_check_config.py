@@ -284,13 +284,16 @@ def test_a_back_off_function_is_looked_for(function: str, said: str, check: Chec
 def test_everything_is_tried_before_anything_is_said(tmp_path: Path, check: Check) -> None:
     found = check(
         '[[listener]]\ntls = "starttls"\ncertificate = "/none"\nauth = "optional"\npolicy = "nowhere_at:X"\n'
-        '[auth]\ncredentials = "/none"\n[[access]]\nsender = ["a@-"]\n[retry]\nbackoff = "math:pi"\n'
+        '[auth]\ncredentials = "/none"\n[[access]]\nsender = ["a@-"]\n'
+        '[[route]]\nsender = ["a@-"]\nrecipient = ["b", "*@*.-"]\n[retry]\nbackoff = "math:pi"\n'
     )
     assert [line.partition(":")[0] for line in found.err] == [
         "listener[0].certificate",
         "listener[0].policy",
         "auth.credentials",
         "access[0].sender[0]",
+        "route[0].sender[0]",
+        "route[0].recipient[1]",
         "retry.backoff",
     ]
 

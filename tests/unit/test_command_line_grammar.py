@@ -61,6 +61,10 @@ def test_an_empty_sender_is_a_filter() -> None:
         ),  # no guessing what a cut option meant
         ("queue hold --all --reason=x", "unrecognized arguments"),
         ("explain", "required: ADDRESS"),
+        ("explain a@b --client nowhere", "'nowhere' is not an IP address"),
+        ("explain a@b --size much", "is not a size such as"),
+        ("explain a@b --header X-Stream", 'write "Name: value"'),
+        ("explain a@b --certificate ab", "not a SHA-256 fingerprint"),
     ],
 )
 def test_a_mistake_is_status_2_and_says_what(

@@ -98,6 +98,15 @@ def test_what_is_usual_needs_no_advice(reason: str, text: str) -> None:
         ('[[access]]\nuser = ["a"]', "access[0].user: never matches: no listener has auth"),
         ('[[access]]\nsender = ["<>"]\naction = "accept"', "access[0].action: accept as the last rule"),
         ('[[route]]\nuser = ["a"]', "route[0].user: never matches: no listener has auth"),
+        (
+            f'[[route]]\ncertificate = ["{"ab" * 32}"]',
+            "route[0].certificate: never matches: no listener",
+        ),
+        ('[[listener]]\nzone_header = "X-Z"', "listener[0].zone_header: X-Z is taken out of every message"),
+        (
+            '[[listener]]\nzone_header = "X-Z"\nzone_header_users = ["*"]',
+            "listener[0].zone_header_users: never matches: nobody can log in",
+        ),
     ],
 )
 def test_what_is_never_used_is_said(text: str, said: str) -> None:
@@ -108,3 +117,36 @@ def test_what_is_never_used_is_said(text: str, said: str) -> None:
 @pytest.mark.parametrize("who", [USERS, '[[listener]]\nxclient_networks = ["10.0.0.7"]\n'])
 def test_a_route_by_user_matches_where_somebody_can_be_one(who: str) -> None:
     assert noted(f'{who}[[route]]\nuser = ["a"]\n[[access]]\nuser = ["b"]\n') == []
+
+
+NEVER = "route[1]: never matches: route[0] takes all its mail before it is asked"
+OVERTAKEN = [
+    ('recipient_domain = ["*"]', 'sender = ["<>"]', True, "everything"),
+    ('recipient = ["*"]', 'max_size = "1 MB"', True, "everything, in other words"),
+    ('sender = ["*"]', 'recipient = ["a@b"]', False, "what is from <> is left"),
+    ('sender = ["*"]', 'sender = ["a@b", "c"]', True, "any sender before some"),
+    ('sender = ["*"]', 'sender = ["a@b", "<>"]', False, "any sender is not the null sender"),
+    ('recipient_domain = ["a", "b"]', 'recipient_domain = ["b"]\nsender = ["c"]', True, "more before less"),
+    ('recipient_domain = ["a"]', 'recipient_domain = ["a", "b"]', False, "less before more"),
+    ('recipient_domain = ["a"]\nsender = ["c"]', 'recipient_domain = ["a"]', False, "some of it before all"),
+    ('min_size = "1 MB"', 'min_size = "2 MB"', True, "large before larger"),
+    ('min_size = "2 MB"', 'min_size = "1 MB"', False, "larger before large"),
+    ('max_size = "2 MB"', 'max_size = "1 MB"\nmin_size = "1 KB"', True, "small before smaller"),
+    ('max_size = "1 MB"', 'max_size = "2 MB"', False, "smaller before small"),
+    ('max_size = "1 MB"', 'min_size = "1 KB"', False, "other bounds"),
+    ('header = ["X-A", "X-B"]', 'header = ["X-B"]', True, "the same fields"),
+    ('client = ["10.0.0.0/8"]', 'client = ["10.0.0.0/8"]', True, "the same twice"),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "never", "reason"), OVERTAKEN, ids=[row[3] for row in OVERTAKEN])
+def test_a_route_that_an_earlier_one_leaves_nothing_to_is_told(
+    first: str, second: str, never: bool, reason: str
+) -> None:
+    assert noted(f"[[route]]\n{first}\n[[route]]\n{second}\n") == ([NEVER] if never else []), reason
+
+
+def test_of_many_routes_only_those_that_take_everything_are_looked_at() -> None:
+    many = "".join(f'[[route]]\nrecipient_domain = ["d{n}.example"]\n' for n in range(1000))
+    assert noted(many + many) == []
+    assert len(noted('[[route]]\nrecipient_domain = ["*"]\n' + many)) == 1000

@@ -120,6 +120,36 @@ REFUSED = [
         "no later route would ever be asked",
     ),
     (
+        "a route that no size fits",
+        '[[route]]\nmin_size = "2 MB"\nmax_size = "1 MB"',
+        "route[0].min_size",
+        "2 MB is more than max_size = 1 MB, so this route would never match",
+    ),
+    (
+        "a route for a listener that is not there",
+        '[[listener]]\naddress = "0.0.0.0:587"\n[[route]]\nlistener = ["0.0.0.0:587", "0.0.0.0:578"]',
+        "route[0].listener[1]",
+        'no [[listener]] has the address "0.0.0.0:578"; did you mean 0.0.0.0:587?',
+    ),
+    (
+        "a route for a listener that nothing is like",
+        '[[listener]]\naddress = "0.0.0.0:587"\n[[route]]\nlistener = ["unix:/run/smtp"]',
+        "route[0].listener[0]",
+        'no [[listener]] has the address "unix:/run/smtp"; there is "0.0.0.0:587"',
+    ),
+    (
+        "trust for a field without a name",
+        '[[listener]]\nzone_header_users = ["app"]',
+        "listener[0].zone_header_users",
+        'say zone_header = "X-Sending-Zone"',
+    ),
+    (
+        "networks on a Unix socket",
+        '[[listener]]\naddress = "unix:/x"\nzone_header = "X-Z"\nzone_header_networks = ["10.0.0.0/8"]',
+        "listener[0].zone_header_networks",
+        "is not used on a Unix socket",
+    ),
+    (
         "a destination's share above the zone's total",
         "[[zone]]\nmax_connections = 5\nmax_connections_per_destination = 6",
         "zone[0].max_connections_per_destination",
@@ -268,6 +298,7 @@ def test_check_config_says_what_it_understood(tmp_path: Path, capsys: pytest.Cap
         'hostname = "relay.example.org"\n'
         '[[zone]]\n[[zone]]\nname = "bulk"\nnext_hop = "[smtp.example.net]:587"\n'
         '[[route]]\nzone = "bulk"\nsender_domain = ["a.example", "b.example"]\nheader = ["X-Stream"]\n'
+        f'[[route]]\nrecipient = {[f"u{n}@a" for n in range(1200)]}\nclient = ["::1"]\nmin_size = "1 MB"\n'
         '[retry]\npolicy = "exponential"\n'
     )
     assert check_config.run(path) == 0
@@ -279,6 +310,8 @@ def test_check_config_says_what_it_understood(tmp_path: Path, capsys: pytest.Cap
         "  listener 127.0.0.1:2525 from 127.0.0.0/8, ::1/128, up to 50 MB",
         "  spool leveldb /var/lib/zonerelay/spool",
         "  route sender_domain a.example | b.example and header X-Stream to zone bulk",
+        "  route recipient u0@a | u1@a | u2@a | u3@a | u4@a | u5@a | u6@a | u7@a | u8@a | u9@a and 1,190 "
+        "more and client ::1/128 and min_size 1 MB to zone default",
         "  zone default to each domain's MX, tls opportunistic, 20 connections, 10 per destination",
         "  zone bulk to [smtp.example.net]:587, tls opportunistic, 20 connections, 10 per destination",
         "  retry by policy exponential, for 5d",

@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zonerelay.config.units import parse_duration
+from zonerelay.config.units import parse_duration, parse_size
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import is_message_id
 
@@ -134,6 +135,20 @@ def _explain(commands: Commands) -> None:
     explain = _command(commands, "explain", "say how mail for an address would travel; sends nothing")
     explain.add_argument("address", metavar="ADDRESS", help="recipient; a bare domain will do")
     explain.add_argument("--from", dest="sender", default="", metavar="ADDRESS", help="envelope sender")
+    mail = explain.add_argument_group("about the mail", "Without it no route by it matches.")
+    mail.add_argument("--user", default="", metavar="NAME", help="user who has logged in")
+    mail.add_argument("--listener", default="", metavar="ADDRESS", help="where it came in")
+    mail.add_argument("--client", type=_ip, metavar="IP", help="address of the client")
+    mail.add_argument("--certificate", type=_fingerprint, metavar="SHA256", help="shown by the client")
+    mail.add_argument("--size", type=_size, metavar="SIZE", help="of the message, e.g. 12 MB")
+    mail.add_argument(
+        "--header",
+        type=_header,
+        action="append",
+        default=[],
+        metavar="FIELD",
+        help='a header field, "Name: value"; may be repeated',
+    )
     _json(explain)
 
 
@@ -217,6 +232,34 @@ def _age(text: str) -> float:
         return parse_duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _size(text: str) -> int:
+    try:
+        return int(text) if text.isascii() and text.isdigit() else parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _ip(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an IP address") from error
+
+
+def _fingerprint(text: str) -> str:
+    digits = text.replace(":", "").lower()
+    if len(digits) != 64 or not set(digits) <= set("0123456789abcdef"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a SHA-256 fingerprint: 64 hexadecimal digits")
+    return digits
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not (colon and name.strip() and text.isprintable()):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a header field: write "Name: value"')
+    return name.strip(), value.strip()
 
 
 def _count(text: str) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from zonerelay.cli.text import plural
@@ -28,6 +28,8 @@ from zonerelay.config.settings import ConfigError, read
 from zonerelay.config.units import format_duration, format_size
 
 _TLS = {ListenerTls.NONE: "", ListenerTls.STARTTLS: " with STARTTLS", ListenerTls.IMPLICIT: " with TLS"}
+
+MAX_VALUES = 10  # of one condition of a route, in the summary
 
 
 def run(path: Path) -> int:
@@ -90,14 +92,16 @@ def _who(listener: ListenerSettings) -> Iterator[str]:
 
 
 def _route(route: RouteSettings) -> str:
-    conditions = {
-        "recipient_domain": route.recipient_domain,
-        "sender_domain": route.sender_domain,
-        "user": route.user,
-        "header": route.header,
-    }
-    given = [f"{name} {' | '.join(values)}" for name, values in conditions.items() if values]
+    given = [f"{name} {_values(name, values)}" for name, values in route.conditions.items()]
     return f"route {' and '.join(given)} to zone {route.zone}"
+
+
+def _values(name: str, values: Sequence[object]) -> str:
+    if name in ("min_size", "max_size"):
+        (octets,) = values
+        return format_size(int(str(octets)))
+    more = f" and {len(values) - MAX_VALUES:,} more" if len(values) > MAX_VALUES else ""
+    return " | ".join(map(str, values[:MAX_VALUES])) + more
 
 
 def _zone(zone: ZoneSettings) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from zonerelay.cli import output, text
-from zonerelay.cli.exits import FAILED, OK
+from zonerelay.cli.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.control.errors import NotRunningError
 from zonerelay.control.messages import Explain, Explanation, HostPlan
@@ -28,11 +28,22 @@ _TLS = {
     "verify": "always, with a certificate for the host's name; mail waits otherwise",
 }
 
+MAX_ROUTES = 20  # of those that were asked, in the table
+
 
 def explain(arguments: Namespace) -> int:
     """Fails (status 1) when mail would not get anywhere, so that a script can ask."""
     settings = load_settings(arguments.config)
-    request = Explain(address=arguments.address, sender=arguments.sender)
+    request = Explain(
+        address=arguments.address,
+        sender=arguments.sender,
+        user=arguments.user,
+        listener=arguments.listener,
+        client=arguments.client or "",
+        certificate=arguments.certificate or "",
+        size=arguments.size,
+        headers=tuple(arguments.header),
+    )
     try:
         found = client_of(settings).ask(request, Explanation)
     except NotRunningError:
@@ -58,14 +69,24 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
     from zonerelay.routing.resolver import Resolver
     from zonerelay.routing.zones import Zones
 
+    try:
+        zones = Zones(settings.zone, settings.route)
+    except ValueError as error:
+        raise CliError(str(error), USAGE) from error
     clock = SystemClock()
     hostname = resolve_hostname(settings, socket.getfqdn)
     resolver = Resolver(settings.dns, clock)
     own = OwnAddresses(parse_listen(listener.address) for listener in settings.listener)
     router = MxRouter(resolver, hostname=hostname, clock=clock, random=random.Random(), own_addresses=own)
-    zones = Zones(settings.zone, settings.route)
     try:
-        explainer = Explainer(zones, router, resolver, hostname=hostname, relay_running=False)
+        explainer = Explainer(
+            zones,
+            router,
+            resolver,
+            hostname=hostname,
+            listeners=lambda: settings.listener,
+            relay_running=False,
+        )
         return await explainer.explain(request)
     finally:
         await resolver.close()
@@ -77,6 +98,7 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
         yield "from", text.clean(found.sender)
     rule = f"[[route]] number {found.rule}" if found.rule else "no [[route]]"
     yield "zone", f"{found.zone} ({rule}: {text.clean(found.reason)})"
+    yield from _route_facts(found)
     yield "next hop", found.next_hop or f"MX of {text.clean(found.route)}"
     if found.unroutable:
         yield "result", Text(f"{found.verdict}: {text.clean(found.unroutable)}", style="red")
@@ -88,6 +110,18 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
     yield "tls", f"{found.tls}: {_TLS.get(found.tls, '')}"
     yield "EHLO name", found.ehlo_name
     yield "limits", "\n".join(f"{name} = {value}" for name, value in found.limits.items())
+
+
+def _route_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
+    """What each route said; of many that did not match, the last ones."""
+    left_out = max(len(found.routes) - MAX_ROUTES, 0)
+    if left_out:
+        yield "routes", f"{left_out:,} more that do not match (--json has them all)"
+    for check in found.routes[left_out:]:
+        if check.matches:
+            yield f"route {check.rule}", f"yes, {text.clean(found.reason)}"
+        else:
+            yield f"route {check.rule}", f"no, {', '.join(check.unmatched)} (to {check.zone})"
 
 
 def _host_facts(host: HostPlan) -> Iterator[tuple[str, output.Cell]]:

@@ -38,6 +38,9 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
     for at, rule in enumerate(settings.access):
         _patterns(rule.sender, ("access", at, "sender"), report)
         _patterns(rule.recipient, ("access", at, "recipient"), report)
+    for at, route in enumerate(settings.route):
+        _patterns(route.sender, ("route", at, "sender"), report)
+        _patterns(route.recipient, ("route", at, "recipient"), report)
     _backoff(settings.retry.backoff, report)
     return [*notes, *_rights(settings)]
 
@@ -106,7 +109,7 @@ def _patterns(patterns: Iterable[str], path: Key, report: Report) -> None:
 
 
 def _unmatchable(patterns: Iterable[str]) -> Iterator[str]:
-    from zonerelay.inbound.access_rules import AddressPatterns
+    from zonerelay.routing.address_patterns import AddressPatterns
 
     for pattern in patterns:
         try:

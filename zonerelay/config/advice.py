@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.hostname import is_fully_qualified
-from zonerelay.config.listener_advice import has_users, listener_advice
+from zonerelay.config.listener_advice import listener_advice
 from zonerelay.config.models import Backend, Settings, TlsMode
+from zonerelay.config.route_advice import route_advice
 
 
 def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
@@ -18,7 +19,7 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
         *_spool(settings),
         *listener_advice(settings),
         *_zones(settings),
-        *_routes(settings),
+        *route_advice(settings),
         *_admin(settings),
     )
 
@@ -43,16 +44,6 @@ def _zones(settings: Settings) -> list[str]:
         f"zone[{at}].tls: none: mail of zone {zone.name} is sent in clear text even where TLS is offered"
         for at, zone in enumerate(settings.zone)
         if zone.tls is TlsMode.NONE and not zone.next_hop
-    ]
-
-
-def _routes(settings: Settings) -> list[str]:
-    if has_users(settings):
-        return []
-    return [
-        f'route[{at}].user: never matches: no listener has auth = "optional" or "required"'
-        for at, route in enumerate(settings.route)
-        if route.user
     ]
 
 

@@ -20,6 +20,7 @@ from zonerelay.config.models import (
 )
 from zonerelay.config.problems import Report
 from zonerelay.config.toml_lines import Path
+from zonerelay.config.units import format_size
 from zonerelay.config.wording import did_you_mean, in_words, quoted
 
 DEFAULT_ZONE = "default"
@@ -33,6 +34,7 @@ def check(settings: Settings, report: Report) -> Settings:
         _check_zone_names(settings.zone, report)
         _check_route_zones(settings, report)
     _check_route_conditions(settings.route, report)
+    _check_route_listeners(settings, report)
     _check_retry(settings, report)
     zones = tuple(_checked_limits(zone, at, report) for at, zone in enumerate(settings.zone))
     return replace(settings, zone=zones)
@@ -95,13 +97,32 @@ def _check_route_zones(settings: Settings, report: Report) -> None:
 
 def _check_route_conditions(routes: tuple[RouteSettings, ...], report: Report) -> None:
     for at, route in enumerate(routes):
-        conditions = (route.recipient_domain, route.sender_domain, route.user, route.header)
-        if not any(conditions) and report.sound("route", at):
+        if not route.conditions and report.sound("route", at):
             report.refuse(
                 ("route", at),
                 "has no condition, so no later route would ever be asked: give it one (recipient_domain, "
                 f'sender_domain, …); the zone "{DEFAULT_ZONE}" takes what no route matches',
             )
+        if route.max_size and route.min_size > route.max_size and report.sound("route", at):
+            report.refuse(
+                ("route", at, "min_size"),
+                f"{format_size(route.min_size)} is more than max_size = {format_size(route.max_size)}, so "
+                "this route would never match",
+            )
+
+
+def _check_route_listeners(settings: Settings, report: Report) -> None:
+    known = [listener.address for listener in settings.listener]
+    if not all(report.sound("listener", at, "address") for at in range(len(known))):
+        return
+    for at, route in enumerate(settings.route):
+        if not report.sound("route", at, "listener"):
+            continue
+        for index, address in enumerate(route.listener):
+            if address not in known:
+                near = did_you_mean(address, known) or f"; there is {in_words(known)}"
+                text = f"no [[listener]] has the address {quoted(address)}{near}"
+                report.refuse(("route", at, "listener", index), text)
 
 
 def _check_access(rules: tuple[AccessSettings, ...], report: Report) -> None:

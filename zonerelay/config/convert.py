@@ -26,7 +26,18 @@ _STATUS = r"[0-9]{1,3}\.[0-9]{1,3}"
 _REPLY = re.compile(rf"([45])[0-9][0-9] (?:\1\.{_STATUS} )?(?![245]\.{_STATUS}(?: |$))[!-~][ -~]*", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
+# RFC 5322 3.6, and what signs or proves.
+_NEEDED = frozenset(
+    (
+        *("from", "sender", "reply-to", "to", "cc", "bcc", "subject", "date", "comments", "keywords"),
+        *("message-id", "in-reply-to", "references", "received", "return-path", "delivered-to"),
+        *("mime-version", "authentication-results", "dkim-signature"),
+    )
+)
+_NEEDED_STARTS = ("resent-", "content-", "list-", "arc-")
+
 MAX_TEXT = 1000
+MAX_FIELD_NAME = 70
 MAX_REPLY = 400  # RFC 5321 4.5.3.1.5 gives a reply line 512 octets
 
 
@@ -193,6 +204,18 @@ def _header(value: object, option: Option) -> str:
     return text
 
 
+def _field_name(value: object, option: Option) -> str:
+    """A field that the relay takes out of messages: one that nobody else needs."""
+    text = _text(value, option)
+    if text and (":" in text or len(text) > MAX_FIELD_NAME or not _HEADER.fullmatch(text)):
+        raise ValueError(f'{quoted(text)} is not the name of a header field: write "X-Sending-Zone"')
+    if text.lower() in _NEEDED or text.lower().startswith(_NEEDED_STARTS):
+        raise ValueError(
+            f'{quoted(text)} is a field that mail needs, and it would be removed: write "X-Sending-Zone"'
+        )
+    return text
+
+
 def _function(value: object, option: Option) -> str:
     text = _text(value, option)
     if text and not _FUNCTION.fullmatch(text):
@@ -257,6 +280,7 @@ _READERS: dict[Form, Callable[[object, Option], object]] = {
     Form.NETWORK: _network,
     Form.DOMAIN: _domain,
     Form.HEADER: _header,
+    Form.FIELD_NAME: _field_name,
     Form.FUNCTION: _function,
     Form.FINGERPRINT: _fingerprint,
     Form.ADDRESS_PATTERN: _address_pattern,
@@ -266,6 +290,7 @@ _READERS: dict[Form, Callable[[object, Option], object]] = {
 _ITEMS = {
     Form.DURATIONS: Form.DURATION,
     Form.TEXTS: Form.TEXT,
+    Form.LISTENS: Form.LISTEN,
     Form.NAME_SERVERS: Form.NAME_SERVER,
     Form.NETWORKS: Form.NETWORK,
     Form.DOMAINS: Form.DOMAIN,

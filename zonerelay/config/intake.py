@@ -180,6 +180,21 @@ class ListenerSettings:
     policy_timeout: float = duration(
         5.0, "How long the policy may think about one step; then the client is answered 451.", most=5 * MINUTE
     )
+    zone_header: str = text(
+        "",
+        'A header field, such as "X-Sending-Zone", in which clients that are trusted to do so name the zone '
+        "of their mail; no [[route]] is asked then. It is taken out of every message that comes in here; "
+        "from anybody else, and when there is no such zone, that is all. Empty: no such field.",
+        form=Form.FIELD_NAME,
+    )
+    zone_header_users: tuple[str, ...] = texts(
+        (), 'Users who are trusted to name zones; "*" is every user who may log in.'
+    )
+    zone_header_networks: tuple[Network, ...] = networks(
+        (),
+        "Addresses and networks of clients that are trusted to name zones, if they may relay. By default "
+        "nobody is, because a zone can have better addresses, and no limits.",
+    )
     hide_client: bool = switch(
         False,
         "Leave the client's name and address out of the Received field: for submission, where they are "

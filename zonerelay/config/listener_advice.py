@@ -40,6 +40,7 @@ def _of(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
     yield from _log_in(listener)
     yield from _relaying(listener)
     yield from _servers_in_front(listener)
+    yield from _zone_header(listener)
     if listener.hide_client:
         yield (
             "hide_client",
@@ -118,6 +119,17 @@ def _servers_in_front(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
             "xclient_networks",
             f"{trusted[0]} is in allow_networks too: whatever it passes on without XCLIENT may relay",
         )
+
+
+def _zone_header(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
+    if listener.zone_header and not (listener.zone_header_users or listener.zone_header_networks):
+        yield (
+            "zone_header",
+            f"{listener.zone_header} is taken out of every message, and nobody is trusted to name a zone in "
+            "it: list zone_header_users or zone_header_networks",
+        )
+    if listener.zone_header_users and listener.auth is ListenerAuth.OFF and not listener.xclient_networks:
+        yield "zone_header_users", "never matches: nobody can log in to this listener"
 
 
 def _overlaps(network: Network, others: tuple[Network, ...]) -> bool:

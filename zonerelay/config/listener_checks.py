@@ -38,6 +38,7 @@ def check_listeners(settings: Settings, report: Report) -> None:
         _check_relaying(listener, path, report)
         _check_trusted(listener, path, report)
         _check_policy(listener, path, report)
+        _check_zone_header(listener, path, report)
         if report.sound(*path, "tls"):
             _check_tls(listener, path, report)
             _check_auth(listener, path, report)
@@ -113,6 +114,21 @@ def _check_policy(listener: ListenerSettings, path: Path, report: Report) -> Non
         report.refuse(
             (*path, "policy_file"),
             'is not used without a policy: say policy = "module:Class" or leave it out',
+        )
+
+
+def _check_zone_header(listener: ListenerSettings, path: Path, report: Report) -> None:
+    for key in ("zone_header_users", "zone_header_networks"):
+        if getattr(listener, key) and not listener.zone_header and report.sound(*path, "zone_header"):
+            report.refuse(
+                (*path, key),
+                'is not used without the name of the field: say zone_header = "X-Sending-Zone"',
+            )
+    if listener.zone_header_networks and listener.address.startswith("unix:"):
+        report.refuse(
+            (*path, "zone_header_networks"),
+            "is not used on a Unix socket, whose clients have no address: trust users, or let those "
+            'clients connect to an address, such as "127.0.0.1:2526"',
         )
 
 

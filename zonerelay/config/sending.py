@@ -7,9 +7,11 @@ Import them from `models`.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from dataclasses import dataclass
 
+from zonerelay.config.intake import Network
 from zonerelay.config.options import (
     DAY,
     HOUR,
@@ -22,6 +24,7 @@ from zonerelay.config.options import (
     count,
     duration,
     durations,
+    networks,
     ratio,
     size,
     switch,
@@ -130,16 +133,53 @@ class RouteSettings:
         '"*" is any.',
         form=Form.DOMAINS,
     )
-    sender_domain: tuple[str, ...] = texts(
-        (), "The envelope sender's domain is one of these, written the same way.", form=Form.DOMAINS
+    recipient: tuple[str, ...] = texts(
+        (),
+        'The recipient is one of these: "user@example.com", "example.com", "*.example.com", '
+        '"bounce-*@example.com".',
+        form=Form.ADDRESS_PATTERNS,
     )
-    user: tuple[str, ...] = texts((), "The client authenticated as one of these.")
+    sender_domain: tuple[str, ...] = texts(
+        (), "The envelope sender's domain is one of these, written as in recipient_domain.", form=Form.DOMAINS
+    )
+    sender: tuple[str, ...] = texts(
+        (),
+        'The envelope sender is one of these, written as in recipient; "<>" is the null sender, that of '
+        "reports such as the relay's own.",
+        form=Form.ADDRESS_PATTERNS,
+    )
+    user: tuple[str, ...] = texts((), 'The client authenticated as one of these; "*" is any user.')
+    listener: tuple[str, ...] = texts(
+        (),
+        "The mail came in at one of these listeners, each written as its address is.",
+        form=Form.LISTENS,
+    )
+    client: tuple[Network, ...] = networks(
+        (), "The client has one of these addresses, or one in these networks."
+    )
+    certificate: tuple[str, ...] = texts(
+        (),
+        "The client showed one of these certificates: SHA-256 fingerprints, as in allow_certificates of "
+        "[[listener]], which is what makes a listener ask for them.",
+        form=Form.FINGERPRINTS,
+    )
+    min_size: int = size(0, "The message as it came has at least this size. 0: any.", least=1, optional=True)
+    max_size: int = size(0, "The message has at most this size. 0: any.", least=1, optional=True)
     header: tuple[str, ...] = texts(
         (),
         'The message has one of these fields: "X-Stream" (any value) or "X-Stream: bulk" (its value '
         "contains the text).",
         form=Form.HEADERS,
     )
+
+    @property
+    def conditions(self) -> dict[str, tuple[object, ...]]:
+        """Those that are given, by name."""
+        named = ((name, getattr(self, name)) for name in _CONDITIONS)
+        return {name: value if isinstance(value, tuple) else (value,) for name, value in named if value}
+
+
+_CONDITIONS = tuple(field.name for field in dataclasses.fields(RouteSettings) if field.name != "zone")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from zonerelay.config.models import ZoneSettings
+from zonerelay.config.endpoints import parse_listen
+from zonerelay.config.models import ListenerSettings, ZoneSettings
+from zonerelay.config.wording import did_you_mean, in_words
 from zonerelay.control.errors import ControlError
-from zonerelay.control.messages import AddressPlan, Explain, Explanation, HostPlan
+from zonerelay.control.messages import AddressPlan, Explain, Explanation, HostPlan, RouteCheck
+from zonerelay.inbound.zone_header import ZoneHeader
+from zonerelay.message.headers import Header
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.queue.protocols import Router
 from zonerelay.routing.addresses import is_private
 from zonerelay.routing.nexthop import DestinationKey, MxHost, Route, Unroutable
 from zonerelay.routing.resolver import Resolver
+from zonerelay.routing.route_rules import Mail
+from zonerelay.routing.zones import Explanation as Choice
 from zonerelay.routing.zones import Zones
 
 MAX_ADDRESS = 512
@@ -37,7 +43,10 @@ def nothing_is_suspended(destination: DestinationKey) -> Suspended | None:
 
 
 class Explainer:
-    """`hostname` is what the relay calls itself; `suspended` knows the scheduler's suspensions."""
+    """`hostname` is what the relay calls itself, `listeners` are those of now.
+
+    `suspended` knows the scheduler's suspensions.
+    """
 
     def __init__(
         self,
@@ -46,6 +55,7 @@ class Explainer:
         resolver: Resolver,
         *,
         hostname: str,
+        listeners: Callable[[], Sequence[ListenerSettings]] = tuple,
         suspended: Suspensions = nothing_is_suspended,
         relay_running: bool = True,
     ) -> None:
@@ -53,13 +63,14 @@ class Explainer:
         self._router = router
         self._resolver = resolver
         self._hostname = hostname
+        self._listeners = listeners
         self._suspended = suspended
         self._relay_running = relay_running
 
     async def explain(self, request: Explain) -> Explanation:
         """Raises ControlError when there is no address to explain."""
         address, sender = _mailbox(request.address), request.sender.strip("<> ")
-        choice = self._zones.explain(address, sender=sender)
+        choice = self._choice(request, address, sender)
         zone = self._zones.get(choice.zone)
         domain = domain_of(Mailbox(address))
         found = await self._router.route(zone, "" if zone.next_hop else domain)
@@ -83,7 +94,46 @@ class Explainer:
             suspended_until=suspended.until if suspended else None,
             suspended_reply=suspended.reply if suspended else "",
             relay_running=self._relay_running,
+            routes=tuple(
+                RouteCheck(
+                    rule=check.rule, zone=check.zone, matches=not check.unmatched, unmatched=check.unmatched
+                )
+                for check in choice.checks
+            ),
         )
+
+    def _choice(self, request: Explain, address: str, sender: str) -> Choice:
+        listener = self._listener(request.listener)
+        zone_header = None if listener is None else ZoneHeader.of(listener)
+        fields, named = request.headers, ""
+        if zone_header is not None:
+            if zone_header.trusts(request.client, request.user):
+                named = zone_header.zone_in(fields)
+            fields = zone_header.taken_out_of(Header(fields)).fields
+        mail = Mail(
+            sender=sender,
+            user=request.user,
+            listener="" if listener is None else listener.address,
+            client=request.client,
+            certificate=request.certificate,
+            headers=fields,
+            size=request.size,
+        )
+        return self._zones.explain(address, mail, named=named)
+
+    def _listener(self, text: str) -> ListenerSettings | None:
+        """Raises ControlError when there is none at this address."""
+        if not text:
+            return None
+        listeners = {each.address: each for each in self._listeners()}
+        try:
+            address = str(parse_listen(text))
+        except ValueError as error:
+            raise ControlError(f"--listener: {error}") from error
+        if address not in listeners:
+            near = did_you_mean(address, listeners) or f"; there is {in_words(listeners)}"
+            raise ControlError(f'no listener has the address "{address}"{near}')
+        return listeners[address]
 
     async def _hosts(self, zone: ZoneSettings, found: Route | Unroutable) -> tuple[HostPlan, ...]:
         if isinstance(found, Unroutable):

@@ -91,10 +91,19 @@ class QueueChange(_Request, frozen=True, kw_only=True, tag="queue-change"):
 
 
 class Explain(_Request, frozen=True, kw_only=True, tag="explain"):
-    """Where mail for an address would go. Nothing is sent."""
+    """Where mail for an address would go. Nothing is sent. What is not given is unknown, as `size` `None` is.
+
+    `listener` is an address of the configuration, `headers` are names and values.
+    """
 
     address: str
     sender: str = ""
+    user: str = ""
+    listener: str = ""
+    client: str = ""
+    certificate: str = ""
+    size: int | None = None
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class Resolve(_Request, frozen=True, kw_only=True, tag="resolve"):
@@ -257,9 +266,19 @@ class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
+class RouteCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What a `[[route]]` says; they count from 1. `unmatched` are the conditions that do not hold."""
+
+    rule: int
+    zone: str
+    matches: bool
+    unmatched: tuple[str, ...] = ()
+
+
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     """Where mail would go and under which policy. With `unroutable` it would get that reply instead, and
     `verdict` says whether that defers or bounces it. `relay_running` false: read from the configuration.
+    `routes` are those that were asked, up to the one that matches.
     """
 
     address: str
@@ -279,6 +298,7 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     suspended_until: float | None = None
     suspended_reply: str = ""
     relay_running: bool = True
+    routes: tuple[RouteCheck, ...] = ()
 
 
 class End(_Frame, frozen=True, kw_only=True, tag="end"):

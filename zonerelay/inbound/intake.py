@@ -19,18 +19,20 @@ Promises:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from zonerelay.config.models import BareLineEnds
 from zonerelay.inbound import answers
 from zonerelay.inbound.answers import MAX_DRAINED, Answer, decided
 from zonerelay.inbound.consult import Verdict
+from zonerelay.inbound.deliveries import deliveries_of
 from zonerelay.inbound.policy import EndOfData, Headers
 from zonerelay.inbound.reception import Reception
 from zonerelay.inbound.standing import Standing
-from zonerelay.inbound.transaction import NO_EDITS, Transaction, mailboxes
+from zonerelay.inbound.transaction import NO_EDITS, Edits, Transaction, mailboxes
 from zonerelay.inbound.turns import LARGE
+from zonerelay.inbound.zone_header import ZoneHeader
 from zonerelay.message.edits import edit_header
 from zonerelay.message.headers import Header, HeaderScanner, HeaderTooLargeError, authors
 from zonerelay.message.received import trace_fields
@@ -78,6 +80,7 @@ class Intake:
         self._wire = 0
         self._ready: list[bytes] = []
         self._ready_size = 0
+        self._zone_named = ""
         self._undecided = b""  # the header and what came with it, while the policy thinks about it
         self.held = 0  # octets in the account of all sessions
         self._waiter: asyncio.Future[None] | None = None
@@ -180,6 +183,9 @@ class Intake:
 
     def _begin_body(self, scanner: HeaderScanner, header: Header) -> None:
         """The header is known: ours go first, then what was held back."""
+        zone_header = self._reception.zone_header
+        if zone_header is not None and zone_header.name in header.names:
+            header = self._without(zone_header, header)
         self._header = header
         self._scanner = None
         if header.received > self._settings.max_received:
@@ -196,6 +202,14 @@ class Intake:
         else:
             self._append(self._own_fields())
             self._append(bytes(scanner.held))
+
+    def _without(self, zone_header: ZoneHeader, header: Header) -> Header:
+        """The message may name its zone, if whoever sent it is trusted; the field goes in any case."""
+        standing, origin = self._standing, self.envelope.origin
+        if standing.grants.may_relay and zone_header.trusts(origin.client_address, origin.user):
+            self._zone_named = zone_header.zone_in(header.fields)
+        self.transaction.edits = self.transaction.edits.and_those_of(Edits(remove=(zone_header.name,)))
+        return zone_header.taken_out_of(header)
 
     def _own_fields(self, names: frozenset[str] | None = None) -> bytes:
         """With what must stand between them and the message. `names` are those of the fields in it."""
@@ -290,13 +304,16 @@ class Intake:
         if EndOfData in self._reception.consultants.asked and await self._refused_at_the_end():
             assert self.refusal is not None
             return self.refusal
-        deliveries = self._deliveries()
+        zone_of = self._reception.choose_zone(
+            self.envelope, headers=self._header.fields, size=self._size, named=self._zone_named
+        )
+        deliveries, zones = deliveries_of(self.envelope, self.transaction, zone_of)
         message = await writer.commit(
             deliveries,
             headers=self._header.fields,
             eight_bit=self._eight_bit,
             plain_lines=self._body.is_plain,
-            trace=self._trace(),
+            trace=self._trace(zones),
         )
         self._announce(message, deliveries)
         return answers.queued(self.envelope.id)
@@ -327,28 +344,8 @@ class Intake:
         except Exception as error:  # noqa: BLE001 - a 451 here would make the client send it twice
             reception.events.trouble("inbound", error, message_id=message.id)
 
-    def _deliveries(self) -> list[Delivery]:
-        """A message with a time of release is born then: retries and reports count from it."""
-        envelope, transaction = self.envelope, self.transaction
-        choose_zone = self._reception.choose_zone
-        headers = self._header.fields
-        born = max(envelope.created, transaction.release)
-        return [
-            Delivery(
-                zone=transaction.zone_of(recipient.address)
-                or choose_zone(envelope, recipient.address, headers=headers),
-                message_id=envelope.id,
-                recipient=recipient.address,
-                created=born,
-                next_attempt=transaction.release,
-                notify=recipient.notify,
-                orcpt=recipient.orcpt,
-            )
-            for recipient in envelope.recipients
-        ]
-
-    def _trace(self) -> tuple[str, ...]:
-        notes = [f"listener={self.envelope.origin.listener}"]
+    def _trace(self, zones: Sequence[str]) -> tuple[str, ...]:
+        notes = [f"listener={self.envelope.origin.listener}", *zones]
         if self._body.has_bare:
             notes.append(self._line_ends())
         if self._standing.tls is not None:

@@ -13,18 +13,23 @@ from zonerelay.inbound.greeting import Greeting
 from zonerelay.inbound.memory import SessionMemory
 from zonerelay.inbound.tls import TlsContexts
 from zonerelay.inbound.turns import Turns
+from zonerelay.inbound.zone_header import ZoneHeader
 from zonerelay.message.headers import Fields
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.routing.zones import ZoneOf
 from zonerelay.store.base import QueueStore
 from zonerelay.telemetry.events import Events
 
 
 class ChooseZone(Protocol):
-    """Which zone delivers to this recipient; asked once the header is known."""
+    """Which zone delivers to each recipient; asked once the message is here whole.
 
-    def __call__(self, envelope: Envelope, recipient: str, /, *, headers: Fields) -> str: ...
+    `named` is the zone that the message names, by one who may, `""` for none.
+    """
+
+    def __call__(self, envelope: Envelope, /, *, headers: Fields, size: int, named: str) -> ZoneOf: ...
 
 
 class Notify(Protocol):
@@ -52,8 +57,10 @@ class Reception:
     turns: Turns = field(default_factory=Turns)
     greeting: Greeting = field(init=False)
     grants: GrantTable = field(init=False)
+    zone_header: ZoneHeader | None = field(init=False)
 
     def __post_init__(self) -> None:
         # The way a frozen dataclass sets what it derives.
         object.__setattr__(self, "greeting", Greeting(self.hostname, self.settings))
         object.__setattr__(self, "grants", GrantTable(self.settings))
+        object.__setattr__(self, "zone_header", ZoneHeader.of(self.settings))

@@ -13,12 +13,12 @@ from functools import lru_cache
 from zonerelay.config.credentials import User
 from zonerelay.config.models import ListenerSettings
 from zonerelay.inbound.access import Client
-from zonerelay.inbound.access_rules import AddressPatterns
 from zonerelay.inbound.grants import Grants, GrantTable
 from zonerelay.inbound.policy import ClientInfo
 from zonerelay.inbound.tls import TlsInfo
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.envelope import Origin
+from zonerelay.routing.address_patterns import AddressPatterns
 from zonerelay.smtp.xclient import XClient
 
 MAX_AUTHORS = 4096  # characters of From fields: longer ones take the parser time, and nobody writes them
@@ -125,6 +125,7 @@ class Standing:
             listener=self._settings.address,
             user=self.user.name if self.user is not None else "",
             tls=self.tls.version if self.tls is not None else "",
+            certificate=self.tls.certificate if self.tls is not None else "",
         )
 
 

@@ -49,7 +49,10 @@ class Recipient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a message came from: for the Received header, the trace and routing, never for metrics."""
+    """Where a message came from: for the Received header, the trace and routing, never for metrics.
+
+    `certificate` is the SHA-256 fingerprint of the client's, `""` when it showed none.
+    """
 
     client_address: str = ""
     client_port: int = 0
@@ -58,6 +61,7 @@ class Origin:
     listener: str = ""
     user: str = ""
     tls: str = ""
+    certificate: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

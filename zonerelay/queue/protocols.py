@@ -14,12 +14,16 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.outcome import Outcome
 from zonerelay.routing.nexthop import Route, Unroutable
+from zonerelay.routing.zones import ZoneOf
 
 Notify = Callable[[str], None]
 """`notify(zone)`: there may be something to claim. Cheap, synchronous, never raises."""
 
-ChooseZone = Callable[[Envelope, str], str]
-"""`choose_zone(envelope, recipient) -> zone name`."""
+
+class ChooseZone(Protocol):
+    """Which zone delivers to each recipient of a message of our own making."""
+
+    def __call__(self, envelope: Envelope, /, *, headers: Sequence[tuple[str, str]], size: int) -> ZoneOf: ...
 
 
 @dataclass(slots=True, eq=False)

@@ -21,6 +21,7 @@ from zonerelay.model.envelope import Body, Envelope, Message, Origin, Recipient,
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.queue.protocols import ChooseZone
 from zonerelay.queue.streams import closing
+from zonerelay.routing.zone_notes import zone_notes
 from zonerelay.store.base import CHUNK_SIZE, QueueStore, StoreError, Submit
 from zonerelay.telemetry.events import Events
 
@@ -96,15 +97,17 @@ class Reporter:
             smtputf8=not (header.isascii() and sender.isascii()),
             origin=Origin(protocol=PROTOCOL),
         )
+        headers = parse_header(header + b"\r\n").fields
+        choice = self._choose_zone(envelope, headers=headers, size=len(text))(sender)
         message = Message(
             envelope=envelope,
             size=len(text),
             chunks=-(-len(text) // CHUNK_SIZE),
             eight_bit=not text.isascii(),
-            headers=parse_header(header + b"\r\n").fields,
+            headers=headers,
+            trace=(f"protocol={PROTOCOL}", *zone_notes([(sender, choice)])),
         )
-        zone = self._choose_zone(envelope, sender)
-        delivery = Delivery(zone=zone, message_id=dsn_id, recipient=sender, created=now)
+        delivery = Delivery(zone=choice.zone, message_id=dsn_id, recipient=sender, created=now)
         return Submit(message, text, (delivery,))
 
     async def _original(self, message: Message, *, whole: bool) -> tuple[bytes, bytes]:

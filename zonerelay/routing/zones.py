@@ -2,8 +2,10 @@
 
 Within one condition the values are alternatives. Domains are compared in lower-case ASCII (A-labels);
 `*.example.com` matches every name below example.com, not example.com itself; `*` matches any domain. Users
-are compared exactly. A header condition is `Name` (present) or `Name: value` (one of the fields with
-that name contains the value, case-insensitively). No route matches: the zone named `default`.
+are compared exactly; `*` is any of them. A header condition is `Name` (present) or `Name: value` (one of the
+fields with that name contains the value, case-insensitively). Sizes are those of the message as it came. No
+route matches: the zone named `default`. Before the routes comes a zone that the message itself names, if
+whoever sent it may do that and there is such a zone.
 
 Everything is prepared when the settings are loaded; choosing never raises.
 """
@@ -12,37 +14,69 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from zonerelay.config.models import RouteSettings, ZoneSettings
-from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.envelope import Envelope
-from zonerelay.routing.idna import ascii_domain
+from zonerelay.routing.route_rules import Headers, Mail, Rule, reason
 
 DEFAULT_ZONE = "default"
+BY_HEADER = "zone header"
+NO_ROUTE = "no route"
+MAX_NAME = 64  # characters of a name that a message gives: no zone has a longer one
 
-Headers = Sequence[tuple[str, str]]
+
+class Choice(NamedTuple):
+    """A zone, and why, for the trace: `route=2 sender matches …`; `""` where there is nothing to choose."""
+
+    zone: str
+    why: str
+
+
+ZoneOf = Callable[[str], Choice]
+"""The choice for each recipient of one message."""
+
+_NOTHING_TO_CHOOSE = Choice(DEFAULT_ZONE, "")
+_NO_ROUTE = Choice(DEFAULT_ZONE, NO_ROUTE)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleCheck:
+    """What one route says about a piece of mail; `unmatched` names conditions, none if it matches."""
+
+    rule: int
+    zone: str
+    unmatched: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a zone was chosen. `rule` counts the `[[route]]` tables from 1; 0 means that none matched."""
+    """Why a zone was chosen. `rule` counts the `[[route]]` tables from 1; 0 means that none matched.
+
+    `checks` are the routes that were asked, in order; those behind the one that matches are not.
+    """
 
     zone: str
     rule: int
     reason: str
+    checks: tuple[RuleCheck, ...] = ()
 
 
 class Zones:
-    """`configure` takes up other settings at a reload; whoever holds this object sees them."""
+    """`configure` takes up other settings at a reload; whoever holds this object sees them.
+
+    Both raise ValueError in words when a pattern of a route cannot be used; then nothing has changed.
+    """
 
     def __init__(self, zones: Sequence[ZoneSettings], routes: Sequence[RouteSettings] = ()) -> None:
         self.configure(zones, routes)
 
     def configure(self, zones: Sequence[ZoneSettings], routes: Sequence[RouteSettings] = ()) -> None:
+        rules = tuple(Rule(route, number) for number, route in enumerate(routes, start=1))
+        self._rules = rules
         self._zones = {zone.name: zone for zone in zones}
         self._default = self._zones.get(DEFAULT_ZONE) or ZoneSettings(name=DEFAULT_ZONE)
         self._dropped: dict[str, ZoneSettings] = {}
-        self._rules = tuple(_Rule(route) for route in routes)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,107 +89,81 @@ class Zones:
             zone = self._dropped[name] = replace(self._default, name=name)
         return zone
 
-    def choose(self, envelope: Envelope, recipient: str, headers: Headers = ()) -> str:
-        """The zone for one recipient. `headers` are the message's, for routes that ask for them."""
+    def choose(self, envelope: Envelope, /, *, headers: Headers, size: int, named: str = "") -> ZoneOf:
+        """For one message; `named` is the zone that it names itself, by one who may."""
+        if named:
+            return self._named(named, envelope, headers, size)
         if not self._rules:
-            return DEFAULT_ZONE
-        mail = _Mail.of(envelope.sender, recipient, envelope.origin.user, headers)
-        return next((rule.zone for rule in self._rules if rule.matches(mail)), DEFAULT_ZONE)
+            return _default
+        origin = envelope.origin
+        mail = Mail(
+            sender=envelope.sender,
+            user=origin.user,
+            listener=origin.listener,
+            client=origin.client_address,
+            certificate=origin.certificate,
+            headers=headers,
+            size=size,
+        )
+        return _Choosing(self._rules, mail).choose
 
-    def explain(
-        self, recipient: str, *, sender: str = "", user: str = "", headers: Headers = ()
-    ) -> Explanation:
-        """What `choose` would do, and which route and condition decided."""
-        mail = _Mail.of(sender, recipient, user, headers)
-        for number, rule in enumerate(self._rules, start=1):
-            if rule.matches(mail):
-                return Explanation(rule.zone, number, rule.reason(mail))
-        reason = "no route matches" if self._rules else "there are no routes"
-        return Explanation(DEFAULT_ZONE, 0, reason)
+    def _named(self, name: str, envelope: Envelope, headers: Headers, size: int) -> ZoneOf:
+        if name in self._zones:
+            return _always(Choice(name, BY_HEADER))
+        zone_of = self.choose(envelope, headers=headers, size=size)
+        shown = name[:MAX_NAME] + ("…" if len(name) > MAX_NAME else "")
+        mark = f'{BY_HEADER} names no zone: "{shown}"'
 
+        def otherwise(recipient: str) -> Choice:
+            zone, why = zone_of(recipient)
+            return Choice(zone, f"{mark}; {why or NO_ROUTE}")
 
-@dataclass(frozen=True, slots=True)
-class _Mail:
-    """What conditions look at, brought into the form in which they compare."""
+        return otherwise
 
-    recipient_domain: str
-    sender_domain: str
-    user: str
-    headers: Headers
-
-    @classmethod
-    def of(cls, sender: str, recipient: str, user: str, headers: Headers) -> _Mail:
-        return cls(_domain(recipient), _domain(sender), user, headers)
-
-
-class _Rule:
-    """One `[[route]]`: its conditions in the order of their cost. A route without any matches all mail."""
-
-    def __init__(self, route: RouteSettings) -> None:
-        self.zone = route.zone
-        self._conditions: list[tuple[str, Callable[[_Mail], str]]] = []
-        if route.recipient_domain:
-            recipient = _Domains(route.recipient_domain)
-            self._conditions.append(("recipient_domain", lambda mail: recipient.match(mail.recipient_domain)))
-        if route.sender_domain:
-            sender = _Domains(route.sender_domain)
-            self._conditions.append(("sender_domain", lambda mail: sender.match(mail.sender_domain)))
-        if route.user:
-            users = frozenset(route.user)
-            self._conditions.append(("user", lambda mail: mail.user if mail.user in users else ""))
-        if route.header:
-            headers = tuple(_Header(text) for text in route.header)
-            self._conditions.append(
-                ("header", lambda mail: next((h.text for h in headers if h.match(mail.headers)), ""))
-            )
-
-    def matches(self, mail: _Mail) -> bool:
-        return all(condition(mail) for _, condition in self._conditions)
-
-    def reason(self, mail: _Mail) -> str:
-        matched = [f"{name} matches {condition(mail)}" for name, condition in self._conditions]
-        return " and ".join(matched) or "the route has no condition"
+    def explain(self, recipient: str, mail: Mail, *, named: str = "") -> Explanation:
+        """What `choose` would do, which route and condition decided, and why those before it did not."""
+        if named in self._zones:
+            return Explanation(named, 0, f"the {BY_HEADER} names it")
+        checks: list[RuleCheck] = []
+        for rule in self._rules:
+            unmatched = rule.unmatched(mail, recipient)
+            checks.append(RuleCheck(rule.number, rule.zone, unmatched))
+            if not unmatched:
+                why = reason((*rule.said_of_mail(mail), *rule.said_of_recipient(recipient)))
+                return Explanation(rule.zone, rule.number, why, tuple(checks))
+        why = "no route matches" if self._rules else "there are no routes"
+        return Explanation(DEFAULT_ZONE, 0, why, tuple(checks))
 
 
-class _Domains:
-    """Names and wildcards in sets: the cost of a look-up is the number of labels, not of names."""
+class _Choosing:
+    """The routes that are left for one message when all that is about the message has been asked."""
 
-    def __init__(self, patterns: Sequence[str]) -> None:
-        self._any = "*" in patterns
-        self._below = frozenset(_ascii(pattern[2:]) for pattern in patterns if pattern.startswith("*."))
-        self._exact = frozenset(_ascii(pattern) for pattern in patterns if not pattern.startswith("*"))
+    def __init__(self, rules: Sequence[Rule], mail: Mail) -> None:
+        self._mail = mail
+        self._rules: list[Rule] = []
+        self._said: dict[int, tuple[str, ...]] = {}  # by the number of the route
+        for rule in rules:
+            if rule.takes(mail):
+                self._rules.append(rule)
+                if not rule.asks_recipients:
+                    break  # it takes them all
 
-    def match(self, domain: str) -> str:
-        """The pattern that matches, `""` for none."""
-        if domain in self._exact:
-            return domain
-        if self._below:
-            parent = domain.partition(".")[2]
-            while parent:
-                if parent in self._below:
-                    return f"*.{parent}"
-                parent = parent.partition(".")[2]
-        return "*" if self._any and domain else ""
+    def choose(self, recipient: str) -> Choice:
+        for rule in self._rules:
+            if rule.goes_to(recipient):
+                return self._choice(rule, recipient)
+        return _NO_ROUTE
 
-
-class _Header:
-    def __init__(self, text: str) -> None:
-        self.text = text
-        name, _, value = text.partition(":")
-        self._name = name.strip().lower()
-        self._value = value.strip().lower()
-
-    def match(self, headers: Headers) -> bool:
-        return any(name.lower() == self._name and self._value in value.lower() for name, value in headers)
+    def _choice(self, rule: Rule, recipient: str) -> Choice:
+        if rule.number not in self._said:
+            self._said[rule.number] = rule.said_of_mail(self._mail)
+        said = (*self._said[rule.number], *rule.said_of_recipient(recipient))
+        return Choice(rule.zone, f"route={rule.number} {reason(said)}")
 
 
-def _domain(mailbox: str) -> str:
-    return _ascii(domain_of(Mailbox(mailbox)))
+def _default(recipient: str) -> Choice:
+    return _NOTHING_TO_CHOOSE
 
 
-def _ascii(domain: str) -> str:
-    """A domain that has no ASCII form (an address literal, say) is compared as it is written."""
-    try:
-        return ascii_domain(domain)
-    except ValueError:
-        return domain.lower()
+def _always(choice: Choice) -> ZoneOf:
+    return lambda recipient: choice

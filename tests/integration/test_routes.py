@@ -1,0 +1,301 @@
+"""Routes and the zone header in a running relay: the zone that mail takes, and what the operator is told."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import smtplib
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.certificates import DAY, Made, make
+from tests.support.credentials import file_of, user
+from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from tests.support.tls_client import trusting
+from zonerelay.config.intake import CLEARTEXT_AUTH_WORDS
+from zonerelay.config.models import (
+    AuthSettings,
+    ListenerAuth,
+    ListenerSettings,
+    ListenerTls,
+    RetrySettings,
+    RouteSettings,
+    Settings,
+    ZoneSettings,
+)
+from zonerelay.control.client import ControlClient
+from zonerelay.control.errors import ControlError
+from zonerelay.control.messages import Explain, Explanation, QueueTrace, TraceStep
+from zonerelay.sandbox.sink import Sink
+
+MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
+HERE = (ipaddress.ip_network("127.0.0.0/8"),)
+STANDSTILL = RetrySettings(schedule=(3600.0,), suspend_min=3000.0, suspend_max=3600.0)
+
+
+def bulk(**conditions: object) -> RouteSettings:
+    return RouteSettings(zone="bulk", **conditions)  # type: ignore[arg-type]  # options by name
+
+
+def listener(**options: object) -> ListenerSettings:
+    return ListenerSettings(address=f"{LOOPBACK}:0", **options)  # type: ignore[arg-type]  # options by name
+
+
+def standing_still(
+    directory: Path, *routes: RouteSettings, listener: ListenerSettings | None = None
+) -> Settings:
+    """Nobody listens where its zones deliver to: mail stays and can be looked at."""
+    zones = [ZoneSettings(name=name, next_hop=f"{LOOPBACK}:1") for name in ("default", "bulk", "vip")]
+    return settings(directory, zone=zones, route=routes, listener=listener, retry=STANDSTILL)
+
+
+async def zones_of(running: Running) -> dict[str, str]:
+    assert running.worker.store is not None
+    return {each.recipient: each.zone async for each in running.worker.store.scan()}
+
+
+async def traced(running: Running, directory: Path) -> list[str]:
+    """The notes of the latest message's acceptance that tell of zones."""
+    message_id = str(running.log.named("accepted")[-1]["id"])
+    client = ControlClient(directory / "control.sock")
+
+    def ask() -> list[str]:
+        frames = client.stream(QueueTrace(message_id=message_id))
+        steps = [frame for frame in frames if isinstance(frame, TraceStep)]
+        return [step.text for step in steps if step.text.startswith("zone=")]
+
+    return await asyncio.to_thread(ask)
+
+
+async def test_each_recipient_takes_the_first_route_that_matches(tmp_path: Path) -> None:
+    routes = (
+        bulk(recipient=("*.example.net",), listener=(f"{LOOPBACK}:0",), client=HERE),
+        replace(bulk(sender=("bounce-*@example.org",), max_size=10_000), zone="vip"),
+        bulk(listener=(f"{LOOPBACK}:25",)),
+    )
+    async with relay_with(standing_still(tmp_path, *routes)) as running:
+        await running.send("bounce-1@example.org", ["a@x.example.net", "b@example.com"], MESSAGE)
+        assert await zones_of(running) == {"a@x.example.net": "bulk", "b@example.com": "vip"}
+        why = "listener matches 127.0.0.1:0 and client matches 127.0.0.1 and recipient matches *.example.net"
+        assert await traced(running, tmp_path) == [
+            f"zone=bulk route=1 {why}: a@x.example.net",
+            f"zone=vip route=2 max_size matches {len(MESSAGE)} octets and "
+            "sender matches bounce-*@example.org: b@example.com",
+        ]
+        await running.send("bounce-1@example.org", ["c@example.com"], MESSAGE + b"x" * 10_000)
+        assert (await zones_of(running))["c@example.com"] == "default"
+        assert await traced(running, tmp_path) == ["zone=default no route"]
+
+
+async def test_a_message_to_a_thousand_has_a_short_trace(tmp_path: Path) -> None:
+    route = bulk(recipient=tuple(f"u{n}@example.com" for n in range(500)))
+    async with relay_with(standing_still(tmp_path, route)) as running:
+        await running.send("a@example.org", [f"u{n}@example.com" for n in range(1000)], MESSAGE)
+        assert list((await zones_of(running)).values()).count("bulk") == 500
+        notes = await traced(running, tmp_path)
+        assert "zone=default no route: u500@example.com, u501@example.com" in " ".join(notes)
+        assert sum(map(len, notes)) < 3000
+
+
+async def test_routes_change_live_and_wrong_ones_leave_those_that_were(tmp_path: Path) -> None:
+    start = standing_still(tmp_path, bulk(recipient=("a@example.com",)))
+    async with relay_with(start) as running:
+        await running.worker.reload(replace(start, route=(bulk(recipient=("b@example.com",)),)))
+        await running.send("a@example.org", ["a@example.com", "b@example.com"], MESSAGE)
+        assert await zones_of(running) == {"a@example.com": "default", "b@example.com": "bulk"}
+        await running.worker.reload(replace(start, route=(bulk(recipient=("c@-x-",)),)))
+        assert running.worker.problems == (
+            'the configuration on disk is wrong: route[0]: "-x-" cannot be matched: not a domain name',
+        )
+        await running.send("a@example.org", ["<b@EXAMPLE.com>"], MESSAGE)
+        assert (await zones_of(running))["b@EXAMPLE.com"] == "bulk"
+
+
+async def test_a_report_of_our_own_goes_by_the_routes_for_the_null_sender(tmp_path: Path) -> None:
+    sink = Sink()
+    await sink.start()
+    there = f"{LOOPBACK}:{sink.port}"
+    zones = [ZoneSettings(next_hop=there), ZoneSettings(name="bulk", next_hop=there)]
+    route = bulk(sender=("<>",), header=("Auto-Submitted: auto-replied",), min_size=500)
+    try:
+        async with relay_with(settings(tmp_path, zone=zones, route=[route])) as running:
+            await running.send("app@example.org", ["reject-550@example.com"], MESSAGE)
+            await running.until_logged("delivered")
+            assert [fields["zone"] for fields in running.log.named("bounced")] == ["default"]
+            assert [fields["zone"] for fields in running.log.named("delivered")] == ["bulk"]
+    finally:
+        await sink.close()
+
+
+# ---- the zone header ------------------------------------------------------------------------------
+
+FIELD = b"x-sending-ZONE: "
+OTHERS = (ipaddress.ip_network("192.0.2.0/24"),)
+
+
+async def submitted(running: Running, zone: bytes, *, login: bool = False) -> dict[str, str]:
+    def submit() -> None:
+        with smtplib.SMTP(*running.address, timeout=20) as client:
+            if login:
+                client.login("app", "correct horse")
+            client.sendmail("a@example.org", ["b@example.com"], FIELD + zone + b"\r\n" + MESSAGE)
+
+    await asyncio.to_thread(submit)
+    return await zones_of(running)
+
+
+async def stored(running: Running) -> bytes:
+    store = running.worker.store
+    assert store is not None
+    (delivery,) = [each async for each in store.scan()]
+    message = await store.read_message(delivery.message_id)
+    assert "x-sending-zone" not in {name.lower() for name, _ in message.headers}
+    return b"".join([chunk async for chunk in store.read_body(delivery.message_id)])
+
+
+@pytest.mark.parametrize(
+    ("networks", "zone", "expected", "note"),
+    [
+        (HERE, b"vip", "vip", "zone=vip zone header"),
+        (HERE, b" vip\r\n ", "vip", "zone=vip zone header"),
+        (HERE, b"nope", "bulk", 'zone=bulk zone header names no zone: "nope"; route=1 client matches'),
+        (HERE, b"", "bulk", "zone=bulk route=1"),
+        (OTHERS, b"vip", "bulk", "zone=bulk route=1"),
+        ((), b"vip", "bulk", "zone=bulk route=1"),
+    ],
+    ids=["trusted", "folded", "unknown zone", "empty", "another network", "nobody is trusted"],
+)
+async def test_the_field_counts_from_trusted_clients_and_is_removed_from_all(
+    tmp_path: Path, networks: Sequence[object], zone: bytes, expected: str, note: str
+) -> None:
+    here = listener(zone_header="X-Sending-Zone", zone_header_networks=tuple(networks))
+    async with relay_with(standing_still(tmp_path, bulk(client=HERE), listener=here)) as running:
+        assert await submitted(running, zone) == {"b@example.com": expected}
+        (said,) = await traced(running, tmp_path)
+        assert said.startswith(note)
+        body = await stored(running)
+        assert b"sending-zone" not in body.lower()
+        assert body.endswith(MESSAGE)
+
+
+async def test_no_route_sees_the_field_of_somebody_who_is_not_trusted(tmp_path: Path) -> None:
+    here = listener(zone_header="X-Sending-Zone")
+    async with relay_with(
+        standing_still(tmp_path, bulk(header=("X-Sending-Zone",)), listener=here)
+    ) as running:
+        assert await submitted(running, b"vip") == {"b@example.com": "default"}
+
+
+async def test_without_the_option_the_field_is_one_like_any_other(tmp_path: Path) -> None:
+    async with relay_with(standing_still(tmp_path)) as running:
+        assert await submitted(running, b"vip") == {"b@example.com": "default"}
+        assert await traced(running, tmp_path) == []
+        store = running.worker.store
+        assert store is not None
+        (delivery,) = [each async for each in store.scan()]
+        body = b"".join([chunk async for chunk in store.read_body(delivery.message_id)])
+        assert FIELD + b"vip\r\n" in body
+
+
+@pytest.mark.parametrize(("users", "expected"), [(("app",), "vip"), (("*",), "vip"), (("crm",), "default")])
+async def test_a_user_is_trusted_by_name(tmp_path: Path, users: tuple[str, ...], expected: str) -> None:
+    (tmp_path / "credentials").write_text(file_of(user("app")))
+    here = listener(
+        zone_header="X-Sending-Zone",
+        zone_header_users=users,
+        auth=ListenerAuth.OPTIONAL,
+        cleartext_auth=CLEARTEXT_AUTH_WORDS,
+    )
+    chosen = replace(
+        standing_still(tmp_path, listener=here), auth=AuthSettings(credentials=tmp_path / "credentials")
+    )
+    async with relay_with(chosen) as running:
+        assert await submitted(running, b"vip", login=True) == {"b@example.com": expected}
+        assert b"sending-zone" not in (await stored(running)).lower()
+
+
+async def test_a_user_who_has_not_logged_in_is_not_trusted(tmp_path: Path) -> None:
+    here = listener(zone_header="X-Sending-Zone", zone_header_users=("*",))
+    async with relay_with(standing_still(tmp_path, listener=here)) as running:
+        assert await submitted(running, b"vip") == {"b@example.com": "default"}
+
+
+# ---- explain --------------------------------------------------------------------------------------
+
+
+async def explain(directory: Path, **about: object) -> Explanation:
+    request = Explain(address="b@example.com", **about)  # type: ignore[arg-type]  # fields by name
+    return await asyncio.to_thread(ControlClient(directory / "control.sock").ask, request, Explanation)
+
+
+async def test_explain_knows_all_that_routes_look_at(tmp_path: Path) -> None:
+    here = listener(zone_header="X-Sending-Zone", zone_header_networks=HERE)
+    routes = (
+        bulk(user=("app",), min_size=1000),
+        replace(bulk(listener=(here.address,), header=("X-Stream: news",)), zone="vip"),
+        bulk(client=HERE, certificate=("ab" * 32,)),
+    )
+    async with relay_with(standing_still(tmp_path, *routes, listener=here)) as running:
+        assert running.log.named("trouble") == []
+        nothing = await explain(tmp_path)
+        assert (nothing.zone, nothing.rule, nothing.reason) == ("default", 0, "no route matches")
+        assert [each.unmatched for each in nothing.routes] == [
+            ("user", "min_size"),
+            ("listener", "header"),
+            ("certificate", "client"),
+        ]
+        large = await explain(tmp_path, user="app", size=1000)
+        assert (large.zone, large.rule, [each.matches for each in large.routes]) == ("bulk", 1, [True])
+        news = await explain(tmp_path, listener=here.address, headers=(("X-Stream", "News"),))
+        assert (news.zone, news.rule) == ("vip", 2)
+        shown = await explain(tmp_path, client=LOOPBACK, certificate="ab" * 32)
+        assert shown.rule == 3
+        field = (("X-Sending-Zone", "vip"),)
+        named = await explain(tmp_path, listener=here.address, client=LOOPBACK, headers=field)
+        assert (named.zone, named.rule, named.reason) == ("vip", 0, "the zone header names it")
+        ignored = await explain(tmp_path, listener=here.address, client="192.0.2.1", headers=field)
+        assert ignored.zone == "default"
+
+
+async def test_explain_refuses_a_listener_that_is_not_there(tmp_path: Path) -> None:
+    async with relay_with(standing_still(tmp_path)):
+        with pytest.raises(ControlError, match=r"no listener has the address .*; did you mean 127.0.0.1:0\?"):
+            await explain(tmp_path, listener="127.0.0.1:1")
+        with pytest.raises(ControlError, match="--listener: "):
+            await explain(tmp_path, listener="nonsense")
+
+
+# ---- certificates ---------------------------------------------------------------------------------
+
+
+def made(name: str) -> Made:
+    return make(name, starts=time.time() - DAY, ends=time.time() + 90 * DAY)
+
+
+async def test_a_route_knows_the_certificate_that_a_client_shows(tmp_path: Path) -> None:
+    client = made("client.test")
+    certificate, key = made("relay.test").write(tmp_path, "relay")
+    shown = client.write(tmp_path, "client")
+    here = listener(
+        tls=ListenerTls.STARTTLS, certificate=(certificate,), key=(key,), allow_certificates=("cd" * 32,)
+    )
+    route = bulk(certificate=(client.fingerprint,))
+    async with relay_with(standing_still(tmp_path, route, listener=here)) as running:
+
+        def submit(recipient: str, context: ssl.SSLContext) -> None:
+            with smtplib.SMTP(*running.address, timeout=20) as smtp:
+                smtp.starttls(context=context)
+                smtp.sendmail("a@example.org", [recipient], MESSAGE)
+
+        presenting = trusting()
+        presenting.load_cert_chain(*shown)
+        await asyncio.to_thread(submit, "a@example.com", presenting)
+        (note,) = await traced(running, tmp_path)
+        assert note == f"zone=bulk route=1 certificate matches {client.fingerprint}"
+        await asyncio.to_thread(submit, "b@example.com", trusting())
+        assert await zones_of(running) == {"a@example.com": "bulk", "b@example.com": "default"}

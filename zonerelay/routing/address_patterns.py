@@ -1,0 +1,153 @@
+"""Which addresses a pattern of the configuration means. For access rules, routes and the senders of a user.
+
+Patterns: "user@example.com"; "example.com" (and "@example.com"): every address there; "*.example.com": at
+every name below it, not at itself; "*": every address; "<>": the null sender, which nothing else matches. A
+`*` in a local part stands for any text. Local parts are compared without case and quotes, because that is
+how nearly every server delivers them: a list that `SPAM@` or `"spam"@` gets around is no list. Domains are
+compared as A-labels in lower case.
+
+The cost of a look-up does not grow with the number of patterns, except for patterns with a `*` in the local
+part: of those for the mail's own domain, the ones whose text before the `*` fits are tried in turn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+
+from zonerelay.routing.idna import ascii_domain, is_literal, literal_address
+
+_ANY = "*"
+_NULL_SENDER = "<>"
+_ESCAPED = re.compile(r"\\(.)")
+
+
+class AddressPatterns:
+    """Raises ValueError in words when a pattern's domain is none."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._null_sender = False
+        self._addresses: dict[tuple[str, str], str] = {}
+        self._domains: dict[str, str] = {}
+        self._below: dict[str, str] = {}
+        self._globs: dict[str, _Globs] = {}  # by the domain pattern
+        for pattern in patterns:
+            self._add(pattern)
+
+    def match(self, mailbox: str) -> bool:
+        """`mailbox` as in an envelope, `""` for the null sender."""
+        return bool(self.find(mailbox))
+
+    def find(self, mailbox: str) -> str:
+        """A pattern that matches, as it was written; `""` when none does."""
+        if not mailbox:
+            return _NULL_SENDER if self._null_sender else ""
+        local, domain = _parts(mailbox)
+        found = self._domains.get(domain) or self._domains.get(_ANY) or self._addresses.get((local, domain))
+        if found:
+            return found
+        if self._below:
+            for parent in _parents(domain):
+                if parent in self._below:
+                    return self._below[parent]
+        return self._find_glob(local, domain) if self._globs else ""
+
+    def _add(self, pattern: str) -> None:
+        local, _, domain = pattern.rpartition("@")
+        name = _domain_pattern(domain)
+        if pattern == _NULL_SENDER:
+            self._null_sender = True
+        elif local in ("", _ANY):
+            domains = self._below if name.startswith("*.") else self._domains
+            domains.setdefault(name.removeprefix("*."), pattern)
+        elif _ANY in local or _ANY in name:
+            self._globs.setdefault(name, _Globs()).add(_local_part(local), pattern)
+        else:
+            self._addresses.setdefault((_local_part(local), name), pattern)
+
+    def _find_glob(self, local: str, domain: str) -> str:
+        names = (domain, _ANY, *(f"*.{parent}" for parent in _parents(domain)))
+        return next(
+            (found for name in names if name in self._globs if (found := self._globs[name].find(local))), ""
+        )
+
+
+class _Globs:
+    """Patterns for local parts, by the text before their first `*`."""
+
+    def __init__(self) -> None:
+        self._by_start: dict[str, list[tuple[Callable[[str], bool], str]]] = {}
+        self._lengths: set[int] = set()
+
+    def add(self, local: str, pattern: str) -> None:
+        start = local.partition(_ANY)[0]
+        self._by_start.setdefault(start, []).append((_glob(local), pattern))
+        self._lengths.add(len(start))
+
+    def find(self, local: str) -> str:
+        for length in self._lengths:
+            for matches, pattern in self._by_start.get(local[:length], ()):
+                if matches(local):
+                    return pattern
+        return ""
+
+
+def _glob(pattern: str) -> Callable[[str], bool]:
+    """Pieces are looked for from left to right: no pattern makes a text be gone through twice."""
+    first, *middle = pattern.split(_ANY)
+    last = middle.pop() if middle else None
+
+    def matches(text: str) -> bool:
+        if last is None:
+            return text == first
+        if not (text.startswith(first) and text.endswith(last)):
+            return False
+        at, end = len(first), len(text) - len(last)
+        for piece in middle:
+            at = text.find(piece, at, end)
+            if at < 0:
+                return False
+            at += len(piece)
+        return at <= end
+
+    return matches
+
+
+def _domain_pattern(pattern: str) -> str:
+    if pattern in (_ANY, _NULL_SENDER):
+        return pattern
+    name = pattern.removeprefix("*.")
+    try:
+        ascii_form = _literal(name) if is_literal(name) else ascii_domain(name)
+    except ValueError as error:
+        raise ValueError(f'"{pattern}" cannot be matched: {error}') from error
+    return f"*.{ascii_form}" if name != pattern else ascii_form
+
+
+@lru_cache(4096)
+def _parts(mailbox: str) -> tuple[str, str]:
+    """Local part and domain as they compare; a bare postmaster (RFC 5321 4.5.1) has no domain."""
+    local, at, domain = mailbox.rpartition("@")
+    if not at:
+        return _local_part(domain), ""
+    try:
+        return _local_part(local), _literal(domain) if is_literal(domain) else ascii_domain(domain)
+    except ValueError:
+        return _local_part(local), domain.lower()
+
+
+def _local_part(text: str) -> str:
+    if len(text) > 1 and text.startswith('"') and text.endswith('"'):
+        text = _ESCAPED.sub(r"\1", text[1:-1])
+    return text.lower()
+
+
+def _literal(domain: str) -> str:
+    address = literal_address(domain)
+    return f"[{address}]" if address is not None else domain.lower()
+
+
+def _parents(domain: str) -> Iterator[str]:
+    while domain := domain.partition(".")[2]:
+        yield domain
