@@ -96,6 +96,16 @@ class Wire(asyncio.Protocol):
         """True when the peer has begun to say something that was not read yet."""
         return self._parser.has_input
 
+    @property
+    def paused(self) -> bool:
+        """True while more than the write limit waits to be sent."""
+        return self._paused and not self.lost
+
+    @property
+    def unsent(self) -> bool:
+        """True while anything that was written has not left this process."""
+        return self._transport.get_write_buffer_size() > 0
+
     def write(self, data: bytes) -> None:
         if self._transport.is_closing():
             raise LostError
