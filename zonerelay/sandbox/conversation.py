@@ -292,7 +292,7 @@ class Conversation:
         self._parameters = ""
         self._recipients: dict[str, Behaviour] = {}
         self._chunks = 0
-        self._chunk_refused = False
+        self._chunk_refused: bool = False
         self._kept = bytearray()
         self._size = 0
         self._digest = hashlib.sha256()
