@@ -1,4 +1,4 @@
-"""The client's half of a transaction with BDAT as dialogs: what is written, and what becomes of each recipient."""
+"""The client's half of a transaction with BDAT as dialogs: what is written, what becomes of each recipient."""
 
 from __future__ import annotations
 

@@ -92,6 +92,8 @@ async def carry_out(transaction: Transaction, wire: Wire, body: Body, timeouts: 
     """Run the transaction until it is DONE. Raises nothing but CancelledError and our own bugs."""
     try:
         wire.write(transaction.begin())
+        if transaction.at_once:
+            wire.acknowledge_at_once()
         while (phase := transaction.phase) is not Phase.DONE:
             if phase is Phase.BODY:
                 if _send_whole(body, wire) if body.whole else await _send(body, wire, timeouts[phase]):

@@ -66,13 +66,15 @@ class ChunkedTransaction(Transaction):
         self.unanswered_chunks = 0
         """Chunks that were written and not answered, without the first and the last."""
         self._octet_unread = False
-        self._complete = last = at_once and self._pipelining
+        self._complete = self.at_once = last = at_once and self._pipelining
         self._after_rcpt = Phase.LAST_CHUNK if last else Phase.FIRST_CHUNK
-        chunk = _bdat(content if last else content[:1], last=last)
+        if not last:
+            content = content[:1]
+        command = _bdat(content, last=last)
         if self._pipelining:
-            self._script = self._script[: -len(DATA)] + chunk
+            self._script = self._script[: -len(DATA)] + command + content
         else:
-            self._commands[-1] = chunk
+            self._commands[-1] = command + content
 
     def chunk(self, content: bytes, *, last: bool) -> bytes:
         """In CHUNKS: what to write for the next octets, of which there is at least one."""
@@ -81,7 +83,7 @@ class ChunkedTransaction(Transaction):
             self._complete = True
         else:
             self.unanswered_chunks += 1
-        return _bdat(content, last=last)
+        return _bdat(content, last=last) + content
 
     @property
     def _may_be_taken(self) -> bool:
@@ -162,4 +164,4 @@ class ChunkedTransaction(Transaction):
 
 
 def _bdat(content: bytes, *, last: bool) -> bytes:
-    return b"BDAT %d%s\r\n%b" % (len(content), b" LAST" if last else b"", content)
+    return (b"BDAT %d LAST\r\n" if last else b"BDAT %d\r\n") % len(content)

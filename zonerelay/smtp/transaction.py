@@ -96,6 +96,7 @@ class Transaction:
         "_pipelining",
         "_script",
         "again",
+        "at_once",
         "closing",
         "delivered",
         "outcomes",
@@ -117,6 +118,8 @@ class Transaction:
         self.unanswered = False
         """True when the session ended before MAIL was answered: no recipient has been asked."""
         self.delivered = False
+        self.at_once = False
+        """True when what is written first is everything, so that nothing but replies follows."""
         self.again = False
         """True when those without an outcome are to be asked once more, on this connection."""
         self.overflow: list[int] = []
