@@ -1,4 +1,5 @@
-"""Exim as a sender: a message handed to it locally goes to us at once, with BDAT when we offer CHUNKING.
+"""Exim as a sender: a message handed to it locally goes to us at once, with BDAT when we offer CHUNKING;
+and as a server that passes on what it takes.
 
 The package is unpacked into `.cache` (see `debian`), never installed. Debian's Exim insists on a user
 Debian-exim, so libnss-wrapper gives it one; it starts itself anew as that user, when the
@@ -12,10 +13,13 @@ from __future__ import annotations
 import pwd
 import shlex
 import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.debian import UnpackedPackage, loader
-from tests.support.ports import LOOPBACK
+from tests.support.ports import LOOPBACK, free_ports, greets, wait_until
 from tests.support.postfix import OWNERS, first_user
 from tests.support.senders import RECIPIENT, SENDER, Result, Server, Tls, run
 
@@ -37,6 +41,27 @@ class EximSender:
             folder.mkdir(parents=True, exist_ok=True)
             shutil.chown(folder, owner)
         self._write_script(owner)
+
+    @contextmanager
+    def receiving(self, next_hop: Server) -> Iterator[int]:
+        """A daemon on a port of its own, which anybody may use to reach `next_hop`."""
+        self._configuration.write_text(
+            configuration(self._directory, self._script, next_hop) + "\nbegin acl\nall:\n  accept\n"
+        )
+        head = "acl_smtp_rcpt = all\nreceived_header_text =\nlog_selector = +smtp_protocol_error +all\n"
+        self._configuration.write_text(head + self._configuration.read_text())
+        (port,) = free_ports(1)
+        command = [str(self._script), "-C", str(self._configuration), "-bdf", "-oX", f"{LOOPBACK}.{port}"]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:
+            try:
+                if not wait_until(lambda: greets(port), timeout=20):
+                    raise AssertionError("Exim does not greet")
+                yield port
+            finally:
+                process.terminate()
+
+    def log(self) -> str:
+        return (self._directory / "log" / "main").read_text()
 
     def send(self, server: Server, message: bytes, *recipients: str) -> Result:
         """Foreground delivery (-odf): when this returns the message was sent, or Exim says why not."""

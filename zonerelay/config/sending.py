@@ -106,6 +106,12 @@ class ZoneSettings:
         "Messages after which a connection is closed and made anew, so that load spreads over the hosts "
         "again.",
     )
+    chunking: bool = switch(
+        True,
+        "Send messages with BDAT (RFC 3030) to servers that offer CHUNKING: small ones go in one write "
+        "with their commands, and no line end in them can be taken for the end of the message. Servers that "
+        "offer it and then do not know it are sent DATA.",
+    )
     connection_idle_timeout: float = duration(
         5.0,
         "How long an idle connection is kept for the next message; longer is impolite to busy servers.",

@@ -13,6 +13,8 @@ Policies:
 - All failures of hosts are deferrals, also a 5yz greeting and addresses that are not allowed. Bounced is
   only what a peer refuses with 5yz, and what it announced it would: a message beyond
   its SIZE (5.3.4), an address that needs SMTPUTF8 where no host of the route has it (5.6.7).
+- What a peer limits with LIMITS (RFC 9422) is sent in several transactions, and on several connections to the
+  same host as long as each one brings somebody further.
 - Unknown trouble is a deferral of scope LOCAL, and goes to the event loop's exception handler.
 
 A cancelled delivery aborts its connection: a reply that came late could be paired with another message.
@@ -28,7 +30,9 @@ from itertools import groupby
 from typing import Protocol
 
 from zonerelay.config.models import DeliverySettings, ZoneSettings
+from zonerelay.delivery.chunking import Chunking, chunked
 from zonerelay.delivery.exchange import Body, ReadBody, carry_out, phase_timeouts, unreadable
+from zonerelay.delivery.limits import within_limits
 from zonerelay.delivery.pool import Pool
 from zonerelay.delivery.progress import Progress
 from zonerelay.delivery.session import Session, SessionOpener
@@ -41,6 +45,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.nexthop import Addresses, MxHost, Route
+from zonerelay.smtp.extensions import NO_LIMITS
 from zonerelay.smtp.transaction import Transaction, needs_smtputf8, too_large
 from zonerelay.store.base import StoreError
 
@@ -88,6 +93,7 @@ class SmtpCourier:
         self._random = random
         tls = TlsPolicy(clock, remember_broken=settings.remember_broken_tls)
         self._opener = SessionOpener(settings, tls, hostname=hostname)
+        self._chunking = Chunking(clock)
         self._pool = Pool(quit_timeout=settings.quit_timeout)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
@@ -141,16 +147,21 @@ class SmtpCourier:
         try:
             async with aclosing(self._endpoints(errand)) as endpoints:
                 async for host, ip in endpoints:
-                    slot = slot or await self._pool.reserve(zone, destination)
-                    try:
-                        session = await self._opener.open(zone, host, ip, slot)
-                    except HostTrouble as trouble:
-                        errand.progress.host_failed(host.name, trouble)
-                        continue
-                    slot = None  # the session's now
-                    await self._use(session, errand)
-                    if not errand.progress.open:
-                        return
+                    same_again = True
+                    while same_again:
+                        slot = slot or await self._pool.reserve(zone, destination)
+                        try:
+                            session = await self._opener.open(zone, host, ip, slot)
+                        except HostTrouble as trouble:
+                            errand.progress.host_failed(host.name, trouble)
+                            break
+                        slot = None  # the session's now
+                        self._chunking.allow(session)
+                        before = len(errand.progress.open)
+                        limited = await self._use(session, errand)
+                        if not errand.progress.open:
+                            return
+                        same_again = limited and len(errand.progress.open) < before
         finally:
             if slot is not None:
                 slot.release()
@@ -183,17 +194,28 @@ class SmtpCourier:
             errand.progress.host_failed(host.name, HostTrouble(reply, asked=False))
         return found.ips
 
-    async def _use(self, session: Session, errand: _Errand) -> None:
-        """Run transactions on a connection until nobody is open or it is good for nothing more."""
+    async def _use(self, session: Session, errand: _Errand) -> bool:
+        """Run transactions on a connection until nobody is open or it is good for nothing more.
+
+        True when the peer's limits ended it and another connection to it may serve more.
+        """
         in_step = False
         try:
-            while (transaction := errand.transaction(session)) is not None:
-                session.transactions += 1
+            while True:
                 if errand.body.spent:
                     await errand.reopen_body()
+                transaction = errand.transaction(session)
+                if transaction is None:
+                    break
+                session.transactions += 1
                 await carry_out(transaction, session.wire, errand.body, self._timeouts)
                 errand.record(transaction, session)
-                if transaction.closing or not (transaction.delivered and transaction.overflow):
+                if session.chunking:
+                    self._chunking.learn(session, transaction)
+                more = (
+                    errand.left_out or transaction.again or (transaction.delivered and transaction.overflow)
+                )
+                if transaction.closing or not more or session.transactions >= session.max_transactions:
                     break
             in_step = transaction is None or not transaction.closing
         finally:
@@ -201,12 +223,13 @@ class SmtpCourier:
                 self._pool.give_back(session)
             else:
                 session.wire.abort()
+        return in_step and (errand.left_out or session.transactions >= session.max_transactions)
 
 
 class _Errand:
     """One batch on its way: its progress, its body, and the transaction that fits the next peer."""
 
-    __slots__ = ("_asking", "_read_body", "batch", "body", "progress")
+    __slots__ = ("_asking", "_read_body", "batch", "body", "left_out", "progress")
 
     def __init__(self, batch: Batch, read_body: ReadBody) -> None:
         self.batch = batch
@@ -214,16 +237,26 @@ class _Errand:
         self.body = Body(read_body, batch.message)
         self._read_body = read_body
         self._asking: list[int] = []
+        self.left_out = False
+        """True when the peer's limits kept somebody out of the latest transaction."""
 
     def transaction(self, session: Session) -> Transaction | None:
         """For those who are open and whom this peer can serve; `None` when there are none."""
         batch = self.batch
-        asking = self._asking = self._servable(session)
+        asking = self._servable(session)
+        self.left_out = False
+        if session.capabilities.limits is not NO_LIMITS:
+            asking = self._within_limits(asking, session)
+        self._asking = asking
         if not asking:
             return None
         deliveries: Sequence[Delivery] = batch.deliveries
         if len(asking) < len(deliveries):
             deliveries = [deliveries[index] for index in asking]
+        if session.chunking:
+            transaction = chunked(session, batch.message, deliveries, self.body)
+            if transaction is not None:
+                return transaction
         return Transaction(batch.message, deliveries, session.capabilities, session.peer)
 
     async def reopen_body(self) -> None:
@@ -248,6 +281,13 @@ class _Errand:
                 progress.unsupported(needy, session.peer)
                 return [index for index in progress.open if index not in needy]
         return progress.open
+
+    def _within_limits(self, servable: list[int], session: Session) -> list[int]:
+        asking = within_limits(session, self.batch.deliveries, servable)
+        self.left_out = len(asking) < len(servable)
+        if self.left_out:
+            self.progress.left_out([index for index in servable if index not in asking], session.peer)
+        return asking
 
     def _is_ascii(self) -> bool:
         for delivery in self.batch.deliveries:

@@ -14,10 +14,15 @@ from zonerelay.delivery.wire import SilentError, Wire, WireError
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.reply import Reply
+from zonerelay.smtp.chunk_lines import ChunkLines
+from zonerelay.smtp.chunked import ChunkedTransaction
 from zonerelay.smtp.replies import PeerError
 from zonerelay.smtp.stuffing import DotStuffer, PlainLines, stuffed
 from zonerelay.smtp.transaction import Phase, Transaction
 from zonerelay.store.base import StoreCorruptError, StoreError
+
+MAX_UNANSWERED_CHUNKS = 16
+"""Chunks on the way to a peer: with 64 KiB each, a megabyte for every round trip."""
 
 ReadBody = Callable[[MessageId], AsyncIterator[bytes]]
 Timeouts = dict[Phase, float]
@@ -31,6 +36,10 @@ def phase_timeouts(settings: DeliverySettings) -> Timeouts:
         Phase.BODY: settings.block_timeout,
         Phase.FINAL_DOT: settings.final_dot_timeout,
         Phase.LONE_DOT: settings.data_timeout,
+        Phase.FIRST_CHUNK: settings.data_timeout,
+        Phase.CHUNKS: settings.block_timeout,
+        Phase.LAST_CHUNK: settings.final_dot_timeout,
+        Phase.FURTHER_CHUNKS: settings.block_timeout,
         Phase.RSET: settings.mail_timeout,
     }
 
@@ -83,12 +92,17 @@ async def carry_out(transaction: Transaction, wire: Wire, body: Body, timeouts: 
     """Run the transaction until it is DONE. Raises nothing but CancelledError and our own bugs."""
     try:
         wire.write(transaction.begin())
+        if transaction.at_once:
+            wire.acknowledge_at_once()
         while (phase := transaction.phase) is not Phase.DONE:
-            if phase is Phase.BODY and (
-                _send_whole(body, wire) if body.whole else await _send(body, wire, timeouts[phase])
-            ):
-                transaction.body_sent()
-                phase = transaction.phase
+            if phase is Phase.BODY:
+                if _send_whole(body, wire) if body.whole else await _send(body, wire, timeouts[phase]):
+                    transaction.body_sent()
+                    phase = transaction.phase
+            elif phase is Phase.CHUNKS:
+                assert isinstance(transaction, ChunkedTransaction)  # nobody else comes here
+                await _send_chunks(transaction, wire, body, timeouts[phase])
+                continue
             reply = wire.next_reply() or await wire.reply(timeouts[phase])
             command = transaction.receive(reply)
             if command:
@@ -133,3 +147,42 @@ async def _send(body: Body, wire: Wire, timeout: float) -> bool:
         return False
     wire.write(piece + stuffer.finish())
     return True
+
+
+async def _send_chunks(transaction: ChunkedTransaction, wire: Wire, body: Body, timeout: float) -> None:
+    """All but the first octet, a chunk for each piece that is read, until the last or a refusal.
+
+    What waits in this process is bounded by the write limit, what was not answered by MAX_UNANSWERED_CHUNKS.
+    """
+    lines = ChunkLines(plain=body.plain_lines)
+    piece = lines.feed(body.head)[1:]
+    while not body.whole and (following := await body.next()):
+        if piece:
+            wire.write(transaction.chunk(piece, last=False))
+            while wire.paused or transaction.unanswered_chunks >= MAX_UNANSWERED_CHUNKS:
+                _hear(transaction, wire, wire.next_reply() or await wire.reply(timeout))
+                if transaction.phase is not Phase.CHUNKS:
+                    return
+        piece = lines.feed(following)
+        if not _hear_all(transaction, wire):
+            return
+    # What is lost before the last chunk is written is certainly not complete, so it is not in doubt.
+    while transaction.unanswered_chunks and wire.unsent:
+        _hear(transaction, wire, wire.next_reply() or await wire.reply(timeout))
+        if transaction.phase is not Phase.CHUNKS:
+            return
+    if _hear_all(transaction, wire):
+        wire.write(transaction.chunk(piece + lines.finish(), last=True))
+
+
+def _hear_all(transaction: ChunkedTransaction, wire: Wire) -> bool:
+    """Take the replies that are here; false when the rest is not to be sent."""
+    while transaction.phase is Phase.CHUNKS and (reply := wire.next_reply()):
+        _hear(transaction, wire, reply)
+    return transaction.phase is Phase.CHUNKS
+
+
+def _hear(transaction: ChunkedTransaction, wire: Wire, reply: Reply) -> None:
+    command = transaction.receive(reply)
+    if command:
+        wire.write(command)

@@ -58,7 +58,7 @@ class Pool:
         zone = session.zone
         if not session.wire.usable:
             session.wire.abort()
-        elif self._closed or session.transactions >= zone.max_messages_per_connection:
+        elif self._closed or session.transactions >= session.max_transactions:
             session.wire.quit(self._quit_timeout)
         else:
             self._keep(session, zone.connection_idle_timeout)

@@ -15,7 +15,7 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.transaction import Peer, Transaction
 
-OVERFLOW = Reply(452, "5.3", "too many recipients for one transaction")
+OVERFLOW = Reply(452, "5.3", "more recipients or commands than the peer takes in one transaction")
 NOT_UTF8 = Reply(550, "6.7", "the host does not support SMTPUTF8, which the addresses need")
 
 
@@ -70,18 +70,22 @@ class Progress:
             self._suppose(transaction.outcomes[0])
             return
         outcomes = transaction.outcomes
-        if len(outcomes) == len(self._known) and not transaction.overflow:
+        if len(outcomes) == len(self._known) and not (transaction.overflow or transaction.again):
             self._known, self.open = outcomes, []
             return
         for index, outcome in zip(indices, outcomes, strict=True):
             self._known[index] = outcome
-        if transaction.overflow:
-            later = Outcome(
-                Verdict.DEFERRED, OVERFLOW, Scope.RECIPIENT, peer.host, peer.address, peer.tls, counts=False
-            )
-            for position in transaction.overflow:
-                self._tentative[indices[position]] = later
         self.open = [index for index in self.open if self._known[index] is None]
+        if transaction.overflow or transaction.again:
+            self.left_out([index for index in indices if self._known[index] is None], peer)
+
+    def left_out(self, indices: Sequence[int], peer: Peer) -> None:
+        """One transaction did not do for them; another one is to follow."""
+        later = Outcome(
+            Verdict.DEFERRED, OVERFLOW, Scope.RECIPIENT, peer.host, peer.address, peer.tls, counts=False
+        )
+        for index in indices:
+            self._tentative[index] = later
 
     def outcomes(self, otherwise: Outcome) -> list[Outcome]:
         """The result. A host that answered for some would talk, so the rest is no HOST trouble."""

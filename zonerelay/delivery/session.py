@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import aiosmtplib
@@ -52,6 +52,18 @@ class Session:
     slot: Slot
     transactions: int = 0
     idle_until: float = 0.0
+    max_transactions: int = field(init=False)
+    """What the zone and the peer (MAILMAX, RFC 9422) allow."""
+    domains: set[str] = field(default_factory=set)
+    """Of the recipients so far; kept only where the peer limits them."""
+    chunking: bool = False
+    """BDAT is used instead of DATA."""
+    bdat_taken: bool = False
+    """The peer has taken a BDAT on this connection."""
+
+    def __post_init__(self) -> None:
+        most = self.zone.max_messages_per_connection
+        self.max_transactions = min(most, self.capabilities.limits.mailmax or most)
 
 
 class SessionOpener:

@@ -36,6 +36,8 @@ class Manners:
     eight_bit_mime: bool = True
     smtputf8: bool = True
     dsn: bool = False
+    chunking: bool = False
+    limits: str = ""
     tls: ssl.SSLContext | None = None
     broken_tls: bool = False
     injected: str = ""
@@ -51,7 +53,10 @@ class Manners:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """One accepted message. `body` is un-stuffed, `b""` unless bodies are kept; `sha256` is of the body."""
+    """One accepted message. `body` is un-stuffed, `b""` unless bodies are kept; `sha256` is of the body.
+
+    `chunks` is how many came with BDAT, 0 for DATA.
+    """
 
     mail_from: str
     parameters: str
@@ -61,6 +66,7 @@ class Received:
     sha256: str
     tls: bool
     peer: str
+    chunks: int = 0
 
 
 class Book(Protocol):
@@ -110,6 +116,7 @@ class Conversation:
             "MAIL": self._mail,
             "RCPT": self._rcpt,
             "DATA": self._data,
+            "BDAT": self._bdat,
             "RSET": self._rset,
             "NOOP": self._noop,
             "QUIT": self._quit,
@@ -128,6 +135,8 @@ class Conversation:
             "8BITMIME": manners.eight_bit_mime,
             "SMTPUTF8": manners.smtputf8,
             "DSN": manners.dsn,
+            "CHUNKING": manners.chunking,
+            f"LIMITS {manners.limits}": bool(manners.limits),
             "ENHANCEDSTATUSCODES": manners.enhanced,
             f"SIZE {manners.size}": manners.size is not None,
             "STARTTLS": not self._tls and (manners.tls is not None or manners.broken_tls),
@@ -211,6 +220,35 @@ class Conversation:
             return
         await self._answer_message(behaviours, body, size, digest)
 
+    async def _bdat(self, argument: str) -> None:
+        """A chunk, read whole whatever is answered (RFC 3030 2): the client's chunks bound the memory."""
+        size, _, last = argument.partition(" ")
+        content = await self._octets(int(size))
+        behaviours = list(self._recipients.values())
+        refused = next((b.data for b in behaviours if b.data), "")
+        if refused or not behaviours or self._chunk_refused:
+            self._chunk_refused = True
+            await self._reply(refused or "503 5.5.1 no valid recipients")
+            return
+        self._open = not any(b.close_before_dot or (last and b.close_after_dot) for b in behaviours)
+        early = next((b.early for b in behaviours if b.early), "")
+        if self._open and early and self._chunks:
+            self._chunk_refused = True
+            await self._reply(early)
+        elif self._open:
+            await self._take_chunk(content, behaviours, last=bool(last))
+
+    async def _take_chunk(self, content: bytes, behaviours: list[Behaviour], *, last: bool) -> None:
+        self._chunks += 1
+        self._size += len(content)
+        self._digest.update(content)
+        if self._book.keep_bodies:
+            self._kept += content
+        if last:
+            await self._answer_message(behaviours, bytes(self._kept), self._size, self._digest.hexdigest())
+        else:
+            await self._reply(f"250 2.0.0 {len(content)} octets received")
+
     async def _answer_message(self, behaviours: list[Behaviour], body: bytes, size: int, digest: str) -> None:
         refused = next((b.final for b in behaviours if b.final), "")
         too_big = self._manners.size is not None and size > self._manners.size
@@ -235,6 +273,7 @@ class Conversation:
             sha256=digest,
             tls=self._tls,
             peer=f"{name[0]}:{name[1]}",
+            chunks=self._chunks,
         )
 
     async def _rset(self, argument: str) -> None:
@@ -252,6 +291,11 @@ class Conversation:
         self._mail_from = ""
         self._parameters = ""
         self._recipients: dict[str, Behaviour] = {}
+        self._chunks = 0
+        self._chunk_refused: bool = False
+        self._kept = bytearray()
+        self._size = 0
+        self._digest = hashlib.sha256()
 
     # Bytes.
 
@@ -285,6 +329,18 @@ class Conversation:
             await self._more()
         line, self._buffer = self._buffer[:end], self._buffer[end + 2 :]
         return line.decode("utf-8", "replace")
+
+    async def _octets(self, size: int) -> bytes:
+        parts, left = [self._buffer], size - len(self._buffer)
+        self._buffer = b""
+        while left > 0:
+            parts.append(await self._reader.read(READ_SIZE))
+            if not parts[-1]:
+                raise EOFError
+            left -= len(parts[-1])
+        octets = b"".join(parts)
+        self._buffer = octets[size:]
+        return octets[:size]
 
     async def _body(self) -> tuple[bytes, int, str]:
         """The un-stuffed body, its size and digest. What is not kept is dropped while it arrives."""

@@ -1,4 +1,6 @@
-"""The client's half of one mail transaction, as values: replies in, bytes to write out. No I/O.
+"""The client's half of one mail transaction with DATA, as values: replies in, bytes to write out. No I/O.
+
+`chunked.py` is the same with BDAT.
 
 The caller writes what `begin` and `receive` return and reads one reply at a time until `phase` is
 DONE; in BODY it sends the stuffed body and the final dot and then calls `body_sent`. What became
@@ -27,14 +29,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Body, Message
+from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.dsn_relay import mail_parameters, rcpt_parameters
 from zonerelay.smtp.extensions import Capabilities
+from zonerelay.smtp.script import script
 from zonerelay.smtp.stuffing import END
 
 TOO_MANY_RECIPIENTS = "5.3"
@@ -49,6 +52,10 @@ class Phase(enum.StrEnum):
     BODY = "the message body"
     FINAL_DOT = "the reply to the final dot"
     LONE_DOT = "the reply to a lone dot"
+    FIRST_CHUNK = "the first BDAT"
+    CHUNKS = "BDAT"
+    LAST_CHUNK = "the reply to the last BDAT"
+    FURTHER_CHUNKS = "the replies to BDATs after a refused one"
     RSET = "RSET"
     DONE = "nothing"
 
@@ -80,6 +87,7 @@ class Transaction:
 
     __slots__ = (
         "_accepted",
+        "_after_rcpt",
         "_asked",
         "_commands",
         "_dsn",
@@ -87,6 +95,8 @@ class Transaction:
         "_peer",
         "_pipelining",
         "_script",
+        "again",
+        "at_once",
         "closing",
         "delivered",
         "outcomes",
@@ -108,17 +118,22 @@ class Transaction:
         self.unanswered = False
         """True when the session ended before MAIL was answered: no recipient has been asked."""
         self.delivered = False
+        self.at_once = False
+        """True when what is written first is everything, so that nothing but replies follows."""
+        self.again = False
+        """True when those without an outcome are to be asked once more, on this connection."""
         self.overflow: list[int] = []
         self.outcomes: list[Outcome | None] = [None] * len(deliveries)
-        """What became of each recipient: `None` before DONE, and for those in `overflow`."""
+        """What became of each recipient: `None` before DONE, for those in `overflow` or to ask `again`."""
         self._peer = peer
         self._pipelining = capabilities.pipelining
         self._dsn = capabilities.dsn
-        self._script = _script(message, deliveries, capabilities)
+        self._script = script(message, deliveries, capabilities)
         self._commands = [] if self._pipelining else self._script.splitlines(keepends=True)
         self._asked = 0
         self._accepted: list[int] = []
         self._mail_refused = False
+        self._after_rcpt = Phase.DATA
 
     def begin(self) -> bytes:
         """What to write first."""
@@ -128,7 +143,7 @@ class Transaction:
         """Take the reply to the oldest unanswered command; returns what to write next, maybe nothing."""
         if reply.code == 421:
             return self._session_ends(reply)
-        return _ON_REPLY[self.phase](self, reply)
+        return self._on_reply[self.phase](self, reply)
 
     def body_sent(self) -> None:
         """The final dot has been written: from here on only the peer's reply can tell."""
@@ -171,7 +186,7 @@ class Transaction:
             else:
                 self._not_accepted(index, reply)
         if self._asked == len(self.outcomes):
-            self.phase = Phase.DATA
+            self.phase = self._after_rcpt
             if not (self._accepted or self._pipelining):
                 return self._reset()
         return b"" if self._pipelining else self._commands[self._asked + 1]
@@ -230,14 +245,17 @@ class Transaction:
 
     def _finish(self) -> bytes:
         self.phase = Phase.DONE
-        if self.overflow and not self.delivered:
+        if self.overflow and not (self.delivered or self.again):
             # Nobody was refused for good, so nothing of the attempt is held against the rest.
             self._settle(self.overflow, _LATER, Verdict.DEFERRED, Scope.RECIPIENT, counts=False)
         return b""
 
+    @property
+    def _may_be_taken(self) -> bool:
+        """The whole message was written and its reply did not come."""
+        return self.phase is Phase.FINAL_DOT
+
     def _session_ends(self, reply: Reply) -> bytes:
-        if self.phase is Phase.FINAL_DOT:
-            self._refuse(self._accepted, reply, Scope.MESSAGE)
         self._end(reply, local=False)
         return b""
 
@@ -247,14 +265,15 @@ class Transaction:
 
     def _end(self, reply: Reply, *, local: bool) -> None:
         self.closing = True
-        self.unanswered = self.phase is Phase.MAIL
+        in_doubt = local and self._may_be_taken  # 421 is an answer
+        self.unanswered = self.phase is Phase.MAIL and not in_doubt
         self._settle(
             self._waiting(),
             reply,
             Verdict.DEFERRED,
             Scope.HOST if self.unanswered else Scope.MESSAGE,
             local=local,
-            in_doubt=self.phase is Phase.FINAL_DOT,
+            in_doubt=in_doubt,
         )
         self._finish()
 
@@ -287,52 +306,15 @@ class Transaction:
         for index in indices:
             self.outcomes[index] = outcome
 
-
-_ON_REPLY: dict[Phase, Callable[[Transaction, Reply], bytes]] = {
-    Phase.MAIL: Transaction._on_mail,
-    Phase.RCPT: Transaction._on_rcpt,
-    Phase.DATA: Transaction._on_data,
-    Phase.BODY: Transaction._on_early_reply,
-    Phase.FINAL_DOT: Transaction._on_final_dot,
-    Phase.LONE_DOT: Transaction._on_lone_dot,
-    Phase.RSET: Transaction._on_reset,
-}
+    _on_reply: ClassVar[dict[Phase, Callable[[Any, Reply], bytes]]] = {  # Any: subclasses add their own
+        Phase.MAIL: _on_mail,
+        Phase.RCPT: _on_rcpt,
+        Phase.DATA: _on_data,
+        Phase.BODY: _on_early_reply,
+        Phase.FINAL_DOT: _on_final_dot,
+        Phase.LONE_DOT: _on_lone_dot,
+        Phase.RSET: _on_reset,
+    }
 
 
 _LATER = Reply(452, TOO_MANY_RECIPIENTS, "too many recipients for one transaction")
-
-_NEXT_RCPT = ">\r\nRCPT TO:<"
-
-
-def _script(message: Message, deliveries: Sequence[Delivery], capabilities: Capabilities) -> bytes:
-    """MAIL, the RCPTs and DATA, a line each.
-
-    Mailboxes and DSN parameters were parsed on the way in; that no line break is among them is checked
-    once more, because one would be a command of a stranger's choice.
-    """
-    envelope = message.envelope
-    sender, everybody = envelope.sender, _NEXT_RCPT.join([each.recipient for each in deliveries]) + ">"
-    parameters = f" SIZE={message.size}" if capabilities.size_offered else ""
-    if capabilities.eight_bit_mime and (message.eight_bit or envelope.body is Body.EIGHT_BIT):
-        parameters += " BODY=8BITMIME"
-    smtputf8 = capabilities.smtputf8 and (envelope.smtputf8 or not (sender.isascii() and everybody.isascii()))
-    if smtputf8:
-        parameters += " SMTPUTF8"
-    if capabilities.dsn:
-        if envelope.ret or envelope.envid:
-            parameters += mail_parameters(envelope)
-        for each in deliveries:
-            if each.notify or each.orcpt:
-                everybody = _with_wishes(deliveries, smtputf8=smtputf8)
-                break
-    script = f"MAIL FROM:<{sender}>{parameters}\r\nRCPT TO:<{everybody}\r\nDATA\r\n".encode()
-    lines = len(deliveries) + 2
-    if script.count(b"\r") != lines or script.count(b"\n") != lines:
-        raise ValueError("an envelope address holds a line break")
-    return script
-
-
-def _with_wishes(deliveries: Sequence[Delivery], *, smtputf8: bool) -> str:
-    """Every recipient with its DSN parameters, where there are any."""
-    rcpts = [f"{each.recipient}>{rcpt_parameters(each, smtputf8=smtputf8)}" for each in deliveries]
-    return "\r\nRCPT TO:<".join(rcpts)
