@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, Protocol
 
 from aiosmtpd.smtp import SMTP
@@ -273,7 +274,10 @@ class Session(SMTP):
         try:
             return self.dialog.answer(line, more=self.lines.waiting > 0)
         except Exception as error:  # noqa: BLE001 - rule 3: a mistake of ours is never the client's
-            return self._trouble(error)
+            answer = self._trouble(error)
+            # What follows may be a chunk, which must not run as commands.
+            is_bdat = isinstance(line, bytes) and line[:4].upper() == b"BDAT"
+            return replace(answer, then=Then.CLOSE) if is_bdat else answer
 
     def _trouble(self, error: Exception) -> Answer:
         self.reception.events.trouble("inbound", error)
