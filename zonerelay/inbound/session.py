@@ -28,17 +28,17 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from aiosmtpd.smtp import SMTP
 
 from zonerelay.config.models import ListenerTls
 from zonerelay.inbound import answers, doorway
-from zonerelay.inbound.access import Client
 from zonerelay.inbound.answers import Answer, Then
 from zonerelay.inbound.bodies import Bodies
 from zonerelay.inbound.deadlines import Deadlines
 from zonerelay.inbound.dialog import Dialog
+from zonerelay.inbound.house import House
 from zonerelay.inbound.link import Link
 from zonerelay.inbound.memory import TLS_COST
 from zonerelay.inbound.reception import Reception
@@ -51,22 +51,6 @@ MAX_LINES_PER_TURN = 500  # then other connections get their turn
 # It logs every command line with the addresses in it (rule 7).
 logging.getLogger("mail.log").setLevel(logging.CRITICAL + 1)
 logging.getLogger("mail.debug").setLevel(logging.CRITICAL + 1)
-
-
-class House(Protocol):
-    """Who keeps the sessions: the listener."""
-
-    def welcome(self, session: Session, peer: object) -> tuple[Client, Answer | None]:
-        """Identify and count a connection, or say why not."""
-
-    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, Answer | None]:
-        """The connection is that of another client, as a PROXY header or XCLIENT says; or why not."""
-
-    def farewell(self, session: Session, client: Client) -> None:
-        """The connection is gone: called once for every welcome without a refusal."""
-
-    def forget(self, session: Session) -> None:
-        """The connection is gone and nothing of it is still running."""
 
 
 class Session(SMTP):
