@@ -140,7 +140,7 @@ class Session(SMTP):
         if self._welcome:
             self._house.farewell(self, self.client)
         if not self._running:
-            self._house.forget(self)
+            self._over()
 
     def pause_writing(self) -> None:
         self._blocked = True
@@ -335,7 +335,11 @@ class Session(SMTP):
     def _one_less(self, _: asyncio.Task[None]) -> None:
         self._running -= 1
         if not self._running and self.link.is_lost:
-            self._house.forget(self)
+            self._over()
+
+    def _over(self) -> None:
+        self.bodies.part()
+        self._house.forget(self)
 
     def say_goodbye(self, answer: Answer, *, detail: str = "") -> None:
         if answer.reason is not None:
