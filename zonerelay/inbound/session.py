@@ -91,9 +91,13 @@ class Session(SMTP):
             self.say_goodbye(refusal)
             return
         self._welcome = True
-        deadlines = self.deadlines
-        self._timer = self.loop.call_at(deadlines.next_look(deadlines.heard), self._look_at_time)
-        doorway.open_to(self)
+        reception = self.reception
+        self._timer = self.loop.call_at(self.deadlines.heard + reception.first_look, self._look_at_time)
+        if reception.greets_at_once and not self.client.proxies:
+            self.greeted = True
+            self.link.write(reception.greeting.banner.wire)
+        else:
+            doorway.open_to(self)
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
