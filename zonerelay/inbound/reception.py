@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from zonerelay.config.models import ListenerSettings, ListenerTls
+from zonerelay.inbound import deadlines
 from zonerelay.inbound.access_rules import AccessRules
 from zonerelay.inbound.consult import Consultants
-from zonerelay.inbound.deadlines import HANDSHAKE
 from zonerelay.inbound.grants import GrantTable
 from zonerelay.inbound.greeting import Greeting
 from zonerelay.inbound.memory import SessionMemory
@@ -64,7 +64,7 @@ class Reception:
             "greeting": Greeting(self.hostname, settings),
             "grants": GrantTable(settings),
             "greets_at_once": not implicit and Connect not in self.consultants.asked,
-            "first_look": min(settings.idle_timeout, settings.transaction_timeout, HANDSHAKE),
+            "first_look": min(settings.idle_timeout, settings.transaction_timeout, deadlines.HANDSHAKE),
         }
         for name, value in derived.items():
             # The way a frozen dataclass sets what it derives.
