@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.inbound import House, RememberingStore, Talk, listening, until
+from tests.support.inbound import EventLog, House, RememberingStore, Talk, listening, until
 from zonerelay.config.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
 from zonerelay.inbound import policy
 from zonerelay.inbound.auth import Login, LoginKind
@@ -267,3 +267,21 @@ async def test_the_time_that_a_policy_takes_is_not_the_client_s(pipelined: bool)
         await asyncio.sleep(0.1)
         assert (await talk.ask(b"DATA")).startswith(b"354 ")
         assert await talk.line() == b"421 4.4.2 Transaction took too long"
+
+
+# Our own mistakes.
+
+
+class LogThatBreaks(EventLog):
+    def emit(self, level: str, event: str, fields: dict[str, object]) -> None:
+        if event == "refused":
+            raise ZeroDivisionError
+        super().emit(level, event, fields)
+
+
+async def test_octets_behind_a_bdat_that_we_fail_over_do_not_run_as_commands() -> None:
+    log = LogThatBreaks()
+    async with listening(log=log) as house, await house.connect() as talk:
+        talk.send(b"BDAT 6 LAST\r\nVRFY x\r\n")
+        assert await talk.closed() == b"451 4.3.0 Local error, try again later\r\n"
+        assert len(log.named("trouble")) == 1

@@ -197,7 +197,9 @@ class Crowd:
         assert self.log.named("trouble") == []
 
     async def over(self) -> None:
-        """Everybody leaves, and what was begun comes to its end."""
+        """Everybody leaves, or is told to, and what was begun comes to its end."""
+        if self.dice.falls(2):
+            await self._drain()
         for client in self.clients:
             client.lose()
         for _ in range(MOST_TURNS):
@@ -209,6 +211,16 @@ class Crowd:
         assert not self.listener._sessions, "nothing of a session is left when it is over"
         assert self.store.begun == self.store.aborted + len(self.store.stored)
         self._check_mail()
+
+    async def _drain(self) -> None:
+        draining = asyncio.ensure_future(self.listener.drain(self.dice.random.choice((0.0, 0.001))))
+        while not draining.done():
+            await asyncio.sleep(0)
+            for client in self.clients:
+                client.listen()
+                if client.wire.closed:
+                    client.lose()
+        await draining
 
     def _check_mail(self) -> None:
         stored = sorted(each.message.id for each in self.store.stored)

@@ -21,7 +21,15 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa
 from tests.support.certificates import DAY, NOW, Made, context_files, make
 from tests.support.tls_client import TlsClient, trusting
 from zonerelay.config.models import ListenerSettings, ListenerTls
-from zonerelay.inbound.certificate_files import CertificateError, _read_problem, read_pair
+from zonerelay.inbound import certificates
+from zonerelay.inbound.certificate_files import (
+    CertificateError,
+    Pair,
+    Texts,
+    _read_problem,
+    parse_pair,
+    read_pair,
+)
 from zonerelay.inbound.certificates import LOOK_EVERY, TRY_AGAIN, Certificates
 from zonerelay.model.clock import ManualClock
 from zonerelay.telemetry.events import Events, Field
@@ -384,6 +392,35 @@ def test_a_touched_file_changes_nothing(tmp_path: Path) -> None:
     house.certificates.refresh()
     assert house.certificates.context() is before
     assert house.log.take_names() == []
+
+
+def test_files_that_hold_the_same_are_not_parsed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An RSA key of 4096 bits takes a quarter of a second, in which nobody is answered."""
+    parsed: list[Path] = []
+
+    def counted(certificate: Path, key: Path, texts: Texts) -> Pair:
+        parsed.append(certificate)
+        return parse_pair(certificate, key, texts)
+
+    monkeypatch.setattr(certificates, "parse_pair", counted)
+    old, new = make("a.example.org"), make("a.example.org")
+    house = House(tmp_path, old)
+    for _ in range(3):
+        house.certificates.refresh()
+    assert len(parsed) == 1
+    new.write(tmp_path, "0")[1].write_bytes(old.key_pem)
+    for _ in range(3):
+        house.certificates.refresh()
+        assert house.shown() == old.fingerprint
+        assert len(house.certificates.problems) == 1
+    assert len(parsed) == 2
+    new.write(tmp_path, "0")
+    house.certificates.refresh()
+    assert house.shown() == new.fingerprint
+    assert len(parsed) == 3
+    assert house.certificates.problems == ()
 
 
 def test_a_reload_reads_at_once(tmp_path: Path) -> None:

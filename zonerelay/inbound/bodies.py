@@ -156,7 +156,8 @@ class Bodies:
             self._go_on(intake)
         elif intake.refusal is not None and intake.task is None:
             self._finish(intake, intake.refusal)
-        session.regulate()
+        if not intake.complete or session.lines.waiting or session.link.is_paused:
+            session.regulate()
 
     def _go_on(self, intake: Intake) -> None:
         """More is to come."""
@@ -236,6 +237,10 @@ class Bodies:
             if left:
                 self._refuse(intake, Answer(answers.CLIENT_LEFT, b"", reason=Reason.CLIENT_LEFT))
             self._abort(intake)
+
+    def part(self) -> None:
+        """The session is over. The two refer to each other: parted, they need no garbage collector."""
+        del self._session
 
     def _abort(self, intake: Intake) -> None:
         """No end of data will come: the message does not exist."""

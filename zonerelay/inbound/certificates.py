@@ -11,6 +11,7 @@ Files are looked at once in LOOK_EVERY at most, and only when a client comes.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +22,10 @@ from zonerelay.inbound.certificate_files import (
     CertificateError,
     Pair,
     Signature,
+    Texts,
     is_exposed,
-    read_pair,
+    parse_pair,
+    read_texts,
     signature,
 )
 from zonerelay.inbound.tls_channel import TlsChannel
@@ -43,13 +46,15 @@ DAILY = 86400.0
 class _Entry:
     """One pair of files: what was last read of it that is good, and what is wrong with it now."""
 
-    __slots__ = ("_seen", "_try_again", "certificate", "key", "pair", "problem")
+    __slots__ = ("_digest", "_result", "_seen", "_try_again", "certificate", "key", "pair", "problem")
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self.certificate = certificate
         self.key = key
         self.pair: Pair | None = None
         self.problem = ""
+        self._digest = b""  # of what was last in the files
+        self._result: Pair | str = ""  # what came of it, or what was wrong with it
         self._seen: tuple[Signature, Signature] = (None, None)
         self._try_again = 0.0
 
@@ -59,12 +64,27 @@ class _Entry:
         return self._signatures() != self._seen
 
     def read(self, now: float) -> Pair:
-        """A pair that OpenSSL takes. Raises CertificateError."""
+        """A pair that OpenSSL takes; the same one as long as the files hold the same.
+
+        Raises CertificateError.
+        """
         # Before reading: what changes meanwhile is seen at the next look.
         self._seen = self._signatures()
         self._try_again = now + TRY_AGAIN
-        pair = read_pair(self.certificate, self.key)
-        build_context([pair], ask_certificate=False)
+        texts = read_texts(self.certificate, self.key)
+        digest = hashlib.sha256(b"%d %b%b" % (len(texts[0]), *texts)).digest()
+        if digest != self._digest:
+            self._result, self._digest = self._parsed(texts), digest
+        if isinstance(self._result, str):
+            raise CertificateError(self._result)
+        return self._result
+
+    def _parsed(self, texts: Texts) -> Pair | str:
+        try:
+            pair = parse_pair(self.certificate, self.key, texts)
+            build_context([pair], ask_certificate=False)
+        except CertificateError as error:
+            return str(error)
         return pair
 
     def _signatures(self) -> tuple[Signature, Signature]:

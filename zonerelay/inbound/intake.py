@@ -298,7 +298,8 @@ class Intake:
             self.backlog -= size
             if self.held:
                 self._charge()
-            self._on_room()
+            if not self.complete:
+                self._on_room()
 
     async def _commit(self, writer: MessageWriter) -> Answer:
         if EndOfData in self._reception.consultants.asked and await self._refused_at_the_end():

@@ -9,6 +9,7 @@ operator's own processes, and who comes through a load balancer is nobody until 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from socket import AF_INET6, inet_pton
 
 from zonerelay.inbound.access import Reason
@@ -82,8 +83,9 @@ class ConnectionLimits:
         _take_one(self._networks, network)
 
 
+@lru_cache(maxsize=1024)
 def _keys(address: str) -> tuple[Key, Key]:
-    """Client and network. Once per connection, so without ipaddress, which takes microseconds."""
+    """Client and network. Twice per connection, so without ipaddress, which takes microseconds."""
     client = client_key(address)
     return client, client[:6] if isinstance(client, bytes) else address.rpartition(".")[0]
 

@@ -57,7 +57,9 @@ def mail(dialog: Dialog, argument: str) -> Answer:
     refusal = _mail_refusal(dialog, command)
     if refusal is not None:
         return refusal
-    transaction = Transaction(command, release=_release(dialog, command), edits=dialog.edits)
+    held_back = command.hold_for is not None or command.hold_until is not None
+    release = _release(dialog, command) if held_back else 0.0
+    transaction = Transaction(command, release=release, edits=dialog.edits)
     if Mail not in dialog.reception.consultants.asked:
         dialog.transaction = transaction
         return answers.SENDER_OK
@@ -85,8 +87,6 @@ def _mail_refusal(dialog: Dialog, command: MailCommand) -> Answer | None:
 
 def _release(dialog: Dialog, command: MailCommand) -> float:
     """Raises CommandError."""
-    if command.hold_for is None and command.hold_until is None:
-        return 0.0
     now = dialog.reception.clock.now()
     release = now + command.hold_for if command.hold_for is not None else command.hold_until or 0.0
     if release > now + dialog.reception.settings.max_hold:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from zonerelay.config.models import ListenerSettings
+from zonerelay.config.models import ListenerSettings, ListenerTls
+from zonerelay.inbound import deadlines
 from zonerelay.inbound.access_rules import AccessRules
 from zonerelay.inbound.consult import Consultants
 from zonerelay.inbound.grants import GrantTable
 from zonerelay.inbound.greeting import Greeting
 from zonerelay.inbound.memory import SessionMemory
+from zonerelay.inbound.policy import Connect
 from zonerelay.inbound.tls import TlsContexts
 from zonerelay.inbound.turns import Turns
 from zonerelay.inbound.zone_header import ZoneHeader
@@ -58,9 +60,19 @@ class Reception:
     greeting: Greeting = field(init=False)
     grants: GrantTable = field(init=False)
     zone_header: ZoneHeader | None = field(init=False)
+    greets_at_once: bool = field(init=False)
+    first_look: float = field(init=False)  # seconds until a new session may be late for the first time
 
     def __post_init__(self) -> None:
-        # The way a frozen dataclass sets what it derives.
-        object.__setattr__(self, "greeting", Greeting(self.hostname, self.settings))
-        object.__setattr__(self, "grants", GrantTable(self.settings))
-        object.__setattr__(self, "zone_header", ZoneHeader.of(self.settings))
+        settings = self.settings
+        implicit = settings.tls is ListenerTls.IMPLICIT
+        derived = {
+            "greeting": Greeting(self.hostname, settings),
+            "grants": GrantTable(settings),
+            "zone_header": ZoneHeader.of(settings),
+            "greets_at_once": not implicit and Connect not in self.consultants.asked,
+            "first_look": min(settings.idle_timeout, settings.transaction_timeout, deadlines.HANDSHAKE),
+        }
+        for name, value in derived.items():
+            # The way a frozen dataclass sets what it derives.
+            object.__setattr__(self, name, value)

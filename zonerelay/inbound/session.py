@@ -27,17 +27,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 from aiosmtpd.smtp import SMTP
 
 from zonerelay.config.models import ListenerTls
 from zonerelay.inbound import answers, doorway
-from zonerelay.inbound.access import Client
 from zonerelay.inbound.answers import Answer, Then
 from zonerelay.inbound.bodies import Bodies
 from zonerelay.inbound.deadlines import Deadlines
 from zonerelay.inbound.dialog import Dialog
+from zonerelay.inbound.house import House
 from zonerelay.inbound.link import Link
 from zonerelay.inbound.memory import TLS_COST
 from zonerelay.inbound.reception import Reception
@@ -50,22 +51,6 @@ MAX_LINES_PER_TURN = 500  # then other connections get their turn
 # It logs every command line with the addresses in it (rule 7).
 logging.getLogger("mail.log").setLevel(logging.CRITICAL + 1)
 logging.getLogger("mail.debug").setLevel(logging.CRITICAL + 1)
-
-
-class House(Protocol):
-    """Who keeps the sessions: the listener."""
-
-    def welcome(self, session: Session, peer: object) -> tuple[Client, Answer | None]:
-        """Identify and count a connection, or say why not."""
-
-    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, Answer | None]:
-        """The connection is that of another client, as a PROXY header or XCLIENT says; or why not."""
-
-    def farewell(self, session: Session, client: Client) -> None:
-        """The connection is gone: called once for every welcome without a refusal."""
-
-    def forget(self, session: Session) -> None:
-        """The connection is gone and nothing of it is still running."""
 
 
 class Session(SMTP):
@@ -106,9 +91,13 @@ class Session(SMTP):
             self.say_goodbye(refusal)
             return
         self._welcome = True
-        deadlines = self.deadlines
-        self._timer = self.loop.call_at(deadlines.next_look(deadlines.heard), self._look_at_time)
-        doorway.open_to(self)
+        reception = self.reception
+        self._timer = self.loop.call_at(self.deadlines.heard + reception.first_look, self._look_at_time)
+        if reception.greets_at_once and not self.client.proxies:
+            self.greeted = True
+            self.link.write(reception.greeting.banner.wire)
+        else:
+            doorway.open_to(self)
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
@@ -155,7 +144,7 @@ class Session(SMTP):
         if self._welcome:
             self._house.farewell(self, self.client)
         if not self._running:
-            self._house.forget(self)
+            self._over()
 
     def pause_writing(self) -> None:
         self._blocked = True
@@ -273,7 +262,10 @@ class Session(SMTP):
         try:
             return self.dialog.answer(line, more=self.lines.waiting > 0)
         except Exception as error:  # noqa: BLE001 - rule 3: a mistake of ours is never the client's
-            return self._trouble(error)
+            answer = self._trouble(error)
+            # What follows may be a chunk, which must not run as commands.
+            is_bdat = isinstance(line, bytes) and line[:4].upper() == b"BDAT"
+            return replace(answer, then=Then.CLOSE) if is_bdat else answer
 
     def _trouble(self, error: Exception) -> Answer:
         self.reception.events.trouble("inbound", error)
@@ -347,7 +339,11 @@ class Session(SMTP):
     def _one_less(self, _: asyncio.Task[None]) -> None:
         self._running -= 1
         if not self._running and self.link.is_lost:
-            self._house.forget(self)
+            self._over()
+
+    def _over(self) -> None:
+        self.bodies.part()
+        self._house.forget(self)
 
     def say_goodbye(self, answer: Answer, *, detail: str = "") -> None:
         if answer.reason is not None:
