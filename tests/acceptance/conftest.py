@@ -14,7 +14,13 @@ import pytest
 
 from zonerelay.sandbox.sink import Sink
 
-NEED_ROOT = ["test_chunking_peers.py", "test_dsn_peers.py", "test_full_disk.py", "test_peers.py", "test_sending_servers.py"]
+NEED_ROOT = [
+    "test_chunking_peers.py",
+    "test_dsn_peers.py",
+    "test_full_disk.py",
+    "test_peers.py",
+    "test_sending_servers.py",
+]
 
 collect_ignore = [] if os.geteuid() == 0 or os.environ.get("CI") else NEED_ROOT
 

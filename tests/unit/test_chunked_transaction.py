@@ -1,4 +1,4 @@
-"""The client's half of a transaction with BDAT as dialogs: what is written, what becomes of each recipient."""
+"""The client's half of a transaction with BDAT, in dialogs: what is written, what becomes of whom."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_the_first_octet_goes_in_the_place_of_data() -> None:
         b"MAIL FROM:<sender@example.org>\r\nRCPT TO:<r0@example.com>\r\nBDAT 1\r\nS"
     )
     assert [transaction.receive(reply(text)) for text in (OK, OK, TAKEN)] == [b"", b"", b""]
-    assert transaction.phase is Phase.CHUNKS
+    assert transaction.phase.value == "BDAT"
     assert transaction.chunk(b"ubject", last=False) == b"BDAT 6\r\nubject"
     assert transaction.chunk(b": x\r\n", last=True) == b"BDAT 5 LAST\r\n: x\r\n"
     assert transaction.phase is Phase.LAST_CHUNK

@@ -15,22 +15,20 @@ from zonerelay.model.delivery import Delivery
 def within_limits(session: Session, deliveries: Sequence[Delivery], wanted: list[int]) -> list[int]:
     """Who of `wanted` may be asked in the next transaction; nobody when this connection is no use to them."""
     limits = session.capabilities.limits
-    chosen = wanted
     if limits.rcptdomainmax is not None:
-        chosen = _of_few_domains(session, deliveries, wanted, limits.rcptdomainmax, limits.rcptmax)
-    return chosen if limits.rcptmax is None else chosen[: limits.rcptmax]
+        wanted = _of_few_domains(session.domains, deliveries, wanted, limits.rcptdomainmax)
+    return wanted if limits.rcptmax is None else wanted[: limits.rcptmax]
 
 
 def _of_few_domains(
-    session: Session, deliveries: Sequence[Delivery], wanted: list[int], most: int, at_once: int | None
+    domains: set[str], deliveries: Sequence[Delivery], wanted: list[int], most: int
 ) -> list[int]:
-    domains, chosen = session.domains, []
+    """Those whose domain is among the connection's; first come, first served while there is room for more."""
+    chosen = []
     for index in wanted:
         domain = deliveries[index].domain
         if len(domains) < most:
             domains.add(domain)
         if domain in domains:
             chosen.append(index)
-        if len(chosen) == at_once:
-            break  # what is not asked now must not use up a domain
     return chosen

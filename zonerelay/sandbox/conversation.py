@@ -93,6 +93,7 @@ class Conversation:
         self._tls = False
         self._accepted = 0
         self._open = True
+        self._chunk_refused = False
         self._reset()
 
     async def run(self) -> None:
@@ -292,7 +293,7 @@ class Conversation:
         self._parameters = ""
         self._recipients: dict[str, Behaviour] = {}
         self._chunks = 0
-        self._chunk_refused: bool = False
+        self._chunk_refused = False
         self._kept = bytearray()
         self._size = 0
         self._digest = hashlib.sha256()

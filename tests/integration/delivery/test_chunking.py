@@ -8,7 +8,6 @@ import socket
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -309,10 +308,9 @@ class Counted(Bodies):
     pieces_read = 0
 
     async def read(self, message_id: MessageId) -> AsyncIterator[bytes]:
-        async with aclosing(super().read(message_id)) as pieces:
-            async for piece in pieces:
-                self.pieces_read += 1
-                yield piece
+        async for piece in super().read(message_id):
+            self.pieces_read += 1
+            yield piece
 
 
 async def test_only_so_many_chunks_go_unanswered(start_peer: StartPeer, start_courier: StartCourier) -> None:
@@ -338,12 +336,12 @@ async def test_a_slow_server_bounds_what_is_read(start_peer: StartPeer, start_co
         return b"250 ok\r\n"
 
     whole = (b"x" * 62 + b"\r\n") * 1024 * 1024
-    bodies = Counted(whole)
+    bodies = Counted(whole, piece_size=1024 * 1024)
     courier = start_courier(bodies, settings=DeliverySettings(block_timeout=0.3, quit_timeout=0.2))
     [outcome] = await send(courier, await start_peer(chunk_taker(answer)), body=whole)
     assert (outcome.verdict, outcome.in_doubt) == (F, False)
-    assert bodies.open_now == 0
-    assert bodies.pieces_read * CHUNK_SIZE < len(whole) / 2  # the kernels' buffers took some
+    # Three were taken, the kernels' buffers took some, and the last filled ours; the others wait unread.
+    assert bodies.pieces_read < MAX_UNANSWERED_CHUNKS - 2
 
 
 @pytest.mark.parametrize(("closes_at", "in_doubt"), [("middle", False), ("last", True)])
@@ -386,7 +384,7 @@ async def test_a_message_may_be_cancelled_at_any_time(
 async def test_replies_in_two_packets_are_not_held_back(
     start_peer: StartPeer, start_courier: StartCourier
 ) -> None:
-    """Postfix answers the commands in a packet of their own, before it reads the chunk, and leaves Nagle on."""
+    """Postfix answers the commands in a packet of their own, before it reads the chunk, with Nagle on."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)
