@@ -79,7 +79,7 @@ async def test_postfix_refuses_all_recipients_of_a_message_that_went_at_once(
         with smtplib.SMTP(LOOPBACK, port, timeout=20) as client:
             client.sendmail("app@example.org", recipients, "Subject: x\r\n\r\nhello\r\n")
 
-    zone = {"max_connections": 1}
+    zone = {"chunking": True, "max_connections": 1}
     with (
         postfix,
         RelayProcess(open_path / "relay", next_hop=f"{LOOPBACK}:{postfix.smtp_port}", zone=zone) as relay,
@@ -100,7 +100,7 @@ async def test_exim_takes_bdat(open_path: Path, sink: Sink, size: int) -> None:
     with (
         exim.receiving(server) as port,
         RelayProcess(
-            open_path / "relay", next_hop=f"{LOOPBACK}:{port}", zone={"max_connections": 1}
+            open_path / "relay", next_hop=f"{LOOPBACK}:{port}", zone={"chunking": True, "max_connections": 1}
         ) as relay,
     ):
         client = Submitter(relay.smtp_port, prefix="exim", size=size)

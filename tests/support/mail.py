@@ -18,7 +18,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.routing.nexthop import Addresses, MxHost, Route
 from zonerelay.store.base import CHUNK_SIZE, StoreError
 
-ZONE = ZoneSettings(allow_private_addresses=True)
+ZONE = ZoneSettings(allow_private_addresses=True, chunking=True)
 TEXT = b"Subject: test\r\n\r\nHello.\r\n"
 
 

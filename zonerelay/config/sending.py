@@ -107,10 +107,11 @@ class ZoneSettings:
         "again.",
     )
     chunking: bool = switch(
-        True,
+        False,
         "Send messages with BDAT (RFC 3030) to servers that offer CHUNKING: small ones go in one write "
-        "with their commands, and no line end in them can be taken for the end of the message. Servers that "
-        "offer it and then do not know it are sent DATA.",
+        "with their commands, which saves a round trip, and no line end in them can be taken for the end of "
+        "the message. Off, because a connection that breaks then leaves more in doubt. Servers that offer "
+        "it and do not know it are sent DATA.",
     )
     connection_idle_timeout: float = duration(
         5.0,
