@@ -285,3 +285,17 @@ async def test_octets_behind_a_bdat_that_we_fail_over_do_not_run_as_commands() -
         talk.send(b"BDAT 6 LAST\r\nVRFY x\r\n")
         assert await talk.closed() == b"451 4.3.0 Local error, try again later\r\n"
         assert len(log.named("trouble")) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"BDAT 6\x00", b"bdat 6 \xff", b"BDAT\t6", b"BDAT 6" + b" " * 600 + b"LAST", b"BDAT 6\x7f LAST"],
+    ids=["NUL", "no UTF-8", "tab", "too long", "DEL"],
+)
+async def test_octets_behind_a_bdat_that_cannot_be_read_do_not_run_as_commands(line: bytes) -> None:
+    async with listening() as house, await house.connect() as talk:
+        talk.send(line + b"\r\nVRFY x\r\n")
+        said = await talk.closed()
+        assert said.startswith(b"500 5.5.2 ")
+        assert said.count(b"\r\n") == 1
+        assert house.log.reasons() == ["syntax"]

@@ -18,6 +18,7 @@ Policy, where the RFCs leave room:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from zonerelay.inbound import answers, hello, login, mail
 from zonerelay.inbound.access import Client
@@ -109,7 +110,11 @@ class Dialog:
                 return self.refuse(answers.PIPELINED, verb)
             return command(self, argument)
         except CommandError as error:
-            return self.refuse(answers.bad_command(error.reply), verb)
+            answer = answers.bad_command(error.reply)
+            if line[:4].upper() == b"BDAT":
+                # Nobody knows where its octets end, and they must not run as commands.
+                answer = replace(answer, then=Then.CLOSE)
+            return self.refuse(answer, verb)
 
     def _no_command(self, line: bytes | LineFault) -> Answer:
         if self.commands > self._max_commands:

@@ -94,6 +94,11 @@ def turns_away(visitor: Visitor, data: bytes) -> bool:
     return False
 
 
+def is_heard(visitor: Visitor) -> bool:
+    """Before its handshake a client that expects TLS could not read what we say."""
+    return visitor.link.secured is not None or visitor.reception.settings.tls is not ListenerTls.IMPLICIT
+
+
 def start_tls(visitor: Visitor) -> None:
     """What has come in clear text and has not been answered is dropped (RFC 3207 4.2)."""
     certificates = visitor.reception.certificates

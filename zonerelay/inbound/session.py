@@ -32,7 +32,6 @@ from typing import Any
 
 from aiosmtpd.smtp import SMTP
 
-from zonerelay.config.models import ListenerTls
 from zonerelay.inbound import answers, doorway
 from zonerelay.inbound.answers import Answer, Then
 from zonerelay.inbound.bodies import Bodies
@@ -348,9 +347,7 @@ class Session(SMTP):
     def say_goodbye(self, answer: Answer, *, detail: str = "") -> None:
         if answer.reason is not None:
             self.dialog.refuse(answer, detail=detail)
-        # Before its handshake a client that expects TLS could not read it.
-        deaf = self.link.secured is None and self.reception.settings.tls is ListenerTls.IMPLICIT
-        if answer.wire and not deaf:
+        if answer.wire and doorway.is_heard(self):
             self.link.write(answer.wire)
         self._close()
 
