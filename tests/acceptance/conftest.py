@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.acceptance.submission import Papers, add_user
+from tests.support.postfix import PostfixTools
 from zonerelay.sandbox.sink import Sink
 
 NEED_ROOT = [
@@ -44,3 +46,18 @@ def open_path(tmp_path: Path) -> Path:
         if folder != Path("/") and folder.stat().st_mode & 0o001 == 0:
             folder.chmod(0o711)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    return Papers.make(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture(scope="module")
+def credentials(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return add_user(tmp_path_factory.mktemp("users"))
+
+
+@pytest.fixture(scope="session")
+def postfix_tools() -> PostfixTools:
+    return PostfixTools()

@@ -18,11 +18,6 @@ from tests.support.submit import Submitter, tokens
 from zonerelay.sandbox.sink import Sink
 
 
-@pytest.fixture(scope="session")
-def postfix_tools() -> PostfixTools:
-    return PostfixTools()
-
-
 def counted(log: str, command: str) -> int:
     """How often Postfix says, at the end of its sessions, that it was given a command that it took."""
     found = re.findall(rf" disconnect from .* {command}=(\d+)", log)

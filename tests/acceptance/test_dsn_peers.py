@@ -11,8 +11,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
 from tests.support.process import RelayProcess
 from tests.support.relay import LOOPBACK
@@ -20,11 +18,6 @@ from tests.support.wishes import TEXT, Report
 from zonerelay.sandbox.sink import Sink
 
 ORCPT = "ORCPT=rfc822;Bee+2Bnews@old.example"
-
-
-@pytest.fixture(scope="session")
-def postfix_tools() -> PostfixTools:
-    return PostfixTools()
 
 
 @asynccontextmanager

@@ -6,18 +6,11 @@ import asyncio
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
 from tests.support.process import RelayProcess
 from tests.support.relay import LOOPBACK
 from tests.support.submit import Submitter, tokens
 from zonerelay.sandbox.sink import Sink
-
-
-@pytest.fixture(scope="session")
-def postfix_tools() -> PostfixTools:
-    return PostfixTools()
 
 
 async def test_postfix_as_the_next_hop_takes_everything_unchanged(

@@ -10,23 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.submission import Papers, Submission, add_user, anonymous, submission
+from tests.acceptance.submission import Papers, Submission, anonymous, submission
 from tests.support.ports import LOOPBACK
 from tests.support.senders import RECIPIENT, SENDER, Msmtp, Openssl, PhpMail, Result, Server, Swaks, Tls
 from zonerelay.sandbox.sink import Sink
 
 TEXT = b"From: app@example.org\nSubject: hello\n\n.one dot\n..two\nGr\xc3\xbc\xc3\x9fe\n"
 ARRIVED = b".one dot\r\n..two\r\nGr\xc3\xbc\xc3\x9fe\r\n"
-
-
-@pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
-    return Papers.make(tmp_path_factory.mktemp("papers"))
-
-
-@pytest.fixture(scope="module")
-def credentials(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return add_user(tmp_path_factory.mktemp("users"))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.submission import NAME, Papers, Submission, add_user, submission
+from tests.acceptance.submission import NAME, Papers, Submission, submission
 from tests.support.exim import EximSender
 from tests.support.ports import LOOPBACK, wait_until
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
@@ -33,21 +33,6 @@ def every_octet() -> bytes:
 
 def without_tampering(message: bytes) -> bytes:
     return message.partition(b"\r\n\r\n")[2]
-
-
-@pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
-    return Papers.make(tmp_path_factory.mktemp("papers"))
-
-
-@pytest.fixture(scope="module")
-def credentials(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return add_user(tmp_path_factory.mktemp("users"))
-
-
-@pytest.fixture(scope="module")
-def postfix_tools() -> PostfixTools:
-    return PostfixTools()
 
 
 @pytest.fixture

@@ -251,8 +251,6 @@ class Bodies:
         intake.release()
 
     def _refuse(self, intake: Intake, answer: Answer) -> None:
-        if answer.reason is None:
-            return
         envelope = intake.envelope
         self._session.dialog.refuse(
             answer,

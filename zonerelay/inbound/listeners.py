@@ -246,7 +246,9 @@ class Listeners:
 
     def _let_go(self, kept: _Kept, timeout: float) -> None:
         kept.listener.stop_accepting()
-        self._farewells.add(asyncio.ensure_future(self._drained(kept, timeout)))
+        farewell = asyncio.ensure_future(self._drained(kept, timeout))
+        self._farewells.add(farewell)
+        farewell.add_done_callback(self._farewells.discard)
 
     async def _drained(self, kept: _Kept, timeout: float) -> None:
         await kept.listener.drain(timeout)
