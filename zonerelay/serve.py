@@ -104,6 +104,7 @@ async def _serve(config: Path, settings: Settings) -> int:
         redactor=redactor,
         clock=clock,
         randomness=random.Random(),
+        environment=os.environ,
     )
     notifier = Notifier(os.environ, lambda error: worker.events.trouble("systemd", error))
     for note in advice(settings, worker.hostname):

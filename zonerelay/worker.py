@@ -15,14 +15,13 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from zonerelay import __version__
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.config.changes import needs_restart
-from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.models import Settings
 from zonerelay.control.errors import ControlError
 from zonerelay.control.explain import Explainer, Suspended
@@ -30,7 +29,6 @@ from zonerelay.control.handler import ControlHandler
 from zonerelay.control.paths import control_socket_path
 from zonerelay.control.server import ControlServer
 from zonerelay.control.status import StatusBoard, Surface
-from zonerelay.delivery.courier import SmtpCourier
 from zonerelay.inbound.listener import ListenError
 from zonerelay.inbound.listeners import Listeners
 from zonerelay.model.clock import Clock
@@ -39,11 +37,10 @@ from zonerelay.queue.operations import Operations
 from zonerelay.queue.retry import build as build_retry
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import Settler
-from zonerelay.routing.addresses import OwnAddresses
-from zonerelay.routing.mx import MxRouter
 from zonerelay.routing.nexthop import DestinationKey
 from zonerelay.routing.resolver import Resolver
 from zonerelay.routing.zones import Zones
+from zonerelay.sending import Sending
 from zonerelay.store.base import Store, StoreError
 from zonerelay.store.open import open_store
 from zonerelay.telemetry.events import Events, LogSink
@@ -67,6 +64,7 @@ class Worker:
         redactor: Redactor,
         clock: Clock,
         randomness: random.Random,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.settings = settings
         self.hostname = hostname
@@ -77,9 +75,10 @@ class Worker:
         self.events = Events(log, self.metrics, redactor, clock)
         self._redactor = redactor
         self._random = randomness
+        self._environment = environment or {}
         self._zones = Zones(settings.zone)  # the routes may be wrong: `_start` can say so
         self.store: Store | None = None
-        self._courier: SmtpCourier | None = None
+        self._sending: Sending | None = None
         self._listeners: Listeners | None = None
         self._scheduler: Scheduler | None = None
         self._settler: Settler | None = None
@@ -114,35 +113,27 @@ class Worker:
             observe_commit=self.metrics.store_commit,
         )
         ids = MessageIdSource(self.clock, last=store.last_message_id())
-        resolver = Resolver(self.settings.dns, self.clock)
-        router = self._build_router(resolver)
-        scheduler = self._build_queue(store, ids, resolver, router)
-        listeners = self._listeners = self._build_listeners(store, ids, resolver)
-        await self._open_to_operators(store, scheduler, resolver, router)
+        sending = self._sending = self._build_sending(store)
+        scheduler = self._build_queue(store, ids, sending)
+        listeners = self._listeners = self._build_listeners(store, ids, sending.resolver)
+        await self._open_to_operators(store, scheduler, sending)
+        await sending.start()
         await scheduler.start()
         await listeners.start(self.settings)
 
-    def _build_router(self, resolver: Resolver) -> MxRouter:
-        return MxRouter(
-            resolver,
+    def _build_sending(self, store: Store) -> Sending:
+        return Sending(
+            self.settings,
             hostname=self.hostname,
+            read_body=store.read_body,
+            events=self.events,
             clock=self.clock,
             random=self._random,
-            own_addresses=OwnAddresses(parse_listen(each.address) for each in self.settings.listener),
+            environment=self._environment,
         )
 
-    def _build_queue(
-        self, store: Store, ids: MessageIdSource, resolver: Resolver, router: MxRouter
-    ) -> Scheduler:
+    def _build_queue(self, store: Store, ids: MessageIdSource, sending: Sending) -> Scheduler:
         settings = self.settings
-        courier = self._courier = SmtpCourier(
-            settings.delivery,
-            hostname=self.hostname,
-            addresses=resolver,
-            read_body=store.read_body,
-            clock=self.clock,
-            random=self._random,
-        )
         settler = self._settler = Settler(
             store=store,
             ids=ids,
@@ -158,8 +149,8 @@ class Worker:
         self._scheduler = Scheduler(
             zones=settings.zone,
             store=store,
-            router=router,
-            courier=courier,
+            router=sending.router,
+            courier=sending.courier,
             settler=settler,
             retry_settings=settings.retry,
             events=self.events,
@@ -183,10 +174,8 @@ class Worker:
             secret=secrets.token_bytes(32),
         )
 
-    async def _open_to_operators(
-        self, store: Store, scheduler: Scheduler, resolver: Resolver, router: MxRouter
-    ) -> None:
-        board = self._build_board(store, scheduler)
+    async def _open_to_operators(self, store: Store, scheduler: Scheduler, sending: Sending) -> None:
+        board = self._build_board(store, scheduler, sending)
         self.metrics.attach_queue(board.queues)
         self.metrics.declare_zones(self._zones.names)
         assert self._settler is not None
@@ -198,8 +187,8 @@ class Worker:
             status=board.status,
             explainer=Explainer(
                 self._zones,
-                router,
-                resolver,
+                sending.router,
+                sending.resolver,
                 hostname=self.hostname,
                 listeners=lambda: self.settings.listener,
                 suspended=self._suspended,
@@ -244,10 +233,12 @@ class Worker:
     async def _reload(self, settings: Settings) -> None:
         assert self._scheduler is not None
         assert self._settler is not None
+        assert self._sending is not None
         later = needs_restart(self.settings, settings)
         self.problems = tuple(f"[{name}] has changed: it takes effect at the next start" for name in later)
         try:
             retry = build_retry(settings.retry, settings.bounce, random=self._random, events=self.events)
+            self._sending.configure(settings)
             self._zones.configure(settings.zone, settings.route)
         except ValueError as error:
             self.problems = (f"the configuration on disk is wrong: {error}",)
@@ -266,6 +257,12 @@ class Worker:
             auth=settings.auth,
             access=settings.access,
             max_session_memory=settings.max_session_memory,
+            source=settings.source,
+            destination=settings.destination,
+            credential=settings.credential,
+            dkim=settings.dkim,
+            srs=settings.srs,
+            rewrite=settings.rewrite,
         )
         assert self._listeners is not None
         self.problems = (*self.problems, *await self._listeners.reload(self.settings))
@@ -288,8 +285,8 @@ class Worker:
             await self._scheduler.stop(left)
         if self._settler is not None:
             await self._settler.close()
-        if self._courier is not None:
-            await self._courier.close()
+        if self._sending is not None:
+            await self._sending.close()
         if self._control is not None:
             await self._control.close()
         if self._readiness is not None:
@@ -334,16 +331,14 @@ class Worker:
                     return Suspended(status.suspended_until, status.reply)
         return None
 
-    def _build_board(self, store: Store, scheduler: Scheduler) -> StatusBoard:
-        courier = self._courier
-        assert courier is not None
+    def _build_board(self, store: Store, scheduler: Scheduler, sending: Sending) -> StatusBoard:
         return StatusBoard(
             settings=self.settings,
             hostname=self.hostname,
             store=store,
             scheduler=scheduler,
             zones=self._zones,
-            connections=courier.open_connections,
+            connections=sending.courier.open_connections,
             surface=self._surface,
             clock=self.clock,
         )

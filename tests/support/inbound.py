@@ -102,6 +102,7 @@ class _Writer:
         headers: Fields = (),
         eight_bit: bool = False,
         plain_lines: bool = False,
+        body_hash: str = "",
         trace: tuple[str, ...] = (),
     ) -> Message:
         await self._store.before_commit()
@@ -112,6 +113,7 @@ class _Writer:
             headers=headers,
             eight_bit=eight_bit,
             plain_lines=plain_lines,
+            body_hash=body_hash,
             trace=trace,
         )
         self._store.stored.append(Stored(message, tuple(deliveries), bytes(self._body)))

@@ -153,7 +153,7 @@ def test_every_problem_is_reported_at_once_in_the_order_of_the_file() -> None:
     ) == [
         "hostnme: unknown key; did you mean hostname? (line 1)",
         "spool.path: expected text in quotes, not a number (line 3)",
-        'zone[1].tls: must be "none", "opportunistic", "required" or "verify", not "off" (line 7)',
+        'zone[1].tls: must be "none", "opportunistic", "required", "verify" or "dane", not "off" (line 7)',
         'retry.schedule[1]: 5 has no unit: write a duration such as "30s", "5m", "2h" or "5d" (line 10)',
         'retry.schedule[2]: "weeks" is not a unit of time: use ms, s, m, h or d, '
         'as in "30s", "5m", "2h" or "5d" (line 11)',

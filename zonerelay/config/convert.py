@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from zonerelay.config import endpoints, units
+from zonerelay.config import endpoints, outbound_forms, units
 from zonerelay.config.options import Form, Option
 from zonerelay.config.wording import did_you_mean, in_words, quoted
 
@@ -150,13 +150,6 @@ def _listen(value: object, option: Option) -> str:
     return str(endpoints.parse_listen(text)) if text else ""
 
 
-def _next_hop(value: object, option: Option) -> str:
-    text = _text(value, option)
-    if text:
-        endpoints.parse_next_hop(text)
-    return text
-
-
 def _name_server(value: object, option: Option) -> str:
     text = _text(value, option)
     endpoints.parse_name_server(text)
@@ -183,6 +176,8 @@ def _network(value: object, option: Option) -> ipaddress.IPv4Network | ipaddress
 def _domain(value: object, option: Option) -> str:
     """`example.com`, `*.example.com` or `*`. Names beyond ASCII are the router's to convert."""
     text = _text(value, option).lower()
+    if not text:
+        return text  # only where none may be given
     name = text.removeprefix("*.")
     if "@" in text:
         raise ValueError(
@@ -262,6 +257,24 @@ def _reply(value: object, option: Option) -> str:
     return text
 
 
+def _line(read: Callable[[str], object]) -> Callable[[object, Option], object]:
+    """A reader of text that needs to know nothing else."""
+
+    def read_line(value: object, option: Option) -> object:
+        text = _text(value, option)
+        return read(text) if text or not option.optional else text
+
+    return read_line
+
+
+def _rate(value: object, option: Option) -> units.Rate | None:
+    return units.parse_rate(value) if value != "" else None
+
+
+def _date(value: object, option: Option) -> float:
+    return outbound_forms.date(value)
+
+
 _READERS: dict[Form, Callable[[object, Option], object]] = {
     Form.SWITCH: _switch,
     Form.COUNT: _count,
@@ -275,16 +288,27 @@ _READERS: dict[Form, Callable[[object, Option], object]] = {
     Form.ZONE_NAME: _zone_name,
     Form.EHLO_NAME: _ehlo_name,
     Form.LISTEN: _listen,
-    Form.NEXT_HOP: _next_hop,
     Form.NAME_SERVER: _name_server,
     Form.NETWORK: _network,
     Form.DOMAIN: _domain,
     Form.HEADER: _header,
     Form.FIELD_NAME: _field_name,
+    Form.REMOVED_FIELD: _line(outbound_forms.field_name),
     Form.FUNCTION: _function,
     Form.FINGERPRINT: _fingerprint,
     Form.ADDRESS_PATTERN: _address_pattern,
     Form.REPLY: _reply,
+    Form.RATE: _rate,
+    Form.DATE: _date,
+    Form.NEXT_HOPS: _line(outbound_forms.next_hops),
+    Form.SOURCE_NAME: _line(outbound_forms.source_name),
+    Form.IP_ADDRESS: _line(outbound_forms.ip_address),
+    Form.SECRET: _line(outbound_forms.secret),
+    Form.URL: _line(outbound_forms.url),
+    Form.SELECTOR: _line(outbound_forms.selector),
+    Form.REPLACEMENT: _line(outbound_forms.replacement),
+    Form.NEW_FIELD: _line(outbound_forms.new_field),
+    Form.PRIORITY: _line(outbound_forms.priority),
 }
 
 _ITEMS = {
@@ -298,6 +322,11 @@ _ITEMS = {
     Form.PATHS: Form.PATH,
     Form.FINGERPRINTS: Form.FINGERPRINT,
     Form.ADDRESS_PATTERNS: Form.ADDRESS_PATTERN,
+    Form.IP_ADDRESSES: Form.IP_ADDRESS,
+    Form.SECRETS: Form.SECRET,
+    Form.NEW_FIELDS: Form.NEW_FIELD,
+    Form.REMOVED_FIELDS: Form.REMOVED_FIELD,
+    Form.PRIORITIES: Form.PRIORITY,
 }
 
 

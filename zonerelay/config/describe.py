@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from zonerelay.config.convert import item_form
 from zonerelay.config.models import REPEATED, TABLES, Settings, Table
 from zonerelay.config.options import Form, Option, options_of
+from zonerelay.config.outbound_forms import date_text
 from zonerelay.config.units import format_duration, format_size
 
 
@@ -54,6 +55,8 @@ def toml_value(value: object, option: Option) -> str:
 
 
 def _number(value: float, form: Form) -> str:
+    if form is Form.DATE:
+        return date_text(value)
     if value == 0 or form not in {Form.SIZE, Form.DURATION}:
         return str(value)
     return quote(format_size(int(value)) if form is Form.SIZE else format_duration(value))

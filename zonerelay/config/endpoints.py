@@ -105,6 +105,11 @@ def parse_next_hop(text: str) -> NextHop:
     return NextHop(kind, name, number)
 
 
+def split_next_hops(text: str) -> tuple[str, ...]:
+    """Several are written with commas between them, the preferred one first."""
+    return tuple(hop.strip() for hop in text.split(",")) if text else ()
+
+
 def parse_name_server(text: str) -> NameServer:
     host, port = _split(text)
     address = _address(host)

@@ -27,6 +27,7 @@ from zonerelay.config.options import (
     text,
     texts,
 )
+from zonerelay.model.envelope import Priority
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -179,6 +180,14 @@ class ListenerSettings:
     )
     policy_timeout: float = duration(
         5.0, "How long the policy may think about one step; then the client is answered 451.", most=5 * MINUTE
+    )
+    priority: Priority = choice(
+        Priority.NORMAL, "Of mail that comes in here: high, normal or bulk. Routes can ask for it."
+    )
+    drop_headers: tuple[str, ...] = texts(
+        ("Bcc", "Resent-Bcc", "Return-Path", "Content-Length"),
+        "Header fields that are taken out of every message: blind copies must not show, and the others "
+        "are for the end of the way.",
     )
     zone_header: str = text(
         "",

@@ -40,17 +40,29 @@ from zonerelay.config.options import (
     text,
     workers,
 )
+from zonerelay.config.outbound import (
+    CredentialSettings,
+    DestinationSettings,
+    DestinationTls,
+    Mechanism,
+    OauthGrant,
+    SourceSettings,
+)
+from zonerelay.config.rewriting import DkimSettings, RewriteSettings, RewriteWhere, SrsSettings
 from zonerelay.config.sending import (
     BounceSettings,
     DeliverySettings,
+    DkimMode,
     DnsSettings,
     InDoubt,
     RetryPolicyName,
     RetrySettings,
     RouteSettings,
+    SourceBy,
     TlsMode,
     ZoneSettings,
 )
+from zonerelay.model.envelope import Priority
 
 __all__ = [
     "CLEARTEXT_AUTH_WORDS",
@@ -69,7 +81,12 @@ __all__ = [
     "Backend",
     "BareLineEnds",
     "BounceSettings",
+    "CredentialSettings",
     "DeliverySettings",
+    "DestinationSettings",
+    "DestinationTls",
+    "DkimMode",
+    "DkimSettings",
     "DnsSettings",
     "InDoubt",
     "ListenerAuth",
@@ -77,12 +94,20 @@ __all__ = [
     "ListenerTls",
     "LogFormat",
     "LogSettings",
+    "Mechanism",
     "Network",
+    "OauthGrant",
+    "Priority",
     "RetryPolicyName",
     "RetrySettings",
+    "RewriteSettings",
+    "RewriteWhere",
     "RouteSettings",
     "Settings",
+    "SourceBy",
+    "SourceSettings",
     "SpoolSettings",
+    "SrsSettings",
     "Table",
     "TlsMode",
     "ZoneSettings",
@@ -138,6 +163,12 @@ Table = (
     | AccessSettings
     | ZoneSettings
     | RouteSettings
+    | SourceSettings
+    | DestinationSettings
+    | CredentialSettings
+    | DkimSettings
+    | SrsSettings
+    | RewriteSettings
     | RetrySettings
     | BounceSettings
     | DeliverySettings
@@ -176,6 +207,12 @@ class Settings:
     access: tuple[AccessSettings, ...] = ()
     zone: tuple[ZoneSettings, ...] = (ZoneSettings(),)
     route: tuple[RouteSettings, ...] = ()
+    source: tuple[SourceSettings, ...] = ()
+    destination: tuple[DestinationSettings, ...] = ()
+    credential: tuple[CredentialSettings, ...] = ()
+    dkim: tuple[DkimSettings, ...] = ()
+    srs: SrsSettings = field(default_factory=SrsSettings)
+    rewrite: tuple[RewriteSettings, ...] = ()
     retry: RetrySettings = field(default_factory=RetrySettings)
     bounce: BounceSettings = field(default_factory=BounceSettings)
     delivery: DeliverySettings = field(default_factory=DeliverySettings)
@@ -191,6 +228,12 @@ TABLES: dict[str, type[Table]] = {
     "access": AccessSettings,
     "zone": ZoneSettings,
     "route": RouteSettings,
+    "source": SourceSettings,
+    "destination": DestinationSettings,
+    "credential": CredentialSettings,
+    "dkim": DkimSettings,
+    "srs": SrsSettings,
+    "rewrite": RewriteSettings,
     "retry": RetrySettings,
     "bounce": BounceSettings,
     "delivery": DeliverySettings,
@@ -200,5 +243,7 @@ TABLES: dict[str, type[Table]] = {
 }
 """Every table of the file in its order."""
 
-REPEATED = frozenset({"listener", "access", "zone", "route"})
+REPEATED = frozenset(
+    {"listener", "access", "zone", "route", "source", "destination", "credential", "dkim", "rewrite"}
+)
 """Those written in double brackets, [[zone]], as often as wanted."""

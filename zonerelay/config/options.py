@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from zonerelay.config.units import Rate
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -49,7 +51,6 @@ class Form(enum.Enum):
     EHLO_NAME = enum.auto()
     LISTEN = enum.auto()
     LISTENS = enum.auto()
-    NEXT_HOP = enum.auto()
     NAME_SERVER = enum.auto()
     NAME_SERVERS = enum.auto()
     NETWORK = enum.auto()
@@ -65,6 +66,23 @@ class Form(enum.Enum):
     ADDRESS_PATTERN = enum.auto()
     ADDRESS_PATTERNS = enum.auto()
     REPLY = enum.auto()
+    NEXT_HOPS = enum.auto()
+    RATE = enum.auto()
+    DATE = enum.auto()
+    SOURCE_NAME = enum.auto()
+    IP_ADDRESS = enum.auto()
+    IP_ADDRESSES = enum.auto()
+    SECRET = enum.auto()
+    SECRETS = enum.auto()
+    URL = enum.auto()
+    SELECTOR = enum.auto()
+    REPLACEMENT = enum.auto()
+    NEW_FIELD = enum.auto()
+    NEW_FIELDS = enum.auto()
+    REMOVED_FIELD = enum.auto()
+    REMOVED_FIELDS = enum.auto()
+    PRIORITIES = enum.auto()
+    PRIORITY = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +157,15 @@ def optional_path(doc: str) -> Path | None:
 def paths(doc: str) -> tuple[Path, ...]:
     """None, one (written without brackets, if one likes) or several."""
     return _field((), Option(Form.PATHS, doc))
+
+
+def rate(doc: str) -> Rate | None:
+    return _field(None, Option(Form.RATE, doc, optional=True))
+
+
+def date(doc: str) -> float:
+    """Unix time; 0.0 when none is given."""
+    return _field(0.0, Option(Form.DATE, doc, optional=True))
 
 
 def networks(default: tuple[T, ...], doc: str) -> tuple[T, ...]:

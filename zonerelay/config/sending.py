@@ -25,12 +25,14 @@ from zonerelay.config.options import (
     duration,
     durations,
     networks,
+    rate,
     ratio,
     size,
     switch,
     text,
     texts,
 )
+from zonerelay.config.units import Rate
 
 
 class TlsMode(enum.StrEnum):
@@ -40,6 +42,20 @@ class TlsMode(enum.StrEnum):
     OPPORTUNISTIC = "opportunistic"
     REQUIRED = "required"
     VERIFY = "verify"
+    DANE = "dane"
+
+
+class SourceBy(enum.StrEnum):
+    """What stays with one source."""
+
+    MESSAGE = "message"
+    SENDER = "sender"
+
+
+class DkimMode(enum.StrEnum):
+    OFF = "off"
+    SIGN = "sign"
+    REQUIRED = "required"
 
 
 class InDoubt(enum.StrEnum):
@@ -68,8 +84,13 @@ class ZoneSettings:
         "",
         "Where all mail of this zone goes. Empty: to the MX hosts of each recipient's domain. A "
         'smarthost: "smtp.example.net" (its MX hosts), "[smtp.example.net]:587" (that host, no MX '
-        'lookup), "192.0.2.1:25" or "[2001:db8::1]:25".',
-        form=Form.NEXT_HOP,
+        'lookup), "192.0.2.1:25" or "[2001:db8::1]:25". Several, with commas between: the first that can be '
+        "reached is used.",
+        form=Form.NEXT_HOPS,
+    )
+    next_hop_share: bool = switch(
+        False,
+        "Spread the mail over several next hops evenly, not to the first that can be reached.",
     )
     port: int = count(
         25, "The port of MX hosts, and of a next hop that names none. 25 is the port of mail.", most=65_535
@@ -83,7 +104,40 @@ class ZoneSettings:
         TlsMode.OPPORTUNISTIC,
         "none; opportunistic: STARTTLS when it is offered, any certificate, clear text when it fails, as "
         "most of the Internet's mail is sent; required: never in clear text; verify: required, and the "
-        "certificate must be valid for the host.",
+        "certificate must be valid for the host; dane: required, and the host's TLSA records (RFC 7672) must "
+        "vouch for the certificate.",
+    )
+    tls_on_connect: bool = switch(
+        False, "TLS from the first octet, as smarthosts have it on port 465 (RFC 8314), instead of STARTTLS."
+    )
+    dane: bool = switch(
+        True,
+        "Where a host has TLSA records, its certificate must match them (RFC 7672). Only with trust_ad in "
+        "[dns]; without it nothing is looked up.",
+    )
+    mta_sts: bool = switch(
+        False,
+        "Obey the MTA-STS policies of recipient domains (RFC 8461): they are fetched over HTTPS, which must "
+        "not be blocked, and kept on disk.",
+    )
+    credentials: tuple[str, ...] = texts(
+        (),
+        "Names of [[credential]] to log in at the next hop with; the first that matches the sender. Needs "
+        "tls = verify, or required where the certificate cannot be verified.",
+    )
+    sources: tuple[str, ...] = texts(
+        (), "Names of [[source]] to send from. Empty: the address that the system chooses."
+    )
+    source_by: SourceBy = choice(
+        SourceBy.MESSAGE,
+        "message: each message has its source, by weight; sender: each sender, so that his reputation stays "
+        "with one address.",
+    )
+    source_penalty: float = duration(
+        2 * HOUR,
+        "How long a source that a destination has refused for its reputation is not used for it, while there "
+        "is another one.",
+        most=7 * DAY,
     )
     ehlo_name: str = text("", "The name to say in EHLO. Empty: the relay's hostname.", form=Form.EHLO_NAME)
     max_connections: int = count(
@@ -106,6 +160,27 @@ class ZoneSettings:
         "Messages after which a connection is closed and made anew, so that load spreads over the hosts "
         "again.",
     )
+    max_rate: Rate | None = rate(
+        'Transactions of this zone in a time, spread evenly: "600/1m". Empty: no limit.'
+    )
+    max_rate_per_destination: Rate | None = rate(
+        'Transactions to one destination in a time, spread evenly: "100/1m". Empty: no limit.'
+    )
+    max_message_size: int = size(
+        0, "Larger messages are returned to the sender (5.3.4). 0: no limit.", optional=True
+    )
+    max_age: float = duration(
+        0.0,
+        "How long this zone's mail is tried. 0: as [retry] says.",
+        optional=True,
+        most=YEAR,
+    )
+    max_attempts: int = count(
+        0, "As max_attempts in [retry], for this zone. 0: that.", optional=True, most=10_000
+    )
+    schedule: tuple[float, ...] = durations(
+        (), "Delays between attempts of this zone, instead of those of [retry]. Empty: those."
+    )
     chunking: bool = switch(
         False,
         "Send messages with BDAT (RFC 3030) to servers that offer CHUNKING: small ones go in one write "
@@ -119,6 +194,21 @@ class ZoneSettings:
         most=HOUR,
     )
     ipv6: bool = switch(True, "Also deliver over IPv6. Turn it off when this machine has no working IPv6.")
+    dkim: DkimMode = choice(
+        DkimMode.SIGN,
+        "sign: with the [[dkim]] keys of the domain in From, if there are any; required: mail without a key "
+        "waits; off.",
+    )
+    srs: bool = switch(False, "Rewrite senders by [srs], for mail that is forwarded through this zone.")
+    header_remove: tuple[str, ...] = texts(
+        (), "Header fields to take out before sending, by name.", form=Form.REMOVED_FIELDS
+    )
+    header_replace: tuple[str, ...] = texts(
+        (),
+        'Header fields to replace where a message has them: "Name: new value".',
+        form=Form.NEW_FIELDS,
+    )
+    header_add: tuple[str, ...] = texts((), 'Header fields to add: "Name: value".', form=Form.NEW_FIELDS)
     in_doubt: InDoubt = choice(
         InDoubt.RETRY,
         "The connection broke after the message was sent and before the reply: it may have been "
@@ -169,6 +259,9 @@ class RouteSettings:
         "The client showed one of these certificates: SHA-256 fingerprints, as in allow_certificates of "
         "[[listener]], which is what makes a listener ask for them.",
         form=Form.FINGERPRINTS,
+    )
+    priority: tuple[str, ...] = texts(
+        (), 'The message has one of these priorities: "high", "normal", "bulk".', form=Form.PRIORITIES
     )
     min_size: int = size(0, "The message as it came has at least this size. 0: any.", least=1, optional=True)
     max_size: int = size(0, "The message has at most this size. 0: any.", least=1, optional=True)
@@ -306,6 +399,11 @@ class DnsSettings:
         'Resolvers to ask instead of the system\'s: "192.0.2.53", "127.0.0.1:5353". One on this machine is '
         "best.",
         form=Form.NAME_SERVERS,
+    )
+    trust_ad: bool = switch(
+        False,
+        "Believe these servers that an answer was validated by DNSSEC (the AD bit), which DANE needs. Only "
+        "for a validating resolver on this machine, or over a path that nobody can tamper with.",
     )
     timeout: float = duration(
         10.0, "How long one look-up may take over all servers; then its mail is deferred.", most=5 * MINUTE

@@ -8,6 +8,7 @@ says what to write instead; every formatter writes what its parser reads back to
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from zonerelay.config.wording import quoted
 
@@ -21,7 +22,35 @@ _OCTETS_BY_ANY_NAME = {
 }
 
 DURATION_EXAMPLE = '"30s", "5m", "2h" or "5d"'
+RATE_EXAMPLE = '"100/1m", "10/1s" or "5000/1h"'
 SIZE_EXAMPLE = '"64 KB", "50 MB" or "1 GB"'
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `count` in any `seconds`."""
+
+    count: int
+    seconds: float
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two when they come evenly."""
+        return self.seconds / self.count
+
+    def __str__(self) -> str:
+        return f"{self.count}/{format_duration(self.seconds)}"
+
+
+def parse_rate(value: object) -> Rate:
+    """`"100/1m"`, `"10/s"`. Raises ValueError."""
+    count, slash, time = str(value).replace(" ", "").partition("/")
+    if not isinstance(value, str) or not slash or not re.fullmatch(r"[1-9]\d{0,8}", count, re.ASCII):
+        raise ValueError(f"{quoted(str(value))} is not a rate: write {RATE_EXAMPLE}")
+    seconds = parse_duration(time if time[:1].isdigit() else f"1{time}")
+    if not 0.1 <= seconds <= 86_400:
+        raise ValueError(f"{quoted(value)}: the time of a rate is from 100ms to 1d, as in {RATE_EXAMPLE}")
+    return Rate(int(count), seconds)
 
 
 def parse_duration(value: str | float) -> float:

@@ -36,7 +36,7 @@ class Chunking:
     def allow(self, session: Session) -> None:
         """A session was opened: settle whether BDAT is used on it."""
         session.chunking = (
-            session.zone.chunking
+            session.terms.zone.chunking
             and session.capabilities.chunking
             and not self._is_unknown_at(session.peer.address)
         )
@@ -81,7 +81,7 @@ def chunked(
     at_once = (
         body.whole
         and session.bdat_taken
-        and session.zone.in_doubt is InDoubt.RETRY
+        and session.terms.zone.in_doubt is InDoubt.RETRY
         and (not session.idle_until or _is_warm(session))
     )
     content = as_chunk(head, plain=body.plain_lines) if at_once else head[:1]
@@ -91,5 +91,5 @@ def chunked(
 
 
 def _is_warm(session: Session) -> bool:
-    idle_since = session.idle_until - session.zone.connection_idle_timeout
+    idle_since = session.idle_until - session.terms.zone.connection_idle_timeout
     return asyncio.get_running_loop().time() < idle_since + LATELY

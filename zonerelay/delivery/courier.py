@@ -39,6 +39,7 @@ from zonerelay.delivery.session import Session, SessionOpener
 from zonerelay.delivery.slots import Slot
 from zonerelay.delivery.sources import HostTrouble
 from zonerelay.delivery.tls import TlsPolicy
+from zonerelay.delivery.way import ANY_WAY, Terms
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
@@ -98,11 +99,11 @@ class SmtpCourier:
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
         """One outcome per delivery, in order. Raises nothing but CancelledError."""
-        errand = _Errand(batch, self._read_body)
+        errand = _Errand(Terms(batch.zone, batch.route, ANY_WAY), batch, self._read_body)
         progress = errand.progress
         try:
             await errand.body.open()
-            session = self._pool.take(batch.zone, batch.route.destination)
+            session = self._pool.take(errand.terms)
             if session is not None:
                 await self._use(session, errand)
             if progress.open:
@@ -134,10 +135,10 @@ class SmtpCourier:
 
         `reused`: a connection that was idle has been tried; only fresh ones are, from here on.
         """
-        zone, destination = errand.batch.zone, errand.batch.route.destination
+        terms = errand.terms
         slot: Slot | None = None
         if not reused:
-            got = await self._pool.acquire(zone, destination)
+            got = await self._pool.acquire(terms)
             if isinstance(got, Slot):
                 slot = got
             else:
@@ -149,9 +150,9 @@ class SmtpCourier:
                 async for host, ip in endpoints:
                     same_again = True
                     while same_again:
-                        slot = slot or await self._pool.reserve(zone, destination)
+                        slot = slot or await self._pool.reserve(terms)
                         try:
-                            session = await self._opener.open(zone, host, ip, slot)
+                            session = await self._opener.open(terms, host, ip, slot)
                         except HostTrouble as trouble:
                             errand.progress.host_failed(host.name, trouble)
                             break
@@ -229,10 +230,11 @@ class SmtpCourier:
 class _Errand:
     """One batch on its way: its progress, its body, and the transaction that fits the next peer."""
 
-    __slots__ = ("_asking", "_read_body", "batch", "body", "left_out", "progress")
+    __slots__ = ("_asking", "_read_body", "batch", "body", "left_out", "progress", "terms")
 
-    def __init__(self, batch: Batch, read_body: ReadBody) -> None:
+    def __init__(self, terms: Terms, batch: Batch, read_body: ReadBody) -> None:
         self.batch = batch
+        self.terms = terms
         self.progress = Progress(batch.deliveries)
         self.body = Body(read_body, batch.message)
         self._read_body = read_body

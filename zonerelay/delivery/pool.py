@@ -1,8 +1,9 @@
 """Connections between transactions: which wait for more mail, which make room, which are closed.
 
 - The connection that became idle last is reused first: few stay warm, the others time out.
+- A connection serves mail of its own destination and way only: same TLS demand, same source, same log-in.
 - An idle connection never keeps a new one from opening. When a limit is reached the one that has been
-  idle longest makes room: of the same destination if that is full, else of the zone.
+  idle longest makes room: at the same site if that is full, else of the zone.
 - One timer closes idle connections on time; taking one and giving it back touch no timer.
 - A connection ends with QUIT, bounded by `quit_timeout`. One on which the peer has said anything unasked is
   not used again.
@@ -14,14 +15,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from typing import TypeVar
 
-from zonerelay.config.models import ZoneSettings
 from zonerelay.delivery.session import Session
 from zonerelay.delivery.slots import Slot, Slots
-from zonerelay.routing.nexthop import DestinationKey
+from zonerelay.delivery.way import Kind, Terms
+from zonerelay.routing.nexthop import SiteKey
 
 # In the order in which they became idle.
 _Idle = dict[Slot, Session]
+_Key = TypeVar("_Key")
 
 
 class Pool:
@@ -30,7 +33,8 @@ class Pool:
     def __init__(self, *, quit_timeout: float) -> None:
         self._quit_timeout = quit_timeout
         self._slots = Slots(self._on_release)
-        self._idle_to: dict[DestinationKey, _Idle] = {}
+        self._idle_of: dict[Kind, _Idle] = {}
+        self._idle_at: dict[SiteKey, _Idle] = {}
         self._idle_in: defaultdict[str, _Idle] = defaultdict(dict)  # zones are few and stay
         self._waiters: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -39,29 +43,28 @@ class Pool:
     def open_connections(self, zone: str) -> int:
         return self._slots.open_in(zone)
 
-    async def acquire(self, zone: ZoneSettings, destination: DestinationKey) -> Session | Slot:
+    async def acquire(self, terms: Terms) -> Session | Slot:
         """An idle connection, or else the right to open one; waits while there is neither."""
-        while (session := self.take(zone, destination)) is None:
-            if self._has_room(zone, destination):
-                return self._slots.take(zone, destination)
+        while (session := self.take(terms)) is None:
+            if self._has_room(terms):
+                return self._slots.take(terms.zone, terms.route.site)
             await self._change()
         return session
 
-    async def reserve(self, zone: ZoneSettings, destination: DestinationKey) -> Slot:
+    async def reserve(self, terms: Terms) -> Slot:
         """The right to open a connection; waits for room."""
-        while not self._has_room(zone, destination):
+        while not self._has_room(terms):
             await self._change()
-        return self._slots.take(zone, destination)
+        return self._slots.take(terms.zone, terms.route.site)
 
     def give_back(self, session: Session) -> None:
         """The transaction is over and the connection is in step: keep it for the next one, or say goodbye."""
-        zone = session.zone
         if not session.wire.usable:
             session.wire.abort()
         elif self._closed or session.transactions >= session.max_transactions:
             session.wire.quit(self._quit_timeout)
         else:
-            self._keep(session, zone.connection_idle_timeout)
+            self._keep(session, session.terms.zone.connection_idle_timeout)
 
     def close_idle(self) -> None:
         for idle in list(self._idle_in.values()):
@@ -81,18 +84,16 @@ class Pool:
 
     # Idle connections.
 
-    def take(self, zone: ZoneSettings, destination: DestinationKey) -> Session | None:
+    def take(self, terms: Terms) -> Session | None:
         """An idle connection, if there is one."""
-        while waiting := self._idle_to.get(destination):
-            slot, session = waiting.popitem()
-            if not waiting:
-                del self._idle_to[destination]  # destinations come and go by the million
-            del self._idle_in[slot.zone][slot]
+        while waiting := self._idle_of.get(terms.kind):
+            session = waiting[next(reversed(waiting))]
+            self._forget(session)
             wire = session.wire
             wire.idle = False
             if not wire.usable:
                 wire.abort()
-            elif session.zone is zone or session.zone == zone:
+            elif session.terms.cover(terms):
                 return session
             else:  # opened under settings that no longer hold: TLS, names, source
                 wire.quit(self._quit_timeout)
@@ -103,11 +104,8 @@ class Pool:
         session.wire.idle = True
         loop = asyncio.get_running_loop()
         session.idle_until = loop.time() + timeout
-        waiting = self._idle_to.get(slot.destination)
-        if waiting is None:
-            self._idle_to[slot.destination] = {slot: session}
-        else:
-            waiting[slot] = session
+        _put(self._idle_of, session.terms.kind, slot, session)
+        _put(self._idle_at, slot.site, slot, session)
         self._idle_in[slot.zone][slot] = session
         if self._timer is None or self._timer.when() > session.idle_until:
             if self._timer is not None:
@@ -116,15 +114,14 @@ class Pool:
         if self._waiters:
             self._wake()
 
-    def _forget(self, slot: Slot) -> None:
-        if self._idle_in[slot.zone].pop(slot, None) is not None:
-            waiting = self._idle_to[slot.destination]
-            del waiting[slot]
-            if not waiting:
-                del self._idle_to[slot.destination]
+    def _forget(self, session: Session) -> None:
+        slot = session.slot
+        del self._idle_in[slot.zone][slot]
+        _drop(self._idle_of, session.terms.kind, slot)
+        _drop(self._idle_at, slot.site, slot)
 
     def _dismiss(self, session: Session) -> None:
-        self._forget(session.slot)
+        self._forget(session)
         session.wire.quit(self._quit_timeout)
 
     def _sweep(self) -> None:
@@ -144,13 +141,13 @@ class Pool:
 
     # Limits.
 
-    def _has_room(self, zone: ZoneSettings, destination: DestinationKey) -> bool:
+    def _has_room(self, terms: Terms) -> bool:
         """True when a connection may be opened now. If not, an idle one is told to make room."""
-        if self._slots.destination_is_full(zone, destination):
-            self._evict(self._idle_to.get(destination))
+        if self._slots.site_is_full(terms.route.site, terms.limits):
+            self._evict(self._idle_at.get(terms.route.site))
             return False
-        if self._slots.zone_is_full(zone):
-            self._evict(self._idle_in.get(zone.name))
+        if self._slots.zone_is_full(terms.zone):
+            self._evict(self._idle_in.get(terms.zone.name))
             return False
         return True
 
@@ -159,7 +156,9 @@ class Pool:
             self._dismiss(next(iter(idle.values())))
 
     def _on_release(self, slot: Slot) -> None:
-        self._forget(slot)
+        session = self._idle_in[slot.zone].get(slot)
+        if session is not None:
+            self._forget(session)
         self._wake()
 
     def _wake(self) -> None:
@@ -174,3 +173,18 @@ class Pool:
             await waiter
         finally:
             self._waiters.discard(waiter)
+
+
+def _put(groups: dict[_Key, _Idle], key: _Key, slot: Slot, session: Session) -> None:
+    group = groups.get(key)
+    if group is None:
+        groups[key] = {slot: session}
+    else:
+        group[slot] = session
+
+
+def _drop(groups: dict[_Key, _Idle], key: _Key, slot: Slot) -> None:
+    group = groups[key]
+    del group[slot]
+    if not group:
+        del groups[key]  # destinations come and go by the million

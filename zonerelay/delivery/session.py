@@ -25,10 +25,11 @@ from typing import cast
 
 import aiosmtplib
 
-from zonerelay.config.models import DeliverySettings, TlsMode, ZoneSettings
+from zonerelay.config.models import DeliverySettings, TlsMode
 from zonerelay.delivery.slots import Slot
 from zonerelay.delivery.sources import HostTrouble, display_address, open_socket
 from zonerelay.delivery.tls import TlsPolicy
+from zonerelay.delivery.way import Terms
 from zonerelay.delivery.wire import Wire
 from zonerelay.model.reply import Reply
 from zonerelay.routing.nexthop import MxHost
@@ -48,7 +49,7 @@ class Session:
     wire: Wire
     peer: Peer
     capabilities: Capabilities
-    zone: ZoneSettings
+    terms: Terms
     slot: Slot
     transactions: int = 0
     idle_until: float = 0.0
@@ -62,7 +63,7 @@ class Session:
     """The peer has taken a BDAT on this connection."""
 
     def __post_init__(self) -> None:
-        most = self.zone.max_messages_per_connection
+        most = self.terms.limits.max_messages_per_connection
         self.max_transactions = min(most, self.capabilities.limits.mailmax or most)
 
 
@@ -74,20 +75,22 @@ class SessionOpener:
         self._tls = tls
         self._hostname = hostname
 
-    async def open(self, zone: ZoneSettings, host: MxHost, ip: str, slot: Slot) -> Session:
+    async def open(self, terms: Terms, host: MxHost, ip: str, slot: Slot) -> Session:
         """The session takes the slot and releases it with its socket; if this raises, it is the caller's."""
-        may_fall_back = zone.tls is TlsMode.OPPORTUNISTIC
+        demand = terms.tls
+        may_fall_back = demand.mode is TlsMode.OPPORTUNISTIC
         key = f"{host.name}:{host.port}"
-        mode = TlsMode.NONE if may_fall_back and self._tls.is_broken(key) else zone.tls
+        mode = TlsMode.NONE if may_fall_back and self._tls.is_broken(key) else demand.mode
         try:
-            return await self._open(zone, host, ip, mode, slot)
+            return await self._open(terms, host, ip, mode, slot)
         except TlsTrouble:
             if not may_fall_back:
                 raise
         self._tls.remember_broken(key)
-        return await self._open(zone, host, ip, TlsMode.NONE, slot)
+        return await self._open(terms, host, ip, TlsMode.NONE, slot)
 
-    async def _open(self, zone: ZoneSettings, host: MxHost, ip: str, mode: TlsMode, slot: Slot) -> Session:
+    async def _open(self, terms: Terms, host: MxHost, ip: str, mode: TlsMode, slot: Slot) -> Session:
+        zone = terms.zone
         timeout = self._settings.connect_timeout
         sock = await open_socket(zone, host.name, ip, host.port, timeout=timeout)
         greeter = _Greeter(sock, self._settings, host, ip, ehlo_name=zone.ehlo_name or self._hostname)
@@ -98,7 +101,7 @@ class SessionOpener:
             greeter.abort()
             raise
         peer = Peer(host.name, greeter.address, tls_version)
-        return Session(wire, peer, capabilities, zone, slot)
+        return Session(wire, peer, capabilities, terms, slot)
 
 
 class _Greeter:

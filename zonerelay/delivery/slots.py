@@ -1,5 +1,7 @@
 """How many connections are open: the counts behind the zone's and the destination's limits.
 
+A destination's limit is counted by site: lines of mail for the same hosts share it.
+
 A *slot* is the right to have one connection. It is taken before connecting and given back when the
 socket is gone, so connecting, active, idle and closing connections all count.
 """
@@ -11,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from zonerelay.config.models import ZoneSettings
-from zonerelay.routing.nexthop import DestinationKey
+from zonerelay.routing.nexthop import Limits, SiteKey
 
 _Key = TypeVar("_Key")
 
@@ -19,11 +21,11 @@ _Key = TypeVar("_Key")
 class Slot:
     """One connection's place; `release` may be called again."""
 
-    __slots__ = ("_on_release", "destination", "released", "zone")
+    __slots__ = ("_on_release", "released", "site", "zone")
 
-    def __init__(self, zone: str, destination: DestinationKey, on_release: Callable[[Slot], None]) -> None:
+    def __init__(self, zone: str, site: SiteKey, on_release: Callable[[Slot], None]) -> None:
         self.zone = zone
-        self.destination = destination
+        self.site = site
         self.released = False
         self._on_release = on_release
 
@@ -38,7 +40,7 @@ class Slots:
 
     def __init__(self, on_release: Callable[[Slot], None]) -> None:
         self._in_zone: Counter[str] = Counter()
-        self._to_destination: Counter[DestinationKey] = Counter()
+        self._at_site: Counter[SiteKey] = Counter()
         self._tell = on_release
 
     def open_in(self, zone: str) -> int:
@@ -47,17 +49,17 @@ class Slots:
     def zone_is_full(self, zone: ZoneSettings) -> bool:
         return self._in_zone[zone.name] >= zone.max_connections
 
-    def destination_is_full(self, zone: ZoneSettings, destination: DestinationKey) -> bool:
-        return self._to_destination[destination] >= zone.max_connections_per_destination
+    def site_is_full(self, site: SiteKey, limits: Limits) -> bool:
+        return self._at_site[site] >= limits.max_connections
 
-    def take(self, zone: ZoneSettings, destination: DestinationKey) -> Slot:
+    def take(self, zone: ZoneSettings, site: SiteKey) -> Slot:
         self._in_zone[zone.name] += 1
-        self._to_destination[destination] += 1
-        return Slot(zone.name, destination, self._released)
+        self._at_site[site] += 1
+        return Slot(zone.name, site, self._released)
 
     def _released(self, slot: Slot) -> None:
         _decrement(self._in_zone, slot.zone)
-        _decrement(self._to_destination, slot.destination)
+        _decrement(self._at_site, slot.site)
         self._tell(slot)
 
 

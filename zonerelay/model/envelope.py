@@ -31,6 +31,12 @@ class Ret(enum.StrEnum):
     HDRS = "HDRS"
 
 
+class Priority(enum.StrEnum):
+    HIGH = "high"
+    NORMAL = "normal"
+    BULK = "bulk"
+
+
 class Body(enum.StrEnum):
     """RFC 6152 BODY."""
 
@@ -77,6 +83,7 @@ class Envelope:
     ret: Ret = Ret.UNSET
     envid: str = ""
     origin: Origin = field(default_factory=Origin)
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +94,8 @@ class Message:
     included); `headers` are the fields in order, values unfolded and decoded for people, capped;
     `plain_lines`: the body was seen to have CRLF line ends only, no line that begins with a dot and no
     NUL, so that it can be sent as it is; false when nobody looked.
+    `body_hash` is the base64 SHA-256 of the body in DKIM's relaxed form (RFC 6376 3.4.4), `""` when nobody
+    computed it.
     `trace` are notes made at acceptance (`"listener=… bare_lf=3"`), for `queue trace`.
     """
 
@@ -95,6 +104,7 @@ class Message:
     chunks: int
     eight_bit: bool = False
     plain_lines: bool = False
+    body_hash: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     trace: tuple[str, ...] = ()
 

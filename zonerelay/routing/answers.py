@@ -36,8 +36,12 @@ class MxRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DnsAnswer(Generic[Record]):
-    """`records` is empty unless the status is OK. `expires` is on the monotonic clock."""
+    """`records` is empty unless the status is OK. `expires` is on the monotonic clock.
+
+    `secure`: DNSSEC vouches for it, denials included, and the resolver that says so is trusted (`trust_ad`).
+    """
 
     status: DnsStatus
     records: tuple[Record, ...]
     expires: float
+    secure: bool = False

@@ -1,7 +1,9 @@
-"""Values that say where mail for a domain goes, and how a configured next hop is written.
+"""Values that say where mail for a domain goes, and on which terms.
 
-`Route` is the answer for one zone and one domain. Its `destination` is what limits and suspension apply
-to: the zone and the set of hosts, so that domains hosted by one provider are one destination.
+`Route` is the answer for one zone and one domain. Its `site` is the zone and the set of hosts: what limits on
+connections and rates count, so that domains hosted by one provider share them. Its `destination` is the line
+that mail stands in, with its suspension and its idle connections: the site, and what makes mail for one
+domain another thing than mail for its neighbour at the same hosts (another TLS demand, other limits).
 """
 
 from __future__ import annotations
@@ -9,9 +11,47 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NewType
 
+from zonerelay.config.models import TlsMode, ZoneSettings
+from zonerelay.config.units import Rate
 from zonerelay.model.outcome import Outcome
 
 DestinationKey = NewType("DestinationKey", str)
+SiteKey = NewType("SiteKey", str)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsDemand:
+    """What a connection must be before mail is sent on it.
+
+    `dane`: the MX records were secure, so hosts with TLSA records are held to them (RFC 7672), whatever
+    `mode` says. `names` and `certificates` (SHA-256, lower-case hex) take the place of the host's name in
+    VERIFY. `because` is for people and metrics: "zone", "destination" or "mta-sts".
+    """
+
+    mode: TlsMode = TlsMode.OPPORTUNISTIC
+    dane: bool = False
+    names: tuple[str, ...] = ()
+    certificates: tuple[str, ...] = ()
+    because: str = "zone"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one destination. `max_rate`: transactions."""
+
+    max_connections: int
+    max_recipients_per_transaction: int
+    max_messages_per_connection: int
+    max_rate: Rate | None = None
+
+    @classmethod
+    def of_zone(cls, zone: ZoneSettings) -> Limits:
+        return cls(
+            zone.max_connections_per_destination,
+            zone.max_recipients_per_transaction,
+            zone.max_messages_per_connection,
+            zone.max_rate_per_destination,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +68,34 @@ class MxHost:
 class Route:
     """`hosts` sorted by preference (equal ones are shuffled per attempt, RFC 5321 5.1).
 
-    `name` is for people: the MX domain or the next hop as configured. `expires` is Unix time.
+    `name` is for people: the MX domain or the next hop as configured. `expires` is Unix time. `tls` and
+    `limits`: `None` is what the zone says. `terms`: what tells this line from others at the same hosts, in a
+    word for people ("mta-sts", "destination[2]"), `""` for what the zone says.
     """
 
     zone: str
     name: str
     hosts: tuple[MxHost, ...]
     expires: float
+    tls: TlsDemand | None = None
+    limits: Limits | None = None
+    terms: str = ""
+    site: SiteKey = field(init=False, repr=False, compare=False)
     destination: DestinationKey = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         hosts = ",".join(sorted(f"{host.name}:{host.port}" for host in self.hosts))
         # Frozen, and asked for with every message.
-        object.__setattr__(self, "destination", DestinationKey(f"{self.zone} {hosts}"))
+        site = f"{self.zone} {hosts}"
+        object.__setattr__(self, "site", SiteKey(site))
+        line = f"{site} {self.terms}" if self.terms else site
+        object.__setattr__(self, "destination", DestinationKey(line))
+
+    def limits_in(self, zone: ZoneSettings) -> Limits:
+        return self.limits or Limits.of_zone(zone)
+
+    def tls_in(self, zone: ZoneSettings) -> TlsDemand:
+        return self.tls or TlsDemand(zone.tls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,7 @@ class MessageWriter(Protocol):
         headers: tuple[tuple[str, str], ...] = (),
         eight_bit: bool = False,
         plain_lines: bool = False,
+        body_hash: str = "",
         trace: tuple[str, ...] = (),
     ) -> Message:
         """Make the message and its deliveries exist, durably. 250 may be sent when this returns."""

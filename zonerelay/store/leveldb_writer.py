@@ -124,6 +124,7 @@ class LevelDbWriter:
         headers: tuple[tuple[str, str], ...] = (),
         eight_bit: bool = False,
         plain_lines: bool = False,
+        body_hash: str = "",
         trace: tuple[str, ...] = (),
     ) -> Message:
         if self._done:
@@ -141,6 +142,7 @@ class LevelDbWriter:
             chunks=self._submitted + len(chunks),
             eight_bit=eight_bit,
             plain_lines=plain_lines,
+            body_hash=body_hash,
             headers=headers,
             trace=trace,
         )

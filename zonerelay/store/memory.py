@@ -246,6 +246,7 @@ class MemoryWriter:
         headers: tuple[tuple[str, str], ...] = (),
         eight_bit: bool = False,
         plain_lines: bool = False,
+        body_hash: str = "",
         trace: tuple[str, ...] = (),
     ) -> Message:
         self._check()
@@ -258,6 +259,7 @@ class MemoryWriter:
             chunks=len(chunks),
             eight_bit=eight_bit,
             plain_lines=plain_lines,
+            body_hash=body_hash,
             headers=headers,
             trace=trace,
         )

@@ -1,0 +1,63 @@
+"""Reads secrets from where the configuration says they are. No secret is ever in a message of this module.
+
+Three kinds of place: a file, an environment variable (`env:NAME`), a credential that systemd has handed to
+the service (`credential:NAME`, a file in $CREDENTIALS_DIRECTORY).
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+MAX_SECRET = 64 * 1024
+
+
+class SecretError(Exception):
+    """The text says what is wrong and where, for the operator."""
+
+
+def read_secret(reference: str, environment: Mapping[str, str]) -> str:
+    """The secret without the line end at its end. Raises SecretError."""
+    kind, _, name = reference.partition(":")
+    if kind == "env" and not reference.startswith("/"):
+        secret = environment.get(name, "")
+        if not secret:
+            raise SecretError(f"the environment variable {name} is not set")
+        return secret
+    path = secret_path(reference, environment)
+    assert path is not None
+    try:
+        with path.open("rb") as file:
+            octets = file.read(MAX_SECRET + 1)
+    except OSError as error:
+        raise SecretError(f"{path} cannot be read: {error.strerror}") from error
+    if len(octets) > MAX_SECRET:
+        raise SecretError(f"{path} has more than {MAX_SECRET} octets")
+    try:
+        secret = octets.decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise SecretError(f"{path} is not UTF-8") from error
+    if not secret:
+        raise SecretError(f"{path} is empty")
+    return secret
+
+
+def secret_path(reference: str, environment: Mapping[str, str]) -> Path | None:
+    """The file behind a reference; `None` for an environment variable. Raises SecretError."""
+    if reference.startswith("/"):
+        return Path(reference)
+    kind, _, name = reference.partition(":")
+    if kind == "env":
+        return None
+    directory = environment.get("CREDENTIALS_DIRECTORY", "")
+    if not directory:
+        raise SecretError(
+            f"credential:{name} needs $CREDENTIALS_DIRECTORY, which systemd sets for LoadCredential="
+        )
+    return Path(directory) / name
+
+
+def is_public(path: Path) -> bool:
+    """True when other users of the machine may read the file. Raises OSError."""
+    return bool(stat.S_IMODE(path.stat().st_mode) & 0o007)

@@ -1,0 +1,67 @@
+"""The sending side put together: from the settings to a router and a courier that know each other's tables.
+
+`worker` builds one and hands it new settings on reload; everything in here that depends on them is told by
+`configure`, in one place. Raises ValueError when settings that were checked cannot be used after all (a key
+that cannot be read): at start that ends the relay, on reload the old ones stay.
+"""
+
+from __future__ import annotations
+
+import random as random_module
+from collections.abc import Mapping
+
+from zonerelay.config.endpoints import parse_listen
+from zonerelay.config.models import Settings
+from zonerelay.delivery.courier import SmtpCourier
+from zonerelay.delivery.exchange import ReadBody
+from zonerelay.model.clock import Clock
+from zonerelay.routing.addresses import OwnAddresses
+from zonerelay.routing.mx import MxRouter
+from zonerelay.routing.resolver import Resolver
+from zonerelay.telemetry.events import Events
+
+
+class Sending:
+    """One per worker. `environment` is where secrets may be (`config/secrets.py`)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        hostname: str,
+        read_body: ReadBody,
+        events: Events,
+        clock: Clock,
+        random: random_module.Random,
+        environment: Mapping[str, str],
+    ) -> None:
+        self._events = events
+        self._environment = environment
+        self.resolver = Resolver(settings.dns, clock)
+        self.router = MxRouter(
+            self.resolver,
+            hostname=hostname,
+            clock=clock,
+            random=random,
+            own_addresses=OwnAddresses(parse_listen(each.address) for each in settings.listener),
+        )
+        self.courier = SmtpCourier(
+            settings.delivery,
+            hostname=hostname,
+            addresses=self.resolver,
+            read_body=read_body,
+            clock=clock,
+            random=random,
+        )
+        self.configure(settings)
+
+    def configure(self, settings: Settings) -> None:
+        """Go by these settings from now on. Raises ValueError before anything has changed."""
+
+    async def start(self) -> None:
+        """Begin what runs in the background."""
+
+    async def close(self) -> None:
+        """Say goodbye to peers, end what runs in the background."""
+        await self.courier.close()
+        await self.resolver.close()
