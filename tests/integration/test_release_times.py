@@ -44,9 +44,11 @@ async def test_the_age_of_the_oldest_is_that_of_mail_that_may_leave(tmp_path: Pa
     zone = ZoneSettings(next_hop=f"{LOOPBACK}:1", tls=TlsMode.NONE)
     async with relay_with(settings(tmp_path, zone=zone)) as running:
         await put(running, [to("later@example.com")], release=time.time() + 3600)
-        board = running.worker._build_board(
-            running.worker.store, running.worker._scheduler, running.worker._sending
-        )  # type: ignore[arg-type]  # both are there
+        worker = running.worker
+        assert worker.store is not None
+        assert worker._scheduler is not None
+        assert worker._sending is not None
+        board = worker._build_board(worker.store, worker._scheduler, worker._sending)
         await board.refresh()
         (queue,) = board.queues()
         assert (queue.deferred, queue.oldest) == (1, 0.0)
