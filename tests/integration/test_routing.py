@@ -27,7 +27,7 @@ from zonerelay.config.models import DnsSettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.routing.addresses import OwnAddresses
-from zonerelay.routing.answers import DnsStatus
+from zonerelay.routing.answers import DnsStatus, TlsaRecord
 from zonerelay.routing.hosts import Hosts
 from zonerelay.routing.mx import MxRouter
 from zonerelay.routing.nexthop import Route, Unroutable
@@ -58,6 +58,9 @@ ZONES: Zones = {
     "many.example": {"MX": [f"{n} mx{n}.many.example" for n in range(MAX_RECORDS + 50)]},
     "xn--bcher-kva.example": {"MX": ["10 mx.example.com"]},
     "mailhog": {"A": ["192.0.2.7"]},
+    "_25._tcp.mx.example.com": {"TLSA": ["3 1 1 " + "ab" * 32, "2 0 0 3000"], "TTL": 300},
+    "policy.example": {"TXT": ['"v=STSv1; " "id=1;"', '"second"', " ".join(['"' + "x" * 255 + '"'] * 17)]},
+    "cdn.example": {"CNAME": ["mx.example.com."]},
 }
 
 
@@ -85,11 +88,17 @@ class Bed:
 
 @asynccontextmanager
 async def bed(
-    troubles: Troubles | None = None, *, listeners: Sequence[str] = ("127.0.0.1:25",), timeout: float = 0.3
+    troubles: Troubles | None = None,
+    *,
+    listeners: Sequence[str] = ("127.0.0.1:25",),
+    timeout: float = 0.3,
+    trust_ad: bool = False,
+    secure: Sequence[str] = (),
 ) -> AsyncIterator[Bed]:
     async with FakeDns(ZONES, troubles) as dns:
+        dns.secure.update(secure)
         clock = ManualClock()
-        settings = DnsSettings(servers=(dns.address,), timeout=timeout)
+        settings = DnsSettings(servers=(dns.address,), timeout=timeout, trust_ad=trust_ad)
         resolver = Resolver(settings, clock, hosts=Hosts({"known": ("192.0.2.8",)}))
         router = MxRouter(
             resolver,
@@ -310,6 +319,57 @@ async def test_a_name_that_is_none_is_a_deferral() -> None:
     async with bed() as it:
         for name in ("", "a..b", "x" * 300):
             assert (await it.resolver.addresses(name, ipv6=True)).failure is not None
+
+
+# ---- records for the security of connections ------------------------------------------------------
+
+
+async def test_tlsa_records_come_as_they_are_and_once() -> None:
+    async with bed() as it:
+        for _ in range(2):
+            answer = await it.resolver.tlsa("_25._tcp.mx.example.com")
+        assert set(answer.records) == {TlsaRecord(3, 1, 1, b"\xab" * 32), TlsaRecord(2, 0, 0, b"0\0")}
+        assert it.dns.count("_25._tcp.mx.example.com", "TLSA") == 1
+
+
+async def test_the_strings_of_a_text_record_are_joined_and_huge_ones_left_out() -> None:
+    async with bed() as it:
+        answer = await it.resolver.txt("policy.example")
+        assert set(answer.records) == {"v=STSv1; id=1;", "second"}
+        assert (await it.resolver.txt("absent.example")).status is DnsStatus.NXDOMAIN
+
+
+async def test_an_answer_is_secure_where_the_trusted_resolver_says_so() -> None:
+    async with bed(trust_ad=True, secure=["example.com", "empty.example", "absent.example"]) as it:
+        assert (await it.resolver.mx("example.com")).secure
+        assert (await it.resolver.addresses("mx.example.com", ipv6=True)).secure
+        assert (await it.resolver.tlsa("_25._tcp.mx.example.com")).secure
+        for name in ("empty.example", "absent.example"):  # a denial is an answer, too
+            answer = await it.resolver.tlsa(name)
+            assert (answer.records, answer.secure) == ((), True)
+        assert not (await it.resolver.mx("null.example")).secure
+        assert not (await it.resolver.tlsa("elsewhere.example")).secure
+
+
+async def test_nothing_is_secure_without_trust() -> None:
+    async with bed(secure=["example.com", "absent.example"]) as it:
+        assert not (await it.resolver.mx("example.com")).secure
+        assert not (await it.resolver.addresses("mx.example.com", ipv6=True)).secure
+        assert not (await it.resolver.tlsa("absent.example")).secure
+        assert (await it.resolver.addresses("192.0.2.1", ipv6=True)).secure is False
+
+
+async def test_an_alias_is_secure_when_all_of_it_is_and_says_where_it_ends() -> None:
+    for secure in (["cdn.example", "example.com"], ["cdn.example"], ["example.com"]):
+        async with bed(trust_ad=True, secure=secure) as it:
+            found = await it.resolver.addresses("cdn.example", ipv6=True)
+            assert (found.secure, found.canonical) == (len(secure) == 2, "mx.example.com")
+
+
+async def test_breaking_one_family_does_not_take_the_security_of_the_other_away() -> None:
+    async with bed({("mx.example.com", "AAAA"): SERVFAIL}, trust_ad=True, secure=["example.com"]) as it:
+        found = await it.resolver.addresses("mx.example.com", ipv6=True)
+        assert (found.ips, found.secure) == (("192.0.2.1", "192.0.2.2"), True)
 
 
 # ---- cache --------------------------------------------------------------------------------------

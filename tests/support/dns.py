@@ -13,7 +13,8 @@
         assert dns.queries == [("example.com", "MX", "udp")]
 
 A name that is not there is NXDOMAIN; a name that is there without the type is NODATA (`{}` has no data at
-all). `dns.zones` and `dns.troubles` may be changed while it runs.
+all). `dns.zones`, `dns.troubles` and `dns.secure` may be changed while it runs. Answers about names in or
+below `secure` have the AD bit, as a validating resolver's have, when the question asked for it.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class FakeDns:
     def __init__(self, zones: Zones, troubles: Troubles | None = None) -> None:
         self.zones: dict[str, Records] = {name.lower(): data for name, data in zones.items()}
         self.troubles: dict[str | tuple[str, str], Trouble] = dict(troubles or {})
+        self.secure: set[str] = set()
         self.queries: list[tuple[str, str, str]] = []
         self.address = ""
         self._udp: asyncio.DatagramTransport | None = None
@@ -120,9 +122,15 @@ class FakeDns:
             response.flags |= dns.flags.TC
         else:
             self._fill(response, name, kind)
+            if question.flags & dns.flags.AD and self._vouches_for(name, response):
+                response.flags |= dns.flags.AD
         if trouble is WRONG_ID:
             response.id ^= 0x5555
         return response.to_wire(max_size=65535, origin=dns.name.root)
+
+    def _vouches_for(self, name: str, response: dns.message.Message) -> bool:
+        names = [name, *(rrset.name.to_text(omit_final_dot=True).lower() for rrset in response.answer)]
+        return all(any(f".{each}".endswith(f".{zone}") for zone in self.secure) for each in names)
 
     def _fill(self, response: dns.message.Message, name: str, kind: str) -> None:
         response.flags |= dns.flags.AA | dns.flags.RA

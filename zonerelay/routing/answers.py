@@ -34,14 +34,25 @@ class MxRecord(NamedTuple):
     host: str
 
 
+class TlsaRecord(NamedTuple):
+    """RFC 6698 2.1, as it came: what of it can be used is for `delivery.dane` to say."""
+
+    usage: int
+    selector: int
+    matching: int
+    data: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class DnsAnswer(Generic[Record]):
     """`records` is empty unless the status is OK. `expires` is on the monotonic clock.
 
     `secure`: DNSSEC vouches for it, denials included, and the resolver that says so is trusted (`trust_ad`).
+    `canonical`: the name at the end of the aliases, where there are any.
     """
 
     status: DnsStatus
     records: tuple[Record, ...]
     expires: float
     secure: bool = False
+    canonical: str = ""

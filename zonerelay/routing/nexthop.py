@@ -113,7 +113,12 @@ class Unroutable:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The addresses of one host, most wanted first; `failure` says why there are none."""
+    """The addresses of one host, most wanted first; `failure` says why there are none.
+
+    `secure`: DNSSEC vouches for all of them, and for the aliases on the way; `canonical` is where those end.
+    """
 
     ips: tuple[str, ...]
     failure: Outcome | None = None
+    secure: bool = False
+    canonical: str = ""
