@@ -1,0 +1,181 @@
+"""HTTPS as the relay asks it of others: policies of recipient domains, access tokens of smarthosts.
+
+The only user of aiohttp's client, which is imported with the first request: most relays make none. A request
+is one connection, no cookies, no proxy, no redirect (the 3xx is the answer), nothing decompressed; TLS with
+the system's authorities (OpenSSL's SSL_CERT_FILE and SSL_CERT_DIR are honoured) and the URL's host in the
+certificate. `timeout` bounds it all, `max_size` the body.
+
+Whatever fails is a WebError whose text is for logs: it names the host and the trouble, never the form, a
+path or a query, which may hold secrets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse, TCPConnector
+    from aiohttp.abc import AbstractResolver
+
+MAX_HEADERS = 100
+MAX_HEADER = 8 * 1024  # octets of one header field, and of the status line
+USER_AGENT = "zonerelay"
+
+Resolve = Callable[[str], Awaitable[Sequence[str]]]
+"""A host's IP addresses, most wanted first. Raises WebError, or OSError, when there is none to use."""
+
+
+class WebError(Exception):
+    """No answer that can be used. The text says why, without secrets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """`headers` with names in lower case; of equal ones the last. The repr is without `body`, a secret."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def __repr__(self) -> str:
+        return f"Response(status={self.status}, {len(self.body)} octets)"
+
+    @property
+    def content_type(self) -> str:
+        """In lower case, without parameters; `""` when there is none."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def fetch(
+    url: str,
+    *,
+    timeout: float,
+    max_size: int,
+    ssl_context: ssl.SSLContext | None = None,
+    resolve: Resolve | None = None,
+) -> Response:
+    """GET. Raises WebError."""
+    return await request(
+        "GET", url, form=None, timeout=timeout, max_size=max_size, ssl_context=ssl_context, resolve=resolve
+    )
+
+
+async def request(
+    method: str,
+    url: str,
+    *,
+    form: Mapping[str, str] | None,
+    timeout: float,
+    max_size: int,
+    ssl_context: ssl.SSLContext | None = None,
+    resolve: Resolve | None = None,
+) -> Response:
+    """One request, `form` as application/x-www-form-urlencoded. Any status is a response. Raises WebError."""
+    host = urlsplit(url).hostname or ""
+    try:
+        async with asyncio.timeout(timeout):
+            if ssl_context is None:
+                ssl_context = await asyncio.to_thread(default_context)
+            connector = _connector(ssl_context, resolve)
+            return await _request(connector, method, url, form, max_size)
+    except TimeoutError as error:
+        raise WebError(f"{host} did not answer within {timeout:g} s") from error
+
+
+def default_context() -> ssl.SSLContext:
+    """What verifies a server against the system's authorities. Reads files: not for the event loop."""
+    context = ssl.create_default_context()
+    context.hostname_checks_common_name = False  # RFC 9525 2, RFC 8461 3.3
+    return context
+
+
+def _connector(context: ssl.SSLContext, resolve: Resolve | None) -> TCPConnector:
+    import aiohttp  # noqa: PLC0415 - see above
+
+    resolver = None if resolve is None else _resolver(resolve)
+    return aiohttp.TCPConnector(ssl=context, resolver=resolver, force_close=True, use_dns_cache=False)
+
+
+async def _request(
+    connector: TCPConnector, method: str, url: str, form: Mapping[str, str] | None, max_size: int
+) -> Response:
+    import aiohttp  # noqa: PLC0415 - see above
+
+    try:
+        async with (
+            aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # the caller's bounds them
+                auto_decompress=False,  # a few octets could become gigabytes
+                headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity"},
+                max_line_size=MAX_HEADER,
+                max_field_size=MAX_HEADER,
+                max_headers=MAX_HEADERS,
+            ) as session,
+            session.request(method, url, data=form, allow_redirects=False) as response,
+        ):
+            body = await _body(response, max_size)
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            return Response(response.status, headers, body)
+    except (aiohttp.ClientError, ssl.SSLError, OSError, ValueError) as error:
+        if isinstance(error, TimeoutError):
+            raise
+        raise WebError(_words(error, urlsplit(url).hostname or "")) from error
+
+
+async def _body(response: ClientResponse, max_size: int) -> bytes:
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > max_size:
+            raise WebError(f"the answer is longer than {max_size} octets")
+    return bytes(body)
+
+
+def _resolver(resolve: Resolve) -> AbstractResolver:
+    from aiohttp.abc import AbstractResolver, ResolveResult  # noqa: PLC0415 - see above
+
+    class Resolver(AbstractResolver):
+        """Connections go to what `resolve` says and nowhere else: it may have refused an address."""
+
+        async def resolve(
+            self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+        ) -> list[ResolveResult]:
+            return [
+                ResolveResult(
+                    hostname=host,
+                    host=ip,
+                    port=port,
+                    family=socket.AF_INET6 if ipaddress.ip_address(ip).version == 6 else socket.AF_INET,
+                    proto=socket.IPPROTO_TCP,
+                    flags=socket.AI_NUMERICHOST,
+                )
+                for ip in await resolve(host)
+            ]
+
+        async def close(self) -> None:
+            """Nothing is held."""
+
+    return Resolver()
+
+
+def _words(error: Exception, host: str) -> str:
+    """The trouble in words. The texts of aiohttp's exceptions may quote a URL, so they are not used."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"the certificate of {host} cannot be trusted: {cause.verify_message}"
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS with {host} failed: {cause.reason or type(cause).__name__}"
+    if isinstance(error, OSError):  # aiohttp's connection errors are, too
+        return f"{host} cannot be reached: {error.strerror or type(error).__name__}"
+    return f"{host} did not answer in HTTP: {type(error).__name__}"
