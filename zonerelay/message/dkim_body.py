@@ -1,0 +1,73 @@
+"""The body in DKIM's relaxed form (RFC 6376 3.4.4), hashed while it arrives. Sans-IO.
+
+Promises the same hash however the body is cut into pieces, in memory for one piece. What is fed has CRLF
+line ends only, as everything that is stored.
+
+It is done to every message that may be signed, so no step is taken per line: whole pieces go through a few
+operations on bytes, and what may turn out to be the end of a line, or of the body, is kept back.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+# Longest first, so that a run of any length is one space after few passes.
+_RUNS = (b" " * 32, b" " * 8, b" " * 3)
+_CRLF = b"\r\n"
+_BLANK_LINES = 16 * 1024  # of those kept back, that are hashed at a time
+
+
+def single_spaces(data: bytes) -> bytes:
+    """Every run of spaces and tabs as one space, in time linear in the length."""
+    if b"\t" in data:
+        data = data.replace(b"\t", b" ")
+    if b"  " in data:
+        for run in _RUNS:
+            data = data.replace(run, b" ")
+        while b"  " in data:
+            data = data.replace(b"  ", b" ")
+    return data
+
+
+class RelaxedBody:
+    """`feed` what follows the empty line after the header; `digest` when that was all."""
+
+    __slots__ = ("_blank_lines", "_hash", "_is_empty", "_tail")
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._is_empty = True  # so far, but for line ends
+        self._blank_lines = 0  # line ends kept back: at the end of the body they do not count
+        self._tail = b""  # begins a line end, perhaps: at most a space and a CR
+
+    def feed(self, piece: bytes) -> None:
+        data = single_spaces(self._tail + piece if self._tail else piece)
+        if b" \r" in data:
+            data = data.replace(b" \r\n", _CRLF)
+        kept = data.rstrip(b" \r\n")
+        if kept:
+            if self._blank_lines:
+                self._hash_blank_lines()
+            self._hash.update(kept)
+            self._is_empty = False
+        end = data.rfind(b"\n") + 1
+        if end > len(kept):
+            self._blank_lines += data.count(b"\n", len(kept))
+            self._tail = data[end:]
+        else:
+            self._tail = data[len(kept) :]
+
+    def digest(self) -> str:
+        """Base64 of the SHA-256. May be asked again, with more fed in between."""
+        whole = self._hash.copy()
+        if not self._is_empty:
+            whole.update(_CRLF)  # of the last line, which may lack it
+        return base64.b64encode(whole.digest()).decode("ascii")
+
+    def _hash_blank_lines(self) -> None:
+        whole, rest = divmod(self._blank_lines, _BLANK_LINES)
+        for _ in range(whole):
+            self._hash.update(_CRLF * _BLANK_LINES)
+        self._hash.update(_CRLF * rest)
+        self._blank_lines = 0
