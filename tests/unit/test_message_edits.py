@@ -53,7 +53,40 @@ def test_added_fields_are_on_top_in_their_order() -> None:
     assert edit_header(b"", add=[("A", "")]) == b"A:\r\n"
 
 
-def test_a_field_can_be_replaced() -> None:
+REPLACEMENTS: list[tuple[bytes, list[tuple[str, str]], bytes, str]] = [
+    (
+        BLOCK,
+        [("X-Spam", "no")],
+        b"From: a@example.org\r\nX-Spam: no\r\nSubject:  two  blanks \r\n",
+        "the first of a name, with its continuations; the others go",
+    ),
+    (BLOCK, [("X-Other", "1")], BLOCK, "a name that is not there"),
+    (BLOCK, [("Spam", "1"), ("X-Spam-", "1")], BLOCK, "names that are alike"),
+    (b"X: 1\r\nx: 2\r\nX : 3\r\n", [("X", "4")], b"X: 4\r\n", "nothing else"),
+    (b"A: b\r\nX: 1", [("X", "2")], b"A: b\r\nX: 2\r\n", "a last line without its end"),
+    (b"X: 1\r\nY: 2\r\n", [("Y", "3"), ("X", "4")], b"X: 4\r\nY: 3\r\n", "each in its place"),
+    (b"X: 1\r\n", [("X", "2"), ("x", "3")], b"x: 3\r\n", "twice: the last counts"),
+    (b"A: b\r\nstray\r\nX: 1\r\n", [("X", "2")], b"A: b\r\nstray\r\nX: 1\r\n", "behind a stray line"),
+    (b"A: \xff\r\nX: \xe9\r\nB: \x00\r\n", [("X", "2")], b"A: \xff\r\nX: 2\r\nB: \x00\r\n", "no text"),
+    (b"X: 1\r\n", [("X", r"\1\g<0>")], b"X: \\1\\g<0>\r\n", "a value that looks like a pattern"),
+]
+
+
+@pytest.mark.parametrize(
+    ("block", "replace", "expected", "reason"), REPLACEMENTS, ids=[row[3] for row in REPLACEMENTS]
+)
+def test_replacing(block: bytes, replace: list[tuple[str, str]], expected: bytes, reason: str) -> None:
+    assert edit_header(block, replace=replace) == expected, reason
+
+
+def test_fields_are_removed_first_and_added_last() -> None:
+    edited = edit_header(BLOCK, add=[("X-Spam", "3")], replace=[("X-Spam", "2")], remove=["X-Spam"])
+    assert edited == b"X-Spam: 3\r\nFrom: a@example.org\r\nSubject:  two  blanks \r\n"
+    edited = edit_header(b"A: 1\r\n", add=[("A", "3")], replace=[("A", "2")])
+    assert edited == b"A: 3\r\nA: 2\r\n"
+
+
+def test_a_field_can_be_taken_out_and_put_on_top() -> None:
     assert edit_header(BLOCK, add=[("X-Spam", "no")], remove=["X-Spam"]) == (
         b"X-Spam: no\r\nFrom: a@example.org\r\nSubject:  two  blanks \r\n"
     )

@@ -1,4 +1,4 @@
-"""Takes fields out of a header section and puts new ones on top. Sans-IO.
+"""Takes fields out of a header section, puts others in their place, and new ones on top. Sans-IO.
 
 Every octet of the fields that stay is kept as it came, so that signatures over them still hold. A line
 that is neither a field nor a continuation ends the header, as in `headers`: nothing behind it is touched. New
@@ -20,25 +20,48 @@ _NO_HEADER = re.compile(rb"\A(?![!-9;-~]++%b)|\r\n(?![ \t]|[!-9;-~]++%b)" % (_CO
 _VALUE = rb"(?:[^\r]++|\r(?!\n(?![ \t])))*+(?:\r\n)?"
 
 
-def edit_header(block: bytes, *, add: Sequence[tuple[str, str]] = (), remove: Collection[str] = ()) -> bytes:
-    """`block` is complete lines of a header: with its `Header.lead` in front, without our own fields.
+def edit_header(
+    block: bytes,
+    *,
+    add: Sequence[tuple[str, str]] = (),
+    replace: Sequence[tuple[str, str]] = (),
+    remove: Collection[str] = (),
+) -> bytes:
+    """`block` is complete lines of a header, with its `Header.lead` in front.
 
-    Names to remove are compared without case; added fields come in their order, in ASCII.
+    In this order: remove; replace, where a message has the field: the first of its name, the others go; add,
+    in the order given. Names are compared without case, values are ASCII.
     """
-    if remove:
-        names = frozenset(name.lower().encode("ascii") for name in remove)
+    if remove or replace:
         lower = block.lower()
-        if any(name in lower for name in names):  # mostly not
-            block = _without(block, names)
-    added = "".join(field(name, " ".join(value.split())) for name, value in add)
-    return added.encode("ascii") + block
+        removed = frozenset(name.lower().encode("ascii") for name in remove)
+        if any(name in lower for name in removed):  # mostly not
+            block = _edited(block, removed)
+        for name, value in replace:
+            key = name.lower().encode("ascii")
+            if key in lower:
+                block = _edited(block, frozenset((key,)), _new_field(name, value))
+    return b"".join(_new_field(name, value) for name, value in add) + block
 
 
-def _without(block: bytes, names: frozenset[bytes]) -> bytes:
-    """No step is taken per line: a header may have tens of thousands."""
+def _new_field(name: str, value: str) -> bytes:
+    return field(name, " ".join(value.split())).encode("ascii")
+
+
+def _edited(block: bytes, names: frozenset[bytes], instead: bytes = b"") -> bytes:
+    """`instead` of the first such field, nothing of the others.
+
+    No step is taken per line: a header may have tens of thousands.
+    """
     found = _NO_HEADER.search(block)
     end = found.end() if found is not None else len(block)
-    return _fields(names).sub(b"", block[:end]) + block[end:]
+    fields = _fields(names)
+    header = block[:end]
+    if instead and (first := fields.search(header)) is not None:
+        header = header[: first.start()] + instead + fields.sub(b"", header[first.end() :])
+    else:
+        header = fields.sub(b"", header)
+    return header + block[end:]
 
 
 @lru_cache(maxsize=64)
