@@ -12,8 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 
-# Longest first, so that a run of any length is one space after few passes.
-_RUNS = (b" " * 32, b" " * 8, b" " * 3)
+_INDENT = b" " * 8  # shortens long runs at once, so that few passes are left
 _CRLF = b"\r\n"
 _BLANK_LINES = 16 * 1024  # of those kept back, that are hashed at a time
 
@@ -23,8 +22,7 @@ def single_spaces(data: bytes) -> bytes:
     if b"\t" in data:
         data = data.replace(b"\t", b" ")
     if b"  " in data:
-        for run in _RUNS:
-            data = data.replace(run, b" ")
+        data = data.replace(_INDENT, b" ").replace(b"  ", b" ")
         while b"  " in data:
             data = data.replace(b"  ", b" ")
     return data
@@ -42,9 +40,9 @@ class RelaxedBody:
         self._tail = b""  # begins a line end, perhaps: at most a space and a CR
 
     def feed(self, piece: bytes) -> None:
-        data = single_spaces(self._tail + piece if self._tail else piece)
-        if b" \r" in data:
-            data = data.replace(b" \r\n", _CRLF)
+        data = self._tail + piece if self._tail else piece
+        if b" " in data or b"\t" in data:  # base64 has neither
+            data = single_spaces(data).replace(b" \r\n", _CRLF)
         kept = data.rstrip(b" \r\n")
         if kept:
             if self._blank_lines:
