@@ -22,6 +22,7 @@ from zonerelay.config import credentials
 from zonerelay.config.credentials import CredentialsError
 from zonerelay.config.models import ListenerAuth, ListenerSettings, ListenerTls, Settings
 from zonerelay.config.problems import Report
+from zonerelay.config.srs_checks import try_srs
 from zonerelay.config.toml_lines import Path as Key
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
         _patterns(route.sender, ("route", at, "sender"), report)
         _patterns(route.recipient, ("route", at, "recipient"), report)
     _backoff(settings.retry.backoff, report)
+    try_srs(settings.srs, os.environ, report)
     return [*notes, *_rights(settings)]
 
 
@@ -152,7 +154,7 @@ def _backoff(function: str, report: Report) -> None:
 
 def _rights(settings: Settings) -> Iterator[str]:
     """A file that root can read may still be closed to the relay."""
-    reads = any(
+    reads = bool(settings.srs.domain) or any(
         listener.tls is not ListenerTls.NONE
         or listener.auth is not ListenerAuth.OFF
         or listener.policy_file is not None
