@@ -29,6 +29,7 @@ class Limits:
 
 
 NO_LIMITS = Limits()
+NO_AUTH: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class Capabilities:
     dsn: bool = False
     enhanced_status_codes: bool = False
     limits: Limits = NO_LIMITS
+    auth: frozenset[str] = NO_AUTH
 
 
 def parse_ehlo(text: str) -> Capabilities:
@@ -68,7 +70,17 @@ def parse_ehlo(text: str) -> Capabilities:
         dsn="DSN" in offered,
         enhanced_status_codes="ENHANCEDSTATUSCODES" in offered,
         limits=_limits(offered["LIMITS"]) if "LIMITS" in offered else NO_LIMITS,
+        auth=_mechanisms(offered) if "AUTH" in text else NO_AUTH,
     )
+
+
+def _mechanisms(offered: dict[str, str]) -> frozenset[str]:
+    """RFC 4954 3; and "AUTH=PLAIN LOGIN", as servers older than the RFC write it."""
+    words = offered.get("AUTH", "").split()
+    for keyword, parameters in offered.items():
+        if keyword.startswith("AUTH="):
+            words += [keyword.removeprefix("AUTH="), *parameters.split()]
+    return frozenset(word.upper() for word in words)
 
 
 def _size(parameter: str) -> int | None:

@@ -1,0 +1,296 @@
+"""Logging in as a client: the RFCs' own examples, and servers that are wrong, hostile or never content."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+
+import pytest
+
+from zonerelay.smtp.extensions import parse_ehlo
+from zonerelay.smtp.sasl_client import (
+    MAX_CHALLENGES,
+    MAX_ITERATIONS,
+    MAX_LINE,
+    MIN_ITERATIONS,
+    Conversation,
+    Identity,
+    SaslError,
+    choose_mechanism,
+    make_mechanism,
+    without_secrets,
+)
+
+PENCIL = Identity("user", "pencil")
+
+SHA_1 = (
+    "SCRAM-SHA-1",
+    "fyko+d2lbbFgONRv9qkxdawL",
+    "n,,n=user,r=fyko+d2lbbFgONRv9qkxdawL",
+    "r=fyko+d2lbbFgONRv9qkxdawL3rfcNHYJY1ZVvWVs7j,s=QSXCR+Q6sek8bf92,i=4096",
+    "c=biws,r=fyko+d2lbbFgONRv9qkxdawL3rfcNHYJY1ZVvWVs7j,p=v0X8v3Bz2T0CJGbJQyF0X+HI4Ts=",
+    "v=rmF9pqV8S7suAoZWja4dJRkFsKQ=",
+)  # RFC 5802 5
+SHA_256 = (
+    "SCRAM-SHA-256",
+    "rOprNGfwEbeRWgbNEkqO",
+    "n,,n=user,r=rOprNGfwEbeRWgbNEkqO",
+    "r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096",
+    "c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,"
+    "p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=",
+    "v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=",
+)  # RFC 7677 3
+
+
+def b64(text: str | bytes) -> str:
+    return base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
+
+
+def plain(line: bytes) -> str:
+    return base64.b64decode(line).decode()
+
+
+def talk(name: str, identity: Identity = PENCIL, nonce: str = "abc") -> Conversation:
+    return Conversation(make_mechanism(name, identity, nonce))
+
+
+@pytest.mark.parametrize("example", [SHA_1, SHA_256], ids=lambda example: example[0])
+def test_scram_is_that_of_the_rfcs(example: tuple[str, ...]) -> None:
+    name, nonce, client_first, server_first, client_final, server_final = example
+    talking = talk(name, PENCIL, nonce)
+    assert talking.begin() == f"AUTH {name} {b64(client_first)}".encode()
+    assert plain(talking.receive(334, b64(server_first))) == client_final
+    assert talking.receive(334, b64(server_final)) == b""
+    assert not talking.done
+    talking.receive(235, "2.7.0 welcome")
+    assert talking.done
+
+
+def test_a_server_that_does_not_know_the_password_is_not_believed() -> None:
+    talking = talk(*_args(SHA_256))
+    talking.begin()
+    talking.receive(334, b64(SHA_256[3]))
+    forged = "v=" + b64(hmac.digest(b"guess", b"x", "sha256"))
+    assert talking.receive(334, b64(forged)) == b"*"
+    with pytest.raises(SaslError, match="does not know the password"):
+        talking.receive(501, "cancelled")
+    assert talking.done
+
+
+def test_a_235_without_the_proof_is_worth_nothing() -> None:
+    talking = talk(*_args(SHA_256))
+    talking.begin()
+    talking.receive(334, b64(SHA_256[3]))
+    with pytest.raises(SaslError, match="did not prove"):
+        talking.receive(235, "welcome")
+
+
+def test_a_235_before_anything_was_shown_is_worth_nothing() -> None:
+    talking = talk(*_args(SHA_1))
+    talking.begin()
+    with pytest.raises(SaslError, match="did not prove"):
+        talking.receive(235, "welcome")
+
+
+@pytest.mark.parametrize(
+    ("challenge", "words"),
+    [
+        ("r=abcX,s=QSXCR+Q6sek8bf92,i=1", "iterations"),
+        (f"r=abcX,s=QSXCR+Q6sek8bf92,i={MIN_ITERATIONS - 1}", "iterations"),
+        (f"r=abcX,s=QSXCR+Q6sek8bf92,i={MAX_ITERATIONS + 1}", "iterations"),
+        ("r=abcX,s=QSXCR+Q6sek8bf92,i=99999999999999999999", "how many iterations"),
+        ("r=abcX,s=QSXCR+Q6sek8bf92,i=-4096", "how many iterations"),
+        ("r=abcX,s=QSXCR+Q6sek8bf92,i=４０９６", "how many iterations"),
+        ("r=abcX,s=QSXCR+Q6sek8bf92", "how many iterations"),
+        ("r=abc,s=QSXCR+Q6sek8bf92,i=4096", "nonce"),
+        ("r=xyz,s=QSXCR+Q6sek8bf92,i=4096", "nonce"),
+        ("s=QSXCR+Q6sek8bf92,i=4096", "nonce"),
+        ("r=abcX,s=***,i=4096", "base64"),
+        ("r=abcX,s=,i=4096", "no salt"),
+        ("m=x,r=abcX,s=QSXCR+Q6sek8bf92,i=4096", "extension"),
+        ("e=unknown-user", "unknown-user"),
+        ("hello", "not SCRAM"),
+        ("", "not SCRAM"),
+    ],
+)
+def test_a_first_message_that_is_wrong_or_hostile_ends_the_exchange(challenge: str, words: str) -> None:
+    talking = talk("SCRAM-SHA-256")
+    talking.begin()
+    assert talking.receive(334, b64(challenge)) == b"*"
+    with pytest.raises(SaslError, match=words):
+        talking.receive(501, "")
+
+
+def test_what_is_not_base64_ends_the_exchange() -> None:
+    talking = talk("SCRAM-SHA-256")
+    talking.begin()
+    assert talking.receive(334, "r=abcX") == b"*"
+    with pytest.raises(SaslError, match="not base64"):
+        talking.receive(501, "")
+
+
+def test_scram_says_why_a_server_refused_in_its_last_message() -> None:
+    talking = talk(*_args(SHA_256))
+    talking.begin()
+    talking.receive(334, b64(SHA_256[3]))
+    assert talking.receive(334, b64("e=invalid-proof")) == b""
+    talking.receive(535, "no")
+    assert talking.mechanism.explanation == "invalid-proof"
+
+
+def test_scram_names_are_escaped_and_prepared() -> None:
+    talking = talk("SCRAM-SHA-1", Identity("a=b,c\u2168\u00ad", "\u2168"))
+    first = plain(talking.begin().split()[-1])
+    assert first == "n,,n=a=3Db=2CcIX,r=abc"  # RFC 4013 3
+
+
+def test_a_password_of_other_letters_is_hashed_in_its_prepared_form() -> None:
+    """The same as by hand, with the compatibility form of the roman numeral nine."""
+    talking = talk("SCRAM-SHA-1", Identity("user", "\u2168"))
+    talking.begin()
+    salt = b"salt"
+    first = f"r=abcX,s={b64(salt)},i=4096"
+    final = plain(talking.receive(334, b64(first)))
+    key = hmac.digest(hashlib.pbkdf2_hmac("sha1", b"IX", salt, 4096), b"Client Key", "sha1")
+    signed = f"n=user,r=abc,{first},c=biws,r=abcX".encode()
+    signature = hmac.digest(hashlib.sha1(key).digest(), signed, "sha1")
+    assert final.endswith(",p=" + b64(bytes(a ^ b for a, b in zip(key, signature, strict=True))))
+
+
+@pytest.mark.parametrize("password", ["", "a\x07b", "\u0627\u0031", "\ue000"])
+def test_scram_refuses_passwords_that_it_cannot_send(password: str) -> None:
+    with pytest.raises(SaslError, match="the password"):
+        talk("SCRAM-SHA-256", Identity("user", password))
+
+
+def test_plain_is_one_line() -> None:
+    talking = talk("PLAIN", Identity("tim", "tanstaaftanstaaf"))
+    assert talking.begin() == b"AUTH PLAIN AHRpbQB0YW5zdGFhZnRhbnN0YWFm"  # RFC 4954 4.1
+    talking.receive(235, "welcome")
+    assert talking.done
+
+
+def test_plain_cannot_send_a_nul() -> None:
+    with pytest.raises(SaslError, match="NUL"):
+        talk("PLAIN", Identity("tim", "a\0b"))
+
+
+def test_plain_does_not_say_it_twice() -> None:
+    talking = talk("PLAIN")
+    talking.begin()
+    assert talking.receive(334, "") == b"*"
+    with pytest.raises(SaslError, match="asks again"):
+        talking.receive(501, "")
+
+
+def test_login_says_the_name_and_then_the_password_whatever_the_server_asks() -> None:
+    talking = talk("LOGIN")
+    assert talking.begin() == b"AUTH LOGIN"
+    assert plain(talking.receive(334, "VXNlcm5hbWU6")) == "user"
+    assert plain(talking.receive(334, b64("Secret, please"))) == "pencil"
+    talking.receive(235, "")
+    assert talking.done
+
+
+def test_xoauth2_is_googles_form() -> None:
+    talking = talk(
+        "XOAUTH2", Identity("someuser@example.com", "ya29.vF9dft4qmTc2Nvb3RlckBhdHRhdmlzdGEuY29tCg")
+    )
+    line = talking.begin()
+    assert line.startswith(b"AUTH XOAUTH2 ")
+    assert plain(line.split()[-1]) == f"user=someuser@example.com\x01auth=Bearer {token}\x01\x01"
+
+
+def test_a_refused_token_is_explained_and_the_exchange_is_ended_with_an_empty_line() -> None:
+    talking = talk("XOAUTH2")
+    talking.begin()
+    challenge = json.dumps({"status": "401", "schemes": "bearer", "scope": "https://mail.google.com/"})
+    assert talking.receive(334, b64(challenge)) == b""
+    talking.receive(535, "5.7.8 no")
+    assert talking.mechanism.explanation == (
+        "the token was refused: status 401, schemes bearer, scope https://mail.google.com/"
+    )
+
+
+@pytest.mark.parametrize("challenge", [b"not json", b"\xff\xfe", b"[]", b"{}", b"1" * 5000])
+def test_a_refusal_that_is_no_json_is_a_refusal(challenge: bytes) -> None:
+    talking = talk("XOAUTH2")
+    talking.begin()
+    assert talking.receive(334, b64(challenge)) == b""
+    assert talking.mechanism.explanation == "the token was refused"
+
+
+def test_a_long_token_waits_for_the_challenge() -> None:
+    token = "t" * 4000
+    talking = talk("XOAUTH2", Identity("user", token))
+    assert talking.begin() == b"AUTH XOAUTH2"
+    assert f"auth=Bearer {token}" in plain(talking.receive(334, ""))
+    talking.receive(235, "")
+    assert talking.done
+
+
+def test_a_token_that_no_server_has_to_take_is_not_sent() -> None:
+    talking = talk("XOAUTH2", Identity("user", "t" * MAX_LINE))
+    talking.begin()
+    assert talking.receive(334, "") == b"*"
+    with pytest.raises(SaslError, match="longer than"):
+        talking.receive(501, "")
+
+
+def test_a_server_that_never_stops_asking_is_left() -> None:
+    talking = talk("LOGIN")
+    talking.begin()
+    talking.receive(334, "")
+    talking.receive(334, "")
+    assert talking.receive(334, "") == b"*"
+    with pytest.raises(SaslError):
+        talking.receive(334, "")
+    assert talking.done
+    assert MAX_CHALLENGES < 10
+
+
+@pytest.mark.parametrize(
+    ("wanted", "offered", "chosen"),
+    [
+        ("AUTO", "LOGIN PLAIN SCRAM-SHA-1 SCRAM-SHA-256", "SCRAM-SHA-256"),
+        ("AUTO", "LOGIN PLAIN SCRAM-SHA-1", "SCRAM-SHA-1"),
+        ("AUTO", "LOGIN PLAIN XOAUTH2", "PLAIN"),
+        ("AUTO", "LOGIN", "LOGIN"),
+        ("AUTO", "XOAUTH2 GSSAPI SCRAM-SHA-256-PLUS", None),
+        ("PLAIN", "SCRAM-SHA-256 PLAIN", "PLAIN"),
+        ("SCRAM-SHA-256", "PLAIN", None),
+        ("XOAUTH2", "PLAIN XOAUTH2", "XOAUTH2"),
+        ("AUTO", "", None),
+    ],
+)
+def test_the_strongest_mechanism_is_chosen_that_is_offered_and_wanted(
+    wanted: str, offered: str, chosen: str | None
+) -> None:
+    capabilities = parse_ehlo(f"smarthost\nSIZE\nAUTH {offered}")
+    assert choose_mechanism(wanted, capabilities.auth) == chosen
+
+
+def test_mechanisms_are_read_as_old_servers_write_them() -> None:
+    assert parse_ehlo("smarthost\nAUTH=LOGIN plain").auth == {"LOGIN", "PLAIN"}
+    assert parse_ehlo("smarthost\nAUTH PLAIN\nAUTH=LOGIN").auth == {"PLAIN", "LOGIN"}
+    assert parse_ehlo("AUTH.example.org\nSIZE").auth == frozenset()
+
+
+def test_what_a_server_repeats_is_cleaned() -> None:
+    identity = Identity("user", "pencil-case")
+    for spelled in ("pencil-case", b64("pencil-case"), b64("\0user\0pencil-case")):
+        assert without_secrets(f"bad: {spelled}!", identity) == "bad: [secret]!"
+    assert (
+        without_secrets(f"bad: {b64('user=user' + chr(1) + 'auth=Bearer pencil')}", identity)
+        == "bad: [secret]"
+    )
+    assert (
+        without_secrets("5.7.8 authentication unsuccessful", identity) == "5.7.8 authentication unsuccessful"
+    )
+    assert "pencil" not in repr(identity)
+
+
+def _args(example: tuple[str, ...]) -> tuple[str, Identity, str]:
+    return example[0], PENCIL, example[1]
