@@ -92,8 +92,8 @@ class SessionOpener:
     async def _open(self, terms: Terms, host: MxHost, ip: str, mode: TlsMode, slot: Slot) -> Session:
         zone = terms.zone
         timeout = self._settings.connect_timeout
-        sock = await open_socket(zone, host.name, ip, host.port, timeout=timeout)
-        greeter = _Greeter(sock, self._settings, host, ip, ehlo_name=zone.ehlo_name or self._hostname)
+        sock = await open_socket(zone, host.name, ip, host.port, timeout=timeout, source=terms.way.source)
+        greeter = _Greeter(sock, self._settings, host, ip, ehlo_name=terms.ehlo_name(self._hostname))
         try:
             capabilities, tls_version = await greeter.run(mode, self._tls)
             wire = Wire(greeter.open_transport(), asyncio.get_running_loop(), slot.release)
@@ -198,6 +198,7 @@ class _Greeter:
 
     def _trouble(self, phase: str, error: Exception) -> HostTrouble:
         """Always transient: it is about the host, and no mail has been mentioned yet."""
+        said = None
         if isinstance(error, aiosmtplib.SMTPResponseException) and 200 <= error.code <= 599:
             said = make_reply(error.code, [printable(line) for line in error.message.split("\n")])
             detail, text = said.detail or "3.0", f"{self.address} refused us at {phase}: {said}"
@@ -205,4 +206,4 @@ class _Greeter:
             detail, text = "4.2", f"timed out waiting for the reply of {self.address} to {phase}"
         else:
             detail, text = "4.2", f"{self.address} failed at {phase}: {printable(str(error))}"
-        return HostTrouble(Reply(451, detail, text), address=self.address)
+        return HostTrouble(Reply(451, detail, text), address=self.address, said=said)

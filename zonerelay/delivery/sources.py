@@ -1,6 +1,7 @@
 """Opens the socket to a peer: from which of our addresses, to which of theirs, and whether it may be.
 
-The address is checked here, right before connecting to that very address, so that no name that resolves
+With a source the socket is bound to its address of the peer's family, or not opened at all: mail never goes out
+from another address than its zone's. The address is checked here, right before connecting to that very address, so that no name that resolves
 differently a moment later gets around the check. The caller owns the socket that is returned;
 when this raises, also by cancellation, no socket is left open.
 """
@@ -8,10 +9,11 @@ when this raises, also by cancellation, no socket is left open.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 
-from zonerelay.config.models import ZoneSettings
+from zonerelay.config.models import SourceSettings, ZoneSettings
 from zonerelay.model.reply import Reply
 from zonerelay.routing.addresses import is_private
 
@@ -19,14 +21,36 @@ from zonerelay.routing.addresses import is_private
 class HostTrouble(Exception):
     """A host cannot be used for this attempt; another one may do.
 
-    `reply` tells why; `asked` is false when nothing was sent to anybody.
+    `reply` tells why; `asked` is false when nothing was sent to anybody. `said` are the host's own words, if
+    there were any. `down`: nobody would be served there, so others are tried before it for a while
+    (`health.py`).
     """
 
-    def __init__(self, reply: Reply, *, address: str = "", asked: bool = True) -> None:
+    def __init__(
+        self,
+        reply: Reply,
+        *,
+        address: str = "",
+        asked: bool = True,
+        said: Reply | None = None,
+        down: bool = False,
+    ) -> None:
         super().__init__(str(reply))
         self.reply = reply
         self.address = address
         self.asked = asked
+        self.said = said
+        self.down = down
+
+
+class SourceTrouble(HostTrouble):
+    """An address of ours cannot be sent from. `ip` is that address, `reason` the system's."""
+
+    def __init__(self, source: str, ip: str, reason: str) -> None:
+        text = f"the address {ip} of the source {source} cannot be used: {reason}"
+        super().__init__(Reply(451, "3.5", text), asked=False)
+        self.ip = ip
+        self.reason = reason
 
 
 def display_address(ip: str, port: int) -> str:
@@ -42,7 +66,20 @@ def check_address(zone: ZoneSettings, host: str, ip: str) -> None:
     raise HostTrouble(Reply(451, "4.4", text), asked=False)
 
 
-async def open_socket(zone: ZoneSettings, host: str, ip: str, port: int, *, timeout: float) -> socket.socket:
+def own_address(source: SourceSettings, *, ipv6: bool) -> str:
+    """The source's address of a family, `""` if it has none."""
+    return next((ip for ip in source.address if (":" in ip) == ipv6), "")
+
+
+async def open_socket(
+    zone: ZoneSettings,
+    host: str,
+    ip: str,
+    port: int,
+    *,
+    timeout: float,
+    source: SourceSettings | None = None,
+) -> socket.socket:
     """A connected, non-blocking TCP socket. Raises HostTrouble."""
     check_address(zone, host, ip)
     address = display_address(ip, port)
@@ -54,17 +91,42 @@ async def open_socket(zone: ZoneSettings, host: str, ip: str, port: int, *, time
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if source is not None:
+            _bind(sock, source, ipv6=family == socket.AF_INET6)
         async with asyncio.timeout(timeout):
             await asyncio.get_running_loop().sock_connect(sock, (ip, port))
     except TimeoutError as error:
         sock.close()
-        raise HostTrouble(Reply(451, "4.1", f"connecting to {address} timed out"), address=address) from error
+        text = f"connecting to {address} timed out"
+        raise HostTrouble(Reply(451, "4.1", text), address=address, down=True) from error
     except OSError as error:
         sock.close()
         reason = os.strerror(error.errno) if error.errno else str(error)
         text = f"connecting to {address} failed: {reason}"
-        raise HostTrouble(Reply(451, "4.1", text), address=address) from error
+        raise HostTrouble(Reply(451, "4.1", text), address=address, down=True) from error
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+# What the system says of an address that is on no interface, or of a family that is switched off.
+_NOT_HERE = frozenset((errno.EADDRNOTAVAIL, errno.EINVAL, errno.ENODEV, errno.EAFNOSUPPORT))
+
+
+def _bind(sock: socket.socket, source: SourceSettings, *, ipv6: bool) -> None:
+    """Raises SourceTrouble when the source has no such address now, OSError for any other trouble."""
+    ip = own_address(source, ipv6=ipv6)
+    if not ip:
+        family = "IPv6" if ipv6 else "IPv4"
+        raise HostTrouble(Reply(451, "3.5", f"the source {source.name} has no {family} address"), asked=False)
+    no_port_yet = getattr(socket, "IP_BIND_ADDRESS_NO_PORT", None)  # Linux only
+    if no_port_yet is not None:
+        # The port is chosen with the peer known: else 28,000 connections use up an address's ports for everybody.
+        sock.setsockopt(socket.IPPROTO_IP, no_port_yet, 1)
+    try:
+        sock.bind((ip, 0))
+    except OSError as error:
+        if error.errno in _NOT_HERE:
+            raise SourceTrouble(source.name, ip, os.strerror(error.errno)) from error
+        raise

@@ -14,17 +14,22 @@ from zonerelay.routing.nexthop import DestinationKey, Limits, Route, TlsDemand
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """`source` and `credential` are `None` in zones without any. `key` tells the ways of one zone apart."""
+    """`source` and `credential` are `None` in zones without any. `key` tells the ways of one zone apart.
+
+    `ipv4_only`: the source's IPv6 is not wanted for now, so a connection that goes over it is none for this way.
+    """
 
     source: SourceSettings | None = None
     credential: CredentialSettings | None = None
+    ipv4_only: bool = False
     key: str = field(init=False, repr=False, compare=False, default="")
 
     def __post_init__(self) -> None:
         if self.source is not None or self.credential is not None:
             source = "" if self.source is None else self.source.name
             credential = "" if self.credential is None else self.credential.name
-            object.__setattr__(self, "key", f"{source} {credential}")
+            family = "/4" if self.ipv4_only else ""
+            object.__setattr__(self, "key", f"{source}{family} {credential}")
 
 
 ANY_WAY = Way()
@@ -52,6 +57,11 @@ class Terms:
     @property
     def tls(self) -> TlsDemand:
         return self.route.tls_in(self.zone)
+
+    def ehlo_name(self, hostname: str) -> str:
+        """The source's own name, or the zone's, or the relay's."""
+        source = self.way.source
+        return (source.ehlo_name if source is not None else "") or self.zone.ehlo_name or hostname
 
     def cover(self, other: Terms) -> bool:
         """False when these were made under settings that no longer hold: TLS, names, source, log-in."""
