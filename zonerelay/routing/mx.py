@@ -6,7 +6,8 @@ MX, 556 5.1.10), it has neither MX nor address (550 5.1.2), its mail ends here a
 server that fails or is silent, MX records that lead nowhere today. Nothing about a configured next
 hop ever bounces mail: a typing mistake of the operator's must not.
 
-Private addresses are refused later, on the address connected to (`addresses.is_private`).
+Private addresses are refused later, on the address connected to (`addresses.is_private`). On which terms the
+hosts are used, by [[destination]] and by the domain's MTA-STS policy, is `terms.py`'s.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ import ipaddress
 import logging
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zonerelay.config.endpoints import NextHop, NextHopKind, parse_next_hop
-from zonerelay.config.models import ZoneSettings
+from zonerelay.config.models import DestinationSettings, ZoneSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.answers import DnsAnswer, DnsStatus, MxRecord
+from zonerelay.routing.destination_table import DestinationTable, Entry
 from zonerelay.routing.idna import ascii_domain, is_literal, literal_address
 from zonerelay.routing.nexthop import MxHost, Route, Unroutable
 from zonerelay.routing.resolver import FAILURE_TTL, Resolver
+from zonerelay.routing.sts_policies import Found, StsPolicies
+from zonerelay.routing.terms import by_policy, on_terms
 
 STATIC_TTL = 3600.0
 """How long a route that no DNS answer stands behind may be reused."""
@@ -35,8 +39,20 @@ STATIC_TTL = 3600.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """A route and what decided its terms: `entry` of [[destination]], `sts` where a policy was asked for."""
+
+    answer: Route | Unroutable
+    entry: Entry | None = None
+    sts: Found | None = None
+
+
 class MxRouter:
-    """Satisfies `queue.protocols.Router`. `hostname` is ours: what an MX record would call us."""
+    """Satisfies `queue.protocols.Router`. `hostname` is ours: what an MX record would call us.
+
+    Without `sts` no zone asks for MTA-STS policies.
+    """
 
     def __init__(
         self,
@@ -46,22 +62,63 @@ class MxRouter:
         clock: Clock,
         random: random.Random,
         own_addresses: OwnAddresses | None = None,
+        sts: StsPolicies | None = None,
+        destinations: Sequence[DestinationSettings] = (),
     ) -> None:
         self._resolver = resolver
+        self._sts = sts
+        self.configure(destinations)
         self._hostname = hostname.lower().removesuffix(".")
         self._clock = clock
         self._shuffle = random.shuffle
         self._own = own_addresses or OwnAddresses(())
 
+    def configure(self, destinations: Sequence[DestinationSettings]) -> None:
+        """Routes from now on go by these tables. Raises ValueError before anything has changed."""
+        self._table = DestinationTable(destinations)
+
     async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
         """Hosts by preference, equal ones in a new random order at every call."""
+        return (await self.examine(zone, domain)).answer
+
+    async def examine(self, zone: ZoneSettings, domain: str) -> Findings:
+        """The route, and what decided its terms, for who explains it."""
         try:
             if zone.next_hop:
-                return await self._to_next_hop(zone, parse_next_hop(zone.next_hop))
-            return await self._to_domain(zone, domain)
+                found = await self._to_next_hop(zone, parse_next_hop(zone.next_hop))
+                return self._on_terms(zone, "", found)
+            if zone.mta_sts and self._sts is not None and not is_literal(domain):
+                return await self._with_policy(zone, domain, self._sts)
+            return self._on_terms(zone, domain, await self._to_domain(zone, domain))
         except Exception:  # noqa: BLE001 - unknown trouble is temporary (rule 3)
             _log.exception("unexpected error while routing")
-            return self._no(zone, domain, _deferred("3.0", "internal error while routing"), FAILURE_TTL)
+            outcome = _deferred("3.0", "internal error while routing")
+            return Findings(self._no(zone, domain, outcome, FAILURE_TTL))
+
+    # ---- terms -------------------------------------------------------------------------------
+
+    def _on_terms(self, zone: ZoneSettings, domain: str, found: Route | Unroutable) -> Findings:
+        if isinstance(found, Unroutable):
+            return Findings(found)
+        entry = self._table.find(zone.name, domain, found.hosts)
+        return Findings(on_terms(zone, found, entry), entry)
+
+    async def _with_policy(self, zone: ZoneSettings, domain: str, sts: StsPolicies) -> Findings:
+        """The policy is looked up while the MX is; who has no use for it does not wait for it."""
+        asking = asyncio.get_running_loop().create_task(_policy(zone, domain, sts))
+        try:
+            found = await self._to_domain(zone, domain)
+            if isinstance(found, Unroutable):
+                return Findings(found)
+            entry = self._table.find(zone.name, domain, found.hosts)
+            if entry is not None and entry.has_tls:
+                return Findings(on_terms(zone, found, entry), entry)
+            policy = await asking
+        finally:
+            asking.cancel()
+        if policy is None:
+            return Findings(on_terms(zone, found, entry), entry)
+        return Findings(by_policy(zone, found, entry, policy, sts), entry, policy)
 
     # ---- a configured next hop ---------------------------------------------------------------
 
@@ -69,7 +126,11 @@ class MxRouter:
         port = hop.port or zone.port
         if hop.kind is not NextHopKind.MX:
             literal = hop.kind is NextHopKind.ADDRESS
-            return self._yes(zone, zone.next_hop, [MxHost(hop.host, port, literal=literal)], STATIC_TTL)
+            hosts = [MxHost(hop.host, port, literal=literal)]
+            # The name is the operator's: what is left for DNSSEC are its addresses and TLSA records.
+            return self._yes(
+                zone, zone.next_hop, hosts, STATIC_TTL, secure=self._resolver.trusts_ad and not literal
+            )
         found = await self._by_mx(zone, hop.host, port)
         if isinstance(found, Unroutable) and found.outcome.verdict is Verdict.BOUNCED:
             text = f"next hop {zone.next_hop}: {found.outcome.reply.text}"
@@ -100,7 +161,7 @@ class MxRouter:
             case DnsStatus.OK:
                 return await self._from_records(zone, name, answer, port, ttl)
             case DnsStatus.NODATA:
-                return await self._implicit(zone, name, port, ttl)
+                return await self._implicit(zone, name, answer, port, ttl)
             case DnsStatus.NXDOMAIN:
                 outcome = _bounced(550, "1.2", f"the domain {name} does not exist")
             case DnsStatus.SERVFAIL | DnsStatus.TIMEOUT | DnsStatus.BAD as status:
@@ -124,9 +185,11 @@ class MxRouter:
         before_us = await self._cut_at_own(zone, hosts)
         if not before_us:
             return self._no(zone, name, _loop(name), ttl)
-        return self._yes(zone, name, before_us, ttl)
+        return self._yes(zone, name, before_us, ttl, secure=answer.secure)
 
-    async def _implicit(self, zone: ZoneSettings, name: str, port: int, ttl: float) -> Route | Unroutable:
+    async def _implicit(
+        self, zone: ZoneSettings, name: str, answer: DnsAnswer[MxRecord], port: int, ttl: float
+    ) -> Route | Unroutable:
         """RFC 5321 5.1: no MX record at all means that the domain's own address is its MX."""
         # Both families, whatever the zone uses: a domain with the other one only may get ours tomorrow.
         found = await self._resolver.addresses(name, ipv6=True)
@@ -134,7 +197,7 @@ class MxRouter:
             host = MxHost(name, port)
             if await self._is_ours(host, ipv6=zone.ipv6):
                 return self._no(zone, name, _loop(name), ttl)
-            return self._yes(zone, name, [host], ttl)
+            return self._yes(zone, name, [host], ttl, secure=answer.secure)
         answers = await asyncio.gather(self._resolver.lookup(name, "A"), self._resolver.lookup(name, "AAAA"))
         # NXDOMAIN here contradicts the MX answer of a moment ago, so it is as doubtful as a failure.
         doubts = [answer.status for answer in answers if answer.status is not DnsStatus.NODATA]
@@ -160,15 +223,25 @@ class MxRouter:
 
     # ---- answers -----------------------------------------------------------------------------
 
-    def _yes(self, zone: ZoneSettings, name: str, hosts: Sequence[MxHost], ttl: float) -> Route:
+    def _yes(
+        self, zone: ZoneSettings, name: str, hosts: Sequence[MxHost], ttl: float, *, secure: bool = False
+    ) -> Route:
         order = list(hosts)
         if len(order) > 1:
             self._shuffle(order)
             order.sort(key=_preference)
-        return Route(zone.name, name, tuple(order), self._clock.now() + max(ttl, 0.0))
+        return Route(zone.name, name, tuple(order), self._clock.now() + max(ttl, 0.0), secure=secure)
 
     def _no(self, zone: ZoneSettings, name: str, outcome: Outcome, ttl: float) -> Unroutable:
         return Unroutable(zone.name, name, outcome, self._clock.now() + max(ttl, 0.0))
+
+
+async def _policy(zone: ZoneSettings, domain: str, sts: StsPolicies) -> Found | None:
+    try:
+        name = ascii_domain(domain)
+    except ValueError:  # which is what the look-up of its MX says, too
+        return None
+    return await sts.look_up(zone, name)
 
 
 def _preference(host: MxHost) -> int:

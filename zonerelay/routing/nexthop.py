@@ -70,7 +70,8 @@ class Route:
 
     `name` is for people: the MX domain or the next hop as configured. `expires` is Unix time. `tls` and
     `limits`: `None` is what the zone says. `terms`: what tells this line from others at the same hosts, in a
-    word for people ("mta-sts", "destination[2]"), `""` for what the zone says.
+    word for people ("mta-sts", "destination[2]"), `""` for what the zone says. `secure`: DNSSEC vouches for
+    the hosts' names.
     """
 
     zone: str
@@ -80,6 +81,7 @@ class Route:
     tls: TlsDemand | None = None
     limits: Limits | None = None
     terms: str = ""
+    secure: bool = False
     site: SiteKey = field(init=False, repr=False, compare=False)
     destination: DestinationKey = field(init=False, repr=False, compare=False)
 

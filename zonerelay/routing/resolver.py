@@ -68,6 +68,11 @@ class Resolver:
         self._txt_cache: AnswerCache[str] = AnswerCache(settings.cache_size, clock)
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
+    @property
+    def trusts_ad(self) -> bool:
+        """Whether an answer can be `secure` at all."""
+        return self._settings.trust_ad
+
     async def mx(self, domain: str) -> DnsAnswer[MxRecord]:
         """The MX records of an ASCII domain, by preference. The root as a host is `""` (null MX)."""
         if is_localhost(domain):
@@ -102,6 +107,10 @@ class Resolver:
     async def tlsa(self, name: str) -> DnsAnswer[TlsaRecord]:
         """The TLSA records of an ASCII name such as `_25._tcp.mx.example.com` (RFC 6698 3)."""
         return await self._tlsa_cache.get(("TLSA", name), lambda: self._ask(name, "TLSA", _tlsa_records))
+
+    async def alias(self, name: str) -> DnsAnswer[str]:
+        """What an ASCII name is an alias for, one step (CNAME)."""
+        return await self._ip_cache.get(("CNAME", name), lambda: self._ask(name, "CNAME", _targets))
 
     async def txt(self, name: str) -> DnsAnswer[str]:
         """The TXT records of an ASCII name, each one's character-strings joined; none over `MAX_TEXT`."""
@@ -213,6 +222,10 @@ def _tlsa_records(answer: dns.resolver.Answer) -> list[TlsaRecord]:
     return [
         TlsaRecord(record.usage, record.selector, record.mtype, record.cert) for record in answer.rrset or ()
     ]
+
+
+def _targets(answer: dns.resolver.Answer) -> list[str]:
+    return [_text(record.target) for record in answer.rrset or ()]
 
 
 def _texts(answer: dns.resolver.Answer) -> list[str]:
