@@ -182,6 +182,32 @@ class Events:
     def resumed(self, zone: str, destination: str) -> None:
         self._emit("info", "resumed", {"zone": zone, "destination": destination})
 
+    def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
+        """A destination refuses one of our addresses; another one is used there until then, if there is one."""
+        self.metrics.source_refused(source)
+        self._emit(
+            "warning",
+            "source-refused",
+            {
+                "zone": zone,
+                "source": source,
+                "destination": destination,
+                "until": round(until, 3),
+                "reply": self._redact.text(str(reply)),
+            },
+        )
+
+    def source_refused_again(self, source: str) -> None:
+        """By a destination that is known to: counted, not told again."""
+        self.metrics.source_refused(source)
+
+    def source_absent(self, source: str, address: str, problem: str) -> None:
+        """An address of ours that this machine has not got now."""
+        self._emit("error", "source-absent", {"source": source, "address": address, "problem": problem})
+
+    def source_back(self, source: str, address: str) -> None:
+        self._emit("info", "source-back", {"source": source, "address": address})
+
     def operated(self, verb: str, count: int, *, detail: str = "") -> None:
         """An operator changed the queue."""
         self._emit("warning", "operated", {"verb": verb, "count": count, "detail": self._redact.text(detail)})

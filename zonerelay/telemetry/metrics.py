@@ -11,7 +11,7 @@ does not, as `deferred`. A connection lost after the final dot counts as `in_dou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Info, ProcessCollector, generate_latest
@@ -101,6 +101,21 @@ class _CertificateCollector(Collector):
         yield family
 
 
+class _SourceCollector(Collector):
+    def __init__(self, read: Callable[[], Mapping[str, int]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "zonerelay_source_penalties",
+            "Destinations at which a source is passed over for its reputation.",
+            labels=("source",),
+        )
+        for source, count in list(self._read().items())[:MAX_LABEL_VALUES]:
+            family.add_metric((source,), count)
+        yield family
+
+
 class _ReadGauge(Collector):
     """A single number that somebody else keeps; read when Prometheus asks."""
 
@@ -132,6 +147,9 @@ class Metrics:
         self._dsn = LabelledCounter("zonerelay_dsn_total", "Reports queued to senders.", ("kind",))
         self._suspended = LabelledCounter(
             "zonerelay_destinations_suspended_total", "Times a destination was suspended.", ("zone",)
+        )
+        self._source_refusals = LabelledCounter(
+            "zonerelay_source_refusals_total", "Replies that refuse a source for its reputation.", ("source",)
         )
         self._trouble = LabelledCounter(
             "zonerelay_trouble_total", "Unexpected errors, by the place that met them.", ("where",)
@@ -175,6 +193,7 @@ class Metrics:
                 self._logins,
                 self._dsn,
                 self._suspended,
+                self._source_refusals,
                 self._trouble,
                 self._deliveries,
                 self._seconds,
@@ -208,6 +227,9 @@ class Metrics:
 
     def suspended(self, zone: str) -> None:
         self._suspended.add((zone,))
+
+    def source_refused(self, source: str) -> None:
+        self._source_refusals.add((source,))
 
     def trouble(self, where: str) -> None:
         self._trouble.add((where,))
@@ -252,6 +274,10 @@ class Metrics:
         once, for all listeners; of several for one name the one that expires first is shown.
         """
         self._registry.register(_CertificateCollector(read))
+
+    def attach_sources(self, read: Callable[[], Mapping[str, int]]) -> None:
+        """`read` says at how many destinations each source is passed over. Attach once."""
+        self._registry.register(_SourceCollector(read))
 
     def attach_inbound_memory(self, read: Callable[[], int]) -> None:
         """`read` says how many octets all client connections hold. Attach once."""
