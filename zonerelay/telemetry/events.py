@@ -257,6 +257,14 @@ class Events:
         fields: dict[str, Field] = {"step": step, "kind": kind, "detail": self._redact.text(detail)}
         self._emit("error", "policy-failed", fields)
 
+    def dkim_missing(self, zone: str, why: str) -> None:
+        """A zone that requires signatures has mail that it cannot sign; told once for each domain."""
+        self._emit("error", "dkim-missing", {"zone": zone, "reason": self._redact.text(why)})
+
+    def sent_unchanged(self, message_id: MessageId, zone: str, reason: str) -> None:
+        """What the zone changes could not be changed in this message; `reason` is from our own list."""
+        self._emit("warning", "sent-unchanged", {"id": message_id, "zone": zone, "reason": reason})
+
     def trouble(self, where: str, error: BaseException, *, message_id: MessageId | None = None) -> None:
         """Something that should not happen did. The mail is safe; the text is for the operator."""
         self.metrics.trouble(where)

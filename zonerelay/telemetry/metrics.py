@@ -30,6 +30,7 @@ from zonerelay.telemetry.instruments import (
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+DKIM_RESULTS = ("signed", "no_key", "failed")
 LOGIN_RESULTS = ("ok", "wrong", "locked", "broken")
 OUTCOMES = ("delivered", "deferred", "bounced", "expired", "in_doubt")
 
@@ -151,6 +152,11 @@ class Metrics:
         self._source_refusals = LabelledCounter(
             "zonerelay_source_refusals_total", "Replies that refuse a source for its reputation.", ("source",)
         )
+        self._dkim = LabelledCounter(
+            "zonerelay_dkim_signatures_total", "Messages for zones that sign.", ("result",)
+        )
+        for result in DKIM_RESULTS:
+            self._dkim.add((result,), 0)
         self._trouble = LabelledCounter(
             "zonerelay_trouble_total", "Unexpected errors, by the place that met them.", ("where",)
         )
@@ -192,6 +198,7 @@ class Metrics:
                 self._refused,
                 self._logins,
                 self._dsn,
+                self._dkim,
                 self._suspended,
                 self._source_refusals,
                 self._trouble,
@@ -224,6 +231,10 @@ class Metrics:
 
     def dsn(self, kind: str) -> None:
         self._dsn.add((kind,))
+
+    def dkim_signature(self, result: str) -> None:
+        """`signed`, `no_key` or `failed`."""
+        self._dkim.add((result,))
 
     def suspended(self, zone: str) -> None:
         self._suspended.add((zone,))
