@@ -12,6 +12,7 @@ ask pays nothing. Equal questions are joined. `look_up` does not raise for anyth
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +38,9 @@ PENDING_LIFE = 30.0
 """Seconds that mail goes without a policy that is still being fetched."""
 MAX_FETCHES = 20  # at a time
 MAX_POLICIES = 10_000
-MAX_NAME = 244  # of a domain: "_mta-sts." in front of it has to be a name, too
+MAX_NAME = 244  # characters of a domain: "_mta-sts." in front of it has to be a name, too
+
+_log = logging.getLogger(__name__)
 
 
 class Names(Protocol):
@@ -49,19 +52,17 @@ class Names(Protocol):
 
 
 class Reports(Protocol):
-    """What `Events` does."""
+    """What `telemetry.mta_sts.StsEvents` does."""
 
-    def sts_looked_up(self, result: str) -> None: ...
+    def looked_up(self, result: str) -> None: ...
 
-    def sts_fetched(self, domain: str, *, mode: str, policy_id: str, expires: float) -> None: ...
+    def fetched(self, domain: str, *, mode: str, policy_id: str, expires: float) -> None: ...
 
-    def sts_failed(self, domain: str, problem: str, *, kept_until: float | None) -> None: ...
+    def failed(self, domain: str, problem: str, *, kept_until: float | None) -> None: ...
 
-    def sts_mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None: ...
+    def mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None: ...
 
-    def sts_files(self, problem: str) -> None: ...
-
-    def trouble(self, where: str, error: BaseException) -> None: ...
+    def files(self, problem: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class StsPolicies:
         elif held is not None and held.refresh_from <= self._clock.now():
             self._start_fetch(zone, domain, announced or held.id)
         found = self._found(held, answer, domain if announced else "")
-        self._reports.sts_looked_up(_result(found, answer))
+        self._reports.looked_up(_result(found, answer))
         return found
 
     def held(self, domain: str) -> HeldPolicy | None:
@@ -130,7 +131,7 @@ class StsPolicies:
 
     def mismatch(self, held: HeldPolicy, hosts: Sequence[str]) -> None:
         """These MX hosts of the domain are not in its policy."""
-        self._reports.sts_mismatch(held.domain, hosts, mode=held.policy.mode.value)
+        self._reports.mismatch(held.domain, hosts, mode=held.policy.mode.value)
 
     async def close(self) -> None:
         tasks = [*self._fetching.values(), *([self._loading] if self._loading is not None else [])]
@@ -184,8 +185,8 @@ class StsPolicies:
         except TimeoutError:
             self._failed(domain, f"no answer within {FETCH_TIMEOUT:g} s")
         except Exception as error:  # noqa: BLE001 - a bug here must not cost the domain its mail
-            self._reports.trouble("mta-sts", error)
-            self._failed(domain, "internal error")
+            _log.exception("unexpected error while fetching a policy")
+            self._failed(domain, f"internal error: {type(error).__name__}")
         finally:
             del self._fetching[domain]
 
@@ -224,7 +225,7 @@ class StsPolicies:
         if len(self._failures) > MAX_POLICIES:
             self._failures.popitem(last=False)
         held = self.held(domain)
-        self._reports.sts_failed(domain, problem, kept_until=held.expires if held is not None else None)
+        self._reports.failed(domain, problem, kept_until=held.expires if held is not None else None)
 
     # ---- keeping ---------------------------------------------------------------------------------
 
@@ -233,7 +234,7 @@ class StsPolicies:
         self._held.move_to_end(held.domain)
         self._failures.pop(held.domain, None)
         oldest = self._held.popitem(last=False)[0] if len(self._held) > MAX_POLICIES else ""
-        self._reports.sts_fetched(
+        self._reports.fetched(
             held.domain, mode=held.policy.mode.value, policy_id=held.id, expires=held.expires
         )
         if self._files is None:
@@ -243,7 +244,7 @@ class StsPolicies:
             if oldest:
                 await asyncio.to_thread(self._files.remove, oldest)
         except OSError as error:
-            self._reports.sts_files(f"the policy of {held.domain} cannot be kept: {error}")
+            self._reports.files(f"the policy of {held.domain} cannot be kept: {error}")
 
     async def _loaded(self) -> None:
         """What was kept is known, once."""
@@ -260,7 +261,7 @@ class StsPolicies:
         except OSError as error:
             loaded = Loaded((), (str(error),))
         for problem in loaded.problems:
-            self._reports.sts_files(problem)
+            self._reports.files(problem)
         self._held.update((held.domain, held) for held in reversed(loaded.policies))
 
 

@@ -18,6 +18,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.metrics import Metrics
+from zonerelay.telemetry.mta_sts import StsEvents
 from zonerelay.telemetry.redact import Redactor
 
 Field = str | int | float | bool | None
@@ -37,6 +38,7 @@ class Events:
         self.metrics = metrics
         self._redact = redactor
         self._clock = clock
+        self.sts = StsEvents(sink.emit, metrics.sts, redactor)
 
     def accepted(self, message: Message, *, bare_lf: int = 0, bare_cr: int = 0) -> None:
         """A 250 is about to be sent: the message is durable."""

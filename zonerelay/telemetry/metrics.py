@@ -28,6 +28,7 @@ from zonerelay.telemetry.instruments import (
     Instruments,
     LabelledCounter,
 )
+from zonerelay.telemetry.mta_sts import StsCounters
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DKIM_RESULTS = ("signed", "no_key", "failed")
@@ -177,6 +178,7 @@ class Metrics:
             "zonerelay_policy_failures_total", "Policies that gave no usable answer.", ("event", "kind")
         )
         self._policy = Histogram("zonerelay_policy_seconds", "Answers of policies.", POLICY_BUCKETS)
+        self.sts = StsCounters()
         self._registry = self._build_registry()
 
         # Called for every connection and write, so without a step in between.
@@ -189,6 +191,7 @@ class Metrics:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         Info("zonerelay", "This relay.", registry=registry).info({"version": __version__})
+        registry.register(self.sts)
         registry.register(
             Instruments(
                 self._accepted,
