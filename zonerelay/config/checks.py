@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zonerelay.config.dkim_checks import check_dkim
 from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.config.listener_checks import check_listeners
 from zonerelay.config.models import (
@@ -37,6 +38,7 @@ def check(settings: Settings, report: Report) -> Settings:
     _check_route_conditions(settings.route, report)
     _check_route_listeners(settings, report)
     _check_retry(settings, report)
+    check_dkim(settings, report)
     check_srs(settings, report)
     zones = tuple(_checked_limits(zone, at, report) for at, zone in enumerate(settings.zone))
     return replace(settings, zone=zones)

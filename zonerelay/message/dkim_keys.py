@@ -4,53 +4,36 @@ Promises ValueError, with the option's path, for a key that cannot be used; no k
 module. Which entries sign (docs/dkim.md): those for the very domain, else those of the nearest wildcard
 above it, as far as their dates fit; of several for one signing domain and algorithm the one that began last.
 
-`cryptography` signs here and nowhere else; this module is imported when there is a [[dkim]] entry.
+Imported when there is a [[dkim]] entry, for what it imports takes a while.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import padding
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
 from zonerelay.config.models import DkimSettings
-from zonerelay.message.dkim import ED25519, RSA, DkimKey
+from zonerelay.message.dkim import RSA, DkimKey
+from zonerelay.message.dkim_private import GOOD_RSA_BITS, PrivateKey, load_private_key
 
-# RFC 8301 3.2: signers must use 1024 at least and should use 2048; verifiers need not take more than 4096.
-MIN_RSA_BITS = 1024
-GOOD_RSA_BITS = 2048
-MAX_RSA_BITS = 4096
-MAX_CACHED = 4096  # key sets of domains below wildcards, which strangers may choose
+ENDS_SOON = 14 * 86_400.0
 
-_PADDING = padding.PKCS1v15()
-_HASHED = Prehashed(hashes.SHA256())
+AsciiDomain = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class PrivateKey:
-    """`bits` of an Ed25519 key are 256."""
+class Entry:
+    """One [[dkim]] table, read. `domain` may begin with `*.`; `signing_domain` may be empty."""
 
-    algorithm: str
-    bits: int
-    sign: Callable[[bytes], bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    key: PrivateKey
+    option: str
+    domain: str
     selector: str
     signing_domain: str
     not_before: float
     not_after: float
+    key: PrivateKey
 
     def fits(self, now: float) -> bool:
         return self.not_before <= now and (not self.not_after or now < self.not_after)
@@ -64,18 +47,18 @@ class DkimKeys:
         settings: Sequence[DkimSettings],
         *,
         read: Callable[[Path], bytes],
-        ascii_domain: Callable[[str], str],
+        ascii_domain: AsciiDomain,
     ) -> None:
         self._ascii_domain = ascii_domain
-        self._entries: dict[str, list[_Entry]] = {}
-        self.notes: list[str] = []
+        self._entries: dict[str, list[Entry]] = {}
+        self.entries: list[Entry] = []
         loaded: dict[Path, PrivateKey] = {}
         for at, each in enumerate(settings):
-            path = f"dkim[{at}]"
             if each.key_file not in loaded:
-                loaded[each.key_file] = _load(each.key_file, read, f"{path}.key_file")
-                self._note(loaded[each.key_file], f"{path}.key_file")
-            self._add(each, loaded[each.key_file], path)
+                loaded[each.key_file] = read_key(each.key_file, read, f"dkim[{at}].key_file")
+            entry = _entry(each, loaded[each.key_file], f"dkim[{at}]", ascii_domain)
+            self.entries.append(entry)
+            self._entries.setdefault(entry.domain, []).append(entry)
 
     def for_author(self, domain: str, now: float) -> tuple[DkimKey, ...]:
         """RSA before Ed25519; empty when nothing signs for this domain."""
@@ -91,69 +74,46 @@ class DkimKeys:
                     return keys
         return ()
 
-    def _add(self, each: DkimSettings, key: PrivateKey, path: str) -> None:
-        entry = _Entry(
-            key=key,
-            selector=each.selector,
-            signing_domain=self._domain(each.signing_domain, f"{path}.signing_domain"),
-            not_before=each.not_before,
-            not_after=each.not_after,
-        )
-        self._entries.setdefault(self._domain(each.domain, f"{path}.domain"), []).append(entry)
-
-    def _domain(self, domain: str, path: str) -> str:
-        wildcard = "*." if domain.startswith("*.") else ""
-        try:
-            return wildcard + self._ascii_domain(domain.removeprefix("*.")) if domain else ""
-        except ValueError as error:
-            raise ValueError(f"{path}: {domain}: {error}") from None
-
-    def _note(self, key: PrivateKey, path: str) -> None:
-        if key.algorithm == RSA and key.bits < GOOD_RSA_BITS:
-            self.notes.append(f"{path}: RSA with {key.bits} bits is weak: make a key of {GOOD_RSA_BITS}")
+    def advice(self, now: float) -> Iterator[str]:
+        """What an operator should see to, `dkim[0].key: …`."""
+        for entry in self.entries:
+            if entry.key.algorithm == RSA and entry.key.bits < GOOD_RSA_BITS:
+                weak = f"RSA with {entry.key.bits} bits is weak: make a key of {GOOD_RSA_BITS}"
+                yield f"{entry.option}.key_file: {weak}"
+        for domain, entries in self._entries.items():
+            if any(entry.fits(now) for entry in entries):
+                yield from _ending(entries, now)
+            else:
+                yield f"{entries[-1].option}: nothing signs mail of {domain} now: {_why(entries, now)}"
 
 
-def load_private_key(pem: bytes) -> PrivateKey:
-    """Raises ValueError; the text begins with `is` or `has`, for a file's name before it."""
-    try:
-        # The library's own check takes longer than a hundred signatures; ours below finds a broken key too.
-        key = load_pem_private_key(pem, password=None, unsafe_skip_rsa_key_validation=True)
-    except TypeError:
-        raise ValueError("is encrypted: the relay needs the key without a password") from None
-    except (ValueError, UnsupportedAlgorithm):
-        raise ValueError("is no private key in PEM: RSA or Ed25519") from None
-    if isinstance(key, RSAPrivateKey):
-        return _rsa(key)
-    if isinstance(key, Ed25519PrivateKey):
-        return PrivateKey(ED25519, 256, key.sign)
-    raise ValueError("is neither an RSA nor an Ed25519 key, which are those that DKIM has")
-
-
-def _rsa(key: RSAPrivateKey) -> PrivateKey:
-    if not MIN_RSA_BITS <= key.key_size <= MAX_RSA_BITS:
-        raise ValueError(
-            f"has an RSA key of {key.key_size} bits: {MIN_RSA_BITS} to {MAX_RSA_BITS} are verified "
-            f"everywhere, use {GOOD_RSA_BITS}"
-        )
-
-    def sign(digest: bytes) -> bytes:
-        return key.sign(digest, _PADDING, _HASHED)
-
-    digest = hashlib.sha256().digest()
-    try:
-        key.public_key().verify(sign(digest), digest, _PADDING, _HASHED)
-    except (InvalidSignature, ValueError):
-        raise ValueError("has an RSA key whose numbers do not fit together") from None
-    return PrivateKey(RSA, key.key_size, sign)
-
-
-def _load(path: Path, read: Callable[[Path], bytes], option: str) -> PrivateKey:
+def read_key(path: Path, read: Callable[[Path], bytes], option: str) -> PrivateKey:
+    """Raises ValueError: `dkim[0].key_file: …`."""
     try:
         return load_private_key(read(path))
     except OSError as error:
         raise ValueError(f"{option}: {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"{option}: {path} {error}") from None
+
+
+def _entry(each: DkimSettings, key: PrivateKey, option: str, ascii_domain: AsciiDomain) -> Entry:
+    def domain(name: str, text: str) -> str:
+        wildcard = "*." if text.startswith("*.") else ""
+        try:
+            return wildcard + ascii_domain(text.removeprefix("*.")) if text else ""
+        except ValueError as error:
+            raise ValueError(f"{option}.{name}: {text}: {error}") from None
+
+    return Entry(
+        option=option,
+        domain=domain("domain", each.domain),
+        selector=each.selector,
+        signing_domain=domain("signing_domain", each.signing_domain),
+        not_before=each.not_before,
+        not_after=each.not_after,
+        key=key,
+    )
 
 
 def _patterns(name: str) -> Iterator[str]:
@@ -165,8 +125,8 @@ def _patterns(name: str) -> Iterator[str]:
         dot = name.find(".", dot + 1)
 
 
-def _chosen(entries: Sequence[_Entry], name: str, now: float) -> tuple[DkimKey, ...]:
-    chosen: dict[tuple[bool, str], _Entry] = {}
+def _chosen(entries: Sequence[Entry], name: str, now: float) -> tuple[DkimKey, ...]:
+    chosen: dict[tuple[bool, str], Entry] = {}
     for entry in entries:
         if entry.fits(now):
             kind = (entry.key.algorithm != RSA, entry.signing_domain)
@@ -177,3 +137,30 @@ def _chosen(entries: Sequence[_Entry], name: str, now: float) -> tuple[DkimKey, 
         DkimKey(entry.signing_domain or name, entry.selector, entry.key.algorithm, entry.key.sign)
         for _, entry in sorted(chosen.items(), key=lambda item: item[0])
     )
+
+
+def _ending(entries: Sequence[Entry], now: float) -> Iterator[str]:
+    """Keys that end soon, and have no successor of their kind when they do."""
+    for entry in entries:
+        if entry.fits(now) and entry.not_after and entry.not_after <= now + ENDS_SOON:
+            kin = [other for other in entries if _are_kin(entry, other)]
+            if not any(other.fits(entry.not_after) for other in kin):
+                yield (
+                    f"{entry.option}.not_after: this key ends on {_date(entry.not_after)}, and no other "
+                    f"{entry.key.algorithm} key for {entry.domain} takes its place: add one"
+                )
+
+
+def _are_kin(one: Entry, other: Entry) -> bool:
+    return one.key.algorithm == other.key.algorithm and one.signing_domain == other.signing_domain
+
+
+def _why(entries: Sequence[Entry], now: float) -> str:
+    begins = min((entry.not_before for entry in entries if entry.not_before > now), default=0.0)
+    if begins:
+        return f"its next key begins on {_date(begins)}"
+    return f"its last key ended on {_date(max(entry.not_after for entry in entries))}"
+
+
+def _date(when: float) -> str:
+    return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M UTC")
