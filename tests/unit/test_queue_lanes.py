@@ -11,7 +11,7 @@ from tests.support.queueing import Sink, make_events, route_to
 from zonerelay.config.models import RetrySettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.queue import lanes as module
-from zonerelay.queue.destinations import Destination, Work
+from zonerelay.queue.destinations import Destination, Site, Work
 from zonerelay.queue.lanes import Lanes
 
 
@@ -39,7 +39,7 @@ class Bench:
 
 def make_work() -> Work:
     route = route_to("default", "mx.example.com")
-    destination = Destination(route.destination, route, RetrySettings(), 0.0)
+    destination = Destination(route, Site(route.site), RetrySettings())
     return Work(destination, route, (), 0, 0.0)
 
 

@@ -3,7 +3,8 @@
 Pure bookkeeping: nothing here awaits, and `now` is a parameter. A `Line` holds deliveries grouped by
 message; an `Unrouted` line waits for a look-up of its domain; a `Destination` has a route, counts its
 active transactions and knows whether it is suspended. Limits and turns between destinations are
-`zone_queue.py`'s.
+`ring.py`'s; what they are about at the hosts is counted by `Site`, which lines of mail for the same hosts
+share.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zonerelay.config.models import RetrySettings
+from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.queue.rates import Pace, Rates, Ticket
 from zonerelay.queue.suspension import Suspension
-from zonerelay.routing.nexthop import DestinationKey, Route
+from zonerelay.routing.nexthop import DestinationKey, Limits, Route, SiteKey
 
 ROUTE_MIN_USE = 30.0
 """Seconds that a route is used at least, so that a zero TTL does not look up again for every delivery."""
@@ -103,27 +105,67 @@ class Unrouted(Line):
         """A look-up is wanted or under way."""
 
 
-class Destination(Line):
-    """A line with a route: what limits and suspension apply to."""
+class Site:
+    """The hosts that one or several lines of a zone go to.
 
-    __slots__ = ("active", "in_ring", "key", "label", "route", "suspension", "usable_until")
+    Several have the same hosts and other terms (another TLS demand, other limits). A line's limit counts the
+    transactions of all lines there whose limit is no larger: lines with equal limits share it, a line never
+    exceeds its own, and all together never the largest. `blocked` are lines that had their turn and no room.
+    """
 
-    def __init__(self, key: DestinationKey, route: Route, settings: RetrySettings, now: float) -> None:
-        super().__init__()
+    __slots__ = ("blocked", "key", "lines")
+
+    def __init__(self, key: SiteKey) -> None:
         self.key = key
-        self.label = key.partition(" ")[2] or route.name
+        self.lines: dict[Destination, None] = {}
+        self.blocked: dict[Destination, None] = {}
+
+    def has_room(self, destination: Destination, now: float) -> bool:
+        """Another transaction of the line may start."""
+        limit = destination.limits.max_connections
+        if destination.active >= destination.suspension.limit(limit, now):
+            return False
+        return len(self.lines) == 1 or self._has_room_for_all(limit)
+
+    def _has_room_for_all(self, limit: int) -> bool:
+        limits = {line.limits.max_connections for line in self.lines}
+        return all(self._active_within(most) < most for most in limits if most >= limit)
+
+    def _active_within(self, most: int) -> int:
+        return sum(line.active for line in self.lines if line.limits.max_connections <= most)
+
+
+class Destination(Line):
+    """A line with a route: what limits, rates and suspension apply to."""
+
+    __slots__ = (
+        "active",
+        "in_ring",
+        "key",
+        "label",
+        "limits",
+        "pace",
+        "route",
+        "site",
+        "suspension",
+        "usable_until",
+    )
+
+    def __init__(self, route: Route, site: Site, settings: RetrySettings) -> None:
+        super().__init__()
+        self.key = route.destination
+        self.site = site
+        self.label = self.key.partition(" ")[2] or route.name
         self.active = 0
         self.in_ring = False
         self.suspension = Suspension(settings)
-        self.renew(route, now)
 
-    def renew(self, route: Route, now: float) -> None:
+    def renew(self, route: Route, zone: ZoneSettings, rates: Rates, now: float) -> None:
+        """Go by this route from now on."""
         self.route = route
         self.usable_until = max(route.expires, now + ROUTE_MIN_USE)
-
-    def is_free(self, configured: int, now: float) -> bool:
-        """Another transaction may start."""
-        return self.active < self.suspension.limit(configured, now)
+        self.limits: Limits = route.limits_in(zone)
+        self.pace: Pace | None = rates.pace(route.site, self.key, self.limits.max_rate)
 
     def status(self) -> DestinationStatus:
         suspension = self.suspension
@@ -149,6 +191,8 @@ class Work:
     deliveries: tuple[Delivery, ...]
     epoch: int
     started: float
+    ticket: Ticket | None = None
+    """To its turns, where there is a rate."""
 
     @property
     def message_id(self) -> MessageId:

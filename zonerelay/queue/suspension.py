@@ -13,8 +13,10 @@ eleventh connection): it lowers the ceiling on connections instead, and successe
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 from zonerelay.config.models import RetrySettings
+from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 
 
@@ -109,3 +111,39 @@ class Suspension:
         if self._since_raise >= ceiling:
             self._ceiling = ceiling + 1
             self._since_raise = 0
+
+
+def learn(
+    suspension: Suspension,
+    outcomes: Sequence[Outcome],
+    *,
+    epoch: int,
+    started: float,
+    others: int,
+    now: float,
+) -> Transition:
+    """What an attempt says about the hosts; no outcomes: it never reached out."""
+    if outcomes and outcomes[0].verdict is Verdict.DELIVERED:
+        return suspension.succeeded(epoch, now)
+    failure = _host_failure(outcomes)
+    if failure is not None:
+        return suspension.failed(epoch, started, failure.reply, others, now)
+    if any(_talked(outcome) for outcome in outcomes):
+        return suspension.succeeded(epoch, now)
+    return Transition.NONE
+
+
+def _talked(outcome: Outcome) -> bool:
+    """A peer had its say, whatever it said."""
+    if outcome.scope is Scope.HOST:
+        return outcome.verdict is not Verdict.DEFERRED
+    return outcome.scope is Scope.RECIPIENT or outcome.scope is Scope.MESSAGE
+
+
+def _host_failure(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """The first outcome when the whole batch found no host that would talk, else `None`."""
+    if not outcomes or outcomes[0].scope is not Scope.HOST:
+        return None
+    if all(outcome.scope is Scope.HOST and not _talked(outcome) for outcome in outcomes):
+        return outcomes[0]
+    return None

@@ -5,8 +5,10 @@ and asks what to do. Between two calls the state is consistent, so there is noth
 
 STRATEGIES (policy → the harm it prevents; compare the list at the head of Postfix's qmgr.c)
 
-- Fair turns: destinations with work and a free slot stand in a ring and get one batch per turn
+- Fair turns (`ring.py`): destinations with work and a free slot stand in a ring and get one batch per turn
   → a destination with a long line cannot starve the others of the zone's connections.
+- Rates (`rates.py`): who has to wait for the next turn of a rate waits aside
+  → a limited destination holds no connection while it waits.
 - Oldest message first within a destination → nothing waits for ever behind newer mail.
 - Window: at most `WINDOW` deliveries of a zone wait in memory → memory does not grow with the queue.
 - Shares (`shares.py`): in a zone routed by MX a line may hold only its share of the window
@@ -29,11 +31,13 @@ from collections.abc import Collection, Iterable, Sequence
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.outcome import Outcome
 from zonerelay.queue.destinations import Destination, DestinationStatus, Line, Unrouted, Work
+from zonerelay.queue.rates import Rates
+from zonerelay.queue.ring import Ring
 from zonerelay.queue.shares import Claim, Refill, Shares
-from zonerelay.queue.suspension import Transition
-from zonerelay.routing.nexthop import DestinationKey, Route
+from zonerelay.queue.suspension import Transition, learn
+from zonerelay.routing.nexthop import DestinationKey, Route, SiteKey
 
 WINDOW = 4000
 LOW_MARK = 1000
@@ -49,18 +53,21 @@ class ZoneQueue:
     `take_returned`, `unroutable`, `withdraw` or `drain`; each is in one place at a time.
     """
 
-    def __init__(self, zone: ZoneSettings, retry: RetrySettings, *, window: int = WINDOW) -> None:
+    def __init__(
+        self, zone: ZoneSettings, retry: RetrySettings, rates: Rates | None = None, *, window: int = WINDOW
+    ) -> None:
         self.zone = zone
         self._retry = retry
+        self._rates = Rates() if rates is None else rates
+        self._rates.configure(zone.max_rate)
+        self._ring = Ring(zone, self._rates)
         self._by_domain = not zone.next_hop
         self._window = window
         self._low_mark = min(LOW_MARK, max(1, window // 4))
         self._shares = Shares(window)
         self.waiting = 0
-        self.active = 0
         self._lines: dict[str, Line] = {}
         self._destinations: dict[DestinationKey, Destination] = {}
-        self._ring: deque[Destination] = deque()
         self._works: set[Work] = set()
         self._to_look_up: deque[str] = deque()
         self._look_ups = 0
@@ -117,15 +124,25 @@ class ZoneQueue:
     def finished(self, work: Work, outcomes: Sequence[Outcome], now: float) -> Transition:
         """An attempt ended; no outcomes: it never reached out, and nothing was learned about the hosts."""
         destination = work.destination
-        destination.active -= 1
-        self.active -= 1
+        self._ring.end(destination, work.ticket, now)
         self._works.discard(work)
-        transition = _learn(work, outcomes, now)
+        transition = learn(
+            destination.suspension,
+            outcomes,
+            epoch=work.epoch,
+            started=work.started,
+            others=destination.active,
+            now=now,
+        )
         if transition is Transition.SUSPENDED:
             self._park(destination)
         else:
-            self._offer(destination, now)
+            self._ring.offer(destination, now)
         return transition
+
+    def turns_changed(self, site: SiteKey, now: float, *, earlier: bool) -> None:
+        """As `Rates.changed`, also for batches of settings that were replaced."""
+        self._ring.changed(site, now, earlier=earlier)
 
     # What to do
 
@@ -142,21 +159,26 @@ class ZoneQueue:
         """Look-ups are in progress."""
         return self._look_ups > 0
 
-    def next_work(self, now: float) -> Work | None:
-        """The next batch, if a slot is free; it must end in `finished`."""
-        zone = self.zone
-        while self._ring and self.active < zone.max_connections:
-            destination = self._ring.popleft()
-            destination.in_ring = False
-            if not destination.waiting:
-                continue
-            if not destination.is_free(zone.max_connections_per_destination, now):
-                continue
-            if destination.usable_until <= now:
-                self._reroute(destination, now)
-                continue
-            return self._start(destination, now)
+    def next_work(self, now: float, tick: float = 0.0) -> Work | None:
+        """The next batch, if a slot is free and a turn is due; it must end in `finished`.
+
+        `tick` is a monotonic clock's reading, needed where `Rates.used`.
+        """
+        while (destination := self._ring.next(now, tick)) is not None:
+            if destination.usable_until > now:
+                return self._start(destination, now, tick)
+            self._reroute(destination, now)
         return None
+
+    @property
+    def next_turn(self) -> float | None:
+        """After `next_work` gave nothing: the `tick` at which it may give something again by itself."""
+        return self._ring.next_turn
+
+    @property
+    def active(self) -> int:
+        """Transactions."""
+        return self._ring.active
 
     @property
     def has_requests(self) -> bool:
@@ -266,7 +288,7 @@ class ZoneQueue:
             if line.suspension.is_suspended(now):
                 self._park(line)
                 return
-            self._offer(line, now)
+            self._ring.offer(line, now)
         elif isinstance(line, Unrouted) and not line.sought:
             line.sought = True
             self._to_look_up.append(next(iter(line.domains)))
@@ -290,11 +312,14 @@ class ZoneQueue:
         key = route.destination
         destination = self._destinations.get(key)
         if destination is not None:
-            destination.renew(route, now)
+            destination.renew(route, self.zone, self._rates, now)
             return destination
         if len(self._destinations) >= self._max_destinations:
             self._forget_destinations(now)
-        destination = self._destinations[key] = Destination(key, route, self._retry, now)
+        destination = Destination(route, self._ring.site(route.site), self._retry)
+        destination.renew(route, self.zone, self._rates, now)
+        self._destinations[key] = destination
+        self._ring.enter(destination)
         return destination
 
     def _park(self, destination: Destination) -> None:
@@ -323,25 +348,13 @@ class ZoneQueue:
         line.passed_over[domain] = None
         self._shares.shortened(line, self.waiting)
 
-    # Turns
-
-    def _offer(self, destination: Destination, now: float) -> None:
-        if (
-            destination.waiting
-            and not destination.in_ring
-            and destination.is_free(self.zone.max_connections_per_destination, now)
-        ):
-            destination.in_ring = True
-            self._ring.append(destination)
-
-    def _start(self, destination: Destination, now: float) -> Work:
-        deliveries = destination.take(self.zone.max_recipients_per_transaction)
+    def _start(self, destination: Destination, now: float, tick: float) -> Work:
+        deliveries = destination.take(destination.limits.max_recipients_per_transaction)
         self.waiting -= len(deliveries)
-        destination.active += 1
-        self.active += 1
-        work = Work(destination, destination.route, deliveries, destination.suspension.epoch, now)
+        ticket = self._ring.start(destination, tick)
+        work = Work(destination, destination.route, deliveries, destination.suspension.epoch, now, ticket)
         self._works.add(work)
-        self._offer(destination, now)
+        self._ring.offer(destination, now)
         if self._by_domain:
             self._shares.shortened(destination, self.waiting)
         return work
@@ -361,35 +374,7 @@ class ZoneQueue:
         for key, destination in list(self._destinations.items()):
             if destination.is_forgettable(now):
                 del self._destinations[key]
+                self._ring.leave(destination)
                 for domain in destination.domains:
                     del self._lines[domain]
         self._max_destinations = max(MAX_DESTINATIONS, 2 * len(self._destinations))
-
-
-def _learn(work: Work, outcomes: Sequence[Outcome], now: float) -> Transition:
-    suspension = work.destination.suspension
-    if outcomes and outcomes[0].verdict is Verdict.DELIVERED:
-        return suspension.succeeded(work.epoch, now)
-    failure = host_failure(outcomes)
-    if failure is not None:
-        others = work.destination.active
-        return suspension.failed(work.epoch, work.started, failure.reply, others, now)
-    if any(_talked(outcome) for outcome in outcomes):
-        return suspension.succeeded(work.epoch, now)
-    return Transition.NONE
-
-
-def _talked(outcome: Outcome) -> bool:
-    """A peer had its say, whatever it said."""
-    if outcome.scope is Scope.HOST:
-        return outcome.verdict is not Verdict.DEFERRED
-    return outcome.scope is Scope.RECIPIENT or outcome.scope is Scope.MESSAGE
-
-
-def host_failure(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The first outcome when the whole batch found no host that would talk, else `None`."""
-    if not outcomes or outcomes[0].scope is not Scope.HOST:
-        return None
-    if all(outcome.scope is Scope.HOST and not _talked(outcome) for outcome in outcomes):
-        return outcomes[0]
-    return None

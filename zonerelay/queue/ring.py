@@ -1,0 +1,149 @@
+"""Whose turn it is: fair turns between destinations, within the limits on transactions and rates. Pure.
+
+- Destinations with work stand in a ring and get one batch per turn.
+- One that has no room at its hosts leaves the ring and returns, before the one that made room, when there
+  is some: lines that share hosts alternate.
+- One whose rate says later waits aside until then (`next_turn`): it holds no connection of the zone
+  meanwhile. Where the zone's own rate says later, everybody waits, in the order of the ring.
+
+`now` is the wall clock, `tick` a monotonic one, needed where a rate is set.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+
+from zonerelay.config.models import ZoneSettings
+from zonerelay.queue.destinations import Destination, Site
+from zonerelay.queue.rates import Rates, Ticket
+from zonerelay.routing.nexthop import SiteKey
+
+
+class Ring:
+    """The turns of one zone. `active` counts transactions."""
+
+    def __init__(self, zone: ZoneSettings, rates: Rates) -> None:
+        self._most = zone.max_connections
+        self._rates = rates
+        self._ring: deque[Destination] = deque()
+        self._aside: list[tuple[float, int, Destination]] = []
+        self._count = 0
+        self._sites: dict[SiteKey, Site] = {}
+        self.active = 0
+        self.next_turn: float | None = None
+        """When `next` is to be asked again although nothing has happened, as a reading of the monotonic
+        clock.
+        """
+
+    def site(self, key: SiteKey) -> Site:
+        site = self._sites.get(key)
+        if site is None:
+            site = self._sites[key] = Site(key)
+        return site
+
+    def enter(self, destination: Destination) -> None:
+        """A destination that is new here."""
+        destination.site.lines[destination] = None
+
+    def leave(self, destination: Destination) -> None:
+        """A destination that is forgotten; nothing of it waits or is active."""
+        site = destination.site
+        site.lines.pop(destination, None)
+        site.blocked.pop(destination, None)
+        if not site.lines:
+            self._sites.pop(site.key, None)
+
+    def clear(self) -> None:
+        self._ring.clear()
+        self._aside.clear()
+        self.next_turn = None
+
+    def offer(self, destination: Destination, now: float) -> None:
+        """It may have work, or there may be room for it."""
+        if not destination.waiting or destination.in_ring:
+            return
+        if destination.site.has_room(destination, now):
+            destination.in_ring = True
+            self._ring.append(destination)
+        elif len(destination.site.lines) > 1:
+            destination.site.blocked[destination] = None
+
+    def next(self, now: float, tick: float) -> Destination | None:
+        """Who may start a batch now; it leaves the ring until it is offered again."""
+        if self._aside:
+            self._bring_back(tick)
+        while self._ring and self.active < self._most:
+            zone = self._rates.zone
+            if zone is not None and zone.due > tick:
+                self.next_turn = min(zone.due, self._aside[0][0]) if self._aside else zone.due
+                return None
+            destination = self._ring.popleft()
+            destination.in_ring = False
+            if not destination.waiting:
+                continue
+            if not destination.site.has_room(destination, now):
+                destination.site.blocked[destination] = None
+                continue
+            if destination.pace is not None and not self._is_due(destination, tick):
+                continue
+            return destination
+        self.next_turn = self._aside[0][0] if self._aside else None
+        return None
+
+    def start(self, destination: Destination, tick: float) -> Ticket | None:
+        """One more is active there; the ticket to its turns, where there is a rate."""
+        destination.active += 1
+        self.active += 1
+        return None if destination.pace is None else destination.pace.start(tick)
+
+    def end(self, destination: Destination, ticket: Ticket | None, now: float) -> None:
+        """One fewer is active there: those that were waiting for it come first."""
+        destination.active -= 1
+        self.active -= 1
+        if ticket is not None:
+            ticket.end()
+        self._unblock(destination.site, now)
+
+    def changed(self, key: SiteKey, now: float, *, earlier: bool) -> None:
+        """A batch for the site took its turn, or ended without one: then who waits there may be due
+        `earlier`.
+        """
+        site = self._sites.get(key)
+        if site is not None:
+            if earlier:
+                self._hurry(site)
+            self._unblock(site, now)
+
+    def _unblock(self, site: Site, now: float) -> None:
+        if site.blocked:
+            blocked, site.blocked = site.blocked, {}
+            for destination in blocked:
+                self.offer(destination, now)
+
+    # Rates
+
+    def _is_due(self, destination: Destination, tick: float) -> bool:
+        assert destination.pace is not None
+        pacers = destination.pace.at_site
+        due = max((pacer.due for pacer in pacers), default=tick)
+        if due > tick:
+            destination.in_ring = True
+            self._count += 1
+            heapq.heappush(self._aside, (due, self._count, destination))
+            return False
+        if any(pacer.is_crowded for pacer in pacers):
+            destination.site.blocked[destination] = None
+            return False
+        return True
+
+    def _bring_back(self, tick: float) -> None:
+        while self._aside and self._aside[0][0] <= tick:
+            self._ring.append(heapq.heappop(self._aside)[2])
+
+    def _hurry(self, site: Site) -> None:
+        waiting = [entry for entry in self._aside if entry[2].site is site]
+        if waiting:
+            self._ring.extend(entry[2] for entry in sorted(waiting))
+            self._aside = [entry for entry in self._aside if entry[2].site is not site]
+            heapq.heapify(self._aside)

@@ -1,0 +1,40 @@
+"""A batch's turns where a rate limits them: the courier waits for one before each transaction.
+
+The scheduler starts a batch when a turn is due, but only when its connection stands is it known when MAIL is
+written; connections that come late and together would else bring their mail together. So the turn is taken
+there. Waiting is the exception: the batch has started when a turn was due.
+
+The first turn is waited for as long as it takes: few batches wait (`rates.HORIZON`). A further one, for
+recipients that the peer wants in another transaction or for another try elsewhere, only for `PATIENCE`,
+because the lane keeps a connection meanwhile; what is left is tried again later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from zonerelay.model.clock import Clock
+from zonerelay.queue.rates import Ticket
+
+PATIENCE = 5.0
+
+
+class Turn:
+    """One batch's."""
+
+    __slots__ = ("_clock", "_ticket")
+
+    def __init__(self, ticket: Ticket, clock: Clock) -> None:
+        self._ticket = ticket
+        self._clock = clock
+
+    async def take(self) -> bool:
+        """Wait until a transaction may begin; false when it would be too long. It must begin at once."""
+        ticket = self._ticket
+        # Looked at again after each sleep: others may have been faster, and the rate may have changed.
+        while (wait := ticket.due - self._clock.monotonic()) > 0:
+            if ticket.taken and wait > PATIENCE:
+                return False
+            await asyncio.sleep(min(wait, PATIENCE))
+        ticket.take(self._clock.monotonic())
+        return True
