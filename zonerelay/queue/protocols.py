@@ -13,6 +13,7 @@ from zonerelay.config.models import ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.outcome import Outcome
+from zonerelay.queue.turn import Turn
 from zonerelay.routing.nexthop import Route, Unroutable
 from zonerelay.routing.zones import ZoneOf
 
@@ -28,12 +29,16 @@ class ChooseZone(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Deliveries of one message that go to one destination in one transaction."""
+    """Deliveries of one message that go to one destination in one transaction.
+
+    Where there is a `turn`, it is taken before each transaction.
+    """
 
     zone: ZoneSettings
     route: Route
     message: Message
     deliveries: tuple[Delivery, ...]
+    turn: Turn | None = None
 
 
 class Courier(Protocol):

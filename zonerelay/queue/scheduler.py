@@ -24,6 +24,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.queue.destinations import DestinationStatus
 from zonerelay.queue.protocols import Courier, Router
+from zonerelay.queue.rates import Rates
 from zonerelay.queue.settle import Settler
 from zonerelay.queue.zone_queue import WINDOW
 from zonerelay.queue.zone_runner import Surroundings, ZoneRunner
@@ -76,6 +77,8 @@ class Scheduler:
             random=random,
         )
         self._default = _default(zones)
+        # They outlive runners: a reload must not make room in a rate that is used up.
+        self._rates: defaultdict[str, Rates] = defaultdict(Rates)
         self._runners = {zone.name: self._runner(zone) for zone in zones}
         # Of settings that were replaced, while their last attempts end.
         self._retired: dict[ZoneRunner, asyncio.Task[None]] = {}
@@ -104,10 +107,13 @@ class Scheduler:
         left = max(0.0, deadline - asyncio.get_running_loop().time())
         await self._settler.drain(left + 1.0)
 
-    def configure(self, zones: Sequence[ZoneSettings], retry: RetrySettings) -> None:
+    def configure(
+        self, zones: Sequence[ZoneSettings], retry: RetrySettings, *, other_routes: bool = False
+    ) -> None:
         """Go by these settings from now on. Attempts under way end by the old ones.
 
-        The courier's pool counts connections by zone and destination, so that limits hold meanwhile.
+        The courier's pool counts connections by zone and destination, so that limits hold meanwhile. With
+        `other_routes` nothing that the router has said so far is used any longer.
         """
         self._default = _default(zones)
         self._around = replace(self._around, retry=retry)
@@ -115,7 +121,7 @@ class Scheduler:
         for name in (*wanted, *(self._runners.keys() - wanted.keys())):
             zone = wanted.get(name) or replace(self._default, name=name)
             old = self._runners.get(name)
-            if old is not None and old.zone == zone and old.retry == retry:
+            if old is not None and not other_routes and old.zone == zone and old.retry == retry:
                 continue
             self._runners[name] = self._runner(zone)
             if old is not None:
@@ -223,7 +229,7 @@ class Scheduler:
         return runner
 
     def _runner(self, zone: ZoneSettings) -> ZoneRunner:
-        return ZoneRunner(zone, self._around, window=self._window)
+        return ZoneRunner(zone, self._around, self._rates[zone.name], window=self._window)
 
 
 def _default(zones: Sequence[ZoneSettings]) -> ZoneSettings:

@@ -4,12 +4,12 @@ Every task here belongs to the zone and ends in `stop`. What a task does between
 call on the queue's plan, so no two tasks ever see it half changed.
 
 - Batches are carried by *lanes* (`lanes.py`), so that no task is made per message.
+- What a batch goes through is `attempts.py`'s.
 - One task claims; it goes on when there is room and a reason (new mail, a due time, a line
   that has drained). Nothing is asked of the store when nothing has happened.
 
-Failure: a courier or router that raises costs its deliveries a deferral and the operator a `trouble` event. A
-store that cannot be asked is asked again with back-off. A cancelled attempt is forgotten (its claim is
-released); one whose outcome is known has been handed to the settler, which nobody cancels.
+Failure: a router that raises costs its deliveries a deferral and the operator a `trouble` event. A store that
+cannot be asked is asked again with back-off.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.alarm import Alarm
-from zonerelay.queue.consequences import LOCAL_DELAY, TROUBLE, UNREADABLE
+from zonerelay.queue.attempts import Attempts
+from zonerelay.queue.consequences import TROUBLE
 from zonerelay.queue.destinations import Destination, DestinationStatus, Work
 from zonerelay.queue.lanes import Lanes
-from zonerelay.queue.protocols import Batch, Courier, Router
+from zonerelay.queue.protocols import Courier, Router
+from zonerelay.queue.rates import Rates
 from zonerelay.queue.settle import Settler
 from zonerelay.queue.shares import Claim, Refill
 from zonerelay.queue.suspension import Transition
 from zonerelay.queue.tasks import Linger, Once, Tasks
 from zonerelay.queue.zone_queue import WINDOW, ZoneQueue
-from zonerelay.routing.nexthop import DestinationKey, Route
-from zonerelay.store.base import MessageNotFoundError, QueueStore, StoreCorruptError
+from zonerelay.routing.nexthop import DestinationKey, Route, SiteKey
+from zonerelay.store.base import QueueStore
 from zonerelay.telemetry.events import Events
 
 CLAIM_PAUSE = 0.02
@@ -67,22 +69,37 @@ class Surroundings:
 
 
 class ZoneRunner:
-    """One zone. `notify` and `postponed` are the only ways in from outside; everything else follows."""
+    """One zone. `notify` and `postponed` are the only ways in from outside; everything else follows.
 
-    def __init__(self, zone: ZoneSettings, around: Surroundings, *, window: int = WINDOW) -> None:
+    `rates`: the zone's, which a runner with newer settings takes over.
+    """
+
+    def __init__(
+        self, zone: ZoneSettings, around: Surroundings, rates: Rates, *, window: int = WINDOW
+    ) -> None:
         self.zone = zone
         self.retry = around.retry
         self._around = around
         self._store = around.store
-        self._courier = around.courier
         self._settler = around.settler
+        self._attempts = Attempts(
+            zone,
+            store=around.store,
+            courier=around.courier,
+            settler=around.settler,
+            events=around.events,
+            clock=around.clock,
+        )
         self._events = around.events
         self._clock = around.clock
-        self._queue = ZoneQueue(zone, around.retry, window=window)
+        self._rates = rates
+        self._queue = ZoneQueue(zone, around.retry, rates, window=window)
         self._lanes = Lanes(self._attempt, self._following, self._drop, around.events)
         self._errands = Tasks("queue.errand", around.events)
         self._pump_soon = Once(self._pump)
-        self._alarm = Alarm(around.clock, self._due)
+        self._alarm = Alarm(around.clock.now, self._due)
+        self._next_turn = Alarm(around.clock.monotonic, self._pump)
+        rates.changed = self._turns_changed
         self._stopping = False
         self._claiming = False
         self._claim_wanted: asyncio.Future[None] | None = None
@@ -130,6 +147,7 @@ class ZoneRunner:
     def _quit(self) -> None:
         self._stopping = True
         self._alarm.cancel()
+        self._next_turn.cancel()
         self._lanes.close()
         self._wake_claimer()
         self._linger.cancel()
@@ -171,11 +189,16 @@ class ZoneRunner:
         if self._stopping:
             return
         now = self._clock.now()
-        while (work := self._queue.next_work(now)) is not None:
+        while (work := self._next_work(now)) is not None:
             self._lanes.start(work)
+        if self._queue.next_turn is not None:
+            self._next_turn.set(self._queue.next_turn)
         if self._queue.has_requests:
             self._grant_requests()
         self._claim_if_wanted()
+
+    def _next_work(self, now: float) -> Work | None:
+        return self._queue.next_work(now, self._clock.monotonic() if self._rates.used else 0.0)
 
     def _grant_requests(self) -> None:
         self._start_look_ups()
@@ -331,7 +354,7 @@ class ZoneRunner:
 
     def _following(self) -> Work | None:
         """What a lane goes on with; whatever else can start now does."""
-        work = None if self._stopping else self._queue.next_work(self._clock.now())
+        work = None if self._stopping else self._next_work(self._clock.now())
         self._pump()
         return work
 
@@ -342,47 +365,9 @@ class ZoneRunner:
     async def _attempt(self, work: Work) -> None:
         outcomes: Sequence[Outcome] = ()
         try:
-            if not self._settler.has_room:
-                await self._settler.room()
-            try:
-                message = await self._store.read_message(work.message_id)
-            except Exception as error:  # noqa: BLE001 - a store's bug is temporary trouble too
-                self._unreadable(work, error)
-                return
-            started = self._clock.monotonic()
-            batch = Batch(self.zone, work.route, message, work.deliveries)
-            try:
-                outcomes = await self._courier.deliver(batch)
-            except Exception as error:  # noqa: BLE001 - a courier's bug is temporary trouble
-                outcomes = self._courier_failed(batch, error)
-            if len(outcomes) != len(work.deliveries):
-                count = f"{len(outcomes)} outcomes for {len(work.deliveries)} deliveries"
-                outcomes = self._courier_failed(batch, ValueError(count))
-            # From here on nothing awaits: a cancelled lane cannot lose what is known.
-            seconds = self._clock.monotonic() - started
-            label = work.destination.label
-            self._settler.post(message, work.deliveries, outcomes, destination=label, seconds=seconds)
-        except asyncio.CancelledError:
-            self._release(work.deliveries)
-            raise
+            outcomes = await self._attempts.make(work)
         finally:
             self._finished(work, outcomes)
-
-    def _unreadable(self, work: Work, error: Exception) -> None:
-        self._events.trouble("queue.read_message", error, message_id=work.message_id)
-        label = work.destination.label
-        if isinstance(error, MessageNotFoundError | StoreCorruptError):
-            # Kept for whoever repairs the spool. If it was dropped meanwhile, nothing is left to change.
-            self._settler.post(None, work.deliveries, [UNREADABLE] * len(work.deliveries), destination=label)
-        else:
-            until = self._clock.now() + LOCAL_DELAY
-            self._settler.post_unattempted(
-                work.deliveries, UNREADABLE, destination=label, until=lambda: until
-            )
-
-    def _courier_failed(self, batch: Batch, error: Exception) -> Sequence[Outcome]:
-        self._events.trouble("queue.courier", error, message_id=batch.message.id)
-        return [TROUBLE] * len(batch.deliveries)
 
     def _finished(self, work: Work, outcomes: Sequence[Outcome]) -> None:
         transition = self._queue.finished(work, outcomes, self._clock.now())
@@ -394,3 +379,9 @@ class ZoneRunner:
             self._events.resumed(self.zone.name, destination.label)
         elif suspension.reply is not None:
             self._events.suspended(self.zone.name, destination.label, suspension.until, suspension.reply)
+
+    # Rates
+
+    def _turns_changed(self, site: SiteKey, /, *, earlier: bool) -> None:
+        self._queue.turns_changed(site, self._clock.now(), earlier=earlier)
+        self._pump_soon.ask()
