@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _SELECTOR = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*", re.ASCII)
 _REFERENCE = re.compile(r"(?:env|credential):[A-Za-z0-9._-]+", re.ASCII)
 _REPLACEMENT = re.compile(r"[^\s<>@,;]*@[^\s<>@,;]+")
-_FIELD = re.compile(r"([!-9;-~]{1,70}):[ \t]*(\S.*)", re.ASCII)
+_FIELD = re.compile(r"([!-9;-~]{1,70}):[ \t]*([!-~][\t -~]*)")  # its value goes out as it is
 _FIELD_NAME = re.compile(r"[!-9;-~]{1,70}", re.ASCII)
 # What the relay itself is answerable for, and what cannot be missing.
 _OURS = frozenset(("received", "dkim-signature", "from", "date", "return-path"))

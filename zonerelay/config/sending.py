@@ -182,11 +182,12 @@ class ZoneSettings:
         (), "Delays between attempts of this zone, instead of those of [retry]. Empty: those."
     )
     chunking: bool = switch(
-        False,
+        True,
         "Send messages with BDAT (RFC 3030) to servers that offer CHUNKING: small ones go in one write "
         "with their commands, which saves a round trip, and no line end in them can be taken for the end of "
-        "the message. Off, because a connection that breaks then leaves more in doubt. Servers that offer "
-        "it and do not know it are sent DATA.",
+        "the message. The price: when a connection breaks before a small message is answered, all of it is "
+        "in doubt, also what the server has refused (zones with another in_doubt than retry do not send in "
+        "one write). Servers that offer it and do not know it are sent DATA.",
     )
     connection_idle_timeout: float = duration(
         5.0,
