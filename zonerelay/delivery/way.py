@@ -1,7 +1,7 @@
 """In whose name a batch is sent, and all that an idle connection must match to carry it.
 
 The way is chosen once for a batch, before a connection is looked for: the source by `source_choice.py`, the
-credential by `logins.py`.
+credential by `logins.py`, the host by `smarthost_ways.py`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from zonerelay.routing.nexthop import DestinationKey, Limits, Route, TlsDemand
 class Way:
     """`source` and `credential` are `None` in zones without any. `key` tells the ways of one zone apart.
 
-    `ipv4_only`: the source's IPv6 is not wanted for now, so a connection that goes over it is none for this way.
+    `ipv4_only`: the source's IPv6 is not wanted for now, so a connection over it is none for this way.
+    `host` (`name:port`): the one of several equal next hops that this batch goes to if it can.
     """
 
     source: SourceSettings | None = None
     credential: CredentialSettings | None = None
     ipv4_only: bool = False
+    host: str = ""
     key: str = field(init=False, repr=False, compare=False, default="")
 
     def __post_init__(self) -> None:
-        if self.source is not None or self.credential is not None:
+        if self.source is not None or self.credential is not None or self.host:
             source = "" if self.source is None else self.source.name
             credential = "" if self.credential is None else self.credential.name
             family = "/4" if self.ipv4_only else ""
-            object.__setattr__(self, "key", f"{source}{family} {credential}")
+            object.__setattr__(self, "key", f"{source}{family} {credential} {self.host}")
 
 
 ANY_WAY = Way()
