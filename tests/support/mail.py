@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from zonerelay.config.models import DeliverySettings, ZoneSettings
+from zonerelay.config.models import DeliverySettings, SourceSettings, ZoneSettings
 from zonerelay.delivery.courier import SmtpCourier
+from zonerelay.delivery.session import TlsObserver
+from zonerelay.delivery.source_ways import SourceWays
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import Delivery
@@ -15,6 +17,7 @@ from zonerelay.model.envelope import Body, Envelope, Message, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
+from zonerelay.routing.answers import DnsAnswer, DnsStatus, TlsaRecord
 from zonerelay.routing.nexthop import Addresses, MxHost, Route
 from zonerelay.store.base import CHUNK_SIZE, StoreError
 
@@ -95,18 +98,34 @@ class Bodies:
 
 @dataclass
 class Names:
-    """Answers for addresses; a name that is not listed is a DNS failure."""
+    """Answers for addresses; a name that is not listed is a DNS failure.
+
+    `secure` names are vouched for by DNSSEC. `records` are answers about TLSA;
+    of what is not listed there are none, securely.
+    """
 
     known: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    secure: Collection[str] = ()
+    canonical: Mapping[str, str] = field(default_factory=dict)
+    records: Mapping[str, DnsAnswer[TlsaRecord]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
     async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
         self.asked.append(name)
         ips = self.known.get(name, ())
         if ips:
-            return Addresses(ips)
+            return Addresses(ips, secure=name in self.secure, canonical=self.canonical.get(name, ""))
         reply = Reply(451, "4.3", f"no answer for {name}")
         return Addresses((), Outcome(Verdict.DEFERRED, reply, Scope.DOMAIN, local=True, counts=False))
+
+    async def tlsa(self, name: str) -> DnsAnswer[TlsaRecord]:
+        self.asked.append(name)
+        denial: DnsAnswer[TlsaRecord] = DnsAnswer(DnsStatus.NXDOMAIN, (), 1e12, secure=True)
+        return self.records.get(name, denial)
+
+    async def alias(self, name: str) -> DnsAnswer[str]:
+        self.asked.append(f"alias {name}")
+        return DnsAnswer(DnsStatus.OK, (self.canonical[name],), 1e12, f"alias {name}" in self.secure)
 
 
 def make_courier(
@@ -115,12 +134,57 @@ def make_courier(
     settings: DeliverySettings | None = None,
     names: Names | None = None,
     clock: Clock | None = None,
+    sources: SourceWays | None = None,
+    observe_tls: TlsObserver | None = None,
 ) -> SmtpCourier:
+    clock = clock or ManualClock()
     return SmtpCourier(
         settings or DeliverySettings(quit_timeout=0.5),
         hostname="relay.example.org",
         addresses=names or Names(),
+        sources=sources or make_sources(clock),
         read_body=(bodies or Bodies()).read,
-        clock=clock or ManualClock(),
+        observe_tls=observe_tls or TlsResults(),
+        clock=clock,
         random=random.Random(1),
     )
+
+
+@dataclass
+class TlsResults:
+    """Level and result of each connection, in order; `news` are the fallbacks that were explained."""
+
+    seen: list[tuple[str, str]] = field(default_factory=list)
+    news: list[str] = field(default_factory=list)
+
+    def __call__(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
+        self.seen.append((level, result))
+        if why:
+            self.news.append(f"{host}: {why}")
+
+
+@dataclass
+class Reported:
+    """What the sources have told, in order."""
+
+    events: list[tuple[str, ...]] = field(default_factory=list)
+
+    def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
+        self.events.append(("refused", source))
+
+    def source_refused_again(self, source: str) -> None:
+        self.events.append(("refused again", source))
+
+    def source_absent(self, source: str, address: str, problem: str) -> None:
+        self.events.append(("absent", source, address))
+
+    def source_back(self, source: str, address: str) -> None:
+        self.events.append(("back", source, address))
+
+
+def make_sources(
+    clock: Clock, sources: Sequence[SourceSettings] = (), reported: Reported | None = None
+) -> SourceWays:
+    ways = SourceWays(clock, reported or Reported())
+    ways.configure(sources)
+    return ways

@@ -13,6 +13,10 @@ Policies:
 - All failures of hosts are deferrals, also a 5yz greeting and addresses that are not allowed. Bounced is
   only what a peer refuses with 5yz, and what it announced it would: a message beyond
   its SIZE (5.3.4), an address that needs SMTPUTF8 where no host of the route has it (5.6.7).
+- In a zone with sources the batch has one, and what it says about our address is remembered against it
+  (`source_ways.py`). A refusal of our address bounces nothing, and suspends nobody, while another source is
+  left: the next attempt goes out from there. A source whose address this machine has not got, or that
+  shares no family with the hosts, makes way for the next one at once.
 - What a peer limits with LIMITS (RFC 9422) is sent in several transactions, and on several connections to the
   same host as long as each one brings somebody further.
 - Unknown trouble is a deferral of scope LOCAL, and goes to the event loop's exception handler.
@@ -26,52 +30,35 @@ import asyncio
 import random as random_module
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import groupby
 from typing import Protocol
 
-from zonerelay.config.models import DeliverySettings, ZoneSettings
-from zonerelay.delivery.chunking import Chunking, chunked
-from zonerelay.delivery.exchange import Body, ReadBody, carry_out, phase_timeouts, unreadable
-from zonerelay.delivery.limits import within_limits
+from zonerelay.config.models import DeliverySettings
+from zonerelay.delivery.chunking import Chunking
+from zonerelay.delivery.errand import Batch, Errand
+from zonerelay.delivery.exchange import ReadBody, carry_out, phase_timeouts, unreadable
 from zonerelay.delivery.pool import Pool
-from zonerelay.delivery.progress import Progress
-from zonerelay.delivery.session import Session, SessionOpener
+from zonerelay.delivery.session import Session, SessionOpener, TlsObserver
 from zonerelay.delivery.slots import Slot
-from zonerelay.delivery.sources import HostTrouble
+from zonerelay.delivery.source_ways import SourceWays, from_elsewhere
+from zonerelay.delivery.sources import HostTrouble, NoSource, SourceTrouble
 from zonerelay.delivery.tls import TlsPolicy
+from zonerelay.delivery.tls_plan import TlsaLookup, TlsPlan, TlsPlanner
 from zonerelay.delivery.way import ANY_WAY, Terms
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.routing.nexthop import Addresses, MxHost, Route
-from zonerelay.smtp.extensions import NO_LIMITS
-from zonerelay.smtp.transaction import Transaction, needs_smtputf8, too_large
+from zonerelay.routing.nexthop import Addresses, MxHost
+from zonerelay.smtp.transaction import Transaction
 from zonerelay.store.base import StoreError
 
 
-class AddressLookup(Protocol):
-    """Where the addresses of an MX host come from."""
+class AddressLookup(TlsaLookup, Protocol):
+    """Where the addresses of an MX host come from, and what DNS says about its TLS."""
 
     async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
         """Most wanted first; `failure` when there are none. Raises nothing but CancelledError."""
-
-
-class Batch(Protocol):
-    """Deliveries of one message to one route, as the scheduler puts them together."""
-
-    @property
-    def zone(self) -> ZoneSettings: ...
-
-    @property
-    def route(self) -> Route: ...
-
-    @property
-    def message(self) -> Message: ...
-
-    @property
-    def deliveries(self) -> tuple[Delivery, ...]: ...
 
 
 class SmtpCourier:
@@ -83,31 +70,34 @@ class SmtpCourier:
         *,
         hostname: str,
         addresses: AddressLookup,
+        sources: SourceWays,
         read_body: ReadBody,
+        observe_tls: TlsObserver,
         clock: Clock,
         random: random_module.Random,
     ) -> None:
+        self._sources = sources
         self._max_hosts = settings.max_hosts_per_attempt
         self._timeouts = phase_timeouts(settings)
         self._addresses = addresses
         self._read_body = read_body
         self._random = random
-        tls = TlsPolicy(clock, remember_broken=settings.remember_broken_tls)
-        self._opener = SessionOpener(settings, tls, hostname=hostname)
+        self._tls = TlsPolicy(clock, remember_broken=settings.remember_broken_tls)
+        self._planner = TlsPlanner(addresses)
+        self._opener = SessionOpener(settings, self._tls, hostname=hostname, observe_tls=observe_tls)
         self._chunking = Chunking(clock)
         self._pool = Pool(quit_timeout=settings.quit_timeout)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
         """One outcome per delivery, in order. Raises nothing but CancelledError."""
-        errand = _Errand(Terms(batch.zone, batch.route, ANY_WAY), batch, self._read_body)
+        errand = Errand(Terms(batch.zone, batch.route, ANY_WAY), batch, self._read_body)
         progress = errand.progress
         try:
             await errand.body.open()
-            session = self._pool.take(errand.terms)
-            if session is not None:
-                await self._use(session, errand)
-            if progress.open:
-                await self._find_takers(errand, reused=session is not None)
+            if batch.zone.sources:
+                await self._attempt_from_sources(errand)
+            else:
+                await self._attempt(errand)
         except StoreError as error:
             progress.settle_open(_local(unreadable(error)))
         except Exception as error:  # noqa: BLE001  DESIGN rule 3: unknown trouble is temporary
@@ -118,7 +108,10 @@ class SmtpCourier:
         finally:
             if not errand.body.whole:
                 await errand.body.close()
-        return progress.outcomes(_NO_HOST)
+        outcomes = progress.outcomes(_NO_HOST)
+        if errand.address_blamed and self._sources.another_left(errand.terms):
+            return [from_elsewhere(outcome) for outcome in outcomes]
+        return outcomes
 
     async def close(self) -> None:
         """Say goodbye to idle peers, within `quit_timeout`; active sessions end when they are done."""
@@ -127,10 +120,37 @@ class SmtpCourier:
     def close_idle(self) -> None:
         self._pool.close_idle()
 
+    def read_authorities_again(self) -> None:
+        """The machine's trusted authorities may have changed; new connections go by what there is now."""
+        self._tls.forget_contexts()
+
     def open_connections(self, zone: str) -> int:
         return self._pool.open_connections(zone)
 
-    async def _find_takers(self, errand: _Errand, *, reused: bool) -> None:
+    async def _attempt(self, errand: Errand) -> None:
+        session = self._pool.take(errand.terms)
+        if session is not None:
+            await self._use(session, errand)
+        if errand.progress.open:
+            await self._find_takers(errand, reused=session is not None)
+
+    async def _attempt_from_sources(self, errand: Errand) -> None:
+        """From the batch's own source; from the next one if that cannot be used here."""
+        batch = errand.batch
+        unfit: set[str] = set()
+        while errand.progress.open:
+            way = self._sources.way(batch.zone, batch.route, batch.message, unfit)
+            if way is None or way.source is None:
+                errand.progress.host_failed("", NoSource(batch.zone.name))
+                return
+            errand.terms = Terms(batch.zone, batch.route, way)
+            errand.source_unfit = errand.family_missed = False
+            await self._attempt(errand)
+            if not errand.source_unfit:
+                return
+            unfit.add(way.source.name)
+
+    async def _find_takers(self, errand: Errand, *, reused: bool) -> None:
         """Go from connection to connection until nobody is open or nothing is left to try.
 
         `reused`: a connection that was idle has been tried; only fresh ones are, from here on.
@@ -147,16 +167,20 @@ class SmtpCourier:
                     return
         try:
             async with aclosing(self._endpoints(errand)) as endpoints:
-                async for host, ip in endpoints:
+                async for host, ip, plan in endpoints:
                     same_again = True
                     while same_again:
                         slot = slot or await self._pool.reserve(terms)
                         try:
-                            session = await self._opener.open(terms, host, ip, slot)
+                            session = await self._opener.open(terms, host, ip, slot, plan)
                         except HostTrouble as trouble:
-                            errand.progress.host_failed(host.name, trouble)
+                            self._failed(trouble, host, errand)
+                            if errand.source_unfit:
+                                return
                             break
                         slot = None  # the session's now
+                        if terms.way.source is not None:
+                            self._sources.bound(terms.way.source, ip)
                         self._chunking.allow(session)
                         before = len(errand.progress.open)
                         limited = await self._use(session, errand)
@@ -167,16 +191,32 @@ class SmtpCourier:
             if slot is not None:
                 slot.release()
 
-    async def _endpoints(self, errand: _Errand) -> AsyncGenerator[tuple[MxHost, str], None]:
+    def _failed(self, trouble: HostTrouble, host: MxHost, errand: Errand) -> None:
+        errand.progress.host_failed(host.name, trouble)
+        source = errand.terms.way.source
+        if source is None:
+            return
+        if isinstance(trouble, SourceTrouble):
+            errand.source_unfit = self._sources.lost(source, trouble)
+        elif trouble.said is not None and self._sources.heard(errand.terms, trouble.said, trouble.address):
+            errand.address_blamed = True
+
+    async def _endpoints(self, errand: Errand) -> AsyncGenerator[tuple[MxHost, str, TlsPlan], None]:
         """Hosts and addresses to try; a host that cannot be found counts as one that was tried."""
         left = self._max_hosts
+        found = False
         for host in self._in_order(errand.batch.route.hosts):
-            ips = await self._addresses_of(host, errand)
+            known = await self._addresses_of(host, errand)
+            plan = await self._plan(host, known, errand) if known.ips else None
+            ips = known.ips if plan is not None else ()
             for ip in ips[:left]:
-                yield host, ip
+                found = True
+                assert plan is not None
+                yield host, ip, plan
             left -= max(len(ips), 1)
             if left <= 0:
-                return
+                break
+        errand.source_unfit = errand.source_unfit or (errand.family_missed and not found)
 
     def _in_order(self, hosts: tuple[MxHost, ...]) -> Iterator[MxHost]:
         for _, equal in groupby(hosts, key=lambda host: host.preference):
@@ -184,18 +224,36 @@ class SmtpCourier:
             self._random.shuffle(group)
             yield from group
 
-    async def _addresses_of(self, host: MxHost, errand: _Errand) -> tuple[str, ...]:
-        if host.literal:
-            return (host.name,)
+    async def _addresses_of(self, host: MxHost, errand: Errand) -> Addresses:
+        found = Addresses((host.name,)) if host.literal else await self._looked_up(host, errand)
+        way = errand.terms.way
+        if way.source is None or not found.ips:
+            return found
+        reachable = self._sources.reachable(way, found.ips)
+        if not reachable:
+            errand.family_missed = True
+            text = f"{host.name} has no address that the source {way.source.name} can reach (IPv4 or IPv6)"
+            errand.progress.host_failed(host.name, HostTrouble(Reply(451, "4.4", text), asked=False))
+        return replace(found, ips=reachable)
+
+    async def _looked_up(self, host: MxHost, errand: Errand) -> Addresses:
         found = await self._addresses.addresses(host.name, ipv6=errand.batch.zone.ipv6)
         if not found.ips:
             reply = found.failure.reply if found.failure else Reply(451, "4.3", "no address")
             # Transient even if the name does not exist: the MX record names it, and may be corrected.
             reply = Reply(451, reply.detail if reply.is_transient else "4.3", f"{host.name}: {reply.text}")
             errand.progress.host_failed(host.name, HostTrouble(reply, asked=False))
-        return found.ips
+        return found
 
-    async def _use(self, session: Session, errand: _Errand) -> bool:
+    async def _plan(self, host: MxHost, found: Addresses, errand: Errand) -> TlsPlan | None:
+        """What TLS with this host must be; `None` when that rules it out."""
+        try:
+            return await self._planner.plan(errand.terms, host, found)
+        except HostTrouble as trouble:
+            errand.progress.host_failed(host.name, trouble)
+            return None
+
+    async def _use(self, session: Session, errand: Errand) -> bool:
         """Run transactions on a connection until nobody is open or it is good for nothing more.
 
         True when the peer's limits ended it and another connection to it may serve more.
@@ -211,6 +269,8 @@ class SmtpCourier:
                 session.transactions += 1
                 await carry_out(transaction, session.wire, errand.body, self._timeouts)
                 errand.record(transaction, session)
+                if errand.terms.way.source is not None:
+                    self._hear(transaction, session, errand)
                 if session.chunking:
                     self._chunking.learn(session, transaction)
                 more = (
@@ -226,76 +286,16 @@ class SmtpCourier:
                 session.wire.abort()
         return in_step and (errand.left_out or session.transactions >= session.max_transactions)
 
-
-class _Errand:
-    """One batch on its way: its progress, its body, and the transaction that fits the next peer."""
-
-    __slots__ = ("_asking", "_read_body", "batch", "body", "left_out", "progress", "terms")
-
-    def __init__(self, terms: Terms, batch: Batch, read_body: ReadBody) -> None:
-        self.batch = batch
-        self.terms = terms
-        self.progress = Progress(batch.deliveries)
-        self.body = Body(read_body, batch.message)
-        self._read_body = read_body
-        self._asking: list[int] = []
-        self.left_out = False
-        """True when the peer's limits kept somebody out of the latest transaction."""
-
-    def transaction(self, session: Session) -> Transaction | None:
-        """For those who are open and whom this peer can serve; `None` when there are none."""
-        batch = self.batch
-        asking = self._servable(session)
-        self.left_out = False
-        if session.capabilities.limits is not NO_LIMITS:
-            asking = self._within_limits(asking, session)
-        self._asking = asking
-        if not asking:
-            return None
-        deliveries: Sequence[Delivery] = batch.deliveries
-        if len(asking) < len(deliveries):
-            deliveries = [deliveries[index] for index in asking]
-        if session.chunking:
-            transaction = chunked(session, batch.message, deliveries, self.body)
-            if transaction is not None:
-                return transaction
-        return Transaction(batch.message, deliveries, session.capabilities, session.peer)
-
-    async def reopen_body(self) -> None:
-        await self.body.close()
-        self.body = Body(self._read_body, self.batch.message)
-        await self.body.open()
-
-    def record(self, transaction: Transaction, session: Session) -> None:
-        self.progress.record(self._asking, transaction, session.peer)
-
-    def _servable(self, session: Session) -> list[int]:
-        message, progress, capabilities = self.batch.message, self.progress, session.capabilities
-        refusal = too_large(message, capabilities)
-        if refusal is not None:
-            progress.refuse_open(refusal, session.peer)
-        elif not capabilities.smtputf8 and not self._is_ascii():
-            sender_needs = needs_smtputf8(message.envelope.sender)
-            needy = [
-                i for i in progress.open if sender_needs or needs_smtputf8(self.batch.deliveries[i].recipient)
-            ]
-            if needy:
-                progress.unsupported(needy, session.peer)
-                return [index for index in progress.open if index not in needy]
-        return progress.open
-
-    def _within_limits(self, servable: list[int], session: Session) -> list[int]:
-        asking = within_limits(session, self.batch.deliveries, servable)
-        self.left_out = len(asking) < len(servable)
-        if self.left_out:
-            self.progress.left_out([index for index in servable if index not in asking], session.peer)
-        return asking
-
-    def _is_ascii(self) -> bool:
-        for delivery in self.batch.deliveries:
-            if not delivery.recipient.isascii():
-                return False
-        return self.batch.message.envelope.sender.isascii()
+    def _hear(self, transaction: Transaction, session: Session, errand: Errand) -> None:
+        """Whether somebody refused our address. Those in one transaction mostly share their reply."""
+        replies = {
+            outcome.reply
+            for outcome in transaction.outcomes
+            if outcome is not None and outcome.verdict is not Verdict.DELIVERED and not outcome.local
+        }
+        for reply in replies:
+            if self._sources.heard(errand.terms, reply, session.peer.address):
+                errand.address_blamed = True
 
 
 def _local(reply: Reply) -> Outcome:

@@ -36,18 +36,24 @@ class Progress:
         self.open = []
 
     def host_failed(self, host: str, trouble: HostTrouble) -> None:
-        """Nobody was asked there; that the next host cannot be asked either outweighs what another said."""
-        self._suppose(
-            Outcome(
-                Verdict.DEFERRED,
-                trouble.reply,
-                Scope.HOST,
-                host=host,
-                peer=trouble.address,
-                local=True,
-                counts=trouble.asked,
-            )
+        """Nobody was asked there; that the next host cannot be asked either outweighs what another said.
+
+        What is our own trouble outweighs nothing.
+        """
+        outcome = Outcome(
+            Verdict.DEFERRED,
+            trouble.reply,
+            trouble.scope,
+            host=host,
+            peer=trouble.address,
+            local=True,
+            counts=trouble.asked,
         )
+        if trouble.scope is not Scope.LOCAL:
+            self._suppose(outcome)
+        else:
+            for index in self.open:
+                self._tentative[index] = self._tentative[index] or outcome
 
     def refuse_open(self, reply: Reply, peer: Peer) -> None:
         """The peer announced that it would refuse the message, so it is not asked."""

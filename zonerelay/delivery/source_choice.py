@@ -1,8 +1,8 @@
 """Which of a zone's sources a message goes out from: weighted rendezvous hashing, nothing to remember.
 
-Every source draws a number from its name and the key of the mail, bent by its weight; the highest wins. So a
-message keeps its source over retries and restarts, sources share mail by their weights, and taking one out (or
-putting one in) moves only the mail that is its own. Pure.
+Every source draws a number from its name and the key of the mail, bent by its weight; the highest wins. So
+a message keeps its source over retries and restarts, sources share mail by their weights, and taking one out
+(or putting one in) moves only the mail that is its own. Pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What is remembered against sources: who has refused them, and which addresses this machine has not got now.
 
-A refusal counts for one source and the hosts of one destination, in all zones, until its penalty is over. One over
-IPv6 counts for the source's IPv6 only while it has IPv4 as well: the next try goes over IPv4. An address that
-cannot be bound is passed over by all mail for `ABSENT_FOR`, and then tried again.
+A refusal counts for one source and the hosts of one destination, in all zones, until its penalty is over. One
+over IPv6 counts for the source's IPv6 only while it has IPv4 as well: the next try goes over IPv4. An address
+that cannot be bound is passed over by all mail for `ABSENT_FOR`, and then tried again.
 
 In memory alone: after a restart each refusal is learnt anew, at the price of one deferral. Bounded by
 `MAX_REMEMBERED`; the oldest is forgotten first. Pure but for the clock.

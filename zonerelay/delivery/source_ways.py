@@ -3,18 +3,18 @@
 Policies:
 
 - A source of weight 0 takes nothing, not even when all others are passed over: an operator empties it so.
-- Passed over are sources whose address this machine has not got now (for everybody, `ABSENT_FOR`) and sources that
-  the batch's hosts have refused for their reputation (`zone.source_penalty`), while another one is left. When all
-  have been refused it is the turn of the one whose refusal is the oldest.
-- A source that has lost its IPv6 alone, in either way, sends over IPv4; to hosts without IPv4, over IPv6 all the
-  same if it can be bound.
+- Passed over are sources whose address this machine has not got now (for everybody, `ABSENT_FOR`), and
+  sources that the batch's hosts have refused for their reputation (`zone.source_penalty`), while another one
+  is left. When all have been refused it is the turn of the one whose refusal is the oldest.
+- A source that has lost its IPv6 alone, in either way, sends over IPv4; to hosts without IPv4, over IPv6 all
+  the same if it can be bound.
 - A zone none of whose sources can be used sends nothing: its mail waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Protocol
 
@@ -27,6 +27,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.addresses import is_address_of_this_machine
 from zonerelay.routing.nexthop import Route, SiteKey
@@ -172,8 +173,9 @@ class SourceWays:
         self._absent(source.name, trouble.ip, trouble.reason)
         return self._is_absent(source)
 
-    def bound(self, source: SourceSettings, *, ipv6: bool) -> None:
-        ip = own_address(source, ipv6=ipv6)
+    def bound(self, source: SourceSettings, peer: str) -> None:
+        """A connection to this address of a host stands."""
+        ip = own_address(source, ipv6=":" in peer)
         if self._memory.present(source.name, ip):
             self._reports.source_back(source.name, ip)
 
@@ -223,6 +225,17 @@ class SourceWays:
             )
             for source, share in zip(sources, shares(sources), strict=True)
         ]
+
+
+def from_elsewhere(outcome: Outcome) -> Outcome:
+    """What a refusal of our address comes to while another one is left: a deferral of this mail alone."""
+    reply = outcome.reply
+    if outcome.verdict is Verdict.BOUNCED and not outcome.local and blame(reply) is not None:
+        later = Reply(reply.code - 100, reply.detail, f"{reply.text}; will be tried from another source")
+        return replace(outcome, verdict=Verdict.DEFERRED, reply=later)
+    if outcome.scope is Scope.HOST:
+        return replace(outcome, scope=Scope.MESSAGE)
+    return outcome
 
 
 def _hosts(site: SiteKey) -> str:

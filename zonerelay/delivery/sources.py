@@ -1,8 +1,10 @@
 """Opens the socket to a peer: from which of our addresses, to which of theirs, and whether it may be.
 
-With a source the socket is bound to its address of the peer's family, or not opened at all: mail never goes out
-from another address than its zone's. The address is checked here, right before connecting to that very address, so that no name that resolves
-differently a moment later gets around the check. The caller owns the socket that is returned;
+With a source the socket is bound to its address of the peer's family, or not opened at all: mail never goes
+out from another address than its zone's.
+
+The peer's address is checked here, right before connecting to that very address, so that no name that
+resolves differently a moment later gets around the check. The caller owns the socket that is returned;
 when this raises, also by cancellation, no socket is left open.
 """
 
@@ -14,6 +16,7 @@ import os
 import socket
 
 from zonerelay.config.models import SourceSettings, ZoneSettings
+from zonerelay.model.outcome import Scope
 from zonerelay.model.reply import Reply
 from zonerelay.routing.addresses import is_private
 
@@ -25,6 +28,8 @@ class HostTrouble(Exception):
     there were any. `down`: nobody would be served there, so others are tried before it for a while
     (`health.py`).
     """
+
+    scope = Scope.HOST
 
     def __init__(
         self,
@@ -46,11 +51,23 @@ class HostTrouble(Exception):
 class SourceTrouble(HostTrouble):
     """An address of ours cannot be sent from. `ip` is that address, `reason` the system's."""
 
+    scope = Scope.LOCAL
+
     def __init__(self, source: str, ip: str, reason: str) -> None:
         text = f"the address {ip} of the source {source} cannot be used: {reason}"
         super().__init__(Reply(451, "3.5", text), asked=False)
         self.ip = ip
         self.reason = reason
+
+
+class NoSource(HostTrouble):
+    """None of a zone's sources can be used now."""
+
+    scope = Scope.LOCAL
+
+    def __init__(self, zone: str) -> None:
+        text = f"none of the sources of the zone {zone} can be used now"
+        super().__init__(Reply(451, "3.5", text), asked=False)
 
 
 def display_address(ip: str, port: int) -> str:
@@ -122,7 +139,7 @@ def _bind(sock: socket.socket, source: SourceSettings, *, ipv6: bool) -> None:
         raise HostTrouble(Reply(451, "3.5", f"the source {source.name} has no {family} address"), asked=False)
     no_port_yet = getattr(socket, "IP_BIND_ADDRESS_NO_PORT", None)  # Linux only
     if no_port_yet is not None:
-        # The port is chosen with the peer known: else 28,000 connections use up an address's ports for everybody.
+        # The port is chosen when the peer is known: else all peers together have an address's 28,000 ports.
         sock.setsockopt(socket.IPPROTO_IP, no_port_yet, 1)
     try:
         sock.bind((ip, 0))
