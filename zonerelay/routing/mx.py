@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zonerelay.config.endpoints import NextHop, NextHopKind, parse_next_hop
-from zonerelay.config.models import DestinationSettings, ZoneSettings
+from zonerelay.config.models import ZoneSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
@@ -63,19 +63,19 @@ class MxRouter:
         random: random.Random,
         own_addresses: OwnAddresses | None = None,
         sts: StsPolicies | None = None,
-        destinations: Sequence[DestinationSettings] = (),
+        destinations: DestinationTable | None = None,
     ) -> None:
         self._resolver = resolver
         self._sts = sts
-        self.configure(destinations)
+        self._table = destinations or DestinationTable()
         self._hostname = hostname.lower().removesuffix(".")
         self._clock = clock
         self._shuffle = random.shuffle
         self._own = own_addresses or OwnAddresses(())
 
-    def configure(self, destinations: Sequence[DestinationSettings]) -> None:
-        """Routes from now on go by these tables. Raises ValueError before anything has changed."""
-        self._table = DestinationTable(destinations)
+    def configure(self, destinations: DestinationTable) -> None:
+        """Routes from now on go by this table."""
+        self._table = destinations
 
     async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
         """Hosts by preference, equal ones in a new random order at every call."""

@@ -15,13 +15,20 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from zonerelay.config.models import Settings
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.mta_sts import MAX_LIFE, MAX_PATTERNS, HeldPolicy, StsMode, StsPolicy
 
 MAX_FILE = 32 * 1024
 """Octets; `MAX_PATTERNS` names of 253 fit."""
+DIRECTORY = "mta-sts"
 _SUFFIX = ".json"
 _UNFINISHED = ".new"
+
+
+def policy_directory(settings: Settings) -> Path:
+    """Beside the spool, where all workers of a relay find it; made with the first policy."""
+    return settings.spool.path.parent / DIRECTORY
 
 
 @dataclass(frozen=True, slots=True)
