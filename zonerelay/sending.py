@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import random as random_module
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from zonerelay.config.dkim_checks import read_key_file
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.models import Settings
 from zonerelay.delivery.courier import SmtpCourier
 from zonerelay.delivery.exchange import ReadBody
 from zonerelay.model.clock import Clock
 from zonerelay.routing.addresses import OwnAddresses
+from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.mx import MxRouter
 from zonerelay.routing.resolver import Resolver
 from zonerelay.telemetry.events import Events
+
+if TYPE_CHECKING:
+    from zonerelay.message.dkim_keys import DkimKeys
 
 
 class Sending:
@@ -37,6 +43,8 @@ class Sending:
     ) -> None:
         self._events = events
         self._environment = environment
+        self._clock = clock
+        self.dkim_keys: DkimKeys | None = None
         self.resolver = Resolver(settings.dns, clock)
         self.router = MxRouter(
             self.resolver,
@@ -57,6 +65,11 @@ class Sending:
 
     def configure(self, settings: Settings) -> None:
         """Go by these settings from now on. Raises ValueError before anything has changed."""
+        dkim_keys = build_dkim_keys(settings)
+        if dkim_keys is not None:
+            for note in dkim_keys.advice(self._clock.now()):
+                self._events.lifecycle("advice", note=note)
+        self.dkim_keys = dkim_keys
 
     async def start(self) -> None:
         """Begin what runs in the background."""
@@ -65,3 +78,12 @@ class Sending:
         """Say goodbye to peers, end what runs in the background."""
         await self.courier.close()
         await self.resolver.close()
+
+
+def build_dkim_keys(settings: Settings) -> DkimKeys | None:
+    """`None` without any [[dkim]]: nothing of it is imported then."""
+    if not settings.dkim:
+        return None
+    from zonerelay.message.dkim_keys import DkimKeys  # noqa: PLC0415
+
+    return DkimKeys(settings.dkim, read=read_key_file, ascii_domain=ascii_domain)
