@@ -44,6 +44,7 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
         _patterns(route.recipient, ("route", at, "recipient"), report)
     _backoff(settings.retry.backoff, report)
     try_srs(settings.srs, os.environ, report)
+    notes += _dkim(settings, report)
     return [*notes, *_rights(settings)]
 
 
@@ -152,9 +153,36 @@ def _backoff(function: str, report: Report) -> None:
         report.refuse(("retry", "backoff"), str(error))
 
 
+def _dkim(settings: Settings, report: Report) -> list[str]:
+    """Each key file, then what the keys and their dates come to."""
+    if not settings.dkim:
+        return []
+    from zonerelay.config.dkim_checks import read_key_file
+    from zonerelay.config.secrets import is_public
+    from zonerelay.message.dkim_keys import read_key
+    from zonerelay.sending import build_dkim_keys
+
+    notes: list[str] = []
+    sound = True
+    for at, entry in enumerate(settings.dkim):
+        option = f"dkim[{at}].key_file"
+        try:
+            read_key(entry.key_file, read_key_file, option)
+            if is_public(entry.key_file):
+                notes.append(f"{option}: every user of this machine can read {entry.key_file}: chmod o-r it")
+        except (ValueError, OSError) as error:
+            sound = False
+            report.refuse(("dkim", at, "key_file"), str(error).removeprefix(f"{option}: "))
+    if sound:
+        keys = build_dkim_keys(settings)
+        assert keys is not None
+        notes += keys.advice(time.time())
+    return notes
+
+
 def _rights(settings: Settings) -> Iterator[str]:
     """A file that root can read may still be closed to the relay."""
-    reads = bool(settings.srs.domain) or any(
+    reads = bool(settings.srs.domain or settings.dkim) or any(
         listener.tls is not ListenerTls.NONE
         or listener.auth is not ListenerAuth.OFF
         or listener.policy_file is not None
