@@ -59,7 +59,7 @@ def test_a_policy_is_read_with_either_line_end(ends: str) -> None:
         ("version: STSv1\nmode: none\nmax_age: 0", policy(mode=StsMode.NONE, max_age=0)),
         # Of fields that are there twice the first counts, and what nobody knows is passed over.
         (
-            "mode:testing\nmode: enforce\nversion:   STSv1\t\nmx:a.example\nnew: 1\nmax_age:10\nmax_age: 2\n\n",
+            "mode:testing\nmode: enforce\nversion: STSv1\t\nmx:a.example\nnew: 1\nmax_age:10\nmax_age:2\n\n",
             policy("a.example", mode=StsMode.TESTING, max_age=10),
         ),
         (GOOD.replace("604800", "9999999999"), policy("mx1.example.com", "*.example.net", max_age=MAX_LIFE)),
