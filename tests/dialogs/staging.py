@@ -68,7 +68,9 @@ def load(path: Path) -> list[Step]:
 
 
 @asynccontextmanager
-async def staged(steps: Sequence[Step], directory: Path) -> AsyncIterator[House]:
+async def staged(
+    steps: Sequence[Step], directory: Path, *, hash_bodies: bool = False
+) -> AsyncIterator[House]:
     log, clock = EventLog(), ManualClock()
     events = events_into(log, clock)
     settings = listener_settings(steps)
@@ -99,6 +101,7 @@ async def staged(steps: Sequence[Step], directory: Path) -> AsyncIterator[House]
             access=access_rules(steps),
             users=users,
             sender_domains=await _sender_domains(steps, stack) if settings.check_sender_domain else None,
+            hash_bodies=hash_bodies,
         )
         async with listening(
             settings,

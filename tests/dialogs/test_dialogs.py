@@ -76,6 +76,7 @@ FACTS: dict[str, Callable[[Stored], str]] = {
     "smtputf8": lambda stored: str(stored.message.envelope.smtputf8),
     "ret": lambda stored: stored.message.envelope.ret,
     "envid": lambda stored: stored.message.envelope.envid,
+    "priority": lambda stored: stored.message.envelope.priority,
     "zone": lambda stored: " ".join(delivery.zone for delivery in stored.deliveries),
     "notify": lambda stored: " ".join(
         str(each.notify.name) if each.notify else "-" for each in stored.deliveries

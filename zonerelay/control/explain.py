@@ -16,6 +16,8 @@ from zonerelay.config.models import ListenerSettings, ZoneSettings
 from zonerelay.config.wording import did_you_mean, in_words
 from zonerelay.control.errors import ControlError
 from zonerelay.control.messages import AddressPlan, Explain, Explanation, HostPlan, RouteCheck
+from zonerelay.inbound.header_changes import without
+from zonerelay.inbound.reception import dropped_headers
 from zonerelay.inbound.zone_header import ZoneHeader
 from zonerelay.message.headers import Header
 from zonerelay.model.address import Mailbox, domain_of
@@ -106,10 +108,10 @@ class Explainer:
         listener = self._listener(request.listener)
         zone_header = None if listener is None else ZoneHeader.of(listener)
         fields, named = request.headers, ""
-        if zone_header is not None:
-            if zone_header.trusts(request.client, request.user):
-                named = zone_header.zone_in(fields)
-            fields = zone_header.taken_out_of(Header(fields)).fields
+        if zone_header is not None and zone_header.trusts(request.client, request.user):
+            named = zone_header.zone_in(fields)
+        if listener is not None:
+            fields = without(Header(fields), dropped_headers(listener)).fields
         mail = Mail(
             sender=sender,
             user=request.user,

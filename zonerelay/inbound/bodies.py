@@ -126,7 +126,12 @@ class Bodies:
         dialog, reception = self._session.dialog, self._reception
         transaction = dialog.transaction
         assert transaction is not None
-        envelope = transaction.envelope(reception.ids.next(), reception.clock.now(), dialog.standing.origin)
+        envelope = transaction.envelope(
+            reception.ids.next(),
+            reception.clock.now(),
+            dialog.standing.origin,
+            reception.settings.priority,
+        )
         return Intake(envelope, transaction, dialog.standing, reception, self._session.regulate)
 
     # Octets.

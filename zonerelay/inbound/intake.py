@@ -20,22 +20,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from zonerelay.config.models import BareLineEnds
 from zonerelay.inbound import answers
 from zonerelay.inbound.answers import MAX_DRAINED, Answer, decided
 from zonerelay.inbound.consult import Verdict
 from zonerelay.inbound.deliveries import deliveries_of
+from zonerelay.inbound.header_changes import edited, own_fields, without
 from zonerelay.inbound.policy import EndOfData, Headers
 from zonerelay.inbound.reception import Reception
 from zonerelay.inbound.standing import Standing
 from zonerelay.inbound.transaction import NO_EDITS, Edits, Transaction, mailboxes
 from zonerelay.inbound.turns import LARGE
-from zonerelay.inbound.zone_header import ZoneHeader
-from zonerelay.message.edits import edit_header
+from zonerelay.message.body_hash import BodyHash
 from zonerelay.message.headers import Header, HeaderScanner, HeaderTooLargeError, authors
-from zonerelay.message.received import trace_fields
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.reply import Reply
@@ -75,6 +73,7 @@ class Intake:
         self._body = self._chunks or BodyReader()
         self._scanner: HeaderScanner | None = HeaderScanner(settings.max_header_size)
         self._header = _NOTHING_YET
+        self._hash = BodyHash() if reception.hash_bodies else None
         self._eight_bit = False
         self._size = 0
         self._wire = 0
@@ -167,10 +166,12 @@ class Intake:
             self._refuse(answers.BARE_LINE_ENDS, self._line_ends())
         elif piece:
             self._eight_bit = self._eight_bit or not piece.isascii()
-            if self._scanner is None:
-                self._append(piece)
-            else:
+            if self._scanner is not None:
                 self._scan(self._scanner, piece)
+                return
+            self._append(piece)
+            if self._hash is not None:
+                self._hash.feed(piece)
 
     def _scan(self, scanner: HeaderScanner, piece: bytes) -> None:
         try:
@@ -183,51 +184,41 @@ class Intake:
 
     def _begin_body(self, scanner: HeaderScanner, header: Header) -> None:
         """The header is known: ours go first, then what was held back."""
-        zone_header = self._reception.zone_header
-        if zone_header is not None and zone_header.name in header.names:
-            header = self._without(zone_header, header)
-        self._header = header
+        reception, standing = self._reception, self._standing
         self._scanner = None
+        held = bytes(scanner.held)
+        if self._hash is not None:
+            self._hash.feed(header.lead + held)
+        self._header = header if reception.dropped.isdisjoint(header.names) else self._dropped_from(header)
         if header.received > self._settings.max_received:
             self._refuse(answers.MAIL_LOOP)
-        elif self._standing.is_bound and not self._standing.may_write_as(
-            authors(header, bytes(scanner.held))
-        ):
+        elif standing.is_bound and not standing.may_write_as(authors(header, held)):
             self._refuse(answers.FROM_NOT_YOURS)
-        elif Headers in self._reception.consultants.asked:
-            self._undecided = bytes(scanner.held)
-            self.backlog += len(self._undecided)
+        elif Headers in reception.consultants.asked:
+            self._undecided = held
+            self.backlog += len(held)
         elif self.transaction.edits is not NO_EDITS:
-            self._append(self._edited(bytes(scanner.held)))
+            self._append(self._edited(held))
         else:
-            self._append(self._own_fields())
-            self._append(bytes(scanner.held))
+            self._append(own_fields(self.envelope, self._header, reception))
+            self._append(held)
 
-    def _without(self, zone_header: ZoneHeader, header: Header) -> Header:
+    def _dropped_from(self, header: Header) -> Header:
         """The message may name its zone, if whoever sent it is trusted; the field goes in any case."""
-        standing, origin = self._standing, self.envelope.origin
-        if standing.grants.may_relay and zone_header.trusts(origin.client_address, origin.user):
+        standing, origin, reception = self._standing, self.envelope.origin, self._reception
+        zone_header = reception.zone_header
+        if (
+            zone_header is not None
+            and standing.grants.may_relay
+            and zone_header.trusts(origin.client_address, origin.user)
+        ):
             self._zone_named = zone_header.zone_in(header.fields)
-        self.transaction.edits = self.transaction.edits.and_those_of(Edits(remove=(zone_header.name,)))
-        return zone_header.taken_out_of(header)
-
-    def _own_fields(self, names: frozenset[str] | None = None) -> bytes:
-        """With what must stand between them and the message. `names` are those of the fields in it."""
-        header = self._header if names is None else replace(self._header, names=names, lead=b"")
-        return trace_fields(
-            self.envelope,
-            header,
-            hostname=self._reception.hostname,
-            hide_client=self._settings.hide_client,
-        )
+        gone = reception.dropped & header.names
+        self.transaction.edits = self.transaction.edits.and_those_of(Edits(remove=tuple(gone)))
+        return without(header, gone)
 
     def _edited(self, held: bytes) -> bytes:
-        """Our own fields, and the message as the policy wants it."""
-        edits, header = self.transaction.edits, self._header
-        removed = {name.lower() for name in edits.remove}
-        names = header.names - removed | {name.lower() for name, _ in edits.add}
-        edited = edit_header(header.lead + held, add=edits.add, remove=edits.remove)
-        return self._own_fields(names) + edited
+        return edited(self.envelope, self._header, held, self.transaction.edits, self._reception)
 
     async def _decide_header(self) -> None:
         """What the policy says about the header; what came meanwhile waits behind it."""
@@ -314,6 +305,7 @@ class Intake:
             headers=self._header.fields,
             eight_bit=self._eight_bit,
             plain_lines=self._body.is_plain,
+            body_hash=self._hash.digest() if self._hash is not None else "",
             trace=self._trace(zones),
         )
         self._announce(message, deliveries)

@@ -76,6 +76,7 @@ class Listener:
             consultants=self._consultants(settings, shared, policy),
             memory=shared.memory,
             access=shared.access,
+            hash_bodies=shared.hash_bodies,
             certificates=certificates,
         )
         self._metrics = events.metrics
@@ -155,6 +156,7 @@ class Listener:
             settings=settings,
             consultants=self._consultants(settings, shared, policy),
             access=shared.access,
+            hash_bodies=shared.hash_bodies,
             certificates=certificates,
         )
         self._access = AccessPolicy(settings)

@@ -173,7 +173,7 @@ class Listeners:
             )
         self._shared = replace(self._shared, users=self._users)
         rules = AccessRules(settings.access) if settings.access else None
-        self._shared = replace(self._shared, access=rules)
+        self._shared = replace(self._shared, access=rules, hash_bodies=bool(settings.dkim))
 
     def _build(self, settings: ListenerSettings) -> _Kept:
         """Raises ValueError."""

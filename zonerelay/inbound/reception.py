@@ -42,7 +42,10 @@ class Notify(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reception:
-    """`certificates` is `None` when the listener has no TLS, `access` when there are no rules."""
+    """`certificates` is `None` when the listener has no TLS, `access` when there are no rules.
+
+    `hash_bodies`: their hash for DKIM is wanted. `dropped` are fields that no message keeps, in lower case.
+    """
 
     settings: ListenerSettings
     hostname: str
@@ -55,11 +58,13 @@ class Reception:
     consultants: Consultants
     memory: SessionMemory
     access: AccessRules | None
+    hash_bodies: bool = False
     certificates: TlsContexts | None = None
     turns: Turns = field(default_factory=Turns)
     greeting: Greeting = field(init=False)
     grants: GrantTable = field(init=False)
     zone_header: ZoneHeader | None = field(init=False)
+    dropped: frozenset[str] = field(init=False)
     greets_at_once: bool = field(init=False)
     first_look: float = field(init=False)  # seconds until a new session may be late for the first time
 
@@ -70,9 +75,17 @@ class Reception:
             "greeting": Greeting(self.hostname, settings),
             "grants": GrantTable(settings),
             "zone_header": ZoneHeader.of(settings),
+            "dropped": dropped_headers(settings),
             "greets_at_once": not implicit and Connect not in self.consultants.asked,
             "first_look": min(settings.idle_timeout, settings.transaction_timeout, deadlines.HANDSHAKE),
         }
         for name, value in derived.items():
             # The way a frozen dataclass sets what it derives.
             object.__setattr__(self, name, value)
+
+
+def dropped_headers(settings: ListenerSettings) -> frozenset[str]:
+    names = {name.lower() for name in settings.drop_headers}
+    if settings.zone_header:
+        names.add(settings.zone_header.lower())
+    return frozenset(names)

@@ -16,9 +16,13 @@ def _no_limit() -> SessionMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """`access` is `None` when there are no rules, `users` when no listener has AUTH."""
+    """`access` is `None` when there are no rules, `users` when no listener has AUTH.
+
+    `hash_bodies`: mail may be signed (DKIM), and the body's hash is cheapest while it arrives.
+    """
 
     memory: SessionMemory = field(default_factory=_no_limit)
     access: AccessRules | None = None
     users: Users | None = None
     sender_domains: SenderDomainCheck | None = None
+    hash_bodies: bool = False

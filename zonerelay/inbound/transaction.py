@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from zonerelay.inbound.policy import Decision
 from zonerelay.model.address import Mailbox
-from zonerelay.model.envelope import Envelope, Origin, Recipient
+from zonerelay.model.envelope import Envelope, Origin, Priority, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.smtp.params import MailCommand
 
@@ -66,7 +66,9 @@ class Transaction:
         """The policy's zone for this recipient, `""` when the routes decide."""
         return self.zones.get(recipient) or self.zone
 
-    def envelope(self, message_id: MessageId, created: float, origin: Origin) -> Envelope:
+    def envelope(
+        self, message_id: MessageId, created: float, origin: Origin, priority: Priority = Priority.NORMAL
+    ) -> Envelope:
         mail = self.mail
         if mail.smtputf8:
             # RFC 6531 4.3: UTF8SMTP, with A and S as for ESMTP.
@@ -81,6 +83,7 @@ class Transaction:
             ret=mail.ret,
             envid=mail.envid,
             origin=origin,
+            priority=priority,
         )
 
 

@@ -1,16 +1,15 @@
 """The header field in which a trusted client names the zone of its mail, such as `X-Sending-Zone`. No I/O.
 
-Taken out of every message, whoever wrote it: recipients have no use for it, and the next relay might obey it.
-Nobody behind the door sees it either: not the policy, not the routes, not who reads the queue. Of
-several such fields the first counts.
+Dropped from every message, whoever wrote it (`header_changes`): recipients have no use for it, and the next
+relay might obey it. Of several such fields the first counts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zonerelay.config.models import ListenerSettings
-from zonerelay.message.headers import Fields, Header
+from zonerelay.message.headers import Fields
 from zonerelay.routing.networks import Networks
 
 _ANY = "*"
@@ -40,7 +39,3 @@ class ZoneHeader:
     def zone_in(self, fields: Fields) -> str:
         """What the first such field says, `""` when none says anything."""
         return next((value.strip() for name, value in fields if name.lower() == self.name), "")
-
-    def taken_out_of(self, header: Header) -> Header:
-        fields = tuple(field for field in header.fields if field[0].lower() != self.name)
-        return replace(header, fields=fields, names=header.names - {self.name})

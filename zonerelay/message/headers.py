@@ -64,15 +64,19 @@ class Header:
 
 
 class HeaderScanner:
-    """`feed` pieces until `header` is there; `held` is everything fed so far, body bytes included."""
+    """`feed` pieces until `header` is there; `held` is everything fed so far, body bytes included.
 
-    __slots__ = ("_begins_well", "_max_size", "header", "held")
+    `size` is how many octets of it are the header, without the empty line behind it.
+    """
+
+    __slots__ = ("_begins_well", "_max_size", "header", "held", "size")
 
     def __init__(self, max_size: int) -> None:
         self._max_size = max_size
         self._begins_well = False
         self.held: bytes | bytearray = b""
         self.header: Header | None = None
+        self.size = 0
 
     def feed(self, piece: bytes) -> None:
         """Raises `HeaderTooLargeError`."""
@@ -89,6 +93,7 @@ class HeaderScanner:
         if end > self._max_size or (end < 0 and len(self.held) > self._max_size):
             end = self._stray_line()
         if end > 0:
+            self.size = end
             self.header = parse_header(bytes(self.held[:end]))
         elif end == 0:
             self.header = Header(lead=b"" if self.held.startswith(EMPTY_LINE) else EMPTY_LINE)
@@ -96,8 +101,11 @@ class HeaderScanner:
     def finish(self) -> Header:
         """The message is over: all of it is header if no end came, for a message may have no body."""
         if self.header is None:
-            begins = _FIRST_LINE.match(self.held)
-            self.header = parse_header(bytes(self.held)) if begins else Header(lead=EMPTY_LINE)
+            if _FIRST_LINE.match(self.held):
+                self.size = len(self.held)
+                self.header = parse_header(bytes(self.held))
+            else:
+                self.header = Header(lead=EMPTY_LINE)
         return self.header
 
     def _end(self, searched: int) -> int:

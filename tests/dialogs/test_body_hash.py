@@ -1,0 +1,101 @@
+"""What the store is told of a body's hash: the same whether it came by DATA or in chunks, however cut."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import random
+from pathlib import Path
+
+import pytest
+from dkim.canonicalization import Relaxed
+
+from tests.dialogs.staging import Step, staged
+from tests.support.feeding import cuts
+from tests.support.inbound import House, Stored, Talk, listening
+from zonerelay.inbound.shared import Shared
+
+HASHING = Shared(hash_bodies=True)
+
+SHORT = [
+    b"A: b\r\nBcc: c\r\n\r\n.x  y\r\n\r\n",
+    b"no header\r\n\r\nmore\r\n",
+    b"\r\nbody \r\n",
+    b"A: b\r\n",
+    b"Bcc: c\r\n\r\nbody\r\n",
+]
+
+
+def hash_of(stored: Stored) -> str:
+    """By dkimpy's canonicalization, of what is on disk."""
+    body = Relaxed.canonicalize_body(stored.body.partition(b"\r\n\r\n")[2])
+    return base64.b64encode(hashlib.sha256(body).digest()).decode()
+
+
+async def begin(talk: Talk) -> None:
+    assert (await talk.ask(b"MAIL FROM:<a@example.org>")).startswith(b"250")
+    assert (await talk.ask(b"RCPT TO:<b@example.com>")).startswith(b"250")
+
+
+async def by_data(house: House, talk: Talk, pieces: list[bytes]) -> Stored:
+    await begin(talk)
+    assert (await talk.ask(b"DATA")).startswith(b"354")
+    for piece in pieces:
+        talk.send(piece)
+        await talk.writer.drain()
+    assert (await talk.reply()).startswith(b"250")
+    return house.store.stored[-1]
+
+
+async def by_chunks(house: House, talk: Talk, pieces: list[bytes]) -> Stored:
+    await begin(talk)
+    for piece in pieces:
+        talk.send(b"BDAT %d\r\n" % len(piece) + piece)
+    talk.send(b"BDAT 0 LAST\r\n")
+    for _ in (*pieces, "LAST"):
+        assert (await talk.reply()).startswith(b"250")
+    return house.store.stored[-1]
+
+
+def on_the_wire(message: bytes) -> bytes:
+    return message.replace(b"\r\n.", b"\r\n..") + b".\r\n"
+
+
+@pytest.mark.parametrize("message", SHORT)
+async def test_short_messages_in_every_way(message: bytes) -> None:
+    async with listening(shared=HASHING) as house, await house.connect() as talk:
+        await talk.ask(b"EHLO client.example.org")
+        for pieces in cuts(message):
+            stored = await by_chunks(house, talk, pieces)
+            assert stored.message.body_hash == hash_of(stored), pieces
+        for pieces in cuts(on_the_wire(message)):
+            stored = await by_data(house, talk, pieces)
+            assert stored.message.body_hash == hash_of(stored), pieces
+
+
+async def test_a_large_message_with_line_ends_of_all_kinds() -> None:
+    chance = random.Random(4)
+    words = [b" ", b"\t", b"x" * 50, b"\r\n", b"\n", b"\r", b"\r\n\r\n\r\n", b".", b"\xc3\xa9", b"word"]
+    message = b"Subject: x\r\n\r\n" + b"".join(chance.choices(words, k=60_000)) + b"\r\n"
+    at = sorted(chance.choices(range(len(message)), k=40))
+    pieces = [message[a:b] for a, b in zip([0, *at], [*at, len(message)], strict=True)]
+    async with listening(shared=HASHING) as house, await house.connect() as talk:
+        await talk.ask(b"EHLO client.example.org")
+        stored = await by_chunks(house, talk, pieces)
+        assert stored.message.body_hash == hash_of(stored)
+        assert stored.message.size > 300_000
+
+
+async def test_a_policy_that_thinks_about_the_header_and_edits_it_changes_nothing(tmp_path: Path) -> None:
+    steps = [Step(1, "policy", "headers = accept(add=[('X-A', 'b')], remove=['A'])")]
+    async with staged(steps, tmp_path, hash_bodies=True) as house, await house.connect() as talk:
+        await talk.ask(b"EHLO client.example.org")
+        for message in SHORT:
+            stored = await by_chunks(house, talk, [message[:-3], message[-3:]])
+            assert stored.message.body_hash == hash_of(stored), message
+
+
+async def test_nobody_computes_it_when_nothing_is_signed() -> None:
+    async with listening() as house, await house.connect() as talk:
+        await talk.ask(b"EHLO client.example.org")
+        assert (await by_chunks(house, talk, [b"A: b\r\n\r\nc\r\n"])).message.body_hash == ""
