@@ -16,11 +16,15 @@ from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.models import Settings
 from zonerelay.delivery.courier import SmtpCourier
 from zonerelay.delivery.exchange import ReadBody
+from zonerelay.delivery.source_ways import SourceWays
 from zonerelay.model.clock import Clock
 from zonerelay.routing.addresses import OwnAddresses
+from zonerelay.routing.destination_table import DestinationTable
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.mx import MxRouter
 from zonerelay.routing.resolver import Resolver
+from zonerelay.routing.sts_files import StsFiles, policy_directory
+from zonerelay.routing.sts_policies import HTTPS_PORT, StsPolicies
 from zonerelay.telemetry.events import Events
 
 if TYPE_CHECKING:
@@ -28,7 +32,9 @@ if TYPE_CHECKING:
 
 
 class Sending:
-    """One per worker. `environment` is where secrets may be (`config/secrets.py`)."""
+    """One per worker. `environment` is where secrets may be (`config/secrets.py`), `policy_port` that of the
+    servers of MTA-STS policies.
+    """
 
     def __init__(
         self,
@@ -40,24 +46,31 @@ class Sending:
         clock: Clock,
         random: random_module.Random,
         environment: Mapping[str, str],
+        policy_port: int = HTTPS_PORT,
     ) -> None:
         self._events = events
         self._environment = environment
         self._clock = clock
         self.dkim_keys: DkimKeys | None = None
         self.resolver = Resolver(settings.dns, clock)
+        files = StsFiles(policy_directory(settings))
+        self._sts = StsPolicies(self.resolver, events.sts, clock, files=files, port=policy_port)
         self.router = MxRouter(
             self.resolver,
             hostname=hostname,
             clock=clock,
             random=random,
             own_addresses=OwnAddresses(parse_listen(each.address) for each in settings.listener),
+            sts=self._sts,
         )
+        self.sources = SourceWays(clock, events)
         self.courier = SmtpCourier(
             settings.delivery,
             hostname=hostname,
             addresses=self.resolver,
+            sources=self.sources,
             read_body=read_body,
+            observe_tls=events.outbound_tls,
             clock=clock,
             random=random,
         )
@@ -65,11 +78,15 @@ class Sending:
 
     def configure(self, settings: Settings) -> None:
         """Go by these settings from now on. Raises ValueError before anything has changed."""
+        destinations = DestinationTable(settings.destination)
         dkim_keys = build_dkim_keys(settings)
         if dkim_keys is not None:
             for note in dkim_keys.advice(self._clock.now()):
                 self._events.lifecycle("advice", note=note)
         self.dkim_keys = dkim_keys
+        self.router.configure(destinations)
+        self.sources.configure(settings.source)
+        self.courier.read_authorities_again()
 
     async def start(self) -> None:
         """Begin what runs in the background."""
@@ -77,6 +94,7 @@ class Sending:
     async def close(self) -> None:
         """Say goodbye to peers, end what runs in the background."""
         await self.courier.close()
+        await self._sts.close()
         await self.resolver.close()
 
 

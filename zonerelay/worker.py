@@ -39,6 +39,7 @@ from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import Settler
 from zonerelay.routing.nexthop import DestinationKey
 from zonerelay.routing.resolver import Resolver
+from zonerelay.routing.sts_policies import HTTPS_PORT
 from zonerelay.routing.zones import Zones
 from zonerelay.sending import Sending
 from zonerelay.store.base import Store, StoreError
@@ -53,7 +54,7 @@ class StartError(Exception):
 
 
 class Worker:
-    """`start`, then `stop` once. Tests and the sandbox pass their own clock, randomness and log."""
+    """`start`, then `stop` once. Tests and the sandbox pass their own clock, randomness, log and ports."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class Worker:
         clock: Clock,
         randomness: random.Random,
         environment: Mapping[str, str] | None = None,
+        policy_port: int = HTTPS_PORT,
     ) -> None:
         self.settings = settings
         self.hostname = hostname
@@ -76,6 +78,7 @@ class Worker:
         self._redactor = redactor
         self._random = randomness
         self._environment = environment or {}
+        self._policy_port = policy_port
         self._zones = Zones(settings.zone)  # the routes may be wrong: `_start` can say so
         self.store: Store | None = None
         self._sending: Sending | None = None
@@ -130,6 +133,7 @@ class Worker:
             clock=self.clock,
             random=self._random,
             environment=self._environment,
+            policy_port=self._policy_port,
         )
 
     def _build_queue(self, store: Store, ids: MessageIdSource, sending: Sending) -> Scheduler:

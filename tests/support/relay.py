@@ -20,6 +20,7 @@ from zonerelay.config.models import (
     AdminSettings,
     BounceSettings,
     DeliverySettings,
+    DestinationSettings,
     DnsSettings,
     ListenerSettings,
     RetrySettings,
@@ -29,6 +30,7 @@ from zonerelay.config.models import (
     ZoneSettings,
 )
 from zonerelay.model.clock import SystemClock
+from zonerelay.routing.sts_policies import HTTPS_PORT
 from zonerelay.telemetry.events import Field
 from zonerelay.telemetry.redact import Redactor
 from zonerelay.worker import Worker
@@ -102,6 +104,7 @@ def settings(
     bounce: BounceSettings | None = None,
     delivery: DeliverySettings | None = None,
     spool: SpoolSettings | None = None,
+    destination: Sequence[DestinationSettings] = (),
 ) -> Settings:
     return Settings(
         hostname=HOSTNAME,
@@ -110,6 +113,7 @@ def settings(
         listener=(listener or ListenerSettings(address=f"{LOOPBACK}:0"),),
         zone=(zone,) if isinstance(zone, ZoneSettings) else tuple(zone),
         route=tuple(route),
+        destination=tuple(destination),
         retry=retry,
         bounce=bounce or BounceSettings(),
         delivery=delivery or DeliverySettings(),
@@ -119,7 +123,7 @@ def settings(
 
 
 @asynccontextmanager
-async def relay_with(chosen: Settings) -> AsyncIterator[Running]:
+async def relay_with(chosen: Settings, *, policy_port: int = HTTPS_PORT) -> AsyncIterator[Running]:
     log = MemoryLog()
     worker = Worker(
         chosen,
@@ -128,6 +132,7 @@ async def relay_with(chosen: Settings) -> AsyncIterator[Running]:
         redactor=Redactor(b"", enabled=False),
         clock=SystemClock(),
         randomness=random.Random(1),
+        policy_port=policy_port,
     )
     await worker.start()
     try:
