@@ -20,7 +20,7 @@ from typing import TypeVar
 from zonerelay.delivery.session import Session
 from zonerelay.delivery.slots import Slot, Slots
 from zonerelay.delivery.way import Kind, Terms
-from zonerelay.routing.nexthop import SiteKey
+from zonerelay.routing.nexthop import Route, SiteKey
 
 # In the order in which they became idle.
 _Idle = dict[Slot, Session]
@@ -47,7 +47,7 @@ class Pool:
         """An idle connection, or else the right to open one; waits while there is neither."""
         while (session := self.take(terms)) is None:
             if self._has_room(terms):
-                return self._slots.take(terms.zone, terms.route.site)
+                return self._slots.take(terms)
             await self._change()
         return session
 
@@ -55,7 +55,7 @@ class Pool:
         """The right to open a connection; waits for room."""
         while not self._has_room(terms):
             await self._change()
-        return self._slots.take(terms.zone, terms.route.site)
+        return self._slots.take(terms)
 
     def give_back(self, session: Session) -> None:
         """The transaction is over and the connection is in step: keep it for the next one, or say goodbye."""
@@ -93,7 +93,7 @@ class Pool:
             wire.idle = False
             if not wire.usable:
                 wire.abort()
-            elif session.terms.cover(terms):
+            elif session.suits(terms):
                 return session
             else:  # opened under settings that no longer hold: TLS, names, source
                 wire.quit(self._quit_timeout)
@@ -143,8 +143,8 @@ class Pool:
 
     def _has_room(self, terms: Terms) -> bool:
         """True when a connection may be opened now. If not, an idle one is told to make room."""
-        if self._slots.site_is_full(terms.route.site, terms.limits):
-            self._evict(self._idle_at.get(terms.route.site))
+        if self._slots.site_is_full(terms):
+            self._evict_at(terms.route)
             return False
         if self._slots.zone_is_full(terms.zone):
             self._evict(self._idle_in.get(terms.zone.name))
@@ -154,6 +154,13 @@ class Pool:
     def _evict(self, idle: _Idle | None) -> None:
         if idle:
             self._dismiss(next(iter(idle.values())))
+
+    def _evict_at(self, route: Route) -> None:
+        """One of the line's own first: another line's may be no use to it."""
+        idle = self._idle_at.get(route.site)
+        if idle:
+            of_line = (session for slot, session in idle.items() if slot.line == route.destination)
+            self._dismiss(next(of_line, None) or next(iter(idle.values())))
 
     def _on_release(self, slot: Slot) -> None:
         session = self._idle_in[slot.zone].get(slot)

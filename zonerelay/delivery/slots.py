@@ -1,6 +1,8 @@
 """How many connections are open: the counts behind the zone's and the destination's limits.
 
-A destination's limit is counted by site: lines of mail for the same hosts share it.
+Lines of mail for the same hosts share a site. A line's limit counts the connections of all lines there whose
+limit is no larger: lines with equal limits share it, a line never exceeds its own, and all together never the
+largest.
 
 A *slot* is the right to have one connection. It is taken before connecting and given back when the
 socket is gone, so connecting, active, idle and closing connections all count.
@@ -10,22 +12,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TypeVar
 
 from zonerelay.config.models import ZoneSettings
-from zonerelay.routing.nexthop import Limits, SiteKey
-
-_Key = TypeVar("_Key")
+from zonerelay.delivery.way import Terms
+from zonerelay.routing.nexthop import DestinationKey, SiteKey
 
 
 class Slot:
     """One connection's place; `release` may be called again."""
 
-    __slots__ = ("_on_release", "released", "site", "zone")
+    __slots__ = ("_on_release", "line", "released", "site", "zone")
 
-    def __init__(self, zone: str, site: SiteKey, on_release: Callable[[Slot], None]) -> None:
+    def __init__(
+        self, zone: str, site: SiteKey, line: DestinationKey, on_release: Callable[[Slot], None]
+    ) -> None:
         self.zone = zone
         self.site = site
+        self.line = line
         self.released = False
         self._on_release = on_release
 
@@ -35,12 +38,22 @@ class Slot:
             self._on_release(self)
 
 
+class _Line:
+    """The connections of one line, and its limit as it was asked for last."""
+
+    __slots__ = ("limit", "open")
+
+    def __init__(self) -> None:
+        self.limit = 0
+        self.open = 0
+
+
 class Slots:
     """Counts slots; `on_release` is told about each one that is free again."""
 
     def __init__(self, on_release: Callable[[Slot], None]) -> None:
         self._in_zone: Counter[str] = Counter()
-        self._at_site: Counter[SiteKey] = Counter()
+        self._at_site: dict[SiteKey, dict[DestinationKey, _Line]] = {}
         self._tell = on_release
 
     def open_in(self, zone: str) -> int:
@@ -49,21 +62,41 @@ class Slots:
     def zone_is_full(self, zone: ZoneSettings) -> bool:
         return self._in_zone[zone.name] >= zone.max_connections
 
-    def site_is_full(self, site: SiteKey, limits: Limits) -> bool:
-        return self._at_site[site] >= limits.max_connections
+    def site_is_full(self, terms: Terms) -> bool:
+        lines = self._at_site.get(terms.route.site)
+        if lines is None:
+            return False
+        limit = terms.limits.max_connections
+        own = lines.get(terms.route.destination)
+        if own is not None:
+            own.limit = limit
+            if own.open >= limit:
+                return True
+            if len(lines) == 1:
+                return False
+        limits = {limit, *(line.limit for line in lines.values() if line.limit >= limit)}
+        return any(_open_within(lines, most) >= most for most in limits)
 
-    def take(self, zone: ZoneSettings, site: SiteKey) -> Slot:
-        self._in_zone[zone.name] += 1
-        self._at_site[site] += 1
-        return Slot(zone.name, site, self._released)
+    def take(self, terms: Terms) -> Slot:
+        route = terms.route
+        self._in_zone[terms.zone.name] += 1
+        line = self._at_site.setdefault(route.site, {}).setdefault(route.destination, _Line())
+        line.open += 1
+        line.limit = terms.limits.max_connections
+        return Slot(terms.zone.name, route.site, route.destination, self._released)
 
     def _released(self, slot: Slot) -> None:
-        _decrement(self._in_zone, slot.zone)
-        _decrement(self._at_site, slot.site)
+        self._in_zone[slot.zone] -= 1
+        if not self._in_zone[slot.zone]:
+            del self._in_zone[slot.zone]
+        lines = self._at_site[slot.site]
+        lines[slot.line].open -= 1
+        if not lines[slot.line].open:
+            del lines[slot.line]
+            if not lines:
+                del self._at_site[slot.site]  # destinations come and go by the million
         self._tell(slot)
 
 
-def _decrement(counter: Counter[_Key], key: _Key) -> None:
-    counter[key] -= 1
-    if not counter[key]:
-        del counter[key]  # destinations come and go by the million
+def _open_within(lines: dict[DestinationKey, _Line], most: int) -> int:
+    return sum(line.open for line in lines.values() if line.limit <= most)
