@@ -6,7 +6,6 @@ import ssl
 
 import pytest
 
-from zonerelay.config.models import TlsMode
 from zonerelay.delivery import tls
 from zonerelay.delivery.tls import TlsPolicy
 from zonerelay.model.clock import ManualClock
@@ -35,8 +34,15 @@ def test_only_so_many_hosts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_only_verify_looks_at_certificates() -> None:
     policy = TlsPolicy(ManualClock(), remember_broken=60.0)
-    for mode in (TlsMode.OPPORTUNISTIC, TlsMode.REQUIRED):
-        assert policy.context(mode).verify_mode is ssl.CERT_NONE
-    verifying = policy.context(TlsMode.VERIFY)
-    assert (verifying.verify_mode, verifying.check_hostname) == (ssl.CERT_REQUIRED, True)
-    assert policy.context(TlsMode.VERIFY) is verifying
+    assert policy.context(verify=False).verify_mode is ssl.CERT_NONE
+    verifying = policy.context(verify=True)
+    assert verifying.verify_mode is ssl.CERT_REQUIRED
+    assert policy.context(verify=True) is verifying
+    policy.forget_contexts()
+    assert policy.context(verify=True) is not verifying
+
+
+def test_old_versions_of_tls_are_not_spoken() -> None:
+    policy = TlsPolicy(ManualClock(), remember_broken=60.0)
+    for verify in (False, True):
+        assert policy.context(verify=verify).minimum_version >= ssl.TLSVersion.TLSv1_2

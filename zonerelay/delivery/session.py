@@ -21,14 +21,16 @@ import asyncio
 import socket
 import ssl
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Protocol, cast
 
 import aiosmtplib
 
-from zonerelay.config.models import DeliverySettings, TlsMode
+from zonerelay.config.models import DeliverySettings
 from zonerelay.delivery.slots import Slot
 from zonerelay.delivery.sources import HostTrouble, display_address, open_socket
 from zonerelay.delivery.tls import TlsPolicy
+from zonerelay.delivery.tls_check import ENCRYPTED, Proof, WrongPeerError, handshake_words, prove
+from zonerelay.delivery.tls_plan import TlsPlan
 from zonerelay.delivery.way import Terms
 from zonerelay.delivery.wire import Wire
 from zonerelay.model.reply import Reply
@@ -40,6 +42,16 @@ from zonerelay.smtp.transaction import Peer
 
 class TlsTrouble(HostTrouble):
     """The host talks, but not with the TLS that was asked for."""
+
+
+class TlsObserver(Protocol):
+    """Is told how each connection that was to be encrypted turned out; `telemetry.events` has it."""
+
+    def __call__(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
+        """`result`: ok, failed or fallback; `why` comes with the first fallback of a host."""
+
+
+IN_CLEAR = Proof("none")
 
 
 @dataclass(slots=True, eq=False)
@@ -61,79 +73,131 @@ class Session:
     """BDAT is used instead of DATA."""
     bdat_taken: bool = False
     """The peer has taken a BDAT on this connection."""
+    proof: Proof = IN_CLEAR
 
     def __post_init__(self) -> None:
         most = self.terms.limits.max_messages_per_connection
         self.max_transactions = min(most, self.capabilities.limits.mailmax or most)
 
+    @property
+    def security(self) -> str:
+        """none, encrypted (with whomever), verified, dane or mta-sts."""
+        return self.proof.security
+
+    def suits(self, terms: Terms) -> bool:
+        """It may carry mail on these terms, which are of the same kind as its own."""
+        only_for = self.proof.only_for
+        return self.terms.cover(terms) and (not only_for or terms.route.name == only_for)
+
 
 class SessionOpener:
     """Opens sessions. Raises HostTrouble; whatever it raises, no socket stays open."""
 
-    def __init__(self, settings: DeliverySettings, tls: TlsPolicy, *, hostname: str) -> None:
+    def __init__(
+        self, settings: DeliverySettings, tls: TlsPolicy, *, hostname: str, observe_tls: TlsObserver
+    ) -> None:
         self._settings = settings
         self._tls = tls
         self._hostname = hostname
+        self._observe = observe_tls
 
-    async def open(self, terms: Terms, host: MxHost, ip: str, slot: Slot) -> Session:
+    async def open(self, terms: Terms, host: MxHost, ip: str, slot: Slot, plan: TlsPlan) -> Session:
         """The session takes the slot and releases it with its socket; if this raises, it is the caller's."""
-        demand = terms.tls
-        may_fall_back = demand.mode is TlsMode.OPPORTUNISTIC
         key = f"{host.name}:{host.port}"
-        mode = TlsMode.NONE if may_fall_back and self._tls.is_broken(key) else demand.mode
-        try:
-            return await self._open(terms, host, ip, mode, slot)
-        except TlsTrouble:
-            if not may_fall_back:
-                raise
-        self._tls.remember_broken(key)
-        return await self._open(terms, host, ip, TlsMode.NONE, slot)
+        zone, why = terms.zone.name, ""
+        if plan.may_fall_back and self._tls.is_broken(key):
+            session = await self._open(terms, host, ip, plan.in_clear(), slot)
+        else:
+            try:
+                session = await self._open(terms, host, ip, plan, slot)
+            except TlsTrouble as trouble:
+                if not plan.may_fall_back:
+                    self._observe(zone, plan.level, "failed")
+                    raise
+                why = trouble.reply.text
+                self._tls.remember_broken(key)
+                session = await self._open(terms, host, ip, plan.in_clear(), slot)
+        if plan.encrypts:
+            result = "ok" if session.security != IN_CLEAR.security else "fallback"
+            self._observe(zone, plan.level, result, host=host.name, why=why)
+        return session
 
-    async def _open(self, terms: Terms, host: MxHost, ip: str, mode: TlsMode, slot: Slot) -> Session:
+    async def _open(self, terms: Terms, host: MxHost, ip: str, plan: TlsPlan, slot: Slot) -> Session:
         zone = terms.zone
         timeout = self._settings.connect_timeout
         sock = await open_socket(zone, host.name, ip, host.port, timeout=timeout, source=terms.way.source)
-        greeter = _Greeter(sock, self._settings, host, ip, ehlo_name=terms.ehlo_name(self._hostname))
+        ehlo_name = terms.ehlo_name(self._hostname)
+        greeter = _Greeter(sock, host, ip, plan, ehlo_name=ehlo_name, settings=self._settings, tls=self._tls)
         try:
-            capabilities, tls_version = await greeter.run(mode, self._tls)
+            capabilities = await greeter.run()
             wire = Wire(greeter.open_transport(), asyncio.get_running_loop(), slot.release)
         except BaseException:
             greeter.abort()
             raise
-        peer = Peer(host.name, greeter.address, tls_version)
-        return Session(wire, peer, capabilities, terms, slot)
+        peer = Peer(host.name, greeter.address, greeter.tls_words)
+        return Session(wire, peer, capabilities, terms, slot, proof=greeter.proof)
 
 
 class _Greeter:
     """From a connected socket, which it owns, to the last EHLO; aiosmtplib's errors become HostTrouble."""
 
     def __init__(
-        self, sock: socket.socket, settings: DeliverySettings, host: MxHost, ip: str, *, ehlo_name: str
+        self,
+        sock: socket.socket,
+        host: MxHost,
+        ip: str,
+        plan: TlsPlan,
+        *,
+        ehlo_name: str,
+        settings: DeliverySettings,
+        tls: TlsPolicy,
     ) -> None:
         self.address = display_address(ip, host.port)
+        self.proof = IN_CLEAR
+        self.tls_words = ""
+        """The version of TLS, and what the certificate was worth, where it was asked: "TLSv1.3 dane"."""
+        self._who = self.address if host.literal else f"{host.name} ({self.address})"
         self._sock = sock
         self._settings = settings
+        self._plan = plan
+        self._tls = tls
         self._client = aiosmtplib.SMTP(
-            hostname=host.name, local_hostname=ehlo_name, sock=sock, start_tls=False
+            hostname=plan.name,
+            local_hostname=ehlo_name,
+            sock=sock,
+            start_tls=False,
+            use_tls=plan.on_connect,
+            tls_context=tls.context(verify=plan.verify) if plan.on_connect else None,
         )
         self._transport: asyncio.Transport | None = None
 
-    async def run(self, mode: TlsMode, tls: TlsPolicy) -> tuple[Capabilities, str]:
-        """What the server offers and the TLS version, `""` in clear text."""
+    async def run(self) -> Capabilities:
+        """What the server offers once the connection is what the plan asks for."""
+        await self._connect()
+        if self._plan.on_connect:
+            self._prove()
+            return await self._introduce()
+        capabilities = await self._introduce()
+        if not self._plan.encrypts:
+            return capabilities
+        if not capabilities.starttls:
+            if self._plan.may_fall_back:
+                return capabilities
+            text = f"{self._who} does not offer STARTTLS, and {self._plan.why}"
+            raise TlsTrouble(Reply(451, "7.4", text), address=self.address)
+        if not await self._start_tls():
+            return capabilities
+        self._prove()
+        return await self._introduce_again()
+
+    async def _connect(self) -> None:
         try:
             await self._client.connect(timeout=self._settings.greeting_timeout)
         except (aiosmtplib.SMTPException, OSError) as error:
+            if isinstance(error, ssl.SSLError) or isinstance(error.__cause__, ssl.SSLError):
+                raise self._broken_handshake(error) from error
             raise self._trouble("the greeting", error) from error
         self._hold_transport()
-        capabilities = await self._introduce()
-        if mode is TlsMode.NONE or (mode is TlsMode.OPPORTUNISTIC and not capabilities.starttls):
-            return capabilities, ""
-        if not capabilities.starttls:
-            reply = Reply(451, "7.4", f"{self.address} does not offer STARTTLS")
-            raise TlsTrouble(reply, address=self.address)
-        if not await self._start_tls(tls.context(mode), mode):
-            return capabilities, ""
-        return await self._introduce_again()
 
     def open_transport(self) -> asyncio.Transport:
         """The transport, to be taken over. Raises HostTrouble if the peer has left in the meantime."""
@@ -164,37 +228,53 @@ class _Greeter:
             raise self._trouble("EHLO", error) from error
         return Capabilities()
 
-    async def _start_tls(self, context: ssl.SSLContext, mode: TlsMode) -> bool:
+    async def _start_tls(self) -> bool:
         """False when the server declined in good order and clear text is allowed to go on."""
+        context = self._tls.context(verify=self._plan.verify)
         timeout = self._settings.starttls_timeout
         try:
             await self._client.starttls(tls_context=context, timeout=timeout)
         except aiosmtplib.SMTPResponseException as error:
-            if mode is TlsMode.OPPORTUNISTIC and self._client.is_connected:
+            if self._plan.may_fall_back and self._client.is_connected:
                 return False
-            raise self._tls_trouble(error) from error
+            said = f"{error.code} {printable(error.message)}" if error.code > 0 else printable(error.message)
+            text = f"{self._who} refused STARTTLS: {said}; {self._plan.why}"
+            raise TlsTrouble(Reply(451, "7.4", text), address=self.address) from error
         except (aiosmtplib.SMTPException, OSError) as error:
-            raise self._tls_trouble(error) from error
+            raise self._broken_handshake(error) from error
         self._hold_transport()
         return True
 
-    async def _introduce_again(self) -> tuple[Capabilities, str]:
+    def _prove(self) -> None:
+        """Before anything is said inside TLS."""
+        tls = self.open_transport().get_extra_info("ssl_object")
+        try:
+            self.proof = prove(self._plan, tls, now=self._tls.now())
+        except WrongPeerError as error:
+            raise self._tls_trouble(f"{self._who}: {error}") from error
+        worth = self.proof.security
+        self.tls_words = f"{tls.version()} {worth}" if worth != ENCRYPTED else tls.version()
+
+    async def _introduce_again(self) -> Capabilities:
         # With TLS 1.3 the peer may refuse after our side of the handshake is done, so a
         # connection that breaks here is a failed handshake too.
         try:
             reply = await self._client.ehlo(timeout=self._settings.ehlo_timeout)
         except (aiosmtplib.SMTPException, OSError) as error:
-            raise self._tls_trouble(error) from error
-        version = self.open_transport().get_extra_info("ssl_object").version()
-        return parse_ehlo(reply.message), version
+            raise self._broken_handshake(error) from error
+        return parse_ehlo(reply.message)
 
     def _hold_transport(self) -> None:
         # aiosmtplib types it as BaseTransport; on a TCP socket it is a Transport, with TLS and without.
         self._transport = cast(asyncio.Transport, self._client.transport)
 
-    def _tls_trouble(self, error: Exception) -> TlsTrouble:
-        reply = Reply(451, "7.5", f"STARTTLS with {self.address} failed: {printable(str(error))}")
-        return TlsTrouble(reply, address=self.address)
+    def _broken_handshake(self, error: Exception) -> TlsTrouble:
+        return self._tls_trouble(f"TLS with {self._who} failed: {handshake_words(error)}")
+
+    def _tls_trouble(self, text: str) -> TlsTrouble:
+        if not self._plan.may_fall_back:
+            text = f"{text}; {self._plan.why}"
+        return TlsTrouble(Reply(451, "7.5", text), address=self.address)
 
     def _trouble(self, phase: str, error: Exception) -> HostTrouble:
         """Always transient: it is about the host, and no mail has been mentioned yet."""

@@ -1,9 +1,10 @@
 """TLS towards peers: one context per policy, and the memory of hosts whose TLS is broken.
 
 `opportunistic` and `required` encrypt without asking who the peer is (RFC 7435: unauthenticated
-encryption beats none, and most MX certificates do not match); `verify` wants a certificate of a
-trusted authority for the host's name. Only `opportunistic` ever falls back to clear text, on a fresh
-connection, and remembers that for the host so that not every message pays for a failed handshake.
+encryption beats none, and most MX certificates do not match); DANE and pinned certificates are checked after
+the handshake (`tls_check.py`); `verify` and MTA-STS want a certificate of a trusted authority, whose name is
+checked there, too. Only `opportunistic` ever falls back to clear text, on a fresh connection, and remembers
+that for the host so that not every message pays for a failed handshake.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import ssl
 from collections import OrderedDict
 
-from zonerelay.config.models import TlsMode
 from zonerelay.model.clock import Clock
 
 MAX_REMEMBERED = 10_000
@@ -26,11 +26,18 @@ class TlsPolicy:
         self._broken_until: OrderedDict[str, float] = OrderedDict()
         self._contexts: dict[bool, ssl.SSLContext] = {}
 
-    def context(self, mode: TlsMode) -> ssl.SSLContext:
-        verify = mode is TlsMode.VERIFY
+    def now(self) -> float:
+        """Unix time: what the dates in certificates are held against."""
+        return self._clock.now()
+
+    def context(self, *, verify: bool) -> ssl.SSLContext:
         if verify not in self._contexts:
             self._contexts[verify] = _verifying() if verify else _encrypting()
         return self._contexts[verify]
+
+    def forget_contexts(self) -> None:
+        """Read the trusted authorities anew when they are needed next."""
+        self._contexts.clear()
 
     def is_broken(self, host: str) -> bool:
         until = self._broken_until.get(host)
@@ -52,8 +59,12 @@ def _encrypting() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 
 
 def _verifying() -> ssl.SSLContext:
-    return ssl.create_default_context()
+    context = ssl.create_default_context()
+    context.check_hostname = False  # `tls_check` does: it knows several names, and can say which were shown
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context

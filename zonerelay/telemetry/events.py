@@ -214,6 +214,15 @@ class Events:
         """An operator changed the queue."""
         self._emit("warning", "operated", {"verb": verb, "count": count, "detail": self._redact.text(detail)})
 
+    def outbound_tls(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
+        """A connection that was to be encrypted is (`ok`), is not used (`failed`) or goes on in clear text
+        (`fallback`), with `why` when that is news about the host.
+        """
+        self.metrics.outbound_tls(zone, level, result)
+        if why:
+            fields: dict[str, Field] = {"zone": zone, "host": host, "why": self._redact.text(why)}
+            self._emit("info", "tls-fallback", fields)
+
     def store_unhealthy(self, reason: str) -> None:
         self._emit("error", "store-unhealthy", {"reason": reason})
 

@@ -173,6 +173,11 @@ class Metrics:
         self._tls_sessions = LabelledCounter(
             "zonerelay_inbound_tls_sessions_total", "TLS handshakes with clients completed.", ("version",)
         )
+        self._outbound_tls = LabelledCounter(
+            "zonerelay_outbound_tls_sessions_total",
+            "Connections to peers that were to be encrypted.",
+            ("zone", "level", "result"),
+        )
         self._inbound = Gauge("zonerelay_inbound_connections", "Open connections of clients.")
         self._policy_failures = LabelledCounter(
             "zonerelay_policy_failures_total", "Policies that gave no usable answer.", ("event", "kind")
@@ -212,6 +217,7 @@ class Metrics:
                 self._policy_failures,
                 self._policy,
                 self._tls_sessions,
+                self._outbound_tls,
             )
         )
         return registry
@@ -272,6 +278,10 @@ class Metrics:
     def inbound_tls(self, version: str) -> None:
         """A client's handshake is complete; `version` is OpenSSL's word, as TLSv1.3."""
         self._tls_sessions.add((version,))
+
+    def outbound_tls(self, zone: str, level: str, result: str) -> None:
+        """`level`: what was demanded in the end; `result`: ok, failed, or fallback to clear text."""
+        self._outbound_tls.add((zone, level, result))
 
     def declare_zones(self, zones: Iterable[str]) -> None:
         """Show every zone's counters from the start: one that appears late hides its first increase."""

@@ -86,7 +86,7 @@ async def test_verified_certificate_is_accepted(
     courier = start_courier(names=NAMES)
     route = route_to(sink.port, host="mx.example.com", literal=False)
     [outcome] = await courier.deliver(make_batch(make_message(), route, zone(TlsMode.VERIFY)))
-    assert (outcome.verdict, outcome.tls) == (D, "TLSv1.3")
+    assert (outcome.verdict, outcome.tls) == (D, "TLSv1.3 verified")
 
 
 @pytest.mark.usefixtures("trusted")

@@ -1,0 +1,108 @@
+"""Certificate chains up to an authority that we name ourselves.
+
+OpenSSL checks signatures, dates, and that who signs may sign; the authority need not be self-signed
+(PARTIAL_CHAIN). The `ssl` module cannot do it: it verifies during the handshake, against one store for all
+connections. Import this lazily: cryptography and pyOpenSSL bring 9 MB. Raises ChainError with words for an
+operator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Sequence
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, padding, rsa
+from cryptography.hazmat.primitives.serialization import load_der_public_key
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from OpenSSL import crypto
+
+_EXPIRED, _NOT_YET = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID
+_UNKNOWN_ISSUER = frozenset((2, 18, 19, 20, 21))
+
+
+class ChainError(Exception):
+    """The chain does not hold; says where."""
+
+
+def verify(chain: Sequence[bytes], anchors: Sequence[bytes], *, now: float) -> None:
+    """The first certificate of `chain` is signed, over the others, by one of `anchors`; all are in date."""
+    store = crypto.X509Store()
+    store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)
+    store.set_time(datetime.datetime.fromtimestamp(now, datetime.UTC))
+    for anchor in anchors:
+        with contextlib.suppress(crypto.Error):  # one that cannot be read is one that nothing leads to
+            store.add_cert(crypto.load_certificate(crypto.FILETYPE_ASN1, anchor))
+    try:
+        leaf, *others = [crypto.load_certificate(crypto.FILETYPE_ASN1, der) for der in chain]
+        crypto.X509StoreContext(store, leaf, others).verify_certificate()
+    except crypto.X509StoreContextError as error:
+        raise ChainError(_words(error)) from error
+    except (crypto.Error, ValueError) as error:
+        raise ChainError("the server's certificate chain cannot be read") from error
+    if not _is_for_servers(chain[0]):
+        raise ChainError("its certificate is not for servers (extended key usage)")
+
+
+def _is_for_servers(der: bytes) -> bool:
+    try:
+        usage = x509.load_der_x509_certificate(der).extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+    except x509.ExtensionNotFound:
+        return True
+    except ValueError:
+        return False
+    fitting = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE)
+    return any(each in usage.value for each in fitting)
+
+
+def names(der: bytes) -> tuple[str, ...]:
+    """DNS names; the common name where there are none (RFC 7672 3.2.3)."""
+    try:
+        certificate = x509.load_der_x509_certificate(der)
+        try:
+            alternative = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+            found = alternative.value.get_values_for_type(x509.DNSName)
+        except x509.ExtensionNotFound:
+            found = []
+        if not found:
+            common = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+            found = [each.value for each in common if isinstance(each.value, str)]
+    except ValueError as error:
+        raise ChainError("the names in the server's certificate cannot be read") from error
+    return tuple(name.lower().rstrip(".") for name in found)
+
+
+def is_signed_by(der: bytes, key_der: bytes) -> bool:
+    """The signature on a certificate was made with this public key's other half."""
+    try:
+        certificate, key = x509.load_der_x509_certificate(der), load_der_public_key(key_der)
+        signature, signed = certificate.signature, certificate.tbs_certificate_bytes
+        digest, parameters = certificate.signature_hash_algorithm, certificate.signature_algorithm_parameters
+        if isinstance(key, ed25519.Ed25519PublicKey | ed448.Ed448PublicKey):
+            key.verify(signature, signed)
+        elif isinstance(key, rsa.RSAPublicKey) and digest is not None:
+            if not isinstance(parameters, padding.PKCS1v15 | padding.PSS):
+                return False
+            key.verify(signature, signed, parameters, digest)
+        elif isinstance(key, ec.EllipticCurvePublicKey) and isinstance(parameters, ec.ECDSA):
+            key.verify(signature, signed, parameters)
+        else:
+            return False
+    except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature):
+        return False
+    return True
+
+
+def _words(error: crypto.X509StoreContextError) -> str:
+    code = error.errors[0] if error.errors else 0
+    depth = error.errors[1] if len(error.errors) > 1 else 0
+    whose = "its certificate" if depth == 0 else "a certificate above its own"
+    if code == _EXPIRED:
+        return f"{whose} has expired"
+    if code == _NOT_YET:
+        return f"{whose} is not valid yet"
+    if code in _UNKNOWN_ISSUER:
+        return "its certificate was not signed by the authority in the TLSA records"
+    return f"{whose} is not acceptable: {error}"
