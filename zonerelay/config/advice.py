@@ -10,6 +10,7 @@ from zonerelay.config.hostname import is_fully_qualified
 from zonerelay.config.listener_advice import listener_advice
 from zonerelay.config.models import Backend, Settings, TlsMode
 from zonerelay.config.route_advice import route_advice
+from zonerelay.config.source_checks import source_advice
 
 
 def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
@@ -20,6 +21,7 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
         *listener_advice(settings),
         *_zones(settings),
         *route_advice(settings),
+        *source_advice(settings),
         *_admin(settings),
     )
 

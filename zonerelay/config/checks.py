@@ -20,6 +20,7 @@ from zonerelay.config.models import (
     ZoneSettings,
 )
 from zonerelay.config.problems import Report
+from zonerelay.config.source_checks import check_sources
 from zonerelay.config.srs_checks import check_srs
 from zonerelay.config.toml_lines import Path
 from zonerelay.config.units import format_size
@@ -38,6 +39,7 @@ def check(settings: Settings, report: Report) -> Settings:
     _check_route_conditions(settings.route, report)
     _check_route_listeners(settings, report)
     _check_retry(settings, report)
+    check_sources(settings, report)
     check_dkim(settings, report)
     check_srs(settings, report)
     zones = tuple(_checked_limits(zone, at, report) for at, zone in enumerate(settings.zone))
