@@ -34,6 +34,7 @@ from zonerelay.inbound.listeners import Listeners
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.queue.operations import Operations
+from zonerelay.queue.retry import RetryPolicy
 from zonerelay.queue.retry import build as build_retry
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import Settler
@@ -142,7 +143,7 @@ class Worker:
             store=store,
             ids=ids,
             choose_zone=self._zones.choose,
-            retry=build_retry(settings.retry, settings.bounce, random=self._random, events=self.events),
+            retry=self._build_retry(settings),
             zones=settings.zone,
             bounce=settings.bounce,
             hostname=self.hostname,
@@ -162,6 +163,12 @@ class Worker:
             random=self._random,
         )
         return self._scheduler
+
+    def _build_retry(self, settings: Settings) -> RetryPolicy:
+        """Raises ValueError in words when an operator's function cannot be loaded."""
+        return build_retry(
+            settings.retry, settings.bounce, settings.zone, random=self._random, events=self.events
+        )
 
     def _build_listeners(self, store: Store, ids: MessageIdSource, resolver: Resolver) -> Listeners:
         return Listeners(
@@ -241,7 +248,7 @@ class Worker:
         later = needs_restart(self.settings, settings)
         self.problems = tuple(f"[{name}] has changed: it takes effect at the next start" for name in later)
         try:
-            retry = build_retry(settings.retry, settings.bounce, random=self._random, events=self.events)
+            retry = self._build_retry(settings)
             self._sending.configure(settings)
             self._zones.configure(settings.zone, settings.route)
         except ValueError as error:
@@ -249,7 +256,8 @@ class Worker:
             self.events.lifecycle("reload-refused", problems=1, first=str(error))
             return
         self._settler.configure(zones=settings.zone, retry=retry, bounce=settings.bounce)
-        self._scheduler.configure(settings.zone, settings.retry)
+        other_routes = settings.destination != self.settings.destination
+        self._scheduler.configure(settings.zone, settings.retry, other_routes=other_routes)
         self.settings = replace(
             self.settings,
             listener=settings.listener,

@@ -213,7 +213,7 @@ class Relay:
             store=self.store,
             ids=self.ids,
             choose_zone=self._choose_zone,
-            retry=retries.build(retry, bounce, random=random, events=self.events),
+            retry=retries.build(retry, bounce, zones, random=random, events=self.events),
             zones=zones,
             bounce=bounce,
             hostname="relay.example.org",

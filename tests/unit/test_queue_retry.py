@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from tests.support.queueing import Sink, delivery, make_events
-from zonerelay.config.models import BounceSettings, RetryPolicyName, RetrySettings
+from zonerelay.config.models import BounceSettings, RetryPolicyName, RetrySettings, ZoneSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Envelope, Recipient
@@ -32,10 +32,12 @@ ENVELOPE = Envelope(
 FROM_NOBODY = replace(ENVELOPE, sender=Mailbox(""))
 
 
-def build(settings: RetrySettings, bounce: BounceSettings | None = None) -> tuple[retry.RetryPolicy, Sink]:
+def build(
+    settings: RetrySettings, bounce: BounceSettings | None = None, *zones: ZoneSettings
+) -> tuple[retry.RetryPolicy, Sink]:
     sink = Sink()
     events = make_events(sink, ManualClock())
-    return retry.build(settings, bounce or BounceSettings(), random=Random(7), events=events), sink
+    return retry.build(settings, bounce or BounceSettings(), zones, random=Random(7), events=events), sink
 
 
 async def attempts(
@@ -43,11 +45,12 @@ async def attempts(
     *,
     envelope: Envelope = ENVELOPE,
     bounce: BounceSettings | None = None,
+    zone: ZoneSettings | None = None,
     limit: int = 60,
 ) -> list[float]:
     """Times since acceptance of every attempt, when each fails at once."""
-    policy, _ = build(settings, bounce)
-    state = delivery(created=1000.0)
+    policy, _ = build(settings, bounce, *([zone] if zone else []))
+    state = delivery(created=1000.0, zone=zone.name if zone else "default")
     times = [0.0]
     while len(times) < limit:
         state = replace(state, attempts=state.attempts + 1)
@@ -104,9 +107,46 @@ async def test_the_last_attempt_is_brought_forward_to_max_age(policy: RetryPolic
 async def test_bounces_live_shorter() -> None:
     assert (await attempts(EXACT, envelope=FROM_NOBODY))[-1] == DAY
     policy, _ = build(EXACT)
-    assert policy.lifetime(FROM_NOBODY) == DAY
-    assert policy.lifetime(ENVELOPE) == 5 * DAY
-    assert policy.shortest_lifetime() == DAY
+    assert policy.lifetime(FROM_NOBODY, "default") == DAY
+    assert policy.lifetime(ENVELOPE, "default") == 5 * DAY
+    assert policy.shortest_lifetime("default") == DAY
+
+
+async def test_a_zone_has_its_own_schedule_and_age() -> None:
+    urgent = ZoneSettings(name="urgent", schedule=(10.0, 20.0), max_age=60.0)
+    assert await attempts(EXACT, zone=urgent) == [0, 10, 30, 50, 60]
+    # … in the place of any policy of [retry], and of its function's.
+    quadratic = replace(EXACT, policy=RetryPolicyName.QUADRATIC)
+    assert await attempts(quadratic, zone=urgent) == [0, 10, 30, 50, 60]
+
+
+async def test_what_a_zone_leaves_out_is_as_in_general() -> None:
+    aged = ZoneSettings(name="aged", max_age=600.0)
+    assert await attempts(EXACT, zone=aged) == [0, 60, 360, 600]
+    thrice = ZoneSettings(name="thrice", max_attempts=3)
+    assert await attempts(EXACT, zone=thrice) == [0, 60, 360]
+    quick = ZoneSettings(name="quick", schedule=(1.0,))
+    times = await attempts(replace(EXACT, max_attempts=4), zone=quick)
+    assert times == [0, 1, 2, 3]
+
+
+async def test_each_zone_has_its_own_age_and_a_dropped_one_that_of_the_default() -> None:
+    default = ZoneSettings(max_age=2 * DAY)
+    brief = ZoneSettings(name="brief", max_age=HOUR)
+    long = ZoneSettings(name="long", max_age=10 * DAY)
+    plain = ZoneSettings(name="plain")
+    policy, _ = build(EXACT, None, default, brief, long, plain)
+    ages = {name: policy.lifetime(ENVELOPE, name) for name in ("default", "brief", "long", "plain", "gone")}
+    assert ages == {"default": 2 * DAY, "brief": HOUR, "long": 10 * DAY, "plain": 5 * DAY, "gone": 2 * DAY}
+
+
+async def test_a_zone_shortens_the_life_of_reports_and_never_prolongs_it() -> None:
+    brief = ZoneSettings(name="brief", max_age=HOUR)
+    long = ZoneSettings(name="long", max_age=10 * DAY)
+    policy, _ = build(EXACT, None, brief, long)
+    assert policy.lifetime(FROM_NOBODY, "brief") == HOUR
+    assert policy.lifetime(FROM_NOBODY, "long") == DAY
+    assert policy.shortest_lifetime("long") == DAY
 
 
 async def test_a_deferral_at_max_age_expires() -> None:

@@ -80,8 +80,6 @@ class Judge:
     def __init__(self, retry: RetryPolicy, bounce: BounceSettings) -> None:
         self._retry = retry
         self._bounce = bounce
-        # Which life is the message's own is known only once its sender is.
-        self._shortest_life = retry.shortest_lifetime()
 
     async def judge(
         self,
@@ -113,12 +111,14 @@ class Judge:
     def needs_message(self, delivery: Delivery, now: float) -> bool:
         """A deferral without an attempt may expire the delivery or owe a warning, so the sender matters."""
         age = now - delivery.created
-        return age >= self._shortest_life - _TOO_CLOSE or (
+        # Which life is the message's own is known only once its sender is.
+        return age >= self._retry.shortest_lifetime(delivery.zone) - _TOO_CLOSE or (
             not delivery.warned and self._is_late(delivery, now)
         )
 
-    def lifetime(self, envelope: Envelope) -> float:
-        return self._retry.lifetime(envelope)
+    def expiry(self, envelope: Envelope, delivery: Delivery) -> float:
+        """The Unix time until which a delivery is tried."""
+        return delivery.created + self._retry.lifetime(envelope, delivery.zone)
 
     async def _next_attempt(
         self, envelope: Envelope, delivery: Delivery, outcome: Outcome, until: float | None, now: float
@@ -126,7 +126,7 @@ class Judge:
         if until is None and outcome.counts and outcome.scope is not Scope.LOCAL:
             counted = replace(delivery, attempts=delivery.attempts + 1)
             return await self._retry.next_attempt(envelope, counted, now)
-        expires = delivery.created + self._retry.lifetime(envelope)
+        expires = self.expiry(envelope, delivery)
         if expires - now < _TOO_CLOSE:
             return None
         if until is None:

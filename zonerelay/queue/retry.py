@@ -20,6 +20,10 @@ attempt of a message happens exactly then and its sender hears no later. A deliv
 after that age expires. So a delivery found overdue after a long standstill is attempted once more, never
 expired unseen, unless its destination is suspended. Messages from the null sender live `bounce.max_age`.
 
+Zones may have a schedule (which takes the place of the policy and of `backoff`), a `max_age` and a number of
+attempts of their own; what one leaves out is as [retry] says. A zone's `max_age` shortens the life of reports
+in it, it never prolongs it. Mail of zones that the configuration has dropped goes by the default zone's.
+
 Failure: a `backoff` function that raises, hangs or answers nonsense costs nobody anything: the delay is
 `FALLBACK_DELAY`, and the operator is told.
 """
@@ -29,10 +33,11 @@ from __future__ import annotations
 import importlib
 import math
 import random as _random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
-from zonerelay.config.models import BounceSettings, RetryPolicyName, RetrySettings
+from zonerelay.config.models import BounceSettings, RetryPolicyName, RetrySettings, ZoneSettings
 from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope
@@ -45,6 +50,7 @@ Backoff = Callable[[Envelope, int], float | None]
 EXPONENTIAL_ATTEMPTS = 6
 QUADRATIC_ATTEMPTS = 10
 FALLBACK_DELAY = 15 * 60.0
+DEFAULT_ZONE = "default"
 
 _TOO_CLOSE = 1.0
 """A last attempt this near to the previous one is the same attempt (and absorbs rounded stored times)."""
@@ -53,11 +59,11 @@ _TOO_CLOSE = 1.0
 class RetryPolicy(Protocol):
     """What the settler asks."""
 
-    def lifetime(self, envelope: Envelope) -> float:
-        """Seconds after acceptance at which a message expires."""
+    def lifetime(self, envelope: Envelope, zone: str) -> float:
+        """Seconds after acceptance at which a message expires in a zone."""
 
-    def shortest_lifetime(self) -> float:
-        """No message expires sooner."""
+    def shortest_lifetime(self, zone: str) -> float:
+        """No message in the zone expires sooner."""
 
     async def next_attempt(self, envelope: Envelope, delivery: Delivery, now: float) -> float | None:
         """Unix time of the next attempt, `None` when there is to be none.
@@ -66,56 +72,96 @@ class RetryPolicy(Protocol):
         """
 
 
-class Retries:
-    """The built-in policy: a back-off, bounded by attempts and by age."""
+class Horizon:
+    """The policy of one zone: a back-off, bounded by attempts and by age."""
 
-    def __init__(
-        self,
-        settings: RetrySettings,
-        bounce: BounceSettings,
-        backoff: Isolated | Backoff,
-        random: _random.Random,
-    ) -> None:
-        self._settings = settings
-        self._bounce_max_age = bounce.max_age
+    def __init__(self, settings: RetrySettings, bounce_max_age: float, backoff: Isolated | Backoff) -> None:
+        self._max_age = settings.max_age
+        self._bounce_max_age = bounce_max_age
         self._backoff = backoff
-        self._random = random
+        self._jitter = settings.jitter
         self._max_attempts = _max_attempts(settings)
 
     def lifetime(self, envelope: Envelope) -> float:
-        return self._bounce_max_age if envelope.sender == NULL_SENDER else self._settings.max_age
+        return self._bounce_max_age if envelope.sender == NULL_SENDER else self._max_age
 
     def shortest_lifetime(self) -> float:
-        return min(self._bounce_max_age, self._settings.max_age)
+        return min(self._bounce_max_age, self._max_age)
 
-    async def next_attempt(self, envelope: Envelope, delivery: Delivery, now: float) -> float | None:
-        last = delivery.created + self.lifetime(envelope)
-        if last - now < _TOO_CLOSE or self._used_up(delivery.attempts):
-            return None
-        delay = await self._delay(envelope, max(1, delivery.attempts))
-        return None if delay is None else min(now + delay, last)
-
-    def _used_up(self, attempts: int) -> bool:
+    def is_used_up(self, attempts: int) -> bool:
         return self._max_attempts is not None and attempts >= self._max_attempts
 
-    async def _delay(self, envelope: Envelope, attempts: int) -> float | None:
+    async def delay(self, envelope: Envelope, attempts: int, random: _random.Random) -> float | None:
         if isinstance(self._backoff, Isolated):
             return await self._backoff.delay(envelope, attempts)
         delay = self._backoff(envelope, attempts)
-        spread = self._settings.jitter
+        spread = self._jitter
         if delay is None or not spread:
             return delay
-        return delay * (1 + self._random.uniform(-spread, spread))
+        return delay * (1 + random.uniform(-spread, spread))
+
+
+class Retries:
+    """The built-in policies: that of [retry], and of zones that have their own."""
+
+    def __init__(self, otherwise: Horizon, zones: dict[str, Horizon], random: _random.Random) -> None:
+        self._otherwise = otherwise
+        self._zones = zones
+        self._random = random
+
+    def lifetime(self, envelope: Envelope, zone: str) -> float:
+        return self._of(zone).lifetime(envelope)
+
+    def shortest_lifetime(self, zone: str) -> float:
+        return self._of(zone).shortest_lifetime()
+
+    async def next_attempt(self, envelope: Envelope, delivery: Delivery, now: float) -> float | None:
+        horizon = self._of(delivery.zone)
+        last = delivery.created + horizon.lifetime(envelope)
+        if last - now < _TOO_CLOSE or horizon.is_used_up(delivery.attempts):
+            return None
+        delay = await horizon.delay(envelope, max(1, delivery.attempts), self._random)
+        return None if delay is None else min(now + delay, last)
+
+    def _of(self, zone: str) -> Horizon:
+        return self._zones.get(zone, self._otherwise)
 
 
 def build(
-    settings: RetrySettings, bounce: BounceSettings, *, random: _random.Random, events: Events
+    settings: RetrySettings,
+    bounce: BounceSettings,
+    zones: Sequence[ZoneSettings] = (),
+    *,
+    random: _random.Random,
+    events: Events,
 ) -> RetryPolicy:
-    """The configured policy. Raises ValueError in words when `backoff` cannot be loaded."""
+    """The configured policies. Raises ValueError in words when `backoff` cannot be loaded."""
+    backoff: Isolated | Backoff
     if settings.backoff:
-        function = load_backoff(settings.backoff)
-        return Retries(settings, bounce, Isolated(function, FALLBACK_DELAY, events), random)
-    return Retries(settings, bounce, _built_in(settings), random)
+        backoff = Isolated(load_backoff(settings.backoff), FALLBACK_DELAY, events)
+    else:
+        backoff = _built_in(settings)
+    general = Horizon(settings, bounce.max_age, backoff)
+    own = {zone.name: _of_zone(zone, settings, bounce, backoff) or general for zone in zones}
+    return Retries(own.get(DEFAULT_ZONE, general), own, random)
+
+
+def _of_zone(
+    zone: ZoneSettings, general: RetrySettings, bounce: BounceSettings, backoff: Isolated | Backoff
+) -> Horizon | None:
+    """`None` where the zone says nothing of its own."""
+    if not (zone.schedule or zone.max_age or zone.max_attempts):
+        return None
+    settings = replace(
+        general,
+        max_age=zone.max_age or general.max_age,
+        max_attempts=zone.max_attempts or general.max_attempts,
+    )
+    if zone.schedule:
+        settings = replace(settings, policy=RetryPolicyName.SCHEDULE, schedule=zone.schedule, backoff="")
+        backoff = scheduled(zone.schedule)
+    bounce_max_age = min(bounce.max_age, zone.max_age) if zone.max_age else bounce.max_age
+    return Horizon(settings, bounce_max_age, backoff)
 
 
 def _built_in(settings: RetrySettings) -> Backoff:

@@ -257,7 +257,7 @@ class Settler:
 
     async def _report(self, kind: DsnKind, message: Message, owed: Sequence[Consequence]) -> _Report:
         lines = [RecipientReport(c.delivery, c.outcome) for c in owed]
-        until = max(c.delivery.created for c in owed) + self._judge.lifetime(message.envelope)
+        until = max(self._judge.expiry(message.envelope, c.delivery) for c in owed)
         retry_until = until if kind is DsnKind.DELAYED else None
         submit = await self._reporter.report(kind, message, lines, retry_until=retry_until)
         return _Report(kind, submit, [c.delivery for c in owed])
