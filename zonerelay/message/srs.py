@@ -84,15 +84,15 @@ class Srs:
         if sender == NULL_SENDER or self._is_local(domain):
             return sender
         local = _unquoted(local_part(sender))
-        if found := _SRS0.fullmatch(local):
+        # As it was sent: whoever reads the report may care for the case.
+        written = sender.rpartition("@")[2]
+        if _SRS0.fullmatch(local):
             again = local[4:]  # with its separator
-            return self._wrapped(f"SRS1={self._hash(domain, again)}={domain}={again}")
+            return self._wrapped(f"SRS1={self._hash(written, again)}={written}={again}")
         if found := _SRS1.fullmatch(local):
             _, first, rest = found.groups()
             return self._wrapped(f"SRS1={self._hash(first, rest)}={first}={rest}")
         stamp = _stamp(now)
-        # As it was sent: whoever reads the report may care for the case.
-        written = sender.rpartition("@")[2]
         return self._wrapped(f"SRS0={self._hash(stamp, written, local)}={stamp}={written}={local}")
 
     def reverse(self, recipient: Mailbox, now: float) -> Mailbox | None:

@@ -1,0 +1,105 @@
+"""SRS against postsrsd, which is libsrs2's scheme: each makes addresses that the other takes."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import pytest
+
+from tests.support.debian import UnpackedPackage
+from tests.support.ports import LOOPBACK, free_ports, wait_until
+from zonerelay.config.models import SrsSettings
+from zonerelay.message.srs import Srs
+from zonerelay.model.address import Mailbox
+
+DOMAIN = "srs.example.net"
+SECRET = "a secret of some length"
+
+
+@dataclass(frozen=True, slots=True)
+class Postsrsd:
+    forward_port: int
+    reverse_port: int
+
+    def forward(self, address: str) -> str:
+        return _ask(self.forward_port, address)
+
+    def reverse(self, address: str) -> str:
+        return _ask(self.reverse_port, address)
+
+
+def _ask(port: int, address: str) -> str:
+    """Postfix's tcp_table protocol; `""` when the answer is that there is none."""
+    with socket.create_connection((LOOPBACK, port), timeout=10) as connection:
+        connection.sendall(f"get {quote(address, safe='')}\n".encode())
+        code, _, text = connection.makefile().readline().strip().partition(" ")
+    return unquote(text) if code == "200" else ""
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((LOOPBACK, port)) == 0
+
+
+@contextmanager
+def running(program: Path, directory: Path, *options: str) -> Iterator[Postsrsd]:
+    secret = directory / "secret"
+    secret.write_text(f"{SECRET}\n")
+    there, back = free_ports(2)
+    command = [str(program), f"-s{secret}", f"-d{DOMAIN}", "-4", f"-l{LOOPBACK}", f"-f{there}", f"-r{back}"]
+    process = subprocess.Popen([*command, *options])
+    try:
+        assert wait_until(lambda: _listens(there) and _listens(back), timeout=10)
+        yield Postsrsd(there, back)
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+SENDERS = [
+    "ann@first.example",
+    "Ann.Bo=b+c@First.Example",
+    "{}|~*'`?^!#$&@x.example",
+    "SRS0=aaaa=bb=c.d=e@other.example",
+    "SRS0+aaaa=bb=c.d=e@other.example",
+    "srs0-Xy+z=aB=c.d=e@Other.example",
+    "SRS1=abcd=c.d==x=y=z=w@other.example",
+]
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    package = UnpackedPackage("postsrsd")
+    package.ensure(["usr/sbin/postsrsd"])
+    return package.path("usr/sbin/postsrsd")
+
+
+@pytest.mark.parametrize("options", [(), ("-n8",), ("-a+",)])
+def test_each_takes_what_the_other_has_made(program: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    srs = Srs(SrsSettings(domain=DOMAIN), [SECRET])
+    with running(program, tmp_path, *options) as postsrsd:
+        for sender in SENDERS:
+            theirs = postsrsd.forward(sender)
+            first = postsrsd.reverse(theirs)
+            assert first.count("@") == 1, sender
+            assert srs.reverse(Mailbox(theirs), time.time()) == first
+            ours = srs.forward(Mailbox(sender), time.time())
+            assert srs.reverse(ours, time.time()) == first
+            if "-n8" not in options:  # it refuses what is shorter than its own
+                assert postsrsd.reverse(ours) == first
+
+
+def test_with_its_defaults_both_make_the_same(program: Path, tmp_path: Path) -> None:
+    srs = Srs(SrsSettings(domain=DOMAIN), [SECRET])
+    with running(program, tmp_path) as postsrsd:
+        before = [srs.forward(Mailbox(sender), time.time()) for sender in SENDERS]
+        theirs = [postsrsd.forward(sender) for sender in SENDERS]
+        # The day may have ended meanwhile.
+        assert theirs in (before, [srs.forward(Mailbox(sender), time.time()) for sender in SENDERS])

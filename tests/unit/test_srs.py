@@ -1,0 +1,188 @@
+"""Senders there and back; the table is what postsrsd 1.10 (libsrs2) made of them on that day."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zonerelay.config.models import DAY, SrsSettings
+from zonerelay.message.srs import Srs, SrsError, SrsFault
+from zonerelay.model.address import NULL_SENDER, Mailbox
+from zonerelay.smtp.paths import CommandError, reverse_path
+
+SECRET = "tops3cr3t-of-sixteen"
+NOW = 1_795_220_219.0
+OURS = "srs.example.net"
+SETTINGS = SrsSettings(domain=OURS)
+SRS = Srs(SETTINGS, [SECRET])
+
+POSTSRSD = [
+    ("ann@first.example", "SRS0=Xg8L=JK=first.example=ann"),
+    ("Ann.Bo=b+c@First.Example", "SRS0=k9Cc=JK=First.Example=Ann.Bo=b+c"),
+    ("SRS0=aaaa=bb=c.d=e@other.example", "SRS1=ahdb=other.example==aaaa=bb=c.d=e"),
+    ("SRS0+aaaa=bb=c.d=e@other.example", "SRS1=Jz7n=other.example=+aaaa=bb=c.d=e"),
+    ("srs0-Xy+z=aB=c.d=e@Other.example", "SRS1=22op=Other.example=-Xy+z=aB=c.d=e"),
+    ("SRS1=abcd=c.d==x=y=z=w@other.example", "SRS1=y/jX=c.d==x=y=z=w"),
+]
+
+
+@pytest.mark.parametrize(("sender", "local"), POSTSRSD)
+def test_senders_become_what_postsrsd_makes_of_them(sender: str, local: str) -> None:
+    assert SRS.forward(Mailbox(sender), NOW) == f"{local}@{OURS}"
+
+
+BACK = [
+    ("SRS0=Xg8L=JK=first.example=ann", "ann@first.example", "as it was made"),
+    ("srs0=xg8l=jk=first.example=ann", "ann@first.example", "a server has changed the case"),
+    ("SRS0=XG8L=JK=FIRST.EXAMPLE=ANN", "ANN@FIRST.EXAMPLE", "the other way"),
+    ("SRS0+Xg8L=JK=first.example=ann", "ann@first.example", "another first separator"),
+    ("SRS1=ahdb=other.example==aaaa=bb=c.d=e", "SRS0=aaaa=bb=c.d=e@other.example", "to the first forwarder"),
+    ("SRS1=Jz7n=other.example=+aaaa=bb=c.d=e", "SRS0+aaaa=bb=c.d=e@other.example", "with its separator"),
+]
+
+
+@pytest.mark.parametrize(("local", "expected", "reason"), BACK, ids=[row[2] for row in BACK])
+def test_and_back(local: str, expected: str, reason: str) -> None:
+    assert SRS.reverse(Mailbox(f"{local}@{OURS.upper()}"), NOW) == expected, reason
+
+
+@pytest.mark.parametrize(
+    "sender",
+    [
+        '"a b"@x.example',
+        r'"a\"b\\c"@x.example',
+        '".a."@x.example',
+        "a@[192.0.2.1]",
+        "a@[IPv6:2001:db8::1]",
+        "ü.ä@bücher.example",
+        "srs0=foo@x.example",
+        "SRS1=foo@x.example",
+        "=@x.example",
+        "a=b==c=@x.example",
+        "{}|~/*'`?^!#$&@x.example",
+    ],
+)
+def test_every_kind_of_sender_comes_back(sender: str) -> None:
+    forwarded = SRS.forward(Mailbox(sender), NOW)
+    assert forwarded.endswith(f"@{OURS}")
+    assert reverse_path(f"<{forwarded}>") == (forwarded, "")
+    assert SRS.reverse(forwarded, NOW) == sender
+
+
+def test_quotes_that_nothing_needs_are_not_kept() -> None:
+    assert SRS.reverse(SRS.forward(Mailbox('"ann"@x.example'), NOW), NOW) == "ann@x.example"
+
+
+LOCAL = Srs(SrsSettings(domain=OURS, local_domains=("example.com", "*.example.org")), [SECRET])
+
+
+@pytest.mark.parametrize(
+    ("sender", "stays"),
+    [
+        (NULL_SENDER, True),
+        (f"bounces@{OURS}", True),
+        ("a@Example.Com", True),
+        ("a@sub.example.com", False),
+        ("a@deep.sub.example.org", True),
+        ("a@example.org", False),
+        ("a@notexample.org", False),
+        ("a@localhost", False),
+    ],
+)
+def test_local_domains_and_the_null_sender_stay(sender: str, stays: bool) -> None:
+    assert (LOCAL.forward(Mailbox(sender), NOW) == sender) is stays
+
+
+@pytest.mark.parametrize(
+    "address", ["ann@first.example", f"postmaster@{OURS}", f"srs@{OURS}", f"SRS0x@{OURS}", "postmaster", ""]
+)
+def test_what_is_not_rewritten_is_none_of_ours(address: str) -> None:
+    assert SRS.reverse(Mailbox(address), NOW) is None
+
+
+WRONG = [
+    ("SRS0=Xg8M=JK=first.example=ann", SrsFault.WRONG_HASH, "another hash"),
+    ("SRS0=Xg8=JK=first.example=ann", SrsFault.WRONG_HASH, "a part of the hash"),
+    ("SRS0=Xg8L=JK=first.example=bob", SrsFault.WRONG_HASH, "another user"),
+    ("SRS0=Xg8L=JL=first.example=ann", SrsFault.WRONG_HASH, "another day"),
+    ("SRS1=ahdc=other.example==aaaa=bb=c.d=e", SrsFault.WRONG_HASH, "another hash of a chain"),
+    ("SRS1=ahdb=evil.example==aaaa=bb=c.d=e", SrsFault.WRONG_HASH, "another forwarder"),
+    ("SRS0=Xg8L=JK=first.example", SrsFault.MALFORMED, "no user"),
+    ("SRS0==JK=first.example=ann", SrsFault.MALFORMED, "no hash"),
+    ("SRS1=ahdb=other.example=aaaa", SrsFault.MALFORMED, "no first address"),
+    ("SRS0=", SrsFault.MALFORMED, "nothing"),
+    ("SRS0=Xg8Lü=JK=first.example=ann", SrsFault.WRONG_HASH, "a hash that is none"),
+]
+
+
+@pytest.mark.parametrize(("local", "fault", "reason"), WRONG, ids=[row[2] for row in WRONG])
+def test_refused(local: str, fault: SrsFault, reason: str) -> None:
+    with pytest.raises(SrsError) as refused:
+        SRS.reverse(Mailbox(f"{local}@{OURS}"), NOW)
+    assert refused.value.kind is fault, reason
+    assert "first" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("days", "taken"),
+    [(0, True), (21, True), (22, False), (-1, True), (-2, False), (1022, False), (1025, True)],
+)
+def test_reports_are_taken_for_a_time(days: int, taken: bool) -> None:
+    address = SRS.forward(Mailbox("ann@first.example"), NOW)
+    later = NOW + days * DAY
+    if taken:
+        assert SRS.reverse(address, later) == "ann@first.example"
+        return
+    with pytest.raises(SrsError) as refused:
+        SRS.reverse(address, later)
+    assert refused.value.kind is SrsFault.EXPIRED
+
+
+def test_former_secrets_are_accepted_and_the_first_signs() -> None:
+    address = SRS.forward(Mailbox("ann@first.example"), NOW)
+    both = Srs(SETTINGS, ["another secret, longer", SECRET])
+    assert both.reverse(address, NOW) == "ann@first.example"
+    renewed = both.forward(Mailbox("ann@first.example"), NOW)
+    assert renewed != address
+    with pytest.raises(SrsError):
+        SRS.reverse(renewed, NOW)
+
+
+def test_longer_hashes_of_others_are_taken_and_checked_whole() -> None:
+    assert SRS.reverse(Mailbox(f"SRS0=Xg8LVnQv=JK=first.example=ann@{OURS}"), NOW) == "ann@first.example"
+    with pytest.raises(SrsError):
+        SRS.reverse(Mailbox(f"SRS0=Xg8LVnQw=JK=first.example=ann@{OURS}"), NOW)
+
+
+def test_there_must_be_a_secret() -> None:
+    for secrets in ([], [""], [SECRET, ""]):
+        with pytest.raises(ValueError, match="no secret"):
+            Srs(SETTINGS, secrets)
+
+
+def test_what_becomes_too_long_is_an_error() -> None:
+    fits = Mailbox("a" * (64 - len("SRS0=HHHH=TT=x.example=")) + "@x.example")
+    assert len(SRS.forward(fits, NOW).rpartition("@")[0]) == 64
+    with pytest.raises(SrsError) as refused:
+        SRS.forward(Mailbox(f"a{fits}"), NOW)
+    assert refused.value.kind is SrsFault.TOO_LONG
+
+
+LETTERS = st.text(st.sampled_from("aB0=+-_./ü \\\"'@SRs1"), min_size=1, max_size=20)
+
+
+@settings(max_examples=300, deadline=None)
+@given(local=LETTERS, quoted=st.booleans())
+def test_whatever_can_be_sent_comes_back_the_same(local: str, quoted: bool) -> None:
+    if quoted:
+        local = '"' + local.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    try:
+        sender, rest = reverse_path(f"<{local}@x.example>")
+    except CommandError:
+        return
+    if rest:
+        return
+    back = SRS.reverse(SRS.forward(sender, NOW), NOW)
+    assert back is not None
+    assert back.replace('"', "").replace("\\", "") == sender.replace('"', "").replace("\\", "")
