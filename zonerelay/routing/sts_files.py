@@ -24,6 +24,8 @@ MAX_FILE = 32 * 1024
 DIRECTORY = "mta-sts"
 _SUFFIX = ".json"
 _UNFINISHED = ".new"
+_NO_POLICY = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
+"""What reading a file of anything at all can raise."""
 
 
 def policy_directory(settings: Settings) -> Path:
@@ -51,7 +53,7 @@ class StsFiles:
         for path in self._files():
             try:
                 held = _read(path, now)
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except _NO_POLICY as error:
                 problems.append(f"{path}: {error}")
                 continue
             if held.expires > now:
@@ -102,7 +104,7 @@ class StsFiles:
 
 
 def _read(path: Path, now: float) -> HeldPolicy:
-    """Raises OSError, and ValueError, KeyError or TypeError for what is no policy."""
+    """Raises one of `_NO_POLICY`."""
     with path.open("rb") as file:
         data = file.read(MAX_FILE + 1)
     if len(data) > MAX_FILE:

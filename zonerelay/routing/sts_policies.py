@@ -25,7 +25,7 @@ from zonerelay.routing.answers import DnsAnswer, DnsStatus
 from zonerelay.routing.mta_sts import MAX_POLICY, HeldPolicy, parse_policy, record_id
 from zonerelay.routing.nexthop import Addresses
 from zonerelay.routing.sts_files import Loaded, StsFiles
-from zonerelay.webclient import WebError, fetch
+from zonerelay.webclient import Resolve, Response, WebError, fetch
 
 HTTPS_PORT = 443
 FIRST_WAIT = 10.0
@@ -49,6 +49,12 @@ class Names(Protocol):
     async def txt(self, name: str) -> DnsAnswer[str]: ...
 
     async def addresses(self, name: str, *, ipv6: bool) -> Addresses: ...
+
+
+class Fetch(Protocol):
+    """What `webclient.fetch` does."""
+
+    async def __call__(self, url: str, *, timeout: float, max_size: int, resolve: Resolve) -> Response: ...
 
 
 class Reports(Protocol):
@@ -92,12 +98,14 @@ class StsPolicies:
         *,
         files: StsFiles | None = None,
         port: int = HTTPS_PORT,
+        fetch: Fetch = fetch,
     ) -> None:
         self._names = names
         self._reports = reports
         self._clock = clock
         self._files = files
         self._port = port
+        self._get = fetch
         self._held: OrderedDict[str, HeldPolicy] = OrderedDict()
         self._failures: OrderedDict[str, _Failure] = OrderedDict()
         self._fetching: dict[str, asyncio.Task[None]] = {}
@@ -198,7 +206,7 @@ class StsPolicies:
         async def resolve(name: str) -> Sequence[str]:
             return await self._addresses(zone, name)
 
-        response = await fetch(
+        response = await self._get(
             f"https://{host}{port}/.well-known/mta-sts.txt",
             timeout=FETCH_TIMEOUT,
             max_size=MAX_POLICY,
