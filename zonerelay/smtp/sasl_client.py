@@ -28,6 +28,7 @@ PASSWORD_MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-1", "PLAIN", "LOGIN")
 """The strongest first."""
 
 XOAUTH2 = "XOAUTH2"
+ANY_PASSWORD = "AUTO"  # noqa: S105 - what the configuration calls the choice
 
 MAX_COMMAND = 512
 """Octets of the AUTH command with CRLF; a longer initial response waits for the challenge (RFC 4954 4)."""
@@ -77,8 +78,8 @@ class Mechanism(Protocol):
 
 
 def choose_mechanism(wanted: str, offered: Collection[str]) -> str | None:
-    """`wanted`: a mechanism's name, or "AUTO" for the strongest that takes a password. `None`: none."""
-    candidates = PASSWORD_MECHANISMS if wanted == "AUTO" else (wanted,)
+    """`wanted`: a mechanism's name, or ANY_PASSWORD for the strongest that takes a password. `None`: none."""
+    candidates = PASSWORD_MECHANISMS if wanted == ANY_PASSWORD else (wanted,)
     return next((name for name in candidates if name in offered), None)
 
 
@@ -126,7 +127,7 @@ class Conversation:
             self.done = True
             if self._giving_up is not None:
                 raise self._giving_up
-            if code == 235:
+            if 200 <= code < 300:
                 self.mechanism.accepted()
             return b""
         self._challenges += 1

@@ -1,0 +1,87 @@
+"""Whether a credential may be tried at a zone's smarthost now. Pure: no I/O, `now` is a parameter.
+
+    new ──accepted──▶ proven ──refused──▶ refused ──its pause is over──▶ one try ──accepted──▶ proven
+                                            ▲  │                           │
+                                            │  └─ another secret, another  └─refused: twice as long─┐
+                                            │     configuration, an operator's word: new            │
+                                            └───────────────────────────────────────────────────────┘
+
+Accounts get locked by repeated wrong passwords, so a refusal ends all tries for a pause; log-ins go one at a
+time until one was accepted, and those that were on their way when it was refused are not carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+FIRST_PAUSE = 300.0
+LONGEST_PAUSE = 3600.0
+
+TRY_TIME = 120.0
+"""How long one try after a pause keeps others back, should it never report."""
+
+
+class Account:
+    """One credential at one zone. `problem`: why it cannot log in, in words, `""` while it can.
+
+    `turn`: who logs in while nobody has been accepted yet. `epoch` changes with each refusal.
+    """
+
+    def __init__(self, zone: str, credential: str) -> None:
+        self.zone = zone
+        self.credential = credential
+        self.turn = asyncio.Lock()
+        self.problem = ""
+        self.host = ""
+        self.address = ""
+        self.proven = False
+        self.epoch = 0
+        self.refused = False
+        self._failures = 0
+        self._until = 0.0
+        self._material = ""
+
+    def may_try(self, material: str, now: float) -> bool:
+        """`material` stands for the secrets as they are now. True may be the one try after a pause."""
+        if not self.refused:
+            return True
+        if material != self._material:
+            self.forgive()
+            return True
+        if now < self._until:
+            return False
+        self._until = now + TRY_TIME
+        return True
+
+    def refuse(self, problem: str, *, host: str, address: str, material: str, now: float) -> None:
+        self.problem, self.host, self.address = problem, host, address
+        self.proven = False
+        self.refused = True
+        self.epoch += 1
+        self._material = material
+        self._until = now + min(FIRST_PAUSE * 2.0 ** min(self._failures, 30), LONGEST_PAUSE)
+        self._failures += 1
+
+    def accept(self) -> bool:
+        """True when that is news: there was a problem."""
+        news = bool(self.problem)
+        self.forgive()
+        self.proven = True
+        self.problem = ""
+        return news
+
+    def forgive(self) -> None:
+        """Try as if never refused; the problem stands until a log-in has shown that it is gone."""
+        self.refused = False
+        self._failures = 0
+        self._until = 0.0
+
+    def next_try(self, now: float) -> float | None:
+        """Seconds until the pause is over; `None` when there is none."""
+        return max(0.0, self._until - now) if self.refused else None
+
+
+def digest(*secrets: str) -> str:
+    """What `material` is: enough to see a change, and no secret."""
+    return hashlib.sha256("\0".join(secrets).encode()).hexdigest()

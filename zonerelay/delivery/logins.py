@@ -1,0 +1,237 @@
+"""Credentials at work: which one is for a batch, whether it may be tried, and who is told what came of it.
+
+- A refusal, by a smarthost (`login.py`) or by a token server, bounces nothing. It is told once, is a problem
+  in `status` and metrics, and ends all tries with that credential at that zone for a pause (`accounts.py`).
+  With one credential in the zone it is the destination's trouble, and suspends it; with several it is the
+  message's.
+- A secret that cannot be read, a token server that cannot be reached: mail waits, and the operator is told.
+- Where a token from earlier is refused another is fetched and shown on a new connection, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from zonerelay.config.models import CredentialSettings, ZoneSettings
+from zonerelay.config.secrets import SecretError
+from zonerelay.delivery.accounts import Account, digest
+from zonerelay.delivery.kept_tokens import KeptTokens
+from zonerelay.delivery.login import Dialog, Login, NoLogin, Prepared, StaleTokenError, Stop
+from zonerelay.delivery.oauth import Post, TokenSource, post
+from zonerelay.delivery.oauth_grants import TokenError
+from zonerelay.delivery.secret_files import Secrets
+from zonerelay.delivery.way import Terms
+from zonerelay.model.clock import Clock
+from zonerelay.model.outcome import Scope
+from zonerelay.model.reply import Reply
+from zonerelay.routing.address_patterns import AddressPatterns
+from zonerelay.smtp.sasl_client import Identity
+
+_Session = TypeVar("_Session")
+
+
+class Reports(Protocol):
+    """Who is told; `telemetry.events` has it."""
+
+    def smarthost_login(self, zone: str, credential: str, result: str) -> None:
+        """A log-in was answered: `ok`, `refused` or `failed`; `broken`: it could not even be tried."""
+
+    def login_refused(self, zone: str, credential: str, host: str, reply: str) -> None: ...
+
+    def login_broken(self, zone: str, credential: str, problem: str) -> None: ...
+
+    def login_restored(self, zone: str, credential: str, host: str) -> None: ...
+
+
+class Logins:
+    """One per worker. `resume(zone)`: its mail may be tried again now."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        reports: Reports,
+        environment: Mapping[str, str],
+        *,
+        directory: Path,
+        post: Post = post,
+    ) -> None:
+        self._clock = clock
+        self._reports = reports
+        self._secrets = Secrets(environment)
+        self._kept = KeptTokens(directory)
+        self._post = post
+        self._accounts: dict[tuple[str, str], Account] = {}
+        self._credentials: dict[str, CredentialSettings] = {}
+        self._patterns: dict[str, AddressPatterns] = {}
+        self._tokens: dict[str, TokenSource] = {}
+        self._retired: set[asyncio.Task[None]] = set()
+        self.resume: Callable[[str], None] = _nobody
+
+    # ---- settings and operators ---------------------------------------------------------------
+
+    def configure(self, credentials: Sequence[CredentialSettings], zones: Sequence[ZoneSettings]) -> None:
+        """Go by these from now on; whatever was refused may be tried again. Raises ValueError before that."""
+        patterns = {each.name: AddressPatterns(each.sender) for each in credentials if each.sender}
+        old = self._credentials
+        self._credentials = {each.name: each for each in credentials}
+        self._patterns = patterns
+        self._secrets.forget()
+        for name in [name for name in self._tokens if self._credentials.get(name) != old.get(name)]:
+            self._retire(self._tokens.pop(name))
+        wanted = {(zone.name, name) for zone in zones for name in zone.credentials}
+        for key, account in list(self._accounts.items()):
+            if key not in wanted:
+                del self._accounts[key]
+                continue
+            if self._credentials.get(key[1]) != old.get(key[1]):
+                account.proven = False
+            if account.problem:
+                self.forgive(key[0])
+                self.resume(key[0])
+
+    def forgive(self, zone: str) -> None:
+        """An operator wants it tried now."""
+        for account in self._accounts.values():
+            if account.zone == zone and account.problem:
+                account.forgive()
+                if account.credential in self._tokens:
+                    self._tokens[account.credential].retry_now()
+
+    def problems(self) -> Iterator[str]:
+        """For `status`."""
+        for account in self._accounts.values():
+            if account.problem:
+                where = f" at {account.host}" if account.host else ""
+                who = f"zone {account.zone} cannot log in{where} as {account.credential}"
+                yield f"{who}: {account.problem}"
+
+    def standing(self) -> Iterator[tuple[str, str, bool]]:
+        """Zone, credential and whether it can log in, of those that have tried."""
+        for account in self._accounts.values():
+            if account.proven or account.problem:
+                yield account.zone, account.credential, not account.problem
+
+    async def close(self) -> None:
+        for source in self._tokens.values():
+            await source.close()
+        await asyncio.gather(*self._retired)
+
+    def _retire(self, source: TokenSource) -> None:
+        task = asyncio.get_running_loop().create_task(source.close())
+        self._retired.add(task)
+        task.add_done_callback(self._retired.discard)
+
+    # ---- one batch ----------------------------------------------------------------------------
+
+    def credential_for(self, zone: ZoneSettings, sender: str) -> CredentialSettings:
+        """The zone's first that is for this envelope sender. Raises NoLogin."""
+        for name in zone.credentials:
+            patterns = self._patterns.get(name)
+            if patterns is None or patterns.match(sender):
+                credential = self._credentials.get(name)
+                if credential is not None:
+                    return credential
+        text = f"no credential of zone {zone.name} is for this sender"
+        raise NoLogin(Reply(451, "7.0", text), Scope.LOCAL)
+
+    async def opening(self, terms: Terms, open_with: Callable[[Login], Awaitable[_Session]]) -> _Session:
+        """A session that is logged in. `open_with` connects, and has the log-in `run`. Raises HostTrouble."""
+        login = await self._prepare(terms)
+        try:
+            return await open_with(login)
+        except StaleTokenError as error:
+            return await open_with(await self._prepare(terms, refused=error.token))
+
+    async def _prepare(self, terms: Terms, *, refused: str = "") -> Login:
+        credential = terms.way.credential
+        assert credential is not None
+        zone = terms.zone
+        account = self._accounts.get((zone.name, credential.name))
+        if account is None:
+            account = self._accounts[zone.name, credential.name] = Account(zone.name, credential.name)
+        stop = Stop(account, Scope.HOST if len(zone.credentials) == 1 else Scope.MESSAGE)
+        try:
+            material = await self._material(credential)
+            if not account.may_try(material, self._clock.monotonic()):
+                raise stop.exception()
+            identity, new = await self._identity(credential, refused)
+        except (SecretError, TokenError) as error:
+            final = isinstance(error, TokenError) and error.refused
+            self._broken(account, str(error), await self._material_or_none(credential) if final else None)
+            raise stop.exception() from error
+        # A server may have replaced the refresh token meanwhile.
+        if credential.token_url:
+            material = await self._material_or_none(credential)
+        return Login(self, Prepared(credential, identity, material, terms.tls.mode, stop, new))
+
+    async def _material(self, credential: CredentialSettings) -> str:
+        if credential.token_url:
+            return digest(credential.user, *await self._token_source(credential).material())
+        return digest(credential.user, await self._secrets.get(credential.password))
+
+    async def _material_or_none(self, credential: CredentialSettings) -> str:
+        with contextlib.suppress(SecretError):  # it is told at the next try, which reads it again
+            return await self._material(credential)
+        return ""
+
+    async def _identity(self, credential: CredentialSettings, refused: str) -> tuple[Identity, bool]:
+        """With what to log in, and whether it is certainly not out of date; not with the `refused` token."""
+        if not credential.token_url:
+            return Identity(credential.user, await self._secrets.get(credential.password)), True
+        source = self._token_source(credential)
+        if refused:
+            return Identity(credential.user, await source.another_than(refused)), True
+        token, new = await source.token()
+        return Identity(credential.user, token), new
+
+    def _token_source(self, credential: CredentialSettings) -> TokenSource:
+        source = self._tokens.get(credential.name)
+        if source is None:
+            name = credential.name
+            source = self._tokens[name] = TokenSource(
+                credential,
+                secrets=self._secrets,
+                kept=self._kept,
+                clock=self._clock,
+                warn=lambda text: self._reports.login_broken("", name, text),
+                post=self._post,
+            )
+        return source
+
+    # ---- what came of it ----------------------------------------------------------------------
+
+    def _broken(self, account: Account, problem: str, material: str | None) -> None:
+        """It could not be tried. `material`: with these secrets, which somebody has to correct."""
+        news = problem != account.problem
+        if material is None:
+            account.problem, account.host, account.address = problem, "", ""
+            account.proven = False
+        else:
+            now = self._clock.monotonic()
+            account.refuse(problem, host="", address="", material=material, now=now)
+        self._reports.smarthost_login(account.zone, account.credential, "broken")
+        if news:
+            self._reports.login_broken(account.zone, account.credential, problem)
+
+    def refused(self, account: Account, dialog: Dialog, problem: str, material: str) -> None:
+        now = self._clock.monotonic()
+        account.refuse(problem, host=dialog.who, address=dialog.address, material=material, now=now)
+        self._reports.smarthost_login(account.zone, account.credential, "refused")
+        self._reports.login_refused(account.zone, account.credential, dialog.who, problem)
+
+    def failed(self, account: Account) -> None:
+        self._reports.smarthost_login(account.zone, account.credential, "failed")
+
+    def accepted(self, account: Account, dialog: Dialog) -> None:
+        news = account.accept()
+        self._reports.smarthost_login(account.zone, account.credential, "ok")
+        if news:
+            self._reports.login_restored(account.zone, account.credential, dialog.who)
+
+
+def _nobody(zone: str) -> None:
+    """Until a scheduler listens."""
