@@ -88,6 +88,10 @@ class Sending:
         self.sources.configure(settings.source)
         self.courier.read_authorities_again()
 
+    def problems(self) -> tuple[str, ...]:
+        """For people: what keeps mail from going out as it should."""
+        return self.sources.problems()
+
     async def start(self) -> None:
         """Begin what runs in the background."""
 

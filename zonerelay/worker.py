@@ -28,6 +28,7 @@ from zonerelay.control.explain import Explainer, Suspended
 from zonerelay.control.handler import ControlHandler
 from zonerelay.control.paths import control_socket_path
 from zonerelay.control.server import ControlServer
+from zonerelay.control.source_plans import SourcePlans
 from zonerelay.control.status import StatusBoard, Surface
 from zonerelay.inbound.listener import ListenError
 from zonerelay.inbound.listeners import Listeners
@@ -188,6 +189,7 @@ class Worker:
     async def _open_to_operators(self, store: Store, scheduler: Scheduler, sending: Sending) -> None:
         board = self._build_board(store, scheduler, sending)
         self.metrics.attach_queue(board.queues)
+        self.metrics.attach_sources(sending.sources.penalty_counts)
         self.metrics.declare_zones(self._zones.names)
         assert self._settler is not None
         operations = Operations(
@@ -203,6 +205,7 @@ class Worker:
                 hostname=self.hostname,
                 listeners=lambda: self.settings.listener,
                 suspended=self._suspended,
+                sources=SourcePlans(sending.sources, hostname=self.hostname),
             ),
             redactor=self._redactor,
         )
@@ -351,9 +354,13 @@ class Worker:
             scheduler=scheduler,
             zones=self._zones,
             connections=sending.courier.open_connections,
+            sources=SourcePlans(sending.sources, hostname=self.hostname),
             surface=self._surface,
             clock=self.clock,
         )
+
+    def _sending_problems(self) -> tuple[str, ...]:
+        return () if self._sending is None else self._sending.problems()
 
     def _listener_problems(self) -> tuple[str, ...]:
         return () if self._listeners is None else self._listeners.problems
@@ -365,5 +372,10 @@ class Worker:
             listeners=self.addresses(),
             inbound_connections=0 if self._listeners is None else self._listeners.connections,
             state="draining" if self.draining else "running",
-            problems=(*self.problems, *self._listener_problems(), *([unhealthy] if unhealthy else [])),
+            problems=(
+                *self.problems,
+                *self._listener_problems(),
+                *self._sending_problems(),
+                *([unhealthy] if unhealthy else []),
+            ),
         )

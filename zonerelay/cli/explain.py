@@ -63,6 +63,8 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
     from zonerelay.config.endpoints import parse_listen
     from zonerelay.config.hostname import resolve_hostname
     from zonerelay.control.explain import Explainer
+    from zonerelay.control.source_plans import SourcePlans, Untold
+    from zonerelay.delivery.source_ways import SourceWays
     from zonerelay.model.clock import SystemClock
     from zonerelay.routing.addresses import OwnAddresses
     from zonerelay.routing.mx import MxRouter
@@ -78,6 +80,8 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
     resolver = Resolver(settings.dns, clock)
     own = OwnAddresses(parse_listen(listener.address) for listener in settings.listener)
     router = MxRouter(resolver, hostname=hostname, clock=clock, random=random.Random(), own_addresses=own)
+    sources = SourceWays(clock, Untold())
+    sources.configure(settings.source)
     try:
         explainer = Explainer(
             zones,
@@ -85,6 +89,7 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
             resolver,
             hostname=hostname,
             listeners=lambda: settings.listener,
+            sources=SourcePlans(sources, hostname=hostname),
             relay_running=False,
         )
         return await explainer.explain(request)
@@ -104,12 +109,28 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
         yield "result", Text(f"{found.verdict}: {text.clean(found.unroutable)}", style="red")
     for host in found.hosts:
         yield from _host_facts(host)
+    yield from _source_facts(found, now)
     if found.suspended_until is not None:
         left = text.until(found.suspended_until, now)
         yield "suspended", Text(f"next try {left}: {text.clean(found.suspended_reply)}", style="yellow")
     yield "tls", f"{found.tls}: {_TLS.get(found.tls, '')}"
     yield "EHLO name", found.ehlo_name
     yield "limits", "\n".join(f"{name} = {value}" for name, value in found.limits.items())
+
+
+def _source_facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
+    """Which of the zone's sources it would be, or how they share; and why one is passed over."""
+    certain = any(each.chosen for each in found.sources)
+    for each in found.sources:
+        turn = ("this one" if each.chosen else "not this one") if certain else f"{each.share:.0%} of the mail"
+        yield f"source {each.name}", f"{', '.join(each.addresses)} as {each.ehlo_name}: {turn}"
+        if each.refused_until is not None:
+            what = "its IPv6 was refused" if each.refused_ipv6_only else "refused"
+            over = text.until(each.refused_until, now)
+            line = f"{what} by this destination, used again {over}: {text.clean(each.refused_reply)}"
+            yield "", Text(line, style="yellow")
+        if each.absent:
+            yield "", Text(f"not an address of this machine: {', '.join(each.absent)}", style="yellow")
 
 
 def _route_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from zonerelay.cli import output, text
 from zonerelay.cli.exits import OK
 from zonerelay.cli.relay import connect
-from zonerelay.control.messages import DestinationStatus, RelayStatus, Status, ZoneStatus
+from zonerelay.control.messages import DestinationStatus, RelayStatus, SourcePenalty, Status, ZoneStatus
 
 MAX_SHOWN = 20
 """Destinations in the table; `--json` has them all."""
@@ -34,6 +34,11 @@ def status(arguments: Namespace) -> int:
         console.print(_destinations(shown, time.time()))
         if found.destinations_total > len(shown):
             console.print(f"… and {found.destinations_total - len(shown):,} more destinations")
+    if found.source_penalties:
+        console.print()
+        console.print(_penalties(found.source_penalties[:MAX_SHOWN], time.time()))
+        if len(found.source_penalties) > MAX_SHOWN:
+            console.print(f"… and {len(found.source_penalties) - MAX_SHOWN:,} more refusals of sources")
     return OK
 
 
@@ -61,6 +66,20 @@ def _zones(zones: tuple[ZoneStatus, ...]) -> Table:
         for zone in zones
     ]
     return output.table(columns, rows)
+
+
+def _penalties(penalties: Sequence[SourcePenalty], now: float) -> Table:
+    rows = [
+        (
+            f"{each.source} (IPv6)" if each.ipv6_only else each.source,
+            each.destination,
+            Text(text.until(each.until, now), style="yellow"),
+            text.clean(each.reply),
+        )
+        for each in penalties
+    ]
+    columns = ["source", "refused by", "used again", "reply"]
+    return output.table(columns, rows, cut=("refused by", "reply"))
 
 
 def _destinations(destinations: Sequence[DestinationStatus], now: float) -> Table:

@@ -21,7 +21,7 @@ def check_sources(settings: Settings, report: Report) -> None:
     _check_names(settings.source, report)
     _check_addresses(settings.source, report)
     names = range(len(settings.source))
-    if all(report.sound("source", at, "name") for at in names) and report.sound("source"):
+    if all(report.sound("source", at, "name") for at in names) and ("source",) not in report.wrong:
         for at, zone in enumerate(settings.zone):
             if report.sound("zone", at, "sources"):
                 _check_zone(zone, at, settings.source, report)

@@ -1,7 +1,7 @@
 """`explain`: how mail for an address would travel, asked of the very parts that would carry it.
 
-Nothing is sent: DNS is asked as for real mail, and the source address is what the system's routing table
-says. The same code runs inside the relay and, when none runs, in the command line.
+Nothing is sent: DNS is asked as for real mail, and the source address is the zone's, or what the system's
+routing table says. The same code runs inside the relay and, when none runs, in the command line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.models import ListenerSettings, ZoneSettings
 from zonerelay.config.wording import did_you_mean, in_words
 from zonerelay.control.errors import ControlError
-from zonerelay.control.messages import AddressPlan, Explain, Explanation, HostPlan, RouteCheck
+from zonerelay.control.messages import (
+    AddressPlan,
+    Explain,
+    Explanation,
+    HostPlan,
+    RouteCheck,
+    SourcePlan,
+)
+from zonerelay.control.source_plans import SourcePlans, candidates, own_addresses
 from zonerelay.inbound.header_changes import without
 from zonerelay.inbound.reception import dropped_headers
 from zonerelay.inbound.zone_header import ZoneHeader
@@ -59,6 +67,7 @@ class Explainer:
         hostname: str,
         listeners: Callable[[], Sequence[ListenerSettings]] = tuple,
         suspended: Suspensions = nothing_is_suspended,
+        sources: SourcePlans | None = None,
         relay_running: bool = True,
     ) -> None:
         self._zones = zones
@@ -67,6 +76,7 @@ class Explainer:
         self._hostname = hostname
         self._listeners = listeners
         self._suspended = suspended
+        self._sources = sources
         self._relay_running = relay_running
 
     async def explain(self, request: Explain) -> Explanation:
@@ -76,7 +86,9 @@ class Explainer:
         zone = self._zones.get(choice.zone)
         domain = domain_of(Mailbox(address))
         found = await self._router.route(zone, "" if zone.next_hop else domain)
-        hosts = await self._hosts(zone, found)
+        site = found.site if isinstance(found, Route) else None
+        sources = () if self._sources is None else self._sources.of(zone, site, sender)
+        hosts = await self._hosts(zone, found, sources)
         suspended = self._suspended(found.destination) if isinstance(found, Route) else None
         return Explanation(
             address=address,
@@ -91,7 +103,9 @@ class Explainer:
             unroutable=str(found.outcome.reply) if isinstance(found, Unroutable) else "",
             verdict=found.outcome.verdict.value if isinstance(found, Unroutable) else "",
             tls=zone.tls.value,
-            ehlo_name=zone.ehlo_name or self._hostname,
+            ehlo_name=", ".join(dict.fromkeys(each.ehlo_name for each in candidates(sources)))
+            or zone.ehlo_name
+            or self._hostname,
             limits=_limits(zone),
             suspended_until=suspended.until if suspended else None,
             suspended_reply=suspended.reply if suspended else "",
@@ -102,6 +116,7 @@ class Explainer:
                 )
                 for check in choice.checks
             ),
+            sources=sources,
         )
 
     def _choice(self, request: Explain, address: str, sender: str) -> Choice:
@@ -137,19 +152,21 @@ class Explainer:
             raise ControlError(f'no listener has the address "{address}"{near}')
         return listeners[address]
 
-    async def _hosts(self, zone: ZoneSettings, found: Route | Unroutable) -> tuple[HostPlan, ...]:
+    async def _hosts(
+        self, zone: ZoneSettings, found: Route | Unroutable, sources: Sequence[SourcePlan]
+    ) -> tuple[HostPlan, ...]:
         if isinstance(found, Unroutable):
             return ()
-        return tuple(await asyncio.gather(*(self._host(zone, host) for host in found.hosts)))
+        return tuple(await asyncio.gather(*(self._host(zone, host, sources) for host in found.hosts)))
 
-    async def _host(self, zone: ZoneSettings, host: MxHost) -> HostPlan:
+    async def _host(self, zone: ZoneSettings, host: MxHost, sources: Sequence[SourcePlan]) -> HostPlan:
         addresses = await self._resolver.addresses(host.name, ipv6=zone.ipv6)
         failure = addresses.failure
         return HostPlan(
             name=host.name,
             port=host.port,
             preference=host.preference,
-            addresses=tuple(_address(zone, ip, host.port) for ip in addresses.ips),
+            addresses=tuple(_address(zone, ip, host.port, sources) for ip in addresses.ips),
             problem=failure.reply.text if failure is not None and not addresses.ips else "",
         )
 
@@ -162,10 +179,16 @@ def _mailbox(text: str) -> str:
     return address if "@" in address else f"postmaster@{address}"
 
 
-def _address(zone: ZoneSettings, ip: str, port: int) -> AddressPlan:
+def _address(zone: ZoneSettings, ip: str, port: int, sources: Sequence[SourcePlan]) -> AddressPlan:
     if is_private(ip) and not zone.allow_private_addresses:
         return AddressPlan(
             address=ip, problem="private address, refused: the zone does not set allow_private_addresses"
+        )
+    if sources:
+        own = own_addresses(sources, ipv6=":" in ip)
+        family = "IPv6" if ":" in ip else "IPv4"
+        return AddressPlan(
+            address=ip, source=own, problem="" if own else f"no source has an {family} address"
         )
     try:
         return AddressPlan(address=ip, source=source_address(ip, port))

@@ -233,6 +233,18 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
     reply: str = ""
 
 
+class SourcePenalty(msgspec.Struct, frozen=True, kw_only=True):
+    """A destination (its hosts) has refused a source for its reputation: it is passed over there `until`, or
+    its IPv6 alone.
+    """
+
+    source: str
+    destination: str
+    until: float
+    reply: str
+    ipv6_only: bool = False
+
+
 class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     software: str
     pid: int
@@ -246,10 +258,13 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     destinations: tuple[DestinationStatus, ...]
     destinations_total: int
     problems: tuple[str, ...] = ()
+    source_penalties: tuple[SourcePenalty, ...] = ()
 
 
 class AddressPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """An IP address of a host, and ours that packets to it leave from. `problem`: it would not be used."""
+    """An IP address of a host, and ours that packets to it leave from: several, with commas between, where
+    that depends on the message. `problem`: it would not be used.
+    """
 
     address: str
     source: str = ""
@@ -266,6 +281,23 @@ class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
+class SourcePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A source of the zone and its share of the mail. `chosen`: the mail would go out from it; `None` when
+    that depends on the message. `refused_until`: the destination has refused it; it, or its IPv6, is passed
+    over. `absent`: those of its addresses that this machine has not got.
+    """
+
+    name: str
+    addresses: tuple[str, ...]
+    ehlo_name: str
+    share: float
+    chosen: bool | None = None
+    refused_until: float | None = None
+    refused_reply: str = ""
+    refused_ipv6_only: bool = False
+    absent: tuple[str, ...] = ()
+
+
 class RouteCheck(msgspec.Struct, frozen=True, kw_only=True):
     """What a `[[route]]` says; they count from 1. `unmatched` are the conditions that do not hold."""
 
@@ -278,7 +310,8 @@ class RouteCheck(msgspec.Struct, frozen=True, kw_only=True):
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     """Where mail would go and under which policy. With `unroutable` it would get that reply instead, and
     `verdict` says whether that defers or bounces it. `relay_running` false: read from the configuration.
-    `routes` are those that were asked, up to the one that matches.
+    `routes` are those that were asked, up to the one that matches. `sources` are the zone's, if it has any;
+    `ehlo_name` is theirs, several with commas between where that depends on the message.
     """
 
     address: str
@@ -299,6 +332,7 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     suspended_reply: str = ""
     relay_running: bool = True
     routes: tuple[RouteCheck, ...] = ()
+    sources: tuple[SourcePlan, ...] = ()
 
 
 class End(_Frame, frozen=True, kw_only=True, tag="end"):

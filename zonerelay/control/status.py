@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from zonerelay import __version__
 from zonerelay.config.models import Settings
 from zonerelay.control.messages import DestinationStatus, RelayStatus, ZoneStatus
+from zonerelay.control.source_plans import SourcePlans
 from zonerelay.model.clock import Clock
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.zones import Zones
@@ -42,6 +43,7 @@ class StatusBoard:
         scheduler: Scheduler,
         zones: Zones,
         connections: Callable[[str], int],
+        sources: SourcePlans,
         surface: Callable[[], Surface],
         clock: Clock,
     ) -> None:
@@ -51,6 +53,7 @@ class StatusBoard:
         self._scheduler = scheduler
         self._zones = zones
         self._connections = connections
+        self._sources = sources
         self._surface = surface
         self._clock = clock
         self._started = clock.now()
@@ -106,6 +109,7 @@ class StatusBoard:
             destinations=tuple(destinations[:MAX_DESTINATIONS]),
             destinations_total=len(destinations),
             problems=tuple(surface.problems),
+            source_penalties=self._sources.penalties(),
         )
 
     def _zone(self, queue: ZoneQueue) -> ZoneStatus:
