@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import ssl
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +42,21 @@ class Made:
         )
 
     @property
+    def public_key_der(self) -> bytes:
+        return self.key.public_key().public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+
+    def server_context(self, *above: Made) -> ssl.SSLContext:
+        """A server's that shows this certificate, and those above it."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with tempfile.NamedTemporaryFile() as file:  # the `ssl` module reads files only
+            file.write(self.key_pem + self.pem + b"".join(each.pem for each in above))
+            file.flush()
+            context.load_cert_chain(file.name)
+        return context
+
+    @property
     def fingerprint(self) -> str:
         return self.certificate.fingerprint(hashes.SHA256()).hex()
 
@@ -59,14 +76,17 @@ def make(
     ends: float = NOW + 90 * DAY,
     key: Key | None = None,
     serial: int = 0,
+    issuer: Made | None = None,
+    authority: bool = False,
+    usage: x509.ObjectIdentifier | None = None,
 ) -> Made:
-    """Signed by itself; `names` go into subjectAltName."""
+    """Signed by `issuer`, or by itself; `names` go into subjectAltName, `usage` is the extended one."""
     key = key or ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)] if common_name else [])
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(subject)
+        .issuer_name(subject if issuer is None else issuer.certificate.subject)
         .public_key(key.public_key())
         .serial_number(serial or x509.random_serial_number())
         .not_valid_before(datetime.datetime.fromtimestamp(starts, datetime.UTC))
@@ -75,7 +95,11 @@ def make(
     if names:
         alternative = x509.SubjectAlternativeName([x509.DNSName(name) for name in names])
         builder = builder.add_extension(alternative, critical=not common_name)
-    return Made(builder.sign(key, hashes.SHA256()), key)
+    if authority:
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    if usage is not None:
+        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+    return Made(builder.sign(key if issuer is None else issuer.key, hashes.SHA256()), key)
 
 
 def context_files(made: Sequence[Made], directory: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
