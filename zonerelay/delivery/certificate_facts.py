@@ -80,7 +80,7 @@ def _fits(wanted: str, name: str) -> bool:
         return name.endswith(wanted[1:])
     if name.startswith("*."):
         first, _, rest = wanted.partition(".")
-        return bool(first) and rest == name[2:] and "." in rest
+        return bool(first) and rest == name[2:] and "." in rest and not rest[-1:].isdigit()  # no address
     return _same_address(wanted, name)
 
 
