@@ -10,7 +10,7 @@ import pytest
 
 from zonerelay.config.models import RouteSettings, ZoneSettings
 from zonerelay.model.address import Mailbox
-from zonerelay.model.envelope import Envelope, Origin
+from zonerelay.model.envelope import Envelope, Origin, Priority
 from zonerelay.model.message_id import MessageId
 from zonerelay.routing.route_rules import Headers, Mail
 from zonerelay.routing.zone_notes import MAX_NAMED, MAX_NOTE, MAX_NOTES, zone_notes
@@ -23,8 +23,17 @@ ORIGIN = Origin(
 )
 
 
-def envelope(sender: str = "bounce-17@news.example", origin: Origin = ORIGIN) -> Envelope:
-    return Envelope(id=MessageId("0" * 16), sender=Mailbox(sender), recipients=(), created=0.0, origin=origin)
+def envelope(
+    sender: str = "bounce-17@news.example", origin: Origin = ORIGIN, priority: Priority = Priority.BULK
+) -> Envelope:
+    return Envelope(
+        id=MessageId("0" * 16),
+        sender=Mailbox(sender),
+        recipients=(),
+        created=0.0,
+        origin=origin,
+        priority=priority,
+    )
 
 
 def choice(
@@ -62,6 +71,8 @@ CONDITIONS = [
     (bulk(client=networks("192.0.2.8", "::/0")), False, "client"),
     (bulk(certificate=(FINGERPRINT,)), True, f"certificate matches {FINGERPRINT}"),
     (bulk(certificate=("cd" * 32,)), False, "certificate"),
+    (bulk(priority=("normal", "bulk")), True, "priority matches bulk"),
+    (bulk(priority=("high", "normal")), False, "priority"),
     (bulk(min_size=1000), True, "min_size matches 1000 octets"),
     (bulk(min_size=1001), False, "min_size"),
     (bulk(max_size=1000), True, "max_size matches 1000 octets"),
@@ -85,6 +96,7 @@ def test_each_condition_alone(route: RouteSettings, matches: bool, words: str) -
         listener=ORIGIN.listener,
         client=ORIGIN.client_address,
         certificate=FINGERPRINT,
+        priority="bulk",
         headers=headers,
         size=1000,
     )
@@ -103,13 +115,14 @@ def test_every_option_of_a_route_but_its_zone_is_a_condition() -> None:
 
 @pytest.mark.parametrize("name", [name for name in RouteSettings.__dataclass_fields__ if name != "zone"])
 def test_a_report_of_our_own_matches_by_what_it_has(name: str) -> None:
-    """From <>, from no client; a recipient, a size and a header it has."""
+    """From <>, from no client, of normal priority; a recipient, a size and a header it has."""
     route = next(route for route, matches, _ in CONDITIONS if matches and name in route.conditions)
     own = Origin(protocol="internal")
-    chosen = choice(route, of=envelope("", own), headers=(("X-Stream", "news"),))
-    has = {"recipient", "recipient_domain", "min_size", "max_size", "header"}
+    report = envelope("", own, Priority.NORMAL)
+    chosen = choice(route, of=report, headers=(("X-Stream", "news"),))
+    has = {"recipient", "recipient_domain", "priority", "min_size", "max_size", "header"}
     assert chosen.zone == ("bulk" if name in has else "default")
-    assert choice(bulk(sender=("<>",)), of=envelope("", own)).zone == "bulk"
+    assert choice(bulk(sender=("<>",)), of=report).zone == "bulk"
 
 
 def test_all_conditions_of_a_route_must_match_and_the_first_route_wins() -> None:

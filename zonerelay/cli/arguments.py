@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from zonerelay.config.units import parse_duration, parse_size
 from zonerelay.model.delivery import DeliveryState
+from zonerelay.model.envelope import Priority
 from zonerelay.model.message_id import is_message_id
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ def _explain(commands: Commands) -> None:
     mail.add_argument("--listener", default="", metavar="ADDRESS", help="where it came in")
     mail.add_argument("--client", type=_ip, metavar="IP", help="address of the client")
     mail.add_argument("--certificate", type=_fingerprint, metavar="SHA256", help="shown by the client")
+    mail.add_argument("--priority", default="", choices=[each.value for each in Priority])
     mail.add_argument("--size", type=_size, metavar="SIZE", help="of the message, e.g. 12 MB")
     mail.add_argument(
         "--header",

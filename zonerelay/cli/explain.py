@@ -41,6 +41,7 @@ def explain(arguments: Namespace) -> int:
         listener=arguments.listener,
         client=arguments.client or "",
         certificate=arguments.certificate or "",
+        priority=arguments.priority,
         size=arguments.size,
         headers=tuple(arguments.header),
     )

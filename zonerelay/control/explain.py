@@ -29,6 +29,7 @@ from zonerelay.inbound.reception import dropped_headers
 from zonerelay.inbound.zone_header import ZoneHeader
 from zonerelay.message.headers import Header
 from zonerelay.model.address import Mailbox, domain_of
+from zonerelay.model.envelope import Priority
 from zonerelay.queue.protocols import Router
 from zonerelay.routing.addresses import is_private
 from zonerelay.routing.nexthop import DestinationKey, MxHost, Route, Unroutable
@@ -133,6 +134,7 @@ class Explainer:
             listener="" if listener is None else listener.address,
             client=request.client,
             certificate=request.certificate,
+            priority=request.priority or (Priority.NORMAL if listener is None else listener.priority),
             headers=fields,
             size=request.size,
         )

@@ -93,7 +93,8 @@ class QueueChange(_Request, frozen=True, kw_only=True, tag="queue-change"):
 class Explain(_Request, frozen=True, kw_only=True, tag="explain"):
     """Where mail for an address would go. Nothing is sent. What is not given is unknown, as `size` `None` is.
 
-    `listener` is an address of the configuration, `headers` are names and values.
+    `listener` is an address of the configuration, `headers` are names and values. `priority` empty: the
+    listener's.
     """
 
     address: str
@@ -102,6 +103,7 @@ class Explain(_Request, frozen=True, kw_only=True, tag="explain"):
     listener: str = ""
     client: str = ""
     certificate: str = ""
+    priority: str = ""
     size: int | None = None
     headers: tuple[tuple[str, str], ...] = ()
 

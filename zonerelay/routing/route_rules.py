@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from zonerelay.config.models import RouteSettings
 from zonerelay.model.address import Mailbox, domain_of
+from zonerelay.model.envelope import Priority
 from zonerelay.routing.address_patterns import AddressPatterns
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.networks import Networks
@@ -25,7 +26,17 @@ _ANY = "*"
 class Mail:
     """What conditions look at. `size` is `None` when nobody knows it yet."""
 
-    __slots__ = ("_fields", "certificate", "client", "headers", "listener", "sender", "size", "user")
+    __slots__ = (
+        "_fields",
+        "certificate",
+        "client",
+        "headers",
+        "listener",
+        "priority",
+        "sender",
+        "size",
+        "user",
+    )
 
     def __init__(
         self,
@@ -35,6 +46,7 @@ class Mail:
         listener: str = "",
         client: str = "",
         certificate: str = "",
+        priority: str = Priority.NORMAL,
         headers: Headers = (),
         size: int | None = None,
     ) -> None:
@@ -43,6 +55,7 @@ class Mail:
         self.listener = listener
         self.client = client
         self.certificate = certificate
+        self.priority = priority
         self.headers = headers
         self.size = size
         self._fields: dict[str, list[str]] | None = None
@@ -115,6 +128,9 @@ def _about_mail(route: RouteSettings) -> Iterator[tuple[str, AboutMail]]:
     if route.listener:
         listeners = frozenset(route.listener)
         yield "listener", lambda mail: mail.listener if mail.listener in listeners else ""
+    if route.priority:
+        priorities = frozenset(route.priority)
+        yield "priority", lambda mail: mail.priority if mail.priority in priorities else ""
     if route.user:
         users = frozenset(route.user)
         yield "user", lambda mail: mail.user if mail.user in users or _ANY in users else ""

@@ -102,6 +102,7 @@ class Zones:
             listener=origin.listener,
             client=origin.client_address,
             certificate=origin.certificate,
+            priority=envelope.priority,
             headers=headers,
             size=size,
         )
