@@ -107,7 +107,8 @@ def _values(name: str, values: Sequence[object]) -> str:
 def _zone(zone: ZoneSettings) -> str:
     to = f"to {zone.next_hop}" if zone.next_hop else "to each domain's MX"
     limits = f"{zone.max_connections} connections, {zone.max_connections_per_destination} per destination"
-    return f"zone {zone.name} {to}, tls {zone.tls}, {limits}"
+    sources = f", from {', '.join(zone.sources)}" if zone.sources else ""
+    return f"zone {zone.name} {to}{sources}, tls {zone.tls}, {limits}"
 
 
 def _retry(settings: Settings) -> str:

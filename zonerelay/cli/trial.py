@@ -45,6 +45,7 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
     _backoff(settings.retry.backoff, report)
     try_srs(settings.srs, os.environ, report)
     notes += _dkim(settings, report)
+    notes += _sources(settings)
     return [*notes, *_rights(settings)]
 
 
@@ -178,6 +179,20 @@ def _dkim(settings: Settings, report: Report) -> list[str]:
         assert keys is not None
         notes += keys.advice(time.time())
     return notes
+
+
+def _sources(settings: Settings) -> Iterator[str]:
+    if not settings.source:
+        return
+    from ipaddress import ip_address
+
+    from zonerelay.routing.addresses import is_address_of_this_machine
+
+    for at, source in enumerate(settings.source):
+        for index, ip in enumerate(source.address):
+            if not is_address_of_this_machine(ip_address(ip)):
+                where = f"source[{at}].address[{index}]"
+                yield f"{where}: no interface of this machine has {ip} now: no mail is sent from it till then"
 
 
 def _rights(settings: Settings) -> Iterator[str]:
