@@ -8,7 +8,7 @@ values are put on one line first, whatever they hold, so no value can become a f
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 
 from zonerelay.message.folding import field
@@ -42,6 +42,14 @@ def edit_header(
             if key in lower:
                 block = _edited(block, frozenset((key,)), _new_field(name, value))
     return b"".join(_new_field(name, value) for name, value in add) + block
+
+
+def change_fields(block: bytes, names: frozenset[bytes], change: Callable[[bytes], bytes]) -> bytes:
+    """Each field of these names (in lower case) is what `change` makes of it, with its name and line end."""
+    found = _NO_HEADER.search(block)
+    end = found.end() if found is not None else len(block)
+    changed = _fields(names).sub(lambda field: change(field[0]), block[:end])
+    return changed + block[end:]
 
 
 def _new_field(name: str, value: str) -> bytes:
