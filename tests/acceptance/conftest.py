@@ -21,6 +21,7 @@ NEED_ROOT = [
     "test_dsn_peers.py",
     "test_full_disk.py",
     "test_peers.py",
+    "test_receivers.py",
     "test_sending_servers.py",
 ]
 

@@ -1,0 +1,190 @@
+"""Four real servers as the next hop, each in front of a sink: TLS, SMTPUTF8, 8-bit, BDAT, reports.
+
+What one of them does not offer is stated where it is expected, so that a version that does is noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import smtplib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.certificates import make
+from tests.support.exim import EximSender
+from tests.support.haraka import HarakaReceiver
+from tests.support.opensmtpd import OpenSmtpd
+from tests.support.ports import LOOPBACK
+from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
+from tests.support.process import RelayProcess
+from tests.support.senders import Server, Tls
+from zonerelay.sandbox.sink import Sink
+
+SENDER = "app@example.org"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`tls`: its handshakes succeed. `envid`: its reports have the client's. The rest: what it offers."""
+
+    tls: bool = True
+    utf8: bool = True
+    dsn: bool = True
+    envid: bool = True
+
+
+KINDS = {
+    "postfix": Kind(),
+    "exim": Kind(dsn=False),
+    "opensmtpd": Kind(tls=False, utf8=False, envid=False),
+    "haraka": Kind(dsn=False),
+}
+
+
+@pytest.fixture(params=sorted(KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@contextmanager
+def receiver(kind: str, directory: Path, tools: PostfixTools, next_hop: int) -> Iterator[int]:
+    """A server of the kind that passes on to a port; it offers STARTTLS if it can be told to."""
+    directory.mkdir()
+    certificate, key = make(LOOPBACK, "localhost", common_name=LOOPBACK).write(directory, "server")
+    with ExitStack() as stack:
+        if kind == "postfix":
+            settings = PostfixSettings(next_hop=f"[{LOOPBACK}]:{next_hop}", certificate=certificate, key=key)
+            yield stack.enter_context(PostfixInstance(tools, directory / "postfix", settings)).smtp_port
+            return
+        server = Server(port=next_hop, tls=Tls.NONE)
+        if kind == "exim":
+            yield stack.enter_context(EximSender(directory / "exim").receiving(server))
+            return
+        made = OpenSmtpd if kind == "opensmtpd" else HarakaReceiver
+        own = made(directory / kind, certificate=certificate, key=key)
+        yield stack.enter_context(own.receiving(server))
+
+
+@asynccontextmanager
+async def chain(
+    kind: str, directory: Path, sink: Sink, tools: PostfixTools, *, tls: str = "opportunistic"
+) -> AsyncIterator[RelayProcess]:
+    """Us, the server, the sink."""
+    with (
+        receiver(kind, directory / "receiver", tools, sink.port) as port,
+        RelayProcess(
+            directory / "relay",
+            next_hop=f"{LOOPBACK}:{port}",
+            zone={"tls": tls, "chunking": True, "max_connections": 2},
+            tables={"bounce": {"enabled": True}},
+        ) as relay,
+    ):
+        yield relay
+
+
+def submit(
+    port: int, message: bytes, *recipients: str, mail: tuple[str, ...] = (), wishes: tuple[str, ...] = ()
+) -> None:
+    with smtplib.SMTP(LOOPBACK, port, timeout=20) as client:
+        client.sendmail(SENDER, list(recipients), message, list(mail), list(wishes))
+
+
+def body_of(message: bytes) -> bytes:
+    return message.partition(b"\r\n\r\n")[2]
+
+
+async def test_mail_arrives_unchanged_over_the_best_there_is(
+    kind: str, open_path: Path, sink: Sink, postfix_tools: PostfixTools
+) -> None:
+    text = b"Subject: dots\r\n\r\n.\r\n..two\r\nplain\r\n" + b"x" * 900 + b"\r\n"
+    large = b"Subject: large\r\n\r\n" + b"0123456789abcdef\r\n" * 20_000
+    async with chain(kind, open_path, sink, postfix_tools) as relay:
+        for message in (text, large):
+            recipients = [f"r{number}@example.com" for number in range(3)]
+            await asyncio.to_thread(submit, relay.smtp_port, message, *recipients)
+        await asyncio.to_thread(relay.wait_until_empty)
+        delivered = relay.events("delivered")
+        arrived = await sink.wait_for(2, timeout=60)
+    assert len(delivered) == 6
+    assert {bool(each["tls"]) for each in delivered} == {KINDS[kind].tls}
+    bodies = {body_of(each.body) for each in arrived}
+    assert bodies == {body_of(text), body_of(large)}
+
+
+async def test_eight_bit_text_arrives_unchanged(
+    kind: str, open_path: Path, sink: Sink, postfix_tools: PostfixTools
+) -> None:
+    text = (
+        "Subject: x\r\nMIME-Version: 1.0\r\nContent-Type: text/plain; charset=utf-8\r\n"
+        "Content-Transfer-Encoding: 8bit\r\n\r\nGrüße, 郵便\r\n"
+    ).encode()
+    async with chain(kind, open_path, sink, postfix_tools) as relay:
+        await asyncio.to_thread(submit, relay.smtp_port, text, "b@example.com", mail=("BODY=8BITMIME",))
+        await asyncio.to_thread(relay.wait_until_empty)
+        assert len(relay.events("delivered")) == 1
+        (arrived,) = await sink.wait_for(1, timeout=60)
+    assert body_of(arrived.body) == body_of(text)
+
+
+async def test_an_address_beyond_ascii_goes_where_it_can(
+    kind: str, open_path: Path, sink: Sink, postfix_tools: PostfixTools
+) -> None:
+    recipient = "jörg@example.com"
+
+    def submit_utf8(port: int) -> None:
+        with smtplib.SMTP(LOOPBACK, port, timeout=20) as client:
+            client.ehlo()
+            assert client.sock is not None
+            client.mail(SENDER, ["SMTPUTF8"])
+            client.sock.sendall(f"RCPT TO:<{recipient}>\r\n".encode())  # smtplib's send() is for ASCII
+            assert client.getreply()[0] == 250
+            assert client.data(b"Subject: x\r\n\r\nhello\r\n")[0] == 250
+
+    async with chain(kind, open_path, sink, postfix_tools) as relay:
+        await asyncio.to_thread(submit_utf8, relay.smtp_port)
+        await asyncio.to_thread(relay.wait_until_empty)
+        delivered, bounced = relay.events("delivered"), relay.events("bounced")
+        (arrived,) = await sink.wait_for(1, timeout=60)
+    if KINDS[kind].utf8:
+        assert arrived.recipients == (recipient,)
+        assert not bounced
+    else:
+        assert "5.6.7" in bounced[0]["reply"]
+        assert len(delivered) == 1  # the report
+        assert b"\r\nStatus: 5.6.7\r\n" in arrived.body
+
+
+async def test_reports_are_its_duty_where_it_knows_them_and_ours_elsewhere(
+    kind: str, open_path: Path, sink: Sink, postfix_tools: PostfixTools
+) -> None:
+    async with chain(kind, open_path, sink, postfix_tools) as relay:
+        await asyncio.to_thread(
+            submit,
+            relay.smtp_port,
+            b"Subject: x\r\n\r\nhello\r\n",
+            "b@example.com",
+            mail=("RET=HDRS", "ENVID=Q7"),
+            wishes=("NOTIFY=SUCCESS,FAILURE",),
+        )
+        arrived = await sink.wait_for(2, timeout=60)
+        await asyncio.to_thread(relay.wait_until_empty)
+        ours = relay.events("dsn")
+    (report,) = [each for each in arrived if not each.mail_from]
+    assert report.recipients == (SENDER,)
+    assert bool(ours) is not KINDS[kind].dsn
+    assert (b"\nOriginal-Envelope-Id: Q7\r\n" in report.body) is KINDS[kind].envid
+
+
+async def test_broken_tls_costs_no_mail_where_clear_text_is_allowed_and_leaks_none_where_it_is_not(
+    open_path: Path, sink: Sink, postfix_tools: PostfixTools
+) -> None:
+    async with chain("opensmtpd", open_path, sink, postfix_tools, tls="required") as relay:
+        await asyncio.to_thread(submit, relay.smtp_port, b"Subject: x\r\n\r\nsecret\r\n", "b@example.com")
+        await asyncio.to_thread(relay.wait_for, lambda: bool(relay.events("deferred")), what="the deferral")
+        (deferred,) = relay.events("deferred")
+    assert "TLS" in deferred["reply"]
+    assert not sink.messages

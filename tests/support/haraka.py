@@ -1,0 +1,110 @@
+"""Haraka as a server that takes everything and passes it on, fetched from npm into `.cache`, never installed.
+
+Needs Node and npm on the machine. Two of its dependencies are pinned to versions that every mirror has; its
+optional plug-ins and what would have to be compiled are left out. Its files are below `directory`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.debian import CACHE
+from tests.support.ports import LOOPBACK, free_port, greets, wait_until
+from tests.support.senders import Server
+
+VERSION = "3.1.5"
+NAME = "haraka.test"
+NPM_TIMEOUT = 300.0
+
+_PACKAGE = {
+    "name": "haraka-for-tests",
+    "private": True,
+    "dependencies": {"Haraka": VERSION},
+    "overrides": {"encoding-japanese": "2.2.0", "libqp": "2.1.1"},
+}
+_NPM = ("install", "--no-audit", "--no-fund", "--ignore-scripts", "--omit=optional", "--omit=dev")
+_CONNECTION = "[main]\nsmtputf8=true\n[haproxy]\nhosts[] =\n[headers]\n[max]\n[uuid]\n[message]\n"
+_ACCEPT = """\
+exports.register = function () { this.register_hook('rcpt', 'take') }
+exports.take = function (next, connection) { connection.relaying = true; next(OK) }
+"""
+
+
+class HarakaError(Exception):
+    """It cannot be had or does not start; the text says what to do."""
+
+
+class HarakaReceiver:
+    """`certificate` and `key` make it offer STARTTLS."""
+
+    def __init__(self, directory: Path, *, certificate: Path | None = None, key: Path | None = None) -> None:
+        self.log = directory / "log"
+        self._directory = directory
+        self._home = CACHE / f"haraka-{VERSION}"
+        self._certificate, self._key = certificate, key
+        self._fetch()
+
+    def _fetch(self) -> None:
+        if self._program.exists():
+            return
+        if shutil.which("npm") is None:
+            raise HarakaError("no npm here, which Haraka comes from: apt-get install nodejs npm")
+        self._home.mkdir(parents=True, exist_ok=True)
+        (self._home / "package.json").write_text(json.dumps(_PACKAGE))
+        done = subprocess.run(
+            ["npm", *_NPM], cwd=self._home, capture_output=True, text=True, timeout=NPM_TIMEOUT, check=False
+        )
+        if done.returncode or not self._program.exists():
+            raise HarakaError(f"npm install Haraka@{VERSION} failed:\n{done.stderr[-2000:]}")
+
+    @property
+    def _program(self) -> Path:
+        return self._home / "node_modules" / ".bin" / "haraka"
+
+    @contextmanager
+    def receiving(self, next_hop: Server) -> Iterator[int]:
+        """It listens on a port of its own; what it takes is forwarded to `next_hop` before it answers."""
+        port = free_port()
+        self._lay_out(port, next_hop)
+        with (
+            self.log.open("wb") as log,
+            subprocess.Popen(
+                [str(self._program), "-c", str(self._directory)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            ) as process,
+        ):
+            try:
+                if not wait_until(lambda: greets(port), timeout=30):
+                    raise HarakaError(f"Haraka does not greet:\n{self.log.read_text()[-2000:]}")
+                yield port
+            finally:
+                process.kill()
+
+    def _lay_out(self, port: int, next_hop: Server) -> None:
+        config, plugins = self._directory / "config", self._directory / "plugins"
+        for folder in (config, plugins):
+            folder.mkdir(parents=True, exist_ok=True)
+        (plugins / "take.js").write_text(_ACCEPT)
+        names = ["take", "queue/smtp_forward"]
+        if self._certificate is not None and self._key is not None:
+            shutil.copy(self._certificate, config / "tls_cert.pem")
+            shutil.copy(self._key, config / "tls_key.pem")
+            names.insert(0, "tls")
+        files = {
+            "me": NAME,
+            "smtp.ini": f"listen={LOOPBACK}:{port}\nnodes=0\n",
+            "plugins": "\n".join(names),
+            "smtp_forward.ini": f"host={LOOPBACK}\nport={next_hop.port}\nenable_outbound=true\n",
+            # It reads these without a look whether they are there.
+            "connection.ini": _CONNECTION,
+            "loglevel": "LOGPROTOCOL",
+        }
+        for name, text in files.items():
+            (config / name).write_text(f"{text}\n")
