@@ -11,6 +11,7 @@ from zonerelay.config.listener_advice import listener_advice
 from zonerelay.config.models import Backend, Settings, TlsMode
 from zonerelay.config.route_advice import route_advice
 from zonerelay.config.source_checks import source_advice
+from zonerelay.config.tls_advice import tls_advice
 
 
 def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
@@ -22,6 +23,7 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
         *_zones(settings),
         *route_advice(settings),
         *source_advice(settings),
+        *tls_advice(settings),
         *_admin(settings),
     )
 

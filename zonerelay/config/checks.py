@@ -22,6 +22,7 @@ from zonerelay.config.models import (
 from zonerelay.config.problems import Report
 from zonerelay.config.source_checks import check_sources
 from zonerelay.config.srs_checks import check_srs
+from zonerelay.config.tls_checks import check_tls
 from zonerelay.config.toml_lines import Path
 from zonerelay.config.units import format_size
 from zonerelay.config.wording import did_you_mean, in_words, quoted
@@ -42,6 +43,7 @@ def check(settings: Settings, report: Report) -> Settings:
     check_sources(settings, report)
     check_dkim(settings, report)
     check_srs(settings, report)
+    check_tls(settings, report)
     zones = tuple(_checked_limits(zone, at, report) for at, zone in enumerate(settings.zone))
     return replace(settings, zone=zones)
 
