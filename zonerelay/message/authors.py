@@ -15,6 +15,7 @@ MAX_FROM = 64 * 1024
 _FROM = frozenset((b"from",))
 _PLAIN = re.compile(r"""[^"(),:;<>@\\]*+<[^\s"(),:;<>@\\]++@([^\s"(),:;<>@\\\[\]]++)>""")
 _BARE = re.compile(r"""[^\s"(),:;<>@\\]++@([^\s"(),:;<>@\\\[\]]++)""")
+_DOMAIN = re.compile(r"""[^\s"(),:;<>@\\\[\]]++""")
 # A quoted string, a pair outside of one, a parenthesis, or anything else.
 _TOKEN = re.compile(r"""("(?:[^"\\]|\\.)*+"?)|(\\.?)|([()])|[^"\\()]++""", re.DOTALL)
 # What comes before the colon of a group; then a mailbox, in angle brackets or not.
@@ -43,7 +44,7 @@ def _first_domain(value: str) -> str:
         assert mailbox is not None
         address = mailbox[1] if mailbox[2] is None else mailbox[2]
         domain = "".join(address.rpartition("@")[2].split()) if "@" in address else ""
-        if domain and not domain.startswith("["):
+        if _DOMAIN.fullmatch(domain):
             return domain
         position = max(mailbox.end(), position + 1)
     return ""

@@ -1,0 +1,3 @@
+class Relaxed:
+    @staticmethod
+    def canonicalize_body(body: bytes) -> bytes: ...
