@@ -61,6 +61,8 @@ def summary(settings: Settings, hostname: str) -> Iterator[str]:
     yield f"spool {settings.spool.backend} {settings.spool.path}"
     yield from (_route(route) for route in settings.route)
     yield from (_zone(zone) for zone in settings.zone)
+    if settings.dkim:
+        yield f"dkim {plural(len(settings.dkim), 'key')}"
     yield _retry(settings)
     yield f"bounces {'to the sender' if settings.bounce.enabled else 'off'}"
     yield f"admin {settings.admin.address or 'off'}"
