@@ -122,6 +122,21 @@ def test_an_old_route_is_looked_up_again() -> None:
     assert queue.waiting == 0
 
 
+def test_a_busy_line_does_not_prolong_the_routes_of_its_domains() -> None:
+    queue = make()
+    queue.add([number(1, "a@one.example")], NOW)
+    queue.take_look_ups()
+    queue.found("one.example", route_to("default", "mx", expires=NOW + 60), NOW)
+    for at in range(5):
+        queue.add([number(at + 10, f"b@d{at}.example")], NOW + 10 * at)
+        queue.take_look_ups()
+        queue.found(f"d{at}.example", route_to("default", "mx", expires=NOW + 1000), NOW + 10 * at)
+    start_all(queue, NOW + 59)
+    queue.add([number(99, "a@one.example")], NOW + 61)
+    assert queue.next_work(NOW + 61) is None
+    assert queue.take_look_ups() == ["one.example"]
+
+
 def test_a_route_that_expires_at_once_is_still_used() -> None:
     queue = make()
     queue.add([number(1)], NOW)

@@ -159,11 +159,14 @@ class Destination(Line):
         self.active = 0
         self.in_ring = False
         self.suspension = Suspension(settings)
+        self.usable_until = 0.0
 
     def renew(self, route: Route, zone: ZoneSettings, rates: Rates, now: float) -> None:
         """Go by this route from now on."""
         self.route = route
-        self.usable_until = max(route.expires, now + ROUTE_MIN_USE)
+        until = max(route.expires, now + ROUTE_MIN_USE)
+        # One domain's look-up must not prolong another's route: that one may demand TLS by tomorrow.
+        self.usable_until = min(until, self.usable_until) if self.domains else until
         self.limits: Limits = route.limits_in(zone)
         self.pace: Pace | None = rates.pace(route.site, self.key, self.limits.max_rate)
 
