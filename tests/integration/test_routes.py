@@ -31,6 +31,7 @@ from zonerelay.config.models import (
 from zonerelay.control.client import ControlClient
 from zonerelay.control.errors import ControlError
 from zonerelay.control.messages import Explain, Explanation, QueueTrace, TraceStep
+from zonerelay.model.envelope import Priority
 from zonerelay.sandbox.sink import Sink
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
@@ -260,6 +261,19 @@ async def test_explain_knows_all_that_routes_look_at(tmp_path: Path) -> None:
         assert (named.zone, named.rule, named.reason) == ("vip", 0, "the zone header names it")
         ignored = await explain(tmp_path, listener=here.address, client="192.0.2.1", headers=field)
         assert ignored.zone == "default"
+
+
+async def test_a_listeners_priority_is_its_mails_and_explain_knows_it(tmp_path: Path) -> None:
+    here = listener(priority=Priority.BULK)
+    chosen = standing_still(tmp_path, bulk(priority=("bulk",)), bulk(priority=("high",)), listener=here)
+    async with relay_with(chosen) as running:
+        await running.send("app@example.org", ["b@example.com"], MESSAGE)
+        assert await traced(running, tmp_path) == ["zone=bulk route=1 priority matches bulk"]
+        there = await explain(tmp_path, listener=here.address)
+        assert (there.zone, there.rule, there.reason) == ("bulk", 1, "priority matches bulk")
+        urgent = await explain(tmp_path, listener=here.address, priority="high")
+        assert (urgent.rule, urgent.reason) == (2, "priority matches high")
+        assert (await explain(tmp_path)).zone == "default"
 
 
 async def test_explain_refuses_a_listener_that_is_not_there(tmp_path: Path) -> None:
