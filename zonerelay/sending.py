@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 from zonerelay.config.dkim_checks import read_key_file
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.models import Settings
+from zonerelay.config.srs_checks import srs_secrets
 from zonerelay.delivery.courier import SmtpCourier
 from zonerelay.delivery.exchange import ReadBody
+from zonerelay.delivery.rendering import Renderer
 from zonerelay.delivery.source_ways import SourceWays
+from zonerelay.message.srs import Srs
 from zonerelay.model.clock import Clock
 from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destination_table import DestinationTable
@@ -52,6 +55,7 @@ class Sending:
         self._environment = environment
         self._clock = clock
         self.dkim_keys: DkimKeys | None = None
+        self.srs: Srs | None = None
         self.resolver = Resolver(settings.dns, clock)
         files = StsFiles(policy_directory(settings))
         self._sts = StsPolicies(self.resolver, events.sts, clock, files=files, port=policy_port)
@@ -64,12 +68,14 @@ class Sending:
             sts=self._sts,
         )
         self.sources = SourceWays(clock, events)
+        self._renderer = Renderer(read_body=read_body, events=events, clock=clock)
         self.courier = SmtpCourier(
             settings.delivery,
             hostname=hostname,
             addresses=self.resolver,
             sources=self.sources,
             read_body=read_body,
+            renderer=self._renderer,
             observe_tls=events.outbound_tls,
             clock=clock,
             random=random,
@@ -80,10 +86,13 @@ class Sending:
         """Go by these settings from now on. Raises ValueError before anything has changed."""
         destinations = DestinationTable(settings.destination)
         dkim_keys = build_dkim_keys(settings)
+        srs = build_srs(settings, self._environment)
         if dkim_keys is not None:
             for note in dkim_keys.advice(self._clock.now()):
                 self._events.lifecycle("advice", note=note)
-        self.dkim_keys = dkim_keys
+        self.dkim_keys, self.srs = dkim_keys, srs
+        largest = max((listener.max_header_size for listener in settings.listener), default=0)
+        self._renderer.configure(keys=dkim_keys, srs=srs, max_header_size=largest)
         self.router.configure(destinations)
         self.sources.configure(settings.source)
         self.courier.read_authorities_again()
@@ -109,3 +118,10 @@ def build_dkim_keys(settings: Settings) -> DkimKeys | None:
     from zonerelay.message.dkim_keys import DkimKeys  # noqa: PLC0415
 
     return DkimKeys(settings.dkim, read=read_key_file, ascii_domain=ascii_domain)
+
+
+def build_srs(settings: Settings, environment: Mapping[str, str]) -> Srs | None:
+    """`None` without a domain in [srs]."""
+    if not settings.srs.domain:
+        return None
+    return Srs(settings.srs, srs_secrets(settings.srs, environment))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from zonerelay.config.models import DeliverySettings, SourceSettings, ZoneSettings
 from zonerelay.delivery.courier import SmtpCourier
+from zonerelay.delivery.rendering import Renderer
 from zonerelay.delivery.session import TlsObserver
 from zonerelay.delivery.source_ways import SourceWays
 from zonerelay.model.address import Mailbox
@@ -20,6 +21,9 @@ from zonerelay.model.reply import Reply
 from zonerelay.routing.answers import DnsAnswer, DnsStatus, TlsaRecord
 from zonerelay.routing.nexthop import Addresses, MxHost, Route
 from zonerelay.store.base import CHUNK_SIZE, StoreError
+from zonerelay.telemetry.events import Events, Field
+from zonerelay.telemetry.metrics import Metrics
+from zonerelay.telemetry.redact import Redactor
 
 ZONE = ZoneSettings(allow_private_addresses=True, chunking=True)
 TEXT = b"Subject: test\r\n\r\nHello.\r\n"
@@ -128,6 +132,21 @@ class Names:
         return DnsAnswer(DnsStatus.OK, (self.canonical[name],), 1e12, f"alias {name}" in self.secure)
 
 
+@dataclass
+class Log:
+    """Keeps what is logged."""
+
+    events: list[tuple[str, dict[str, Field]]] = field(default_factory=list)
+
+    def emit(self, level: str, event: str, fields: dict[str, Field]) -> None:
+        self.events.append((event, fields))
+
+
+def make_renderer(bodies: Bodies, *, clock: Clock, log: Log | None = None) -> Renderer:
+    events = Events(log or Log(), Metrics(), Redactor(b"", enabled=False), clock)
+    return Renderer(read_body=bodies.read, events=events, clock=clock)
+
+
 def make_courier(
     bodies: Bodies | None = None,
     *,
@@ -136,14 +155,16 @@ def make_courier(
     clock: Clock | None = None,
     sources: SourceWays | None = None,
     observe_tls: TlsObserver | None = None,
+    renderer: Renderer | None = None,
 ) -> SmtpCourier:
-    clock = clock or ManualClock()
+    clock, bodies = clock or ManualClock(), bodies or Bodies()
     return SmtpCourier(
         settings or DeliverySettings(quit_timeout=0.5),
         hostname="relay.example.org",
         addresses=names or Names(),
         sources=sources or make_sources(clock),
-        read_body=(bodies or Bodies()).read,
+        read_body=bodies.read,
+        renderer=renderer or make_renderer(bodies, clock=clock),
         observe_tls=observe_tls or TlsResults(),
         clock=clock,
         random=random.Random(1),

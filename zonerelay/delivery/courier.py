@@ -11,8 +11,9 @@ Policies:
 - Before MAIL is answered, whatever fails concerns the host: the next one is tried. Afterwards a failure
   is a deferral, because a second host would be asked to take what the first may have taken.
 - All failures of hosts are deferrals, also a 5yz greeting and addresses that are not allowed. Bounced is
-  only what a peer refuses with 5yz, and what it announced it would: a message beyond
-  its SIZE (5.3.4), an address that needs SMTPUTF8 where no host of the route has it (5.6.7).
+  only what a peer refuses with 5yz, and what it announced it would: a message beyond its SIZE (5.3.4), and
+  where no host of the route has the extension, 8-bit content without 8BITMIME (5.6.3), addresses
+  and header fields in UTF-8 without SMTPUTF8 (5.6.7).
 - In a zone with sources the batch has one, and what it says about our address is remembered against it
   (`source_ways.py`). A refusal of our address bounces nothing, and suspends nobody, while another source is
   left: the next attempt goes out from there. A source whose address this machine has not got, or that
@@ -39,6 +40,7 @@ from zonerelay.delivery.chunking import Chunking
 from zonerelay.delivery.errand import Batch, Errand
 from zonerelay.delivery.exchange import ReadBody, carry_out, phase_timeouts, unreadable
 from zonerelay.delivery.pool import Pool
+from zonerelay.delivery.rendering import Renderer, RenderError
 from zonerelay.delivery.session import Session, SessionOpener, TlsObserver
 from zonerelay.delivery.slots import Slot
 from zonerelay.delivery.source_ways import SourceWays, from_elsewhere
@@ -72,6 +74,7 @@ class SmtpCourier:
         addresses: AddressLookup,
         sources: SourceWays,
         read_body: ReadBody,
+        renderer: Renderer,
         observe_tls: TlsObserver,
         clock: Clock,
         random: random_module.Random,
@@ -81,6 +84,7 @@ class SmtpCourier:
         self._timeouts = phase_timeouts(settings)
         self._addresses = addresses
         self._read_body = read_body
+        self._renderer = renderer
         self._random = random
         self._tls = TlsPolicy(clock, remember_broken=settings.remember_broken_tls)
         self._planner = TlsPlanner(addresses)
@@ -93,6 +97,8 @@ class SmtpCourier:
         errand = Errand(Terms(batch.zone, batch.route, ANY_WAY), batch, self._read_body)
         progress = errand.progress
         try:
+            if self._renderer.changes(batch.zone):
+                errand.send(await self._renderer.render(batch.zone, batch.message))
             await errand.body.open()
             if batch.zone.sources:
                 await self._attempt_from_sources(errand)
@@ -100,6 +106,8 @@ class SmtpCourier:
                 await self._attempt(errand)
         except StoreError as error:
             progress.settle_open(_local(unreadable(error)))
+        except RenderError as error:
+            progress.settle_open(_local(error.reply))
         except Exception as error:  # noqa: BLE001  DESIGN rule 3: unknown trouble is temporary
             context = {"message": f"delivery of {batch.message.id} failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)

@@ -1,7 +1,8 @@
 """One batch on its way: its progress, its body, and the transaction that fits the next peer.
 
 Here it is decided who is asked at a peer: who is still open, whom the peer's extensions can serve, and how
-many its limits allow.
+many its limits allow. A message is never converted for a peer that lacks what it needs: that would break its
+signatures (RFC 6152 3, RFC 6531 3.6 leave it to the relay).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from zonerelay.config.models import ZoneSettings
 from zonerelay.delivery.chunking import chunked
 from zonerelay.delivery.exchange import Body, ReadBody
 from zonerelay.delivery.limits import within_limits
-from zonerelay.delivery.progress import Progress
+from zonerelay.delivery.progress import NO_8BITMIME, NO_SMTPUTF8, Progress
+from zonerelay.delivery.rendering import Rendered
 from zonerelay.delivery.session import Session
 from zonerelay.delivery.way import Terms
 from zonerelay.model.delivery import Delivery
@@ -40,7 +42,9 @@ class Batch(Protocol):
 
 
 class Errand:
-    """`source_unfit`: its source has no address here, or none in common with the hosts. `family_missed`: that
+    """`message` is what is sent: the batch's own, or what the zone makes of it.
+
+    `source_unfit`: its source has no address here, or none in common with the hosts. `family_missed`: that
     is so with one host at least. `address_blamed`: somebody has refused the source's address for what it is.
     """
 
@@ -52,6 +56,7 @@ class Errand:
         "body",
         "family_missed",
         "left_out",
+        "message",
         "progress",
         "source_unfit",
         "terms",
@@ -59,6 +64,7 @@ class Errand:
 
     def __init__(self, terms: Terms, batch: Batch, read_body: ReadBody) -> None:
         self.batch = batch
+        self.message = batch.message
         self.terms = terms
         self.progress = Progress(batch.deliveries)
         self.body = Body(read_body, batch.message)
@@ -70,9 +76,13 @@ class Errand:
         self.left_out = False
         """True when the peer's limits kept somebody out of the latest transaction."""
 
+    def send(self, rendered: Rendered) -> None:
+        """This instead of the stored message; before anything is sent."""
+        self.message, self._read_body = rendered.message, rendered.read_body
+        self.body = Body(self._read_body, self.message)
+
     def transaction(self, session: Session) -> Transaction | None:
         """For those who are open and whom this peer can serve; `None` when there are none."""
-        batch = self.batch
         asking = self._servable(session)
         self.left_out = False
         if session.capabilities.limits is not NO_LIMITS:
@@ -80,37 +90,43 @@ class Errand:
         self._asking = asking
         if not asking:
             return None
-        deliveries: Sequence[Delivery] = batch.deliveries
+        deliveries: Sequence[Delivery] = self.batch.deliveries
         if len(asking) < len(deliveries):
             deliveries = [deliveries[index] for index in asking]
         if session.chunking:
-            transaction = chunked(session, batch.message, deliveries, self.body)
+            transaction = chunked(session, self.message, deliveries, self.body)
             if transaction is not None:
                 return transaction
-        return Transaction(batch.message, deliveries, session.capabilities, session.peer)
+        return Transaction(self.message, deliveries, session.capabilities, session.peer)
 
     async def reopen_body(self) -> None:
         await self.body.close()
-        self.body = Body(self._read_body, self.batch.message)
+        self.body = Body(self._read_body, self.message)
         await self.body.open()
 
     def record(self, transaction: Transaction, session: Session) -> None:
         self.progress.record(self._asking, transaction, session.peer)
 
     def _servable(self, session: Session) -> list[int]:
-        message, progress, capabilities = self.batch.message, self.progress, session.capabilities
+        message, progress, capabilities = self.message, self.progress, session.capabilities
         refusal = too_large(message, capabilities)
         if refusal is not None:
             progress.refuse_open(refusal, session.peer)
-        elif not capabilities.smtputf8 and not self._is_ascii():
-            sender_needs = needs_smtputf8(message.envelope.sender)
-            needy = [
-                i for i in progress.open if sender_needs or needs_smtputf8(self.batch.deliveries[i].recipient)
-            ]
-            if needy:
-                progress.unsupported(needy, session.peer)
-                return [index for index in progress.open if index not in needy]
-        return progress.open
+            return progress.open
+        servable = progress.open
+        if not capabilities.smtputf8 and not self._is_ascii():
+            servable = self._without_smtputf8(session)
+        if message.eight_bit and not capabilities.eight_bit_mime:
+            progress.unsupported(servable, NO_8BITMIME, session.peer)
+            return []
+        return servable
+
+    def _without_smtputf8(self, session: Session) -> list[int]:
+        wanted, needy = self.progress.open, self.progress.open
+        if not needs_smtputf8(self.message):
+            needy = [index for index in wanted if not self.batch.deliveries[index].recipient.isascii()]
+        self.progress.unsupported(needy, NO_SMTPUTF8, session.peer)
+        return [index for index in wanted if index not in needy] if needy else wanted
 
     def _within_limits(self, servable: list[int], session: Session) -> list[int]:
         asking = within_limits(session, self.batch.deliveries, servable)
@@ -123,4 +139,5 @@ class Errand:
         for delivery in self.batch.deliveries:
             if not delivery.recipient.isascii():
                 return False
-        return self.batch.message.envelope.sender.isascii()
+        envelope = self.message.envelope
+        return envelope.sender.isascii() and not envelope.smtputf8

@@ -16,7 +16,8 @@ from zonerelay.model.reply import Reply
 from zonerelay.smtp.transaction import Peer, Transaction
 
 OVERFLOW = Reply(452, "5.3", "more recipients or commands than the peer takes in one transaction")
-NOT_UTF8 = Reply(550, "6.7", "the host does not support SMTPUTF8, which the addresses need")
+NO_8BITMIME = Reply(550, "6.3", "the host does not support 8BITMIME, which the message needs")
+NO_SMTPUTF8 = Reply(550, "6.7", "the host does not support SMTPUTF8, which the addresses or the header need")
 
 
 class Progress:
@@ -38,7 +39,7 @@ class Progress:
     def host_failed(self, host: str, trouble: HostTrouble) -> None:
         """Nobody was asked there; that the next host cannot be asked either outweighs what another said.
 
-        What is our own trouble outweighs nothing.
+        What is our own trouble outweighs nothing that was said about the mail's being deferred.
         """
         outcome = Outcome(
             Verdict.DEFERRED,
@@ -53,7 +54,9 @@ class Progress:
             self._suppose(outcome)
         else:
             for index in self.open:
-                self._tentative[index] = self._tentative[index] or outcome
+                known = self._tentative[index]
+                if known is None or known.verdict is Verdict.BOUNCED:
+                    self._tentative[index] = outcome
 
     def refuse_open(self, reply: Reply, peer: Peer) -> None:
         """The peer announced that it would refuse the message, so it is not asked."""
@@ -61,10 +64,10 @@ class Progress:
             Outcome(Verdict.BOUNCED, reply, Scope.MESSAGE, peer.host, peer.address, peer.tls, local=True)
         )
 
-    def unsupported(self, indices: Sequence[int], peer: Peer) -> None:
-        """This host cannot take these addresses; final only when every host of the route says so."""
+    def unsupported(self, indices: Sequence[int], reply: Reply, peer: Peer) -> None:
+        """This host lacks what these need; final only when every host of the route does."""
         outcome = Outcome(
-            Verdict.BOUNCED, NOT_UTF8, Scope.RECIPIENT, peer.host, peer.address, peer.tls, local=True
+            Verdict.BOUNCED, reply, Scope.RECIPIENT, peer.host, peer.address, peer.tls, local=True
         )
         for index in indices:
             if self._tentative[index] is None:

@@ -20,8 +20,7 @@ Policies:
   does not come the outcome is a deferral `in_doubt` (RFC 1047).
 - A server that offers DSN gets the client's wishes for reports (`dsn_relay.py`), and reporting success is its
   duty from then on (`Outcome.dsn_passed`); one that does not gets none of them.
-- 8-bit content goes out as it is when 8BITMIME is missing, without BODY: servers that clear
-  the eighth bit are extinct, and rewriting would break signatures (Exim and qmail do the same).
+- Whether a peer can be sent this message at all (SIZE, 8BITMIME, SMTPUTF8) is for the caller to know before.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
@@ -69,8 +67,15 @@ class Peer:
     tls: str = ""
 
 
-def needs_smtputf8(mailbox: Mailbox) -> bool:
-    return not mailbox.isascii()
+def needs_smtputf8(message: Message) -> bool:
+    """Whoever it is for: because of its sender, or of UTF-8 in the header of a message that was declared so.
+
+    RFC 6531 3.6, RFC 6532 3.2. Of a very long header, only what the message remembers of it is looked at.
+    """
+    envelope = message.envelope
+    if not envelope.sender.isascii():
+        return True
+    return envelope.smtputf8 and not all(name.isascii() and text.isascii() for name, text in message.headers)
 
 
 def too_large(message: Message, capabilities: Capabilities) -> Reply | None:

@@ -228,46 +228,6 @@ async def test_message_beyond_the_announced_size_is_not_sent(
     assert not any(command.startswith("MAIL") for command in sink.commands)
 
 
-async def test_eight_bit_message_is_declared_where_offered_and_sent_unchanged_elsewhere(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    bodies = Bodies("Subject: ü\r\n\r\nü\r\n".encode())
-    message = make_message(bodies.body, eight_bit=True)
-    courier = start_courier(bodies)
-    for offered in (True, False):
-        sink = await start_sink(Manners(eight_bit_mime=offered))
-        [outcome] = await courier.deliver(make_batch(message, route_to(sink.port)))
-        assert outcome.verdict is D
-        assert ("BODY=8BITMIME" in sink.messages[0].parameters) is offered
-        assert sink.messages[0].body == bodies.body
-
-
-async def test_non_ascii_address_goes_only_where_smtputf8_is_offered(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    plain, capable = await start_sink(Manners(smtputf8=False)), await start_sink()
-    courier = start_courier()
-    message = make_message(recipients=["a@example.com", "ü@example.com"])
-    both = await courier.deliver(make_batch(message, route_to(plain.port, capable.port)))
-    assert [outcome.verdict for outcome in both] == [D, D]
-    assert plain.messages[0].recipients == ("a@example.com",)
-    assert capable.messages[0].recipients == ("ü@example.com",)
-    assert "SMTPUTF8" in capable.messages[0].parameters
-    neither = await courier.deliver(make_batch(message, route_to(plain.port)))
-    assert [outcome.verdict for outcome in neither] == [D, B]
-    assert neither[1].reply.status == "5.6.7"
-
-
-async def test_non_ascii_address_is_deferred_while_a_host_could_not_be_asked(
-    start_sink: StartSink, start_courier: StartCourier
-) -> None:
-    plain, down = await start_sink(Manners(smtputf8=False)), await start_sink(Manners(greeting="421 busy"))
-    message = make_message(sender="ü@example.org")
-    for ports in ((plain.port, down.port), (down.port, plain.port)):
-        [outcome] = await start_courier().deliver(make_batch(message, route_to(*ports)))
-        assert outcome.verdict is F
-
-
 @pytest.mark.parametrize("garbage", [b"hello\r\n", b"250-" + b"x" * 9000, b"999 what\r\n", b"\xff\xfe\r\n"])
 async def test_peer_that_talks_nonsense_is_a_deferral(
     start_peer: StartPeer, start_courier: StartCourier, garbage: bytes

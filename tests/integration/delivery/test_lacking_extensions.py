@@ -1,0 +1,131 @@
+"""Hosts without 8BITMIME or SMTPUTF8: who is asked instead, and what is returned to the sender."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.integration.delivery.conftest import StartCourier, StartSink
+from tests.support.mail import Bodies, Names, make_batch, make_message, route_to
+from zonerelay.model.envelope import Body
+from zonerelay.model.outcome import Verdict
+from zonerelay.sandbox.conversation import Manners
+
+D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
+TEXT = "Subject: x\r\n\r\nü\r\n".encode()
+BUSY = Manners(greeting="421 busy")
+NO_8BIT = Manners(eight_bit_mime=False)
+NO_UTF8 = Manners(smtputf8=False)
+HELO_ONLY = Manners(esmtp=False)
+
+
+async def test_eight_bit_content_is_declared_and_arrives_as_it_is(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    bodies, sink = Bodies(TEXT), await start_sink()
+    [outcome] = await start_courier(bodies).deliver(
+        make_batch(make_message(TEXT, eight_bit=True), route_to(sink.port))
+    )
+    assert outcome.verdict is D
+    assert "BODY=8BITMIME" in sink.messages[0].parameters
+    assert sink.messages[0].body == TEXT
+
+
+@pytest.mark.parametrize("manners", [NO_8BIT, HELO_ONLY, replace(NO_8BIT, pipelining=False)])
+async def test_eight_bit_content_goes_to_the_host_that_takes_it_and_else_back(
+    start_sink: StartSink, start_courier: StartCourier, manners: Manners
+) -> None:
+    plain, capable = await start_sink(manners), await start_sink()
+    courier = start_courier(Bodies(TEXT))
+    message = make_message(TEXT, eight_bit=True, recipients=["a@example.com", "b@example.com"])
+    both = await courier.deliver(make_batch(message, route_to(plain.port, capable.port)))
+    assert [outcome.verdict for outcome in both] == [D, D]
+    assert capable.messages[0].body == TEXT
+    neither = await courier.deliver(make_batch(message, route_to(plain.port)))
+    assert [(o.verdict, o.reply.code, o.reply.status) for o in neither] == [(B, 550, "5.6.3")] * 2
+    assert all(outcome.local and outcome.host for outcome in neither)
+    assert not any(command.startswith("MAIL") for command in plain.commands)
+
+
+async def test_what_is_only_declared_is_taken_everywhere(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink(HELO_ONLY)
+    ascii_text = b"Subject: x\r\n\r\nx\r\n"
+    message = make_message(ascii_text, declared=Body.EIGHT_BIT, smtputf8=True)
+    [outcome] = await start_courier(Bodies(ascii_text)).deliver(make_batch(message, route_to(sink.port)))
+    assert outcome.verdict is D
+    assert sink.messages[0].parameters == ""
+
+
+async def test_non_ascii_address_goes_only_where_smtputf8_is_offered(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    plain, capable = await start_sink(NO_UTF8), await start_sink()
+    courier = start_courier()
+    message = make_message(recipients=["a@example.com", "ü@example.com"])
+    both = await courier.deliver(make_batch(message, route_to(plain.port, capable.port)))
+    assert [outcome.verdict for outcome in both] == [D, D]
+    assert plain.messages[0].recipients == ("a@example.com",)
+    assert capable.messages[0].recipients == ("ü@example.com",)
+    assert "SMTPUTF8" in capable.messages[0].parameters
+    neither = await courier.deliver(make_batch(message, route_to(plain.port)))
+    assert [outcome.verdict for outcome in neither] == [D, B]
+    assert neither[1].reply.status == "5.6.7"
+
+
+HEADERS = [
+    (True, (("Subject", "ü"),), B, "UTF-8 in the header of a message that was declared so"),
+    (True, (("Sübject", "u"),), B, "in a name"),
+    (True, (("Subject", "u"),), D, "declared, and not used"),
+    (False, (("Subject", "\ufffd"),), D, "octets that nobody declared are 8-bit content"),
+]
+
+
+@pytest.mark.parametrize(
+    ("declared", "headers", "verdict", "reason"), HEADERS, ids=[row[3] for row in HEADERS]
+)
+async def test_utf8_in_the_header_needs_smtputf8_too(
+    start_sink: StartSink,
+    start_courier: StartCourier,
+    declared: bool,
+    headers: tuple[tuple[str, str], ...],
+    verdict: Verdict,
+    reason: str,
+) -> None:
+    plain, capable = await start_sink(NO_UTF8), await start_sink()
+    courier = start_courier(Bodies(TEXT))
+    message = replace(make_message(TEXT, eight_bit=True, smtputf8=declared), headers=headers)
+    [outcome] = await courier.deliver(make_batch(message, route_to(plain.port)))
+    assert outcome.verdict is verdict, reason
+    if verdict is B:
+        assert outcome.reply.status == "5.6.7"
+        [outcome] = await courier.deliver(make_batch(message, route_to(plain.port, capable.port)))
+        assert outcome.verdict is D
+        assert "SMTPUTF8" in capable.messages[0].parameters
+
+
+async def test_each_recipient_is_told_what_was_missing(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink(Manners(smtputf8=False, eight_bit_mime=False))
+    message = make_message(TEXT, eight_bit=True, recipients=["a@example.com", "ü@example.com"])
+    outcomes = await start_courier(Bodies(TEXT)).deliver(make_batch(message, route_to(sink.port)))
+    assert [outcome.reply.status for outcome in outcomes] == ["5.6.3", "5.6.7"]
+
+
+@pytest.mark.parametrize("lacking", [NO_UTF8, NO_8BIT])
+async def test_nobody_is_given_up_while_a_host_could_not_be_asked(
+    start_sink: StartSink, start_courier: StartCourier, lacking: Manners
+) -> None:
+    plain, down = await start_sink(lacking), await start_sink(BUSY)
+    message = make_message(TEXT, sender="ü@example.org", eight_bit=True)
+    for ports in ((plain.port, down.port), (down.port, plain.port)):
+        [outcome] = await start_courier(Bodies(TEXT)).deliver(make_batch(message, route_to(*ports)))
+        assert outcome.verdict is F
+    named = route_to(25, host="mx.example.com", preferences=[7], literal=False).hosts
+    route = route_to(plain.port)
+    route = replace(route, hosts=(*route.hosts, *named))
+    [outcome] = await start_courier(Bodies(TEXT), names=Names()).deliver(make_batch(message, route))
+    assert outcome.verdict is F, "a host whose name cannot be looked up might take it"
