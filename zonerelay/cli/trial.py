@@ -42,6 +42,9 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
     for at, route in enumerate(settings.route):
         _patterns(route.sender, ("route", at, "sender"), report)
         _patterns(route.recipient, ("route", at, "recipient"), report)
+    for at, destination in enumerate(settings.destination):
+        _patterns(destination.domain, ("destination", at, "domain"), report)
+        _patterns(destination.mx, ("destination", at, "mx"), report)
     _backoff(settings.retry.backoff, report)
     try_srs(settings.srs, os.environ, report)
     notes += _dkim(settings, report)

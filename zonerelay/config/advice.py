@@ -5,6 +5,7 @@ Shown by `zonerelay check-config` and logged at start. One sentence each, `path.
 
 from __future__ import annotations
 
+from zonerelay.config.destination_checks import destination_advice
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.hostname import is_fully_qualified
 from zonerelay.config.listener_advice import listener_advice
@@ -24,6 +25,7 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
         *route_advice(settings),
         *source_advice(settings),
         *tls_advice(settings),
+        *destination_advice(settings),
         *_admin(settings),
     )
 

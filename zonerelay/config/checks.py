@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zonerelay.config.destination_checks import check_destination_zones, check_destinations
 from zonerelay.config.dkim_checks import check_dkim
 from zonerelay.config.endpoints import ListenAddress, parse_listen
 from zonerelay.config.listener_checks import check_listeners
@@ -37,6 +38,7 @@ def check(settings: Settings, report: Report) -> Settings:
     if _names_are_sound(settings, report):
         _check_zone_names(settings.zone, report)
         _check_route_zones(settings, report)
+        check_destination_zones(settings, report)
     _check_route_conditions(settings.route, report)
     _check_route_listeners(settings, report)
     _check_retry(settings, report)
@@ -44,6 +46,7 @@ def check(settings: Settings, report: Report) -> Settings:
     check_dkim(settings, report)
     check_srs(settings, report)
     check_tls(settings, report)
+    check_destinations(settings, report)
     zones = tuple(_checked_limits(zone, at, report) for at, zone in enumerate(settings.zone))
     return replace(settings, zone=zones)
 
