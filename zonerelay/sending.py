@@ -17,6 +17,7 @@ from zonerelay.config.models import Settings
 from zonerelay.config.srs_checks import srs_secrets
 from zonerelay.delivery.courier import SmtpCourier
 from zonerelay.delivery.exchange import ReadBody
+from zonerelay.delivery.logins import Logins, senders_of, token_directory
 from zonerelay.delivery.rendering import Renderer
 from zonerelay.delivery.source_ways import SourceWays
 from zonerelay.message.srs import Srs
@@ -68,12 +69,15 @@ class Sending:
             sts=self._sts,
         )
         self.sources = SourceWays(clock, events)
+        self.logins = Logins(clock, events.smarthosts, environment, directory=token_directory(settings))
+        events.metrics.smarthosts.attach(self.logins.standing)
         self._renderer = Renderer(read_body=read_body, events=events, clock=clock)
         self.courier = SmtpCourier(
             settings.delivery,
             hostname=hostname,
             addresses=self.resolver,
             sources=self.sources,
+            logins=self.logins,
             read_body=read_body,
             renderer=self._renderer,
             observe_tls=events.outbound_tls,
@@ -87,6 +91,7 @@ class Sending:
         destinations = DestinationTable(settings.destination)
         dkim_keys = build_dkim_keys(settings)
         srs = build_srs(settings, self._environment)
+        senders = senders_of(settings.credential)
         if dkim_keys is not None:
             for note in dkim_keys.advice(self._clock.now()):
                 self._events.lifecycle("advice", note=note)
@@ -95,11 +100,12 @@ class Sending:
         self._renderer.configure(keys=dkim_keys, srs=srs, max_header_size=largest)
         self.router.configure(destinations)
         self.sources.configure(settings.source)
+        self.logins.configure(settings.credential, senders, settings.zone)
         self.courier.read_authorities_again()
 
     def problems(self) -> tuple[str, ...]:
         """For people: what keeps mail from going out as it should."""
-        return self.sources.problems()
+        return (*self.sources.problems(), *self.logins.problems())
 
     async def start(self) -> None:
         """Begin what runs in the background."""
@@ -107,6 +113,7 @@ class Sending:
     async def close(self) -> None:
         """Say goodbye to peers, end what runs in the background."""
         await self.courier.close()
+        await self.logins.close()
         await self._sts.close()
         await self.resolver.close()
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from zonerelay.config.models import DeliverySettings, SourceSettings, ZoneSettings
+from zonerelay.config.models import CredentialSettings, DeliverySettings, SourceSettings, ZoneSettings
 from zonerelay.delivery.courier import SmtpCourier
+from zonerelay.delivery.errand import Turn
+from zonerelay.delivery.logins import Logins, Reports, senders_of
 from zonerelay.delivery.rendering import Renderer
 from zonerelay.delivery.session import TlsObserver
 from zonerelay.delivery.source_ways import SourceWays
@@ -24,6 +27,7 @@ from zonerelay.store.base import CHUNK_SIZE, StoreError
 from zonerelay.telemetry.events import Events, Field
 from zonerelay.telemetry.metrics import Metrics
 from zonerelay.telemetry.redact import Redactor
+from zonerelay.telemetry.smarthosts import SmarthostEvents, SmarthostMetrics
 
 ZONE = ZoneSettings(allow_private_addresses=True, chunking=True)
 TEXT = b"Subject: test\r\n\r\nHello.\r\n"
@@ -57,6 +61,7 @@ class Batch:
     route: Route
     message: Message
     deliveries: tuple[Delivery, ...]
+    turn: Turn | None = None
 
 
 def make_batch(message: Message, route: Route, zone: ZoneSettings = ZONE) -> Batch:
@@ -147,6 +152,20 @@ def make_renderer(bodies: Bodies, *, clock: Clock, log: Log | None = None) -> Re
     return Renderer(read_body=bodies.read, events=events, clock=clock)
 
 
+def make_logins(
+    clock: Clock,
+    *credentials: CredentialSettings,
+    reports: Reports | None = None,
+    environment: Mapping[str, str] | None = None,
+    directory: Path = Path("/nowhere"),
+    zone: ZoneSettings = ZONE,
+) -> Logins:
+    reports = reports or SmarthostEvents(Log().emit, SmarthostMetrics(), Redactor(b"", enabled=False))
+    logins = Logins(clock, reports, environment or {}, directory=directory)
+    logins.configure(credentials, senders_of(credentials), [zone])
+    return logins
+
+
 def make_courier(
     bodies: Bodies | None = None,
     *,
@@ -156,6 +175,7 @@ def make_courier(
     sources: SourceWays | None = None,
     observe_tls: TlsObserver | None = None,
     renderer: Renderer | None = None,
+    logins: Logins | None = None,
 ) -> SmtpCourier:
     clock, bodies = clock or ManualClock(), bodies or Bodies()
     return SmtpCourier(
@@ -163,6 +183,7 @@ def make_courier(
         hostname="relay.example.org",
         addresses=names or Names(),
         sources=sources or make_sources(clock),
+        logins=logins or make_logins(clock),
         read_body=bodies.read,
         renderer=renderer or make_renderer(bodies, clock=clock),
         observe_tls=observe_tls or TlsResults(),

@@ -18,6 +18,9 @@ Policies:
   (`source_ways.py`). A refusal of our address bounces nothing, and suspends nobody, while another source is
   left: the next attempt goes out from there. A source whose address this machine has not got, or that
   shares no family with the hosts, makes way for the next one at once.
+- Hosts that were found dead lately are tried last (`host_order.py`). In a zone with credentials the batch has
+  one, and is sent on connections that were logged in with it; why nobody can log in is why it waits
+  (`logins.py`). A next hop that wants a log-in nobody configured bounces nothing (`unasked.py`).
 - What a peer limits with LIMITS (RFC 9422) is sent in several transactions, and on several connections to the
   same host as long as each one brings somebody further.
 - Unknown trouble is a deferral of scope LOCAL, and goes to the event loop's exception handler.
@@ -29,16 +32,18 @@ from __future__ import annotations
 
 import asyncio
 import random as random_module
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from itertools import groupby
 from typing import Protocol
 
 from zonerelay.config.models import DeliverySettings
 from zonerelay.delivery.chunking import Chunking
-from zonerelay.delivery.errand import Batch, Errand
+from zonerelay.delivery.errand import Batch, Errand, NoTurnError
 from zonerelay.delivery.exchange import ReadBody, carry_out, phase_timeouts, unreadable
+from zonerelay.delivery.host_order import HostOrder
+from zonerelay.delivery.login import NoLogin
+from zonerelay.delivery.logins import Logins
 from zonerelay.delivery.pool import Pool
 from zonerelay.delivery.rendering import Renderer, RenderError
 from zonerelay.delivery.session import Session, SessionOpener, TlsObserver
@@ -47,7 +52,7 @@ from zonerelay.delivery.source_ways import SourceWays, from_elsewhere
 from zonerelay.delivery.sources import HostTrouble, NoSource, SourceTrouble
 from zonerelay.delivery.tls import TlsPolicy
 from zonerelay.delivery.tls_plan import TlsaLookup, TlsPlan, TlsPlanner
-from zonerelay.delivery.way import ANY_WAY, Terms
+from zonerelay.delivery.way import ANY_WAY, Terms, Way
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
@@ -73,6 +78,7 @@ class SmtpCourier:
         hostname: str,
         addresses: AddressLookup,
         sources: SourceWays,
+        logins: Logins,
         read_body: ReadBody,
         renderer: Renderer,
         observe_tls: TlsObserver,
@@ -80,15 +86,18 @@ class SmtpCourier:
         random: random_module.Random,
     ) -> None:
         self._sources = sources
+        self._logins = logins
         self._max_hosts = settings.max_hosts_per_attempt
         self._timeouts = phase_timeouts(settings)
         self._addresses = addresses
         self._read_body = read_body
         self._renderer = renderer
-        self._random = random
+        self._order = HostOrder(clock, random)
         self._tls = TlsPolicy(clock, remember_broken=settings.remember_broken_tls)
         self._planner = TlsPlanner(addresses)
-        self._opener = SessionOpener(settings, self._tls, hostname=hostname, observe_tls=observe_tls)
+        self._opener = SessionOpener(
+            settings, self._tls, hostname=hostname, observe_tls=observe_tls, logins=logins
+        )
         self._chunking = Chunking(clock)
         self._pool = Pool(quit_timeout=settings.quit_timeout)
 
@@ -100,6 +109,8 @@ class SmtpCourier:
             if self._renderer.changes(batch.zone):
                 errand.send(await self._renderer.render(batch.zone, batch.message))
             await errand.body.open()
+            if batch.zone.credentials or batch.zone.next_hop_share:
+                errand.terms = Terms(batch.zone, batch.route, self._way_to_next_hop(batch))
             if batch.zone.sources:
                 await self._attempt_from_sources(errand)
             else:
@@ -108,6 +119,10 @@ class SmtpCourier:
             progress.settle_open(_local(unreadable(error)))
         except RenderError as error:
             progress.settle_open(_local(error.reply))
+        except NoTurnError:
+            pass  # what peers have said so far stands; who is still open is tried again later
+        except NoLogin as trouble:
+            progress.host_failed("", trouble)
         except Exception as error:  # noqa: BLE001  DESIGN rule 3: unknown trouble is temporary
             context = {"message": f"delivery of {batch.message.id} failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
@@ -135,6 +150,15 @@ class SmtpCourier:
     def open_connections(self, zone: str) -> int:
         return self._pool.open_connections(zone)
 
+    def _way_to_next_hop(self, batch: Batch) -> Way:
+        """Raises NoLogin."""
+        zone, credential = batch.zone, None
+        if zone.credentials:
+            credential = self._logins.credential_for(zone, batch.message.envelope.sender)
+        return Way(
+            credential=credential, host=self._order.first_of(batch.route) if zone.next_hop_share else ""
+        )
+
     async def _attempt(self, errand: Errand) -> None:
         session = self._pool.take(errand.terms)
         if session is not None:
@@ -151,7 +175,7 @@ class SmtpCourier:
             if way is None or way.source is None:
                 errand.progress.host_failed("", NoSource(batch.zone.name))
                 return
-            errand.terms = Terms(batch.zone, batch.route, way)
+            errand.terms = Terms(batch.zone, batch.route, errand.terms.way.from_source(way))
             errand.source_unfit = errand.family_missed = False
             await self._attempt(errand)
             if not errand.source_unfit:
@@ -182,11 +206,13 @@ class SmtpCourier:
                         try:
                             session = await self._opener.open(terms, host, ip, slot, plan)
                         except HostTrouble as trouble:
+                            self._order.troubled(host, ip, trouble)
                             self._failed(trouble, host, errand)
-                            if errand.source_unfit:
+                            if errand.source_unfit or isinstance(trouble, NoLogin):
                                 return
                             break
                         slot = None  # the session's now
+                        self._order.talked(host, ip)
                         if terms.way.source is not None:
                             self._sources.bound(terms.way.source, ip)
                         self._chunking.allow(session)
@@ -213,24 +239,26 @@ class SmtpCourier:
         """Hosts and addresses to try; a host that cannot be found counts as one that was tried."""
         left = self._max_hosts
         found = False
-        for host in self._in_order(errand.batch.route.hosts):
+        dead: list[tuple[MxHost, str, TlsPlan]] = []
+        for host in self._order.hosts(errand.terms):
             known = await self._addresses_of(host, errand)
             plan = await self._plan(host, known, errand) if known.ips else None
-            ips = known.ips if plan is not None else ()
-            for ip in ips[:left]:
-                found = True
-                assert plan is not None
-                yield host, ip, plan
-            left -= max(len(ips), 1)
+            if plan is None:
+                left -= 1
+            else:
+                for ip in known.ips:
+                    if left > 0 and self._order.is_down(host, ip):
+                        dead.append((host, ip, plan))
+                    elif left > 0:
+                        found = True
+                        left -= 1
+                        yield host, ip, plan
             if left <= 0:
                 break
+        for endpoint in dead[:left]:
+            found = True
+            yield endpoint
         errand.source_unfit = errand.source_unfit or (errand.family_missed and not found)
-
-    def _in_order(self, hosts: tuple[MxHost, ...]) -> Iterator[MxHost]:
-        for _, equal in groupby(hosts, key=lambda host: host.preference):
-            group = list(equal)
-            self._random.shuffle(group)
-            yield from group
 
     async def _addresses_of(self, host: MxHost, errand: Errand) -> Addresses:
         found = Addresses((host.name,)) if host.literal else await self._looked_up(host, errand)
@@ -274,6 +302,9 @@ class SmtpCourier:
                 transaction = errand.transaction(session)
                 if transaction is None:
                     break
+                if errand.batch.turn is not None and not await errand.batch.turn.take():
+                    in_step = True
+                    raise NoTurnError
                 session.transactions += 1
                 await carry_out(transaction, session.wire, errand.body, self._timeouts)
                 errand.record(transaction, session)

@@ -17,12 +17,24 @@ from zonerelay.delivery.limits import within_limits
 from zonerelay.delivery.progress import NO_8BITMIME, NO_SMTPUTF8, Progress
 from zonerelay.delivery.rendering import Rendered
 from zonerelay.delivery.session import Session
+from zonerelay.delivery.unasked import spared
 from zonerelay.delivery.way import Terms
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.routing.nexthop import Route
 from zonerelay.smtp.extensions import NO_LIMITS
 from zonerelay.smtp.transaction import Transaction, needs_smtputf8, too_large
+
+
+class Turn(Protocol):
+    """Of a rate: one is taken before each transaction."""
+
+    async def take(self) -> bool:
+        """Wait for it; false when it would be too long, never for the first."""
+
+
+class NoTurnError(Exception):
+    """No further transaction may begin soon."""
 
 
 class Batch(Protocol):
@@ -39,6 +51,9 @@ class Batch(Protocol):
 
     @property
     def deliveries(self) -> tuple[Delivery, ...]: ...
+
+    @property
+    def turn(self) -> Turn | None: ...
 
 
 class Errand:
@@ -105,6 +120,8 @@ class Errand:
         await self.body.open()
 
     def record(self, transaction: Transaction, session: Session) -> None:
+        if not transaction.delivered and self.batch.zone.next_hop:
+            transaction.outcomes = spared(transaction.outcomes, self.batch.zone.name)
         self.progress.record(self._asking, transaction, session.peer)
 
     def _servable(self, session: Session) -> list[int]:

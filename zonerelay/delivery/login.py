@@ -17,6 +17,7 @@ from typing import Protocol
 from zonerelay.config.models import CredentialSettings, TlsMode
 from zonerelay.delivery.accounts import Account
 from zonerelay.delivery.sources import HostTrouble
+from zonerelay.delivery.tls_check import ENCRYPTED
 from zonerelay.model.outcome import Scope
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.extensions import Capabilities
@@ -110,9 +111,12 @@ class Login:
         self._identity = prepared.identity
         self._epoch = self._account.epoch
 
-    async def run(self, dialog: Dialog, capabilities: Capabilities, *, tls: str, verified: bool) -> None:
-        """On a connection with EHLO done. Raises HostTrouble (also NoLogin) and StaleTokenError."""
-        self._check_tls(dialog, tls=tls, verified=verified)
+    async def run(self, dialog: Dialog, capabilities: Capabilities, *, security: str) -> None:
+        """On a connection with EHLO done. `security` as in `tls_check.Proof`.
+
+        Raises HostTrouble (also NoLogin) and StaleTokenError.
+        """
+        self._check_tls(dialog, security)
         credential = self._prepared.credential
         wanted = XOAUTH2 if credential.token_url else credential.mechanism.value.upper()
         name = choose_mechanism(wanted, capabilities.auth)
@@ -126,11 +130,11 @@ class Login:
         async with self._account.turn:
             await self._log_in(dialog, name)
 
-    def _check_tls(self, dialog: Dialog, *, tls: str, verified: bool) -> None:
-        if not tls:
+    def _check_tls(self, dialog: Dialog, security: str) -> None:
+        if security == "none":
             text = f"{dialog.who} has no TLS, and nobody logs in in clear text"
             raise HostTrouble(Reply(451, "7.4", text), address=dialog.address)
-        if not verified and self._prepared.mode is not TlsMode.REQUIRED:
+        if security == ENCRYPTED and self._prepared.mode is not TlsMode.REQUIRED:
             text = f"the certificate of {dialog.who} was not verified, so nobody logs in there"
             raise HostTrouble(Reply(451, "7.5", text), address=dialog.address)
 

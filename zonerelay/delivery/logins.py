@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from zonerelay.config.models import CredentialSettings, ZoneSettings
+from zonerelay.config.models import CredentialSettings, Settings, ZoneSettings
 from zonerelay.config.secrets import SecretError
 from zonerelay.delivery.accounts import Account, digest
 from zonerelay.delivery.kept_tokens import KeptTokens
@@ -32,19 +32,22 @@ from zonerelay.routing.address_patterns import AddressPatterns
 from zonerelay.smtp.sasl_client import Identity
 
 _Session = TypeVar("_Session")
+Senders = Mapping[str, AddressPatterns]
 
 
 class Reports(Protocol):
-    """Who is told; `telemetry.events` has it."""
+    """Who is told; `telemetry.smarthosts` has it."""
 
-    def smarthost_login(self, zone: str, credential: str, result: str) -> None:
-        """A log-in was answered: `ok`, `refused` or `failed`; `broken`: it could not even be tried."""
+    def answered(self, zone: str, result: str) -> None:
+        """`ok`, `refused` or `failed`; `broken`: it could not even be tried."""
 
-    def login_refused(self, zone: str, credential: str, host: str, reply: str) -> None: ...
+    def refused(self, zone: str, credential: str, host: str, reply: str) -> None: ...
 
-    def login_broken(self, zone: str, credential: str, problem: str) -> None: ...
+    def broken(self, zone: str, credential: str, problem: str) -> None: ...
 
-    def login_restored(self, zone: str, credential: str, host: str) -> None: ...
+    def restored(self, zone: str, credential: str, host: str) -> None: ...
+
+    def token_trouble(self, credential: str, problem: str) -> None: ...
 
 
 class Logins:
@@ -66,19 +69,20 @@ class Logins:
         self._post = post
         self._accounts: dict[tuple[str, str], Account] = {}
         self._credentials: dict[str, CredentialSettings] = {}
-        self._patterns: dict[str, AddressPatterns] = {}
+        self._patterns: Senders = {}
         self._tokens: dict[str, TokenSource] = {}
         self._retired: set[asyncio.Task[None]] = set()
         self.resume: Callable[[str], None] = _nobody
 
     # ---- settings and operators ---------------------------------------------------------------
 
-    def configure(self, credentials: Sequence[CredentialSettings], zones: Sequence[ZoneSettings]) -> None:
-        """Go by these from now on; whatever was refused may be tried again. Raises ValueError before that."""
-        patterns = {each.name: AddressPatterns(each.sender) for each in credentials if each.sender}
+    def configure(
+        self, credentials: Sequence[CredentialSettings], senders: Senders, zones: Sequence[ZoneSettings]
+    ) -> None:
+        """Go by these from now on; whatever was refused may be tried again. `senders`: see below."""
         old = self._credentials
         self._credentials = {each.name: each for each in credentials}
-        self._patterns = patterns
+        self._patterns = senders
         self._secrets.forget()
         for name in [name for name in self._tokens if self._credentials.get(name) != old.get(name)]:
             self._retire(self._tokens.pop(name))
@@ -197,7 +201,7 @@ class Logins:
                 secrets=self._secrets,
                 kept=self._kept,
                 clock=self._clock,
-                warn=lambda text: self._reports.login_broken("", name, text),
+                warn=lambda text: self._reports.token_trouble(name, text),
                 post=self._post,
             )
         return source
@@ -213,24 +217,34 @@ class Logins:
         else:
             now = self._clock.monotonic()
             account.refuse(problem, host="", address="", material=material, now=now)
-        self._reports.smarthost_login(account.zone, account.credential, "broken")
+        self._reports.answered(account.zone, "broken")
         if news:
-            self._reports.login_broken(account.zone, account.credential, problem)
+            self._reports.broken(account.zone, account.credential, problem)
 
     def refused(self, account: Account, dialog: Dialog, problem: str, material: str) -> None:
         now = self._clock.monotonic()
         account.refuse(problem, host=dialog.who, address=dialog.address, material=material, now=now)
-        self._reports.smarthost_login(account.zone, account.credential, "refused")
-        self._reports.login_refused(account.zone, account.credential, dialog.who, problem)
+        self._reports.answered(account.zone, "refused")
+        self._reports.refused(account.zone, account.credential, dialog.who, problem)
 
     def failed(self, account: Account) -> None:
-        self._reports.smarthost_login(account.zone, account.credential, "failed")
+        self._reports.answered(account.zone, "failed")
 
     def accepted(self, account: Account, dialog: Dialog) -> None:
         news = account.accept()
-        self._reports.smarthost_login(account.zone, account.credential, "ok")
+        self._reports.answered(account.zone, "ok")
         if news:
-            self._reports.login_restored(account.zone, account.credential, dialog.who)
+            self._reports.restored(account.zone, account.credential, dialog.who)
+
+
+def senders_of(credentials: Sequence[CredentialSettings]) -> Senders:
+    """Whom each is for, of those that are not for everybody. Raises ValueError."""
+    return {each.name: AddressPatterns(each.sender) for each in credentials if each.sender}
+
+
+def token_directory(settings: Settings) -> Path:
+    """Where refresh tokens are kept that cannot be written to where they came from: beside the spool."""
+    return settings.spool.path.parent / "refresh-tokens"
 
 
 def _nobody(zone: str) -> None:

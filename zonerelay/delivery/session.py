@@ -20,12 +20,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import aiosmtplib
 
 from zonerelay.config.models import DeliverySettings
+from zonerelay.delivery.login import Login
+from zonerelay.delivery.logins import Logins
 from zonerelay.delivery.slots import Slot
 from zonerelay.delivery.sources import HostTrouble, display_address, open_socket
 from zonerelay.delivery.tls import TlsPolicy
@@ -94,8 +97,15 @@ class SessionOpener:
     """Opens sessions. Raises HostTrouble; whatever it raises, no socket stays open."""
 
     def __init__(
-        self, settings: DeliverySettings, tls: TlsPolicy, *, hostname: str, observe_tls: TlsObserver
+        self,
+        settings: DeliverySettings,
+        tls: TlsPolicy,
+        *,
+        hostname: str,
+        observe_tls: TlsObserver,
+        logins: Logins,
     ) -> None:
+        self._logins = logins
         self._settings = settings
         self._tls = tls
         self._hostname = hostname
@@ -103,26 +113,39 @@ class SessionOpener:
 
     async def open(self, terms: Terms, host: MxHost, ip: str, slot: Slot, plan: TlsPlan) -> Session:
         """The session takes the slot and releases it with its socket; if this raises, it is the caller's."""
+        if terms.way.credential is None:
+            return await self._open_as_planned(terms, host, ip, slot, plan)
+
+        def open_with(login: Login) -> Awaitable[Session]:
+            return self._open_as_planned(terms, host, ip, slot, plan, login=login)
+
+        return await self._logins.opening(terms, open_with)
+
+    async def _open_as_planned(
+        self, terms: Terms, host: MxHost, ip: str, slot: Slot, plan: TlsPlan, *, login: Login | None = None
+    ) -> Session:
         key = f"{host.name}:{host.port}"
         zone, why = terms.zone.name, ""
         if plan.may_fall_back and self._tls.is_broken(key):
-            session = await self._open(terms, host, ip, plan.in_clear(), slot)
+            session = await self._open(terms, host, ip, plan.in_clear(), slot, login=login)
         else:
             try:
-                session = await self._open(terms, host, ip, plan, slot)
+                session = await self._open(terms, host, ip, plan, slot, login=login)
             except TlsTrouble as trouble:
                 if not plan.may_fall_back:
                     self._observe(zone, plan.level, "failed")
                     raise
                 why = trouble.reply.text
                 self._tls.remember_broken(key)
-                session = await self._open(terms, host, ip, plan.in_clear(), slot)
+                session = await self._open(terms, host, ip, plan.in_clear(), slot, login=login)
         if plan.encrypts:
             result = "ok" if session.security != IN_CLEAR.security else "fallback"
             self._observe(zone, plan.level, result, host=host.name, why=why)
         return session
 
-    async def _open(self, terms: Terms, host: MxHost, ip: str, plan: TlsPlan, slot: Slot) -> Session:
+    async def _open(
+        self, terms: Terms, host: MxHost, ip: str, plan: TlsPlan, slot: Slot, *, login: Login | None
+    ) -> Session:
         zone = terms.zone
         timeout = self._settings.connect_timeout
         sock = await open_socket(zone, host.name, ip, host.port, timeout=timeout, source=terms.way.source)
@@ -130,6 +153,8 @@ class SessionOpener:
         greeter = _Greeter(sock, host, ip, plan, ehlo_name=ehlo_name, settings=self._settings, tls=self._tls)
         try:
             capabilities = await greeter.run()
+            if login is not None:
+                await login.run(greeter, capabilities, security=greeter.proof.security)
             wire = Wire(greeter.open_transport(), asyncio.get_running_loop(), slot.release)
         except BaseException:
             greeter.abort()
@@ -156,7 +181,7 @@ class _Greeter:
         self.proof = IN_CLEAR
         self.tls_words = ""
         """The version of TLS, and what the certificate was worth, where it was asked: "TLSv1.3 dane"."""
-        self._who = self.address if host.literal else f"{host.name} ({self.address})"
+        self.who = self.address if host.literal else f"{host.name} ({self.address})"
         self._sock = sock
         self._settings = settings
         self._plan = plan
@@ -183,7 +208,7 @@ class _Greeter:
         if not capabilities.starttls:
             if self._plan.may_fall_back:
                 return capabilities
-            text = f"{self._who} does not offer STARTTLS, and {self._plan.why}"
+            text = f"{self.who} does not offer STARTTLS, and {self._plan.why}"
             raise TlsTrouble(Reply(451, "7.4", text), address=self.address)
         if not await self._start_tls():
             return capabilities
@@ -206,6 +231,17 @@ class _Greeter:
                 Reply(451, "4.2", f"{self.address} closed the connection"), address=self.address
             )
         return self._transport
+
+    async def say(self, line: bytes) -> tuple[int, str]:
+        """A line of a log-in: what comes back, whatever it is. Raises HostTrouble."""
+        try:
+            code, text = await self._client.execute_command(line, timeout=self._settings.ehlo_timeout)
+        except aiosmtplib.SMTPResponseException as error:  # its text is what the server said, maybe a secret
+            text = f"{self.address} answered AUTH with what is no reply"
+            raise HostTrouble(Reply(451, "5.0", text), address=self.address) from error
+        except (aiosmtplib.SMTPException, OSError) as error:
+            raise self._trouble("AUTH", error) from error
+        return code, text
 
     def abort(self) -> None:
         self._client.close()
@@ -238,7 +274,7 @@ class _Greeter:
             if self._plan.may_fall_back and self._client.is_connected:
                 return False
             said = f"{error.code} {printable(error.message)}" if error.code > 0 else printable(error.message)
-            text = f"{self._who} refused STARTTLS: {said}; {self._plan.why}"
+            text = f"{self.who} refused STARTTLS: {said}; {self._plan.why}"
             raise TlsTrouble(Reply(451, "7.4", text), address=self.address) from error
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._broken_handshake(error) from error
@@ -251,7 +287,7 @@ class _Greeter:
         try:
             self.proof = prove(self._plan, tls, now=self._tls.now())
         except WrongPeerError as error:
-            raise self._tls_trouble(f"{self._who}: {error}") from error
+            raise self._tls_trouble(f"{self.who}: {error}") from error
         worth = self.proof.security
         self.tls_words = f"{tls.version()} {worth}" if worth != ENCRYPTED else tls.version()
 
@@ -269,7 +305,7 @@ class _Greeter:
         self._transport = cast(asyncio.Transport, self._client.transport)
 
     def _broken_handshake(self, error: Exception) -> TlsTrouble:
-        return self._tls_trouble(f"TLS with {self._who} failed: {handshake_words(error)}")
+        return self._tls_trouble(f"TLS with {self.who} failed: {handshake_words(error)}")
 
     def _tls_trouble(self, text: str) -> TlsTrouble:
         if not self._plan.may_fall_back:
@@ -286,4 +322,5 @@ class _Greeter:
             detail, text = "4.2", f"timed out waiting for the reply of {self.address} to {phase}"
         else:
             detail, text = "4.2", f"{self.address} failed at {phase}: {printable(str(error))}"
-        return HostTrouble(Reply(451, detail, text), address=self.address, said=said)
+        down = phase != "AUTH" and (said is None or said.is_permanent)
+        return HostTrouble(Reply(451, detail, text), address=self.address, said=said, down=down)

@@ -6,7 +6,7 @@ credential by `logins.py`, the host by `smarthost_ways.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zonerelay.config.models import CredentialSettings, SourceSettings, ZoneSettings
 from zonerelay.routing.nexthop import DestinationKey, Limits, Route, TlsDemand
@@ -32,6 +32,12 @@ class Way:
             credential = "" if self.credential is None else self.credential.name
             family = "/4" if self.ipv4_only else ""
             object.__setattr__(self, "key", f"{source}{family} {credential} {self.host}")
+
+    def from_source(self, chosen: Way) -> Way:
+        """The same from another source, as `source_ways.py` has chosen it."""
+        if self is ANY_WAY:
+            return chosen
+        return replace(self, source=chosen.source, ipv4_only=chosen.ipv4_only)
 
 
 ANY_WAY = Way()

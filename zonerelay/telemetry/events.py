@@ -20,6 +20,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.telemetry.metrics import Metrics
 from zonerelay.telemetry.mta_sts import StsEvents
 from zonerelay.telemetry.redact import Redactor
+from zonerelay.telemetry.smarthosts import SmarthostEvents
 
 Field = str | int | float | bool | None
 
@@ -39,6 +40,7 @@ class Events:
         self._redact = redactor
         self._clock = clock
         self.sts = StsEvents(sink.emit, metrics.sts, redactor)
+        self.smarthosts = SmarthostEvents(sink.emit, metrics.smarthosts, redactor)
 
     def accepted(self, message: Message, *, bare_lf: int = 0, bare_cr: int = 0) -> None:
         """A 250 is about to be sent: the message is durable."""

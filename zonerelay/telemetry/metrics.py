@@ -29,6 +29,7 @@ from zonerelay.telemetry.instruments import (
     LabelledCounter,
 )
 from zonerelay.telemetry.mta_sts import StsCounters
+from zonerelay.telemetry.smarthosts import SmarthostMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DKIM_RESULTS = ("signed", "no_key", "failed")
@@ -184,6 +185,7 @@ class Metrics:
         )
         self._policy = Histogram("zonerelay_policy_seconds", "Answers of policies.", POLICY_BUCKETS)
         self.sts = StsCounters()
+        self.smarthosts = SmarthostMetrics()
         self._registry = self._build_registry()
 
         # Called for every connection and write, so without a step in between.
@@ -197,6 +199,7 @@ class Metrics:
         ProcessCollector(registry=registry)
         Info("zonerelay", "This relay.", registry=registry).info({"version": __version__})
         registry.register(self.sts)
+        registry.register(self.smarthosts)
         registry.register(
             Instruments(
                 self._accepted,
