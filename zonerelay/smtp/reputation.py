@@ -11,6 +11,8 @@ on the number of connections do not either: they pass by themselves.
 A reply that is not understood blames nobody. All patterns are bounded: a stranger wrote the text.
 """
 
+# ruff: noqa: E501  (a reply is a line)
+
 from __future__ import annotations
 
 import re
