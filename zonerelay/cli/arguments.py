@@ -66,6 +66,7 @@ def build() -> argparse.ArgumentParser:
     _json(resolve)
     _user(commands)
     _certificates(commands)
+    _dkim(commands)
     commands.add_parser("sandbox", help="relay and scriptable sink on loopback: watch mail flow")
     commands.add_parser("version", help="print the version")
     return parser
@@ -210,6 +211,30 @@ def _certificates(commands: Commands) -> None:
     )
     signed.add_argument("--force", action="store_true", help="replace files that exist")
     _json(signed)
+
+
+def _dkim(commands: Commands) -> None:
+    dkim = commands.add_parser("dkim", help="keys that sign mail")
+    verbs = dkim.add_subparsers(dest="verb", required=True, metavar="VERB")
+    new = verbs.add_parser(
+        "new",
+        help="make a key; print its DNS record and its lines for the configuration",
+        description="Make a key; print its DNS record and its lines for the configuration.",
+        allow_abbrev=False,
+    )
+    new.add_argument("--domain", required=True, metavar="DOMAIN", help="domain that signs, as in From")
+    new.add_argument(
+        "--selector",
+        required=True,
+        metavar="NAME",
+        help='name of the key, such as "s2026"; a new one each time',
+    )
+    new.add_argument(
+        "--algorithm", choices=("rsa", "ed25519"), default="rsa", help="rsa has 2048 bits (default)"
+    )
+    new.add_argument("--out", type=Path, required=True, metavar="FILE", help="file for the private key")
+    _json(new)
+    _json(_command(verbs, "check", "compare every key with its record in DNS"))
 
 
 def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> Filter:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import json
-import os
-import secrets
 import socket
 import sys
 from argparse import Namespace
@@ -24,6 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from zonerelay.cli import output, text
 from zonerelay.cli.exits import OK, USAGE, CliError
+from zonerelay.cli.new_files import refuse_existing, write_new
 from zonerelay.cli.relay import config_path
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.models import Settings
@@ -58,10 +57,10 @@ def self_signed(arguments: Namespace) -> int:
     names = [_name(name) for name in arguments.name or _own_names(arguments.config)]
     paths = _paths(arguments, _written(names[0]))
     if not arguments.force:
-        _refuse_existing(*paths)
+        refuse_existing(*paths, hint="--force replaces it")
     issued = issue(names, datetime.datetime.now(datetime.UTC), days=arguments.days)
-    _write(paths[1], issued.key_pem, 0o600)
-    _write(paths[0], issued.certificate_pem, 0o644)
+    write_new(paths[1], issued.key_pem, 0o600)
+    write_new(paths[0], issued.certificate_pem, 0o644)
     if arguments.json:
         _print_json(issued, names, paths)
     else:
@@ -143,30 +142,6 @@ def _paths(arguments: Namespace, name: str) -> tuple[Path, Path]:
     stem = name.replace("*", "wildcard").replace(":", "-")
     directory = (arguments.out or Path()).absolute()
     return directory / f"{stem}.pem", directory / f"{stem}.key"
-
-
-def _refuse_existing(*paths: Path) -> None:
-    for path in paths:
-        if path.is_symlink() or path.exists():
-            raise CliError(f"{path} exists already: --force replaces it")
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(path)
-        except OSError:
-            new.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise CliError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _written(name: Name) -> str:

@@ -81,6 +81,10 @@ def _run_question(arguments: Namespace) -> int:
             from zonerelay.cli.certificates import self_signed
 
             return self_signed(arguments)
+        case "dkim":
+            from zonerelay.cli.dkim import dkim
+
+            return dkim(arguments)
     raise AssertionError(arguments.command)
 
 

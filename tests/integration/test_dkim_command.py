@@ -1,0 +1,243 @@
+"""`zonerelay dkim`: keys that sign, records that fit them, and what is wrong with those in DNS."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.dkim import NOW, ed25519_pem, record, rsa_pem, verified
+from tests.support.dns import FakeDns, Zones
+from zonerelay.cli.main import main
+from zonerelay.config.settings import load_text
+from zonerelay.message.dkim import sign
+from zonerelay.message.dkim_body import RelaxedBody
+from zonerelay.message.dkim_keys import DkimKeys
+from zonerelay.routing.idna import ascii_domain
+
+HEADER = b"From: ann@example.com\r\nSubject: x\r\n"
+NAME = "s1._domainkey.example.com"
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ZONERELAY_CONFIG", raising=False)
+
+
+# new
+
+
+@pytest.mark.parametrize("algorithm", ["rsa", "ed25519"])
+def test_what_is_printed_signs_and_is_verified(
+    algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["dkim", "new", "--domain", "Example.com", "--selector", "s1", "--algorithm", algorithm]
+    assert main([*line, "--out", "keys/s1.key"]) == 0
+    out = capsys.readouterr().out
+    key = tmp_path / "keys/s1.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+
+    settings = load_text(re.search(r"\[\[dkim\]\](\n.+)+", out)[0])  # type: ignore[index]  # it is there
+    assert settings.dkim[0].key_file == key
+    keys = DkimKeys(settings.dkim, read=Path.read_bytes, ascii_domain=ascii_domain)
+    message = sign(HEADER, RelaxedBody().digest(), keys.for_author("example.com", NOW), now=NOW) + HEADER
+
+    strings = re.findall(r'^    "([^"]+)"$', out, re.MULTILINE)
+    assert max(map(len, strings)) <= 255
+    assert f"{NAME}. IN TXT (" in out
+    assert f"\n{''.join(strings)}\n" in out
+    assert verified(message, {NAME: "".join(strings)}) == [True]
+
+
+def test_the_key_itself_is_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["dkim", "new", "--domain", "example.com", "--selector", "s1", "--out", "s1.key"]
+    assert main(line) == 0
+    printed = "".join(capsys.readouterr())
+    lines = (tmp_path / "s1.key").read_text().splitlines()
+    assert not [line for line in lines[1:-1] if line in printed]
+
+
+def test_json_says_the_same_for_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["dkim", "new", "--domain", "bücher.example", "--selector", "s1", "--out", "s1.key", "--json"]
+    assert main(line) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["key_file"] == str(tmp_path / "s1.key")
+    assert document["name"] == "s1._domainkey.xn--bcher-kva.example"
+    assert document["record"] == "".join(document["strings"]) == record((tmp_path / "s1.key").read_bytes())
+
+
+def test_no_key_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "s1.key").write_text("precious")
+    line = ["dkim", "new", "--domain", "example.com", "--selector", "s1", "--out", "s1.key"]
+    assert main(line) == 1
+    assert "s1.key exists already" in capsys.readouterr().err
+    assert (tmp_path / "s1.key").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("domain", "selector", "problem"),
+    [
+        ("*.example.com", "s1", "--domain *.example.com: not a domain name"),
+        ("exa mple.com", "s1", "--domain exa mple.com: not a domain name"),
+        ("example.com", "s 1", '--selector: "s 1" is not a selector'),
+    ],
+)
+def test_names_that_cannot_be_are_refused(
+    domain: str, selector: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["dkim", "new", "--domain", domain, "--selector", selector, "--out", "s1.key"]
+    assert main(line) == 2
+    assert problem in capsys.readouterr().err
+    assert not (tmp_path / "s1.key").exists()
+
+
+# check
+
+Check = Callable[..., Awaitable[tuple[int, list[dict[str, object]]]]]
+
+
+@pytest.fixture
+def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
+    (tmp_path / "rsa.key").write_bytes(rsa_pem())
+    (tmp_path / "ed.key").write_bytes(ed25519_pem())
+
+    async def run(
+        zones: Zones, *, entry: str = "", key: str = "rsa.key", domain: str = "example.com"
+    ) -> tuple[int, list[dict[str, object]]]:
+        async with FakeDns(zones) as dns:
+            (tmp_path / "zonerelay.toml").write_text(
+                f'[dns]\nservers = ["{dns.address}"]\n[[dkim]]\ndomain = "{domain}"\nselector = "s1"\n'
+                f'key_file = "{key}"\n{entry}\n'
+            )
+            line = ["dkim", "check", "--config", "zonerelay.toml", "--json"]
+            status = await asyncio.to_thread(main, line)
+        return status, [json.loads(row) for row in capsys.readouterr().out.splitlines()]
+
+    return run
+
+
+def txt(*texts: str) -> Zones:
+    """Each in strings of at most 255 octets, as DNS has them."""
+    quoted = [
+        " ".join(f'"{text[at : at + 255]}"' for at in range(0, len(text), 255)) or '""' for text in texts
+    ]
+    return {NAME: {"TXT": quoted}}
+
+
+RSA_RECORD, ED_RECORD = record(rsa_pem()), record(ed25519_pem())
+P = RSA_RECORD.partition("p=")[2]
+
+RECORDS = [
+    ("the very record", txt(RSA_RECORD), "ok", ""),
+    ("blanks in it", txt(RSA_RECORD.replace("; ", " ;\t") + " ; "), "ok", ""),
+    ("no version and no kind, which are the defaults", txt(f"p={P}"), "ok", ""),
+    ("flags, hashes, services", txt(f"v=DKIM1; t=s; h=sha1:sha256; s=email; p={P}"), "ok", ""),
+    ("no such name", {}, "missing", "the name does not exist: there is no TXT record"),
+    ("another type", {NAME: {"A": ["192.0.2.1"]}}, "missing", "there is no TXT record"),
+    ("another key", txt(record(rsa_pem(number=1))), "mismatch", "p= is another key"),
+    ("another kind of key", txt(ED_RECORD), "mismatch", "k=ed25519, but the key is rsa"),
+    ("a key that is cut off", txt(RSA_RECORD[:255]), "mismatch", "p= is another key"),
+    ("octets that are no base64", txt("v=DKIM1; p=%%%%"), "mismatch", "p= is another key"),
+    ("revoked", txt("v=DKIM1; k=rsa; p="), "revoked", "p= is empty"),
+    ("testing", txt(f"v=DKIM1; t=s:y; p={P}"), "testing", "t=y"),
+    ("two records", txt(RSA_RECORD, "v=DKIM1; p="), "several", "there are 2 TXT records"),
+    ("no key", txt("v=DKIM1; k=rsa"), "malformed", "has no p="),
+    ("something else", txt("hello"), "malformed", "is no list of tags"),
+    ("an empty text", txt(""), "malformed", "is no list of tags"),
+    ("a tag twice", txt(f"p={P}; p={P}"), "malformed", "is no list of tags"),
+    ("a version at the end", txt(f"p={P}; v=DKIM1"), "malformed", "v=DKIM1 must be the first tag"),
+    ("another version", txt(f"v=DKIM2; p={P}"), "malformed", "v=DKIM1 must be"),
+    ("only SHA-1", txt(f"v=DKIM1; h=sha1; p={P}"), "malformed", "h= does not allow sha256"),
+    ("not for mail", txt(f"v=DKIM1; s=web; p={P}"), "malformed", "s= does not allow email"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("why", "zones", "status", "detail"), RECORDS, ids=[case[0] for case in RECORDS])
+async def test_the_record_is_judged(why: str, zones: Zones, status: str, detail: str, check: Check) -> None:
+    code, (row,) = await check(zones)
+    assert (row["status"], row["record"], row["signs"]) == (status, NAME, "now")
+    assert str(row["detail"]).startswith(detail)
+    assert code == (0 if status == "ok" else 1)
+
+
+async def test_an_ed25519_key_has_its_own_kind_of_record(check: Check) -> None:
+    code, (row,) = await check(txt(ED_RECORD), key="ed.key")
+    assert (code, row["status"], row["algorithm"], row["bits"]) == (0, "ok", "ed25519-sha256", 256)
+    spki = base64.b64encode(b"0*0\x05\x06\x03+ep\x03!\x00" + base64.b64decode(ED_RECORD.partition("p=")[2]))
+    code, (row,) = await check(txt(f"v=DKIM1; k=ed25519; p={spki.decode()}"), key="ed.key")
+    assert (code, row["status"]) == (1, "mismatch")
+
+
+async def test_an_alias_is_followed(check: Check) -> None:
+    zones: Zones = {NAME: {"CNAME": ["s1.host.example"]}, "s1.host.example": txt(RSA_RECORD)[NAME]}
+    code, (row,) = await check(zones)
+    assert (code, row["status"]) == (0, "ok")
+
+
+async def test_a_signing_domain_has_the_record(check: Check) -> None:
+    code, (row,) = await check(
+        txt(RSA_RECORD), domain="*.example.com", entry='signing_domain = "example.com"'
+    )
+    assert (code, row["status"], row["record"]) == (0, "ok", NAME)
+
+
+async def test_records_below_a_wildcard_are_not_known(check: Check) -> None:
+    code, (row,) = await check({}, domain="*.example.com")
+    assert (code, row["status"]) == (0, "unknown")
+    assert "signing_domain would need one for all" in str(row["detail"])
+
+
+async def test_a_key_whose_time_is_over_needs_no_record(check: Check) -> None:
+    code, (row,) = await check({}, entry="not_after = 2020-01-01")
+    assert (code, row["status"], row["signs"]) == (0, "missing", "no more")
+
+
+async def test_a_key_whose_time_comes_needs_its_record_before(check: Check) -> None:
+    code, (row,) = await check({}, entry="not_before = 2999-01-01")
+    assert (code, row["status"], row["signs"]) == (1, "missing", "later")
+
+
+async def test_the_table_is_for_people(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], check: Check
+) -> None:
+    await check({})
+    async with FakeDns(txt("v=DKIM1; p=")) as dns:
+        path = tmp_path / "zonerelay.toml"
+        path.write_text(re.sub(r"servers = .*", f'servers = ["{dns.address}"]', path.read_text()))
+        assert await asyncio.to_thread(main, ["dkim", "check", "--config", str(path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["KEY", "RECORD", "ALGORITHM", "SIGNS", "STATUS", "WHAT", "IS", "WRONG"]
+    assert lines[1].split()[:6] == ["dkim[0]", NAME, "rsa", "2048", "now", "revoked"]
+
+
+async def test_a_name_server_that_does_not_answer_proves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], check: Check
+) -> None:
+    await check({})
+    path = tmp_path / "zonerelay.toml"
+    path.write_text(re.sub(r"servers = .*", 'servers = ["127.0.0.1:1"]\ntimeout = "1s"', path.read_text()))
+    assert await asyncio.to_thread(main, ["dkim", "check", "--config", str(path), "--json"]) == 1
+    row = json.loads(capsys.readouterr().out)
+    assert row["status"] == "unknown"
+
+
+def test_without_keys_there_is_nothing_to_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "zonerelay.toml").write_text("")
+    assert main(["dkim", "check", "--config", "zonerelay.toml"]) == 0
+    assert "no [[dkim]] key" in capsys.readouterr().err
+
+
+def test_a_key_that_cannot_be_read_is_a_mistake_in_the_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "zonerelay.toml").write_text(
+        '[[dkim]]\ndomain = "example.com"\nselector = "s1"\nkey_file = "gone.key"\n'
+    )
+    assert main(["dkim", "check", "--config", "zonerelay.toml"]) == 2
+    assert "dkim[0].key_file: gone.key cannot be read" in capsys.readouterr().err
