@@ -219,12 +219,12 @@ def test_unfit_sources_are_not_asked_again() -> None:
 
 
 def test_an_address_that_this_machine_has_not_got_is_told_at_once_and_passed_over_for_a_while() -> None:
-    lost = SourceSettings(name="a", address=("192.0.2.1",))
+    lost = SourceSettings(name="a", address=("198.51.100.1",))
     stage = Stage(lost, B)
-    assert stage.told.events == [("absent", "a", "192.0.2.1")]
+    assert stage.told.events == [("absent", "a", "198.51.100.1")]
     assert stage.name(HERE) == stage.name(THERE) == "b"
     assert stage.ways.problems() == (
-        "source a: the address 192.0.2.1 cannot be sent from: no interface of this machine has it",
+        "source a: the address 198.51.100.1 cannot be sent from: no interface of this machine has it",
     )
     assert Stage(lost).way() is None
     own = Stage(replace(A, name="a"), B).name()

@@ -1,0 +1,508 @@
+"""From which address mail goes out, as the receivers see it: on 127.0.0.0/8, which is all ours, and on ::1."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from tests.integration.delivery.conftest import StartSink
+from tests.support.mail import (
+    ZONE,
+    Names,
+    Reported,
+    make_batch,
+    make_courier,
+    make_message,
+    make_sources,
+    route_to,
+)
+from zonerelay.config.models import SourceBy, SourceSettings, ZoneSettings
+from zonerelay.delivery import source_ways
+from zonerelay.delivery.courier import SmtpCourier
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.routing.nexthop import MxHost, Route
+from zonerelay.sandbox.conversation import Manners
+from zonerelay.sandbox.sink import Sink
+
+D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
+BLOCKED = "Service unavailable; Client host [127.0.0.2] blocked using rbl.example"
+
+
+def source(name: str, *address: str, weight: int = 1) -> SourceSettings:
+    return SourceSettings(name=name, address=address, ehlo_name=f"{name}.example.org", weight=weight)
+
+
+TWO = source("two", "127.0.0.2")
+THREE = source("three", "127.0.0.3")
+SIX = source("six", "::1")
+BOTH = source("both", "127.0.0.4", "::1")
+
+
+def message(number: int, *, sender: str = "sender@example.org") -> Message:
+    made = make_message(sender=sender)
+    return replace(made, envelope=replace(made.envelope, id=MessageId(f"{number:016x}")))
+
+
+@dataclass
+class Office:
+    """A courier with sources, and the number of a message whose turn is each one's."""
+
+    sources: tuple[SourceSettings, ...]
+    zone: ZoneSettings
+    clock: ManualClock = field(default_factory=ManualClock)
+    told: Reported = field(default_factory=Reported)
+    names: Names = field(default_factory=Names)
+
+    def __post_init__(self) -> None:
+        self.ways = make_sources(self.clock, self.sources, self.told)
+        self.courier = make_courier(clock=self.clock, sources=self.ways, names=self.names)
+
+    async def send(self, route: Route, number: int = 0, **zone: object) -> Outcome:
+        chosen = replace(self.zone, **zone)  # type: ignore[arg-type]  # fields of ZoneSettings
+        [outcome] = await self.courier.deliver(make_batch(message(number), route, chosen))
+        return outcome
+
+    def number_of(self, name: str, route: Route) -> int:
+        """Of a message that goes out from this source while none is passed over."""
+        fresh = make_sources(ManualClock(), self.sources)
+        for number in range(1000):
+            way = fresh.way(self.zone, route, message(number))
+            if way is not None and way.source is not None and way.source.name == name:
+                return number
+        raise AssertionError(f"no message for {name}")
+
+
+StartOffice = Callable[..., Office]
+
+
+@pytest.fixture
+async def office() -> AsyncIterator[StartOffice]:
+    couriers: list[SmtpCourier] = []
+
+    def start(*sources: SourceSettings, names: Names | None = None, **zone: object) -> Office:
+        settings = replace(ZONE, sources=tuple(each.name for each in sources), **zone)  # type: ignore[arg-type]  # fields
+        opened = Office(sources, settings, names=names or Names())
+        couriers.append(opened.courier)
+        return opened
+
+    yield start
+    for courier in couriers:
+        await courier.close()
+        assert courier.open_connections("default") == 0
+
+
+def clients(sink: Sink) -> list[str]:
+    return [each.peer.rpartition(":")[0] for each in sink.messages]
+
+
+def hellos(sink: Sink) -> list[str]:
+    return [command.partition(" ")[2] for command in sink.commands if command.startswith("EHLO")]
+
+
+@pytest.fixture
+async def start_sink_at() -> AsyncIterator[Callable[..., Awaitable[Sink]]]:
+    sinks: list[Sink] = []
+
+    async def start(host: str, manners: Manners | None = None, *, port: int = 0) -> Sink:
+        sink = Sink(host=host, port=port, manners=manners)
+        await sink.start()
+        sinks.append(sink)
+        return sink
+
+    yield start
+    for sink in sinks:
+        await sink.close()
+
+
+class Guard:
+    """A receiver that looks at where its clients come from: all of them, and those that came as far as MAIL.
+    `refuses` addresses with `reply` at `verb`."""
+
+    def __init__(self, refuses: Sequence[str], reply: str, verb: str) -> None:
+        self.refuses, self.reply, self.verb = refuses, reply, verb
+        self.connected: list[str] = []
+        self.seen: list[str] = []
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = writer.get_extra_info("peername")[0]
+        refused = client in self.refuses
+        self.connected.append(client)
+        try:
+            greeting = self.reply if refused and self.verb == "greeting" else "220 guard"
+            writer.write(f"{greeting}\r\n".encode())
+            while line := await reader.readline():
+                verb = line.split(b" ", 1)[0].strip().upper().decode().replace("HELO", "EHLO")
+                if verb == "MAIL":
+                    self.seen.append(client)
+                answer = "354 go" if verb == "DATA" else "250 ok"
+                if refused and verb == self.verb:
+                    answer = self.reply
+                writer.write(f"{answer}\r\n".encode())
+                if answer.startswith("354"):
+                    await reader.readuntil(b"\r\n.\r\n")
+                    final = self.reply if refused and self.verb == "dot" else "250 taken"
+                    writer.write(f"{final}\r\n".encode())
+                if verb == "QUIT" or answer.startswith("421"):
+                    break
+        except (OSError, EOFError):
+            pass
+        finally:
+            writer.close()
+
+
+@pytest.fixture
+async def start_guard() -> AsyncIterator[Callable[..., Awaitable[Guard]]]:
+    servers: list[asyncio.Server] = []
+
+    async def start(
+        *refuses: str,
+        reply: str = f"554 5.7.1 {BLOCKED}",
+        verb: str = "RCPT",
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> Guard:
+        guard = Guard(refuses, reply, verb)
+        servers.append(await asyncio.start_server(guard.serve, host, port))
+        guard.port = servers[-1].sockets[0].getsockname()[1]
+        return guard
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+# Whose address
+
+
+async def test_the_receiver_sees_the_sources_address_and_name(
+    start_sink: StartSink, office: StartOffice
+) -> None:
+    sink = await start_sink()
+    here = office(TWO)
+    assert (await here.send(route_to(sink.port))).verdict is D
+    assert clients(sink) == ["127.0.0.2"]
+    assert hellos(sink) == ["two.example.org"]
+
+
+async def test_the_name_is_the_sources_or_the_zones_or_the_relays(
+    start_sink: StartSink, office: StartOffice
+) -> None:
+    sink = await start_sink()
+    here = office(replace(TWO, ehlo_name=""))
+    await here.send(route_to(sink.port), ehlo_name="zone.example.org")
+    await here.send(route_to(sink.port), ehlo_name="")
+    assert hellos(sink) == ["zone.example.org", "relay.example.org"]
+
+
+async def test_a_zone_without_sources_is_none_of_their_business(
+    start_sink: StartSink, office: StartOffice
+) -> None:
+    sink = await start_sink()
+    here = office(TWO)
+    await here.send(route_to(sink.port), sources=())
+    assert clients(sink) == ["127.0.0.1"]
+    assert hellos(sink) == ["relay.example.org"]
+
+
+async def test_mail_is_shared_by_weight_and_each_message_keeps_its_source(
+    start_sink: StartSink, office: StartOffice
+) -> None:
+    sink = await start_sink()
+    here = office(replace(TWO, weight=3), THREE)
+    for _ in range(2):
+        for number in range(40):
+            assert (await here.send(route_to(sink.port), number)).verdict is D
+    assert clients(sink)[:40] == clients(sink)[40:]
+    shared = Counter(clients(sink))
+    assert shared["127.0.0.2"] > shared["127.0.0.3"] > 0
+    # Idle connections are used again, each for its own source's mail.
+    assert sink.connections == 2
+    assert dict(zip(hellos(sink), dict.fromkeys(clients(sink)), strict=True)) == {
+        "two.example.org": "127.0.0.2",
+        "three.example.org": "127.0.0.3",
+    }
+
+
+async def test_a_sender_keeps_his_source(start_sink: StartSink, office: StartOffice) -> None:
+    sink = await start_sink()
+    here = office(TWO, THREE, source_by=SourceBy.SENDER)
+    for number in range(10):
+        for sender in ("ann@example.org", "bob@example.org", "eve@example.org", "joe@example.org"):
+            batch = make_batch(message(number, sender=sender), route_to(sink.port), here.zone)
+            await here.courier.deliver(batch)
+    addresses: dict[str, set[str]] = {}
+    for each, client in zip(sink.messages, clients(sink), strict=True):
+        addresses.setdefault(each.mail_from, set()).add(client)
+    assert all(len(seen) == 1 for seen in addresses.values())
+    assert len(set.union(*addresses.values())) == 2
+
+
+async def test_connections_are_limited_over_all_sources_and_an_idle_one_makes_room(
+    start_sink: StartSink, office: StartOffice
+) -> None:
+    sink = await start_sink()
+    here = office(TWO, THREE, max_connections_per_destination=1)
+    route = route_to(sink.port)
+    first, second = here.number_of("two", route), here.number_of("three", route)
+    for number in (first, second, first):
+        assert (await here.send(route, number)).verdict is D
+    assert clients(sink) == ["127.0.0.2", "127.0.0.3", "127.0.0.2"]
+    assert (sink.connections, sink.open_peak) == (3, 1)
+
+
+async def test_many_at_once_stay_within_the_limit(start_sink: StartSink, office: StartOffice) -> None:
+    sink = await start_sink()
+    here = office(TWO, THREE, max_connections_per_destination=3, max_connections=3)
+    outcomes = await asyncio.gather(*(here.send(route_to(sink.port), number) for number in range(40)))
+    assert {outcome.verdict for outcome in outcomes} == {D}
+    assert sink.open_peak <= 3
+    assert set(clients(sink)) == {"127.0.0.2", "127.0.0.3"}
+
+
+# Refusals
+
+StartGuard = Callable[..., Awaitable[Guard]]
+
+
+@pytest.mark.parametrize("verb", ["MAIL", "RCPT", "DATA", "dot"])
+async def test_a_refusal_of_our_address_is_deferred_and_the_retry_comes_from_elsewhere(
+    start_guard: StartGuard, office: StartOffice, verb: str
+) -> None:
+    guard = await start_guard("127.0.0.2", verb=verb)
+    here = office(TWO, THREE, source_penalty=3600.0)
+    route = route_to(guard.port)
+    number = here.number_of("two", route)
+    refused = await here.send(route, number)
+    assert (refused.verdict, refused.reply.code, refused.reply.detail) == (F, 454, "7.1")
+    assert refused.reply.text == f"{BLOCKED}; will be tried from another source"
+    assert (refused.counts, refused.local) == (True, False)
+    assert (await here.send(route, number)).verdict is D
+    assert guard.seen == ["127.0.0.2", "127.0.0.3"]
+    assert here.told.events == [("refused", "two")]
+    here.clock.advance(3601.0)
+    await here.send(route, number)
+    assert guard.seen[-1] == "127.0.0.2"
+
+
+@pytest.mark.parametrize(
+    "reply", [f"554 5.7.1 {BLOCKED}", "421 4.7.0 [TSS04] Messages from 127.0.0.2 deferred"]
+)
+@pytest.mark.parametrize("verb", ["greeting", "EHLO"])
+async def test_a_greeting_that_refuses_our_address_does_not_suspend_the_destination(
+    start_guard: StartGuard, office: StartOffice, verb: str, reply: str
+) -> None:
+    guard = await start_guard("127.0.0.2", "127.0.0.3", verb=verb, reply=reply)
+    here = office(TWO, THREE)
+    route = route_to(guard.port)
+    number = here.number_of("two", route)
+    first = await here.send(route, number)
+    assert (first.verdict, first.scope, first.counts) == (F, Scope.MESSAGE, True)
+    # Nobody is left after this one: it is the destination's trouble.
+    second = await here.send(route, number)
+    assert (second.verdict, second.scope) == (F, Scope.HOST)
+    assert dict.fromkeys(guard.connected) == dict.fromkeys(("127.0.0.2", "127.0.0.3"))
+
+
+async def test_421_at_mail_that_blames_our_address_suspends_nobody(
+    start_guard: StartGuard, office: StartOffice
+) -> None:
+    reply = "421 4.7.0 [TSS04] Messages from 127.0.0.2 temporarily deferred due to user complaints"
+    guard = await start_guard("127.0.0.2", verb="MAIL", reply=reply)
+    here = office(TWO, THREE)
+    route = route_to(guard.port)
+    number = here.number_of("two", route)
+    outcome = await here.send(route, number)
+    assert (outcome.verdict, outcome.scope, outcome.reply.code) == (F, Scope.MESSAGE, 421)
+    assert (await here.send(route, number)).verdict is D
+
+
+async def test_another_host_in_trouble_does_not_hide_that_our_address_was_refused(
+    start_guard: StartGuard, office: StartOffice
+) -> None:
+    guard = await start_guard("127.0.0.2", verb="greeting")
+    with socket.socket() as dead:
+        dead.bind(("127.0.0.1", 0))
+        route = route_to(guard.port, dead.getsockname()[1])
+        here = office(TWO, THREE)
+        outcome = await here.send(route, here.number_of("two", route))
+    assert (outcome.verdict, outcome.scope) == (F, Scope.MESSAGE)
+    assert "connecting to" in outcome.reply.text
+
+
+async def test_when_no_source_is_left_it_is_what_the_peer_said(
+    start_guard: StartGuard, office: StartOffice
+) -> None:
+    guard = await start_guard("127.0.0.2", "127.0.0.3")
+    here = office(TWO, THREE)
+    route = route_to(guard.port)
+    number = here.number_of("two", route)
+    assert (await here.send(route, number)).verdict is F
+    last = await here.send(route, number)
+    assert (last.verdict, str(last.reply)) == (B, f"554 5.7.1 {BLOCKED}")
+
+
+async def test_with_one_source_a_refusal_bounces_and_is_told(
+    start_guard: StartGuard, office: StartOffice
+) -> None:
+    guard = await start_guard("127.0.0.2")
+    here = office(TWO)
+    outcome = await here.send(route_to(guard.port))
+    assert (outcome.verdict, str(outcome.reply)) == (B, f"554 5.7.1 {BLOCKED}")
+    assert here.told.events == [("refused", "two")]
+
+
+async def test_a_recipient_who_is_not_there_bounces_from_any_source(
+    start_guard: StartGuard, office: StartOffice
+) -> None:
+    guard = await start_guard("127.0.0.2", "127.0.0.3", reply="550 5.1.1 user unknown")
+    here = office(TWO, THREE)
+    assert (await here.send(route_to(guard.port))).verdict is B
+    assert here.told.events == []
+
+
+# Families
+
+
+def hosts_at(name: str, port: int) -> Route:
+    return Route("default", "example.com", (MxHost(name, port),), expires=1e12)
+
+
+V4, V6, DUAL = "four.test", "six.test", "dual.test"
+NAMES = {V4: ("127.0.0.1",), V6: ("::1",), DUAL: ("::1", "127.0.0.1")}
+StartSinkAt = Callable[..., Awaitable[Sink]]
+
+
+async def test_a_host_is_reached_over_the_family_that_the_source_has(
+    start_sink_at: StartSinkAt, office: StartOffice
+) -> None:
+    four = await start_sink_at("127.0.0.1")
+    six = await start_sink_at("::1", port=four.port)
+    for each, reached in ((TWO, four), (SIX, six), (BOTH, six)):
+        here = office(each, names=Names(NAMES))
+        before = len(reached.messages)
+        assert (await here.send(hosts_at(DUAL, four.port))).verdict is D
+        assert len(reached.messages) == before + 1
+    assert clients(four) == ["127.0.0.2"]
+    assert clients(six) == ["::1", "::1"]
+
+
+async def test_a_source_without_the_hosts_family_makes_way_for_one_that_has_it(
+    start_sink_at: StartSinkAt, office: StartOffice
+) -> None:
+    four = await start_sink_at("127.0.0.1")
+    here = office(SIX, TWO, names=Names(NAMES))
+    route = hosts_at(V4, four.port)
+    assert (await here.send(route, here.number_of("six", route))).verdict is D
+    assert clients(four) == ["127.0.0.2"]
+
+
+async def test_hosts_that_no_source_reaches_are_the_hosts_trouble_in_words(office: StartOffice) -> None:
+    here = office(TWO, THREE, names=Names(NAMES))
+    outcome = await here.send(hosts_at(V6, 25))
+    assert (outcome.verdict, outcome.scope, outcome.counts) == (F, Scope.HOST, False)
+    assert f"{V6} has no address that the source" in outcome.reply.text
+
+
+@pytest.mark.parametrize("trouble", ["nobody listens", "no PTR in the greeting", "unreachable"])
+async def test_ipv6_trouble_falls_back_to_ipv4_in_the_same_attempt(
+    start_sink_at: StartSinkAt, office: StartOffice, trouble: str
+) -> None:
+    four = await start_sink_at("127.0.0.1")
+    six = "fe80::1" if trouble == "unreachable" else "::1"
+    if trouble.startswith("no PTR"):
+        greeting = "554 5.7.25 [::1] The IP address sending this message does not have a PTR record setup"
+        await start_sink_at("::1", Manners(greeting=greeting), port=four.port)
+    names = Names({DUAL: (six, "127.0.0.1")})
+    sources = (BOTH,) if trouble != "unreachable" else ()
+    here = office(*sources, names=names)
+    assert (await here.send(hosts_at(DUAL, four.port))).verdict is D
+    assert clients(four) == (["127.0.0.4"] if sources else ["127.0.0.1"])
+    if trouble.startswith("no PTR"):
+        # Remembered, so that the next message does not try it again.
+        assert here.told.events == [("refused", "both")]
+        assert [each.ipv6 for each in here.ways.penalties()] == [True]
+
+
+async def test_a_refusal_over_ipv6_alone_goes_over_ipv4_the_next_time(
+    start_guard: StartGuard, office: StartOffice
+) -> None:
+    reply = "550 5.7.25 [::1] The IP address sending this message does not have a PTR record setup"
+    six = await start_guard("::1", reply=reply, host="::1")
+    four = await start_guard(host="127.0.0.1", port=six.port)
+    here = office(BOTH, names=Names(NAMES))
+    first = await here.send(hosts_at(DUAL, six.port))
+    assert (first.verdict, first.reply.code) == (F, 450)
+    # The idle connection over IPv6 is not used for it either.
+    assert (await here.send(hosts_at(DUAL, six.port))).verdict is D
+    assert (six.seen, four.seen) == (["::1"], ["127.0.0.4"])
+
+
+# Addresses that are not here
+
+
+def on_this_machine(*gone: str) -> Callable[[object], bool]:
+    """The system's answer at the start, when an address was still there."""
+    return lambda address: str(address) not in gone
+
+
+async def test_an_address_that_cannot_be_bound_makes_way_at_once(
+    start_sink: StartSink, office: StartOffice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_ways, "is_address_of_this_machine", on_this_machine())
+    sink = await start_sink()
+    lost = source("lost", "198.51.100.1")
+    here = office(lost, THREE)
+    route = route_to(sink.port)
+    number = here.number_of("lost", route)
+    for _ in range(2):
+        assert (await here.send(route, number)).verdict is D
+    assert clients(sink) == ["127.0.0.3", "127.0.0.3"]
+    assert here.told.events == [("absent", "lost", "198.51.100.1")]
+
+
+async def test_when_no_source_can_be_bound_mail_waits_and_no_other_address_is_used(
+    start_sink: StartSink, office: StartOffice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_ways, "is_address_of_this_machine", on_this_machine())
+    sink = await start_sink()
+    here = office(source("lost", "198.51.100.1"), source("gone", "198.51.100.2"))
+    first = await here.send(route_to(sink.port))
+    assert (first.verdict, first.scope, first.counts, first.local) == (F, Scope.LOCAL, False, True)
+    assert "198.51.100." in first.reply.text
+    again = await here.send(route_to(sink.port))
+    assert (again.verdict, again.scope, again.counts) == (F, Scope.LOCAL, False)
+    assert again.reply.text == "none of the sources of the zone default can be used now"
+    assert sink.connections == 0
+
+
+async def test_ipv6_that_cannot_be_bound_falls_back_to_ipv4_in_the_same_attempt(
+    start_sink_at: StartSinkAt, office: StartOffice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_ways, "is_address_of_this_machine", on_this_machine())
+    four = await start_sink_at("127.0.0.1")
+    here = office(source("half", "127.0.0.5", "2001:db8::1"), names=Names(NAMES))
+    assert (await here.send(hosts_at(DUAL, four.port))).verdict is D
+    assert clients(four) == ["127.0.0.5"]
+    assert here.told.events == [("absent", "half", "2001:db8::1")]
+    assert (await here.send(hosts_at(DUAL, four.port))).verdict is D
+
+
+async def test_an_address_that_comes_back_is_used_again(
+    start_sink: StartSink, office: StartOffice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_ways, "is_address_of_this_machine", on_this_machine("127.0.0.2"))
+    sink = await start_sink()
+    here = office(TWO)
+    assert (await here.send(route_to(sink.port))).verdict is F
+    here.clock.advance(61.0)
+    assert (await here.send(route_to(sink.port))).verdict is D
+    assert here.told.events == [("absent", "two", "127.0.0.2"), ("back", "two", "127.0.0.2")]
