@@ -20,6 +20,7 @@ from zonerelay.queue import retry as retries
 from zonerelay.queue.protocols import Batch
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import Settler
+from zonerelay.routing.mx import Findings
 from zonerelay.routing.nexthop import MxHost, Route, Unroutable
 from zonerelay.routing.zones import Choice, ZoneOf
 from zonerelay.store.base import Change, StoreError
@@ -182,6 +183,9 @@ class ScriptedRouter:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    async def examine(self, zone: ZoneSettings, domain: str) -> Findings:
+        return Findings(await self.route(zone, domain))
 
 
 class Relay:

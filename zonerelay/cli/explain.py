@@ -20,13 +20,17 @@ from zonerelay.control.messages import Explain, Explanation, HostPlan
 
 if TYPE_CHECKING:
     from zonerelay.config.models import Settings
+    from zonerelay.control.plans import StsPlan
 
 _TLS = {
     "none": "never",
     "opportunistic": "when the host offers STARTTLS; clear text otherwise",
     "required": "always; mail waits when the host has none",
     "verify": "always, with a certificate for the host's name; mail waits otherwise",
+    "dane": "always, with a certificate that its TLSA records vouch for; mail waits otherwise",
 }
+
+_BECAUSE = {"destination": "the [[destination]]", "mta-sts": "the domain's MTA-STS policy"}
 
 MAX_ROUTES = 20  # of those that were asked, in the table
 
@@ -68,19 +72,34 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
     from zonerelay.delivery.source_ways import SourceWays
     from zonerelay.model.clock import SystemClock
     from zonerelay.routing.addresses import OwnAddresses
+    from zonerelay.routing.destination_table import DestinationTable
     from zonerelay.routing.mx import MxRouter
     from zonerelay.routing.resolver import Resolver
+    from zonerelay.routing.sts_files import StsFiles, policy_directory
+    from zonerelay.routing.sts_policies import StsPolicies, StsUntold
     from zonerelay.routing.zones import Zones
 
     try:
         zones = Zones(settings.zone, settings.route)
+        destinations = DestinationTable(settings.destination)
     except ValueError as error:
         raise CliError(str(error), USAGE) from error
     clock = SystemClock()
     hostname = resolve_hostname(settings, socket.getfqdn)
     resolver = Resolver(settings.dns, clock)
     own = OwnAddresses(parse_listen(listener.address) for listener in settings.listener)
-    router = MxRouter(resolver, hostname=hostname, clock=clock, random=random.Random(), own_addresses=own)
+    # What the relay keeps is read; what is fetched for this look is not kept.
+    files = StsFiles(policy_directory(settings), writable=False)
+    sts = StsPolicies(resolver, StsUntold(), clock, files=files)
+    router = MxRouter(
+        resolver,
+        hostname=hostname,
+        clock=clock,
+        random=random.Random(),
+        own_addresses=own,
+        sts=sts,
+        destinations=destinations,
+    )
     sources = SourceWays(clock, Untold())
     sources.configure(settings.source)
     try:
@@ -95,6 +114,7 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
         )
         return await explainer.explain(request)
     finally:
+        await sts.close()
         await resolver.close()
 
 
@@ -114,9 +134,38 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
     if found.suspended_until is not None:
         left = text.until(found.suspended_until, now)
         yield "suspended", Text(f"next try {left}: {text.clean(found.suspended_reply)}", style="yellow")
-    yield "tls", f"{found.tls}: {_TLS.get(found.tls, '')}"
+    yield from _terms_facts(found)
     yield "EHLO name", found.ehlo_name
-    yield "limits", "\n".join(f"{name} = {value}" for name, value in found.limits.items())
+    limits = {**found.limits, **found.rates}
+    yield "limits", "\n".join(f"{name} = {value}" for name, value in limits.items())
+
+
+def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
+    """What TLS has to be, and who says so where it is not the zone."""
+    if found.destination:
+        yield "destination", f"{found.destination} of the configuration (counted from 0)"
+    yield "tls", f"{found.tls}: {_TLS.get(found.tls, '')}"
+    demand = found.tls_demand
+    if demand is not None:
+        for label, accepted in (("names", demand.names), ("certificates", demand.certificates)):
+            if accepted:
+                yield "", f"accepted instead: {label} {', '.join(accepted)}"
+        if demand.because != "zone":
+            yield "", f"because of {_BECAUSE.get(demand.because, demand.because)}"
+        if demand.dane:
+            yield "", "hosts with TLSA records are held to them (DANE)"
+    if found.mta_sts is not None:
+        yield "mta-sts", _policy(found.mta_sts)
+
+
+def _policy(policy: StsPlan) -> output.Cell:
+    if policy.mode:
+        until = text.when(policy.expires) if policy.expires is not None else "?"
+        names = ", ".join(policy.mx) or "no hosts"
+        return text.clean(f"{policy.mode}, policy {policy.policy} until {until}: {names}")
+    if policy.problem:
+        return Text(f"none: {text.clean(policy.problem)}", style="yellow")
+    return "the domain has no policy"
 
 
 def _source_facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:

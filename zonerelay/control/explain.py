@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.models import ListenerSettings, ZoneSettings
@@ -24,14 +24,15 @@ from zonerelay.control.messages import (
     SourcePlan,
 )
 from zonerelay.control.source_plans import SourcePlans, candidates, own_addresses
+from zonerelay.control.terms_plans import limits_in_force, rates_in_force, sts_plan, tls_plan
 from zonerelay.inbound.header_changes import without
 from zonerelay.inbound.reception import dropped_headers
 from zonerelay.inbound.zone_header import ZoneHeader
 from zonerelay.message.headers import Header
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.envelope import Priority
-from zonerelay.queue.protocols import Router
 from zonerelay.routing.addresses import is_private
+from zonerelay.routing.mx import Findings
 from zonerelay.routing.nexthop import DestinationKey, MxHost, Route, Unroutable
 from zonerelay.routing.resolver import Resolver
 from zonerelay.routing.route_rules import Mail
@@ -53,6 +54,12 @@ def nothing_is_suspended(destination: DestinationKey) -> Suspended | None:
     return None
 
 
+class Examiner(Protocol):
+    """What `MxRouter` does."""
+
+    async def examine(self, zone: ZoneSettings, domain: str) -> Findings: ...
+
+
 class Explainer:
     """`hostname` is what the relay calls itself, `listeners` are those of now.
 
@@ -62,7 +69,7 @@ class Explainer:
     def __init__(
         self,
         zones: Zones,
-        router: Router,
+        router: Examiner,
         resolver: Resolver,
         *,
         hostname: str,
@@ -86,7 +93,9 @@ class Explainer:
         choice = self._choice(request, address, sender)
         zone = self._zones.get(choice.zone)
         domain = domain_of(Mailbox(address))
-        found = await self._router.route(zone, "" if zone.next_hop else domain)
+        findings = await self._router.examine(zone, "" if zone.next_hop else domain)
+        found = findings.answer
+        tls = tls_plan(zone, findings)
         site = found.site if isinstance(found, Route) else None
         sources = () if self._sources is None else self._sources.of(zone, site, sender)
         hosts = await self._hosts(zone, found, sources)
@@ -103,11 +112,12 @@ class Explainer:
             hosts=hosts,
             unroutable=str(found.outcome.reply) if isinstance(found, Unroutable) else "",
             verdict=found.outcome.verdict.value if isinstance(found, Unroutable) else "",
-            tls=zone.tls.value,
+            tls=tls.mode,
             ehlo_name=", ".join(dict.fromkeys(each.ehlo_name for each in candidates(sources)))
             or zone.ehlo_name
             or self._hostname,
-            limits=_limits(zone),
+            limits=limits_in_force(zone, findings),
+            rates=rates_in_force(zone, findings),
             suspended_until=suspended.until if suspended else None,
             suspended_reply=suspended.reply if suspended else "",
             relay_running=self._relay_running,
@@ -118,6 +128,9 @@ class Explainer:
                 for check in choice.checks
             ),
             sources=sources,
+            destination=findings.entry.name if findings.entry is not None else "",
+            tls_demand=tls,
+            mta_sts=sts_plan(findings.sts),
         )
 
     def _choice(self, request: Explain, address: str, sender: str) -> Choice:
@@ -206,12 +219,3 @@ def source_address(ip: str, port: int) -> str:
         probe.connect((ip, port))
         name: tuple[str, int] = probe.getsockname()
         return name[0]
-
-
-def _limits(zone: ZoneSettings) -> dict[str, int]:
-    return {
-        "max_connections": zone.max_connections,
-        "max_connections_per_destination": zone.max_connections_per_destination,
-        "max_recipients_per_transaction": zone.max_recipients_per_transaction,
-        "max_messages_per_connection": zone.max_messages_per_connection,
-    }

@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from zonerelay.control.plans import StsPlan, TlsPlan
+
 VERSION = 1
 MAX_REQUEST = 64 * 1024
 MAX_FRAME = 16 * 1024 * 1024
@@ -314,6 +316,7 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     `verdict` says whether that defers or bounces it. `relay_running` false: read from the configuration.
     `routes` are those that were asked, up to the one that matches. `sources` are the zone's, if it has any;
     `ehlo_name` is theirs, several with commas between where that depends on the message.
+    `tls`, `limits` and `rates` are those in force, `destination` is the [[destination]] that was met.
     """
 
     address: str
@@ -335,6 +338,10 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     relay_running: bool = True
     routes: tuple[RouteCheck, ...] = ()
     sources: tuple[SourcePlan, ...] = ()
+    destination: str = ""
+    tls_demand: TlsPlan | None = None
+    mta_sts: StsPlan | None = None
+    rates: dict[str, str] = {}
 
 
 class End(_Frame, frozen=True, kw_only=True, tag="end"):

@@ -71,6 +71,20 @@ class Reports(Protocol):
     def files(self, problem: str) -> None: ...
 
 
+class StsUntold:
+    """Reports for a look from outside the relay: `Found` says what there is to say."""
+
+    def looked_up(self, result: str) -> None: ...
+
+    def fetched(self, domain: str, *, mode: str, policy_id: str, expires: float) -> None: ...
+
+    def failed(self, domain: str, problem: str, *, kept_until: float | None) -> None: ...
+
+    def mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None: ...
+
+    def files(self, problem: str) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """`held` is the policy in force. Without one, `problem` says why there may be one that we do not have.
