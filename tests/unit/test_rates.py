@@ -58,7 +58,7 @@ part = st.one_of(st.sampled_from([0.0, 0.249, 0.3, 0.749]), st.floats(0, 0.749))
 def test_whoever_asks_when_no_time_holds_more_than_allowed(
     rate: Rate, asks: list[tuple[float, int, float]]
 ) -> None:
-    """A little late, or after whole intervals; each mail on its way for up to three quarters of the margin."""
+    """A little late, or after whole intervals; each mail under way for up to ¾ of the margin."""
     pacer, now = Pacer(rate), 1000.0
     seen = []
     for late, pause, delay in asks:

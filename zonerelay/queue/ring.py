@@ -63,11 +63,10 @@ class Ring:
         """It may have work, or there may be room for it."""
         if not destination.waiting or destination.in_ring:
             return
-        if destination.site.has_room(destination, now):
+        # Among several lines one without room stands in the ring all the same: that keeps their order.
+        if len(destination.site.lines) > 1 or destination.site.has_room(destination, now):
             destination.in_ring = True
             self._ring.append(destination)
-        elif len(destination.site.lines) > 1:
-            destination.site.blocked[destination] = None
 
     def next(self, now: float, tick: float) -> Destination | None:
         """Who may start a batch now; it leaves the ring until it is offered again."""

@@ -1,0 +1,386 @@
+"""Turns in one zone's plan: lines that share hosts, limits of their own, rates, and that nothing is stuck."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.queueing import DELIVERED, LOCAL, NO_HOST, delivery
+from tests.unit.test_rates import fullest
+from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.config.units import Rate, parse_rate
+from zonerelay.model.delivery import Delivery
+from zonerelay.queue.destinations import Work
+from zonerelay.queue.rates import Pacer, Rates
+from zonerelay.queue.zone_queue import ZoneQueue
+from zonerelay.routing.nexthop import Limits, MxHost, Route, SiteKey
+
+NOW = 1_700_000_000.0
+RETRY = RetrySettings(suspend_min=30.0, suspend_max=600.0)
+PLAIN = Limits(max_connections=2, max_recipients_per_transaction=50, max_messages_per_connection=100)
+
+
+class Plan:
+    """A queue, the terms of its domains, and what is active. `tick` is its monotonic clock."""
+
+    def __init__(self, rates: Rates | None = None, **zone: object) -> None:
+        self.zone = ZoneSettings(**zone)  # type: ignore[arg-type]  # fields by name
+        self.rates = rates or Rates()
+        self.queue = ZoneQueue(self.zone, RETRY, self.rates)
+        self.rates.changed = self._changed
+        self.limits: dict[str, Limits] = {}
+        self.site: dict[str, str] = {}
+        self.tick = 0.0
+        self.works: list[Work] = []
+        self._number = 0
+
+    def _changed(self, site: SiteKey, /, *, earlier: bool) -> None:
+        self.queue.turns_changed(site, NOW, earlier=earlier)
+
+    def domain(self, name: str, site: str = "", limits: Limits | None = None) -> None:
+        self.site[name] = site or name
+        if limits is not None:
+            self.limits[name] = limits
+
+    def add(self, domain: str, count: int = 1, recipients: int = 1) -> None:
+        for _ in range(count):
+            self._number += 1
+            key = f"{self._number:016x}"
+            self.queue.add([_to(key, f"u{n}@{domain}") for n in range(recipients)], NOW)
+        for wanted in self.queue.take_look_ups():
+            self.queue.found(wanted, self._route(wanted), NOW)
+
+    def _route(self, domain: str) -> Route:
+        hosts = (MxHost(f"mx.{self.site.get(domain, domain)}", 25),)
+        limits = self.limits.get(domain)
+        return Route("default", domain, hosts, 1e12, limits=limits, terms=domain if limits else "")
+
+    def start(self) -> list[str]:
+        """The domains of what starts now."""
+        started = []
+        while (work := self.queue.next_work(NOW, self.tick)) is not None:
+            self.works.append(work)
+            started.append(work.deliveries[0].domain)
+        return started
+
+    def finish(self, domain: str, outcome: object = DELIVERED, *, turn: bool = True) -> None:
+        work = next(each for each in self.works if each.deliveries[0].domain == domain)
+        self.works.remove(work)
+        if turn and work.ticket is not None and not work.ticket.taken:
+            work.ticket.take(self.tick)
+        self.queue.finished(work, [outcome] * len(work.deliveries), NOW)  # type: ignore[list-item]  # an Outcome
+
+    def until_turn(self) -> None:
+        assert self.queue.next_turn is not None
+        self.tick = self.queue.next_turn
+
+
+def _to(message_id: str, recipient: str) -> Delivery:
+    return delivery(recipient, message_id=message_id)
+
+
+def rated(rate: str, **more: int) -> Limits:
+    return replace(PLAIN, max_rate=parse_rate(rate), **more)
+
+
+# Lines at one site
+
+
+def test_lines_with_equal_limits_share_their_hosts_and_take_turns() -> None:
+    plan = Plan(max_connections=10)
+    for name in ("a.example", "b.example"):
+        plan.domain(name, "hosts", PLAIN)
+        plan.add(name, 5)
+    assert plan.start() == ["a.example", "b.example"]
+    order = []
+    for _ in range(8):
+        plan.finish(plan.works[0].deliveries[0].domain)
+        order += plan.start()
+        assert len(plan.works) <= 2
+    assert order == ["a.example", "b.example"] * 4
+
+
+def test_one_slot_at_the_hosts_goes_from_line_to_line() -> None:
+    plan = Plan(max_connections=10)
+    for name in ("a.example", "b.example", "c.example"):
+        plan.domain(name, "hosts", replace(PLAIN, max_connections=1))
+        plan.add(name, 3)
+    order = plan.start()
+    while plan.works:
+        plan.finish(order[-1])
+        order += plan.start()
+    assert order == ["a.example", "b.example", "c.example"] * 3
+
+
+def test_a_line_with_a_small_limit_keeps_it_and_is_not_starved_by_its_neighbour() -> None:
+    plan = Plan(max_connections=10)
+    plan.domain("many.example", "hosts", replace(PLAIN, max_connections=4))
+    plan.domain("few.example", "hosts", replace(PLAIN, max_connections=1))
+    plan.add("many.example", 10)
+    assert plan.start() == ["many.example"] * 4
+    plan.add("few.example", 3)
+    assert plan.start() == []
+    plan.finish("many.example")
+    assert plan.start() == ["few.example"]
+    plan.finish("many.example")
+    assert plan.start() == ["many.example"]
+    plan.finish("few.example")
+    assert len(plan.start()) == 1
+    assert len(plan.works) == 4
+
+
+def test_a_line_with_a_large_limit_leaves_the_others_theirs() -> None:
+    plan = Plan(max_connections=20)
+    plan.domain("large.example", "hosts", replace(PLAIN, max_connections=6))
+    plan.domain("usual.example", "hosts", PLAIN)
+    plan.domain("another.example", "hosts", PLAIN)
+    plan.add("usual.example", 9)
+    plan.add("another.example", 9)
+    assert len(plan.start()) == 2
+    plan.add("large.example", 9)
+    assert plan.start() == ["large.example"] * 4
+    for _ in range(4):
+        plan.finish("large.example")
+    assert set(plan.start()) == {"large.example"}
+    assert len(plan.works) == 6
+
+
+def test_a_full_site_holds_no_connection_of_the_zone() -> None:
+    plan = Plan(max_connections=3)
+    for name in ("a.example", "b.example", "c.example"):
+        plan.domain(name, "hosts", replace(PLAIN, max_connections=1))
+        plan.add(name, 5)
+    plan.add("elsewhere.example", 5)
+    assert Counter(plan.start()) == {"a.example": 1, "elsewhere.example": 2}
+
+
+def test_recipients_of_one_transaction_are_as_many_as_the_destination_takes() -> None:
+    plan = Plan(max_recipients_per_transaction=50)
+    plan.domain("picky.example", limits=replace(PLAIN, max_recipients_per_transaction=3))
+    plan.add("picky.example", 1, recipients=7)
+    plan.add("usual.example", 1, recipients=7)
+    sizes: dict[str, list[int]] = {}
+    while started := plan.start():
+        for domain in started:
+            sizes.setdefault(domain, []).append(len(plan.works[0].deliveries))
+            plan.finish(domain)
+    assert sizes == {"picky.example": [3, 3, 1], "usual.example": [7]}
+
+
+# Rates
+
+
+def test_a_limited_destination_waits_aside_and_holds_nothing() -> None:
+    plan = Plan(max_connections=2)
+    plan.domain("slow.example", limits=rated("60/1m"))
+    plan.add("slow.example", 5)
+    plan.add("quick.example", 5)
+    assert plan.start() == ["slow.example", "quick.example"]
+    plan.finish("slow.example")
+    assert plan.start() == ["quick.example"]
+    for _ in range(3):
+        plan.finish("quick.example")
+        plan.start()
+    assert plan.queue.next_turn == Pacer(Rate(60, 60.0)).interval
+    plan.until_turn()
+    plan.finish("quick.example")
+    assert plan.start() == ["slow.example"]
+
+
+def test_the_zones_rate_is_shared_in_turns() -> None:
+    plan = Plan(max_rate=parse_rate("60/1m"))
+    for name in ("a.example", "b.example"):
+        plan.add(name, 3)
+    order = plan.start()
+    for _ in range(5):
+        assert plan.start() == []
+        plan.until_turn()
+        order += plan.start()
+    assert order == ["a.example", "b.example"] * 3
+    assert plan.queue.next_turn is None
+
+
+def test_lines_at_one_site_share_a_rate_in_turns() -> None:
+    plan = Plan()
+    for name in ("a.example", "b.example"):
+        plan.domain(name, "hosts", rated("60/1m"))
+        plan.add(name, 3)
+    order = plan.start()
+    while len(order) < 6:
+        plan.finish(order[-1])
+        plan.until_turn()
+        order += plan.start()
+    assert order == ["a.example", "b.example"] * 3
+
+
+def test_a_start_that_came_to_nothing_is_given_back_at_once() -> None:
+    plan = Plan()
+    plan.domain("rare.example", limits=rated("1/1h"))
+    plan.add("rare.example", 3)
+    assert plan.start() == ["rare.example"]
+    plan.finish("rare.example", LOCAL, turn=False)
+    assert plan.start() == ["rare.example"]
+    plan.finish("rare.example")
+    assert plan.start() == []
+
+
+def test_the_next_batch_need_not_wait_for_the_end_of_a_slow_one() -> None:
+    plan = Plan()
+    plan.domain("rare.example", limits=rated("1/1m"))
+    plan.add("rare.example", 3)
+    assert plan.start() == ["rare.example"]
+    (work,) = plan.works
+    plan.tick = 100.0
+    assert plan.start() == []  # the first still has no connection
+    assert plan.queue.next_turn is None
+    assert work.ticket is not None
+    work.ticket.take(plan.tick)
+    assert plan.start() == []
+    plan.until_turn()
+    assert plan.start() == ["rare.example"]
+
+
+def test_a_queue_with_other_settings_goes_on_where_the_turns_are() -> None:
+    plan = Plan(max_rate_per_destination=parse_rate("60/1m"))
+    plan.add("a.example", 2)
+    assert plan.start() == ["a.example"]
+    later = Plan(plan.rates, max_rate_per_destination=parse_rate("60/1m"), max_connections=3)
+    later.add("a.example", 1)
+    assert later.start() == []
+    # The old one's batch ends without a turn: that is for the new one to use.
+    plan.finish("a.example", NO_HOST, turn=False)
+    assert later.start() == ["a.example"]
+
+
+def test_a_suspended_destination_is_not_brought_back_by_its_rate() -> None:
+    plan = Plan()
+    plan.domain("dead.example", limits=rated("60/1m"))
+    plan.add("dead.example", 3)
+    assert plan.start() == ["dead.example"]
+    plan.finish("dead.example", NO_HOST, turn=False)
+    assert len(plan.queue.take_parked()) == 1
+    plan.tick = 10.0
+    assert plan.start() == []
+
+
+# Any order of events
+
+
+LIMITS = [
+    PLAIN,
+    replace(PLAIN, max_connections=1),
+    replace(PLAIN, max_connections=5),
+    rated("3/1s"),
+    rated("2/1s", max_connections=3),
+    rated("1/5s"),
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    domains=st.lists(st.tuples(st.integers(0, 2), st.integers(0, len(LIMITS) - 1)), min_size=1, max_size=6),
+    steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=120),
+    connections=st.integers(1, 6),
+    zone_rate=st.sampled_from([None, parse_rate("5/1s"), parse_rate("1/2s")]),
+)
+def test_no_limit_is_exceeded_and_nothing_gets_stuck(
+    domains: list[tuple[int, int]], steps: list[tuple[int, int]], connections: int, zone_rate: Rate | None
+) -> None:
+    plan = Plan(max_connections=connections, max_rate=zone_rate)
+    for n, (site, limits) in enumerate(domains):
+        plan.domain(f"d{n}.example", f"site{site}", LIMITS[limits])
+    run = _Run(plan)
+    added = 0
+    for kind, choice in steps:
+        if kind == 0:
+            plan.add(f"d{choice % len(domains)}.example")
+            added += 1
+        elif kind == 1:
+            plan.tick += choice / 20
+        elif kind == 2:
+            run.arrive(choice)
+        else:
+            run.end(choice)
+        run.start()
+    run.run_out()
+    assert run.ended == added
+    assert plan.queue.waiting == plan.queue.active == 0
+    run.check_rates(zone_rate)
+
+
+class _Run:
+    """Works have their turns when their connections stand, some never, some more than one."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.turns: list[tuple[str, float]] = []
+        self.ended = 0
+
+    def start(self) -> None:
+        self.plan.start()
+        plan = self.plan
+        assert len(plan.works) == plan.queue.active <= plan.zone.max_connections
+        for site in {plan.site[_domain(work)] for work in plan.works}:
+            there = [plan.limits[_domain(work)] for work in plan.works if plan.site[_domain(work)] == site]
+            assert len(there) <= max(limits.max_connections for limits in there)
+        for domain, count in Counter(_domain(work) for work in plan.works).items():
+            assert count <= plan.limits[domain].max_connections
+
+    def arrive(self, choice: int) -> bool:
+        if not self.plan.works:
+            return False
+        work = self.plan.works[choice % len(self.plan.works)]
+        if work.ticket is None or work.ticket.due > self.plan.tick:
+            return work.ticket is None
+        work.ticket.take(self.plan.tick)
+        self.turns.append((_domain(work), self.plan.tick))
+        return True
+
+    def end(self, choice: int) -> None:
+        if self.plan.works:
+            work = self.plan.works.pop(choice % len(self.plan.works))
+            self.plan.queue.finished(work, [DELIVERED], NOW)
+            self.ended += 1
+
+    def run_out(self) -> None:
+        for _ in range(5000):
+            self.start()
+            if self.plan.works:
+                if self.arrive(0):
+                    self.end(0)
+                else:
+                    ticket = self.plan.works[0].ticket
+                    assert ticket is not None
+                    self.plan.tick = ticket.due
+            elif self.plan.queue.next_turn is not None:
+                self.plan.until_turn()
+            else:
+                return
+        raise AssertionError("stuck")
+
+    def check_rates(self, zone_rate: Rate | None) -> None:
+        plan = self.plan
+        for domain, limits in plan.limits.items():
+            if limits.max_rate is not None:
+                times = [time for each, time in self.turns if each == domain]
+                assert fullest(times, limits.max_rate.seconds) <= limits.max_rate.count
+        for site in set(plan.site.values()):
+            there = [plan.limits[each].max_rate for each in plan.site if plan.site[each] == site]
+            limited = [rate for rate in there if rate is not None]
+            if limited:
+                fastest = min(limited, key=lambda rate: Pacer(rate).interval)
+                times = [
+                    time
+                    for each, time in self.turns
+                    if plan.site[each] == site and plan.limits[each].max_rate
+                ]
+                assert fullest(times, fastest.seconds) <= fastest.count
+        if zone_rate is not None:
+            assert fullest([time for _, time in self.turns], zone_rate.seconds) <= zone_rate.count
+
+
+def _domain(work: Work) -> str:
+    return work.deliveries[0].domain
