@@ -31,7 +31,7 @@ from zonerelay.routing.answers import DnsStatus, TlsaRecord
 from zonerelay.routing.hosts import Hosts
 from zonerelay.routing.mx import MxRouter
 from zonerelay.routing.nexthop import Route, Unroutable
-from zonerelay.routing.resolver import MAX_RECORDS, Resolver
+from zonerelay.routing.resolver import FAILURE_TTL, MAX_RECORDS, Resolver
 
 ZONES: Zones = {
     "example.com": {"MX": ["20 Backup.Example.com", "10 mx.example.com"], "TTL": 300},
@@ -412,3 +412,53 @@ def test_the_same_answers_come_under_uvloop() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(ask())
+
+
+async def test_several_next_hops_are_one_route_in_the_order_in_which_they_are_written() -> None:
+    async with bed() as it:
+        zone = ZoneSettings(next_hop="[smart.example]:587, example.com:588, 192.0.2.50, [2001:db8::50]:2525")
+        route = await it.route("", zone)
+        assert [(host.name, host.port, host.literal) for host in route.hosts] == [
+            ("smart.example", 587, False),
+            ("mx.example.com", 588, False),
+            ("backup.example.com", 588, False),
+            ("192.0.2.50", 25, True),
+            ("2001:db8::50", 2525, True),
+        ]
+        assert sorted({host.preference for host in route.hosts}) == [host.preference for host in route.hosts]
+        assert route.name == zone.next_hop
+        assert route.destination == (await it.route("", zone)).destination
+
+
+async def test_next_hops_that_share_are_equal_and_their_backups_come_after_all_of_them() -> None:
+    async with bed() as it:
+        zone = ZoneSettings(next_hop="192.0.2.50, example.com, [smart.example]", next_hop_share=True)
+        hosts = (await it.route("", zone)).hosts
+        assert {host.name for host in hosts if host.preference == 0} == {
+            "192.0.2.50",
+            "mx.example.com",
+            "smart.example",
+        }
+        assert [host.name for host in hosts if host.preference] == ["backup.example.com"]
+
+
+async def test_a_next_hop_that_cannot_be_found_does_not_stop_the_others_and_is_sought_again_soon() -> None:
+    async with bed() as it:
+        zone = ZoneSettings(next_hop="absent.example, [smart.example]:587")
+        route = await it.route("", zone)
+        assert [host.name for host in route.hosts] == ["smart.example"]
+        assert route.expires - it.clock.now() <= FAILURE_TTL
+
+
+async def test_next_hops_of_which_none_can_be_found_bounce_nothing() -> None:
+    async with bed() as it:
+        outcome = await it.no("", ZoneSettings(next_hop="absent.example, null.example"))
+        assert (outcome.verdict, outcome.scope) == (Verdict.DEFERRED, Scope.LOCAL)
+        assert "absent.example" in outcome.reply.text
+        assert "null.example" in outcome.reply.text
+
+
+async def test_a_host_of_two_next_hops_is_tried_once() -> None:
+    async with bed() as it:
+        zone = ZoneSettings(next_hop="[backup.example.com], example.com")
+        assert await it.hosts("", zone) == ["backup.example.com", "mx.example.com"]

@@ -19,7 +19,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zonerelay.config.endpoints import NextHop, NextHopKind, parse_next_hop
+from zonerelay.config.endpoints import NextHop, NextHopKind, parse_next_hop, split_next_hops
 from zonerelay.config.models import ZoneSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
@@ -28,6 +28,7 @@ from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.answers import DnsAnswer, DnsStatus, MxRecord
 from zonerelay.routing.destination_table import DestinationTable, Entry
 from zonerelay.routing.idna import ascii_domain, is_literal, literal_address
+from zonerelay.routing.next_hops import one_route
 from zonerelay.routing.nexthop import MxHost, Route, Unroutable
 from zonerelay.routing.resolver import FAILURE_TTL, Resolver
 from zonerelay.routing.sts_policies import Found, StsPolicies
@@ -85,7 +86,7 @@ class MxRouter:
         """The route, and what decided its terms, for who explains it."""
         try:
             if zone.next_hop:
-                found = await self._to_next_hop(zone, parse_next_hop(zone.next_hop))
+                found = await self._to_next_hops(zone)
                 return self._on_terms(zone, "", found)
             if zone.mta_sts and self._sts is not None and not is_literal(domain):
                 return await self._with_policy(zone, domain, self._sts)
@@ -122,19 +123,25 @@ class MxRouter:
 
     # ---- a configured next hop ---------------------------------------------------------------
 
-    async def _to_next_hop(self, zone: ZoneSettings, hop: NextHop) -> Route | Unroutable:
+    async def _to_next_hops(self, zone: ZoneSettings) -> Route | Unroutable:
+        texts = split_next_hops(zone.next_hop)
+        hops = [parse_next_hop(text) for text in texts]
+        if len(hops) == 1:
+            return await self._to_next_hop(zone, texts[0], hops[0])
+        finding = (self._to_next_hop(zone, text, hop) for text, hop in zip(texts, hops, strict=True))
+        return one_route(zone, await asyncio.gather(*finding), soon=self._clock.now() + FAILURE_TTL)
+
+    async def _to_next_hop(self, zone: ZoneSettings, text: str, hop: NextHop) -> Route | Unroutable:
         port = hop.port or zone.port
         if hop.kind is not NextHopKind.MX:
             literal = hop.kind is NextHopKind.ADDRESS
             hosts = [MxHost(hop.host, port, literal=literal)]
             # The name is the operator's: what is left for DNSSEC are its addresses and TLSA records.
-            return self._yes(
-                zone, zone.next_hop, hosts, STATIC_TTL, secure=self._resolver.trusts_ad and not literal
-            )
+            return self._yes(zone, text, hosts, STATIC_TTL, secure=self._resolver.trusts_ad and not literal)
         found = await self._by_mx(zone, hop.host, port)
         if isinstance(found, Unroutable) and found.outcome.verdict is Verdict.BOUNCED:
-            text = f"next hop {zone.next_hop}: {found.outcome.reply.text}"
-            outcome = replace(_deferred("3.5", text), scope=Scope.LOCAL)
+            problem = f"next hop {text}: {found.outcome.reply.text}"
+            outcome = replace(_deferred("3.5", problem), scope=Scope.LOCAL)
             return replace(found, outcome=outcome)
         return found
 
