@@ -206,8 +206,7 @@ class SmtpCourier:
                         try:
                             session = await self._opener.open(terms, host, ip, slot, plan)
                         except HostTrouble as trouble:
-                            self._order.troubled(host, ip, trouble)
-                            self._failed(trouble, host, errand)
+                            self._failed(trouble, host, ip, errand)
                             if errand.source_unfit or isinstance(trouble, NoLogin):
                                 return
                             break
@@ -225,15 +224,20 @@ class SmtpCourier:
             if slot is not None:
                 slot.release()
 
-    def _failed(self, trouble: HostTrouble, host: MxHost, errand: Errand) -> None:
+    def _failed(self, trouble: HostTrouble, host: MxHost, ip: str, errand: Errand) -> None:
         errand.progress.host_failed(host.name, trouble)
-        source = errand.terms.way.source
-        if source is None:
-            return
-        if isinstance(trouble, SourceTrouble):
+        source, said = errand.terms.way.source, trouble.said
+        if source is not None and isinstance(trouble, SourceTrouble):
             errand.source_unfit = self._sources.lost(source, trouble)
-        elif trouble.said is not None and self._sources.heard(errand.terms, trouble.said, trouble.address):
+        elif (
+            source is not None
+            and said is not None
+            and self._sources.heard(errand.terms, said, trouble.address)
+        ):
             errand.address_blamed = True
+            self._order.talked(host, ip)  # for others it may be well
+        else:
+            self._order.troubled(host, ip, trouble)
 
     async def _endpoints(self, errand: Errand) -> AsyncGenerator[tuple[MxHost, str, TlsPlan], None]:
         """Hosts and addresses to try; a host that cannot be found counts as one that was tried."""

@@ -1,4 +1,4 @@
-"""From which address mail goes out, as the receivers see it: on 127.0.0.0/8, which is all ours, and on ::1."""
+"""From which address mail goes out, as the receivers see it: on 127.0.0.0/8, all ours, and on ::1."""
 
 from __future__ import annotations
 
@@ -336,6 +336,18 @@ async def test_another_host_in_trouble_does_not_hide_that_our_address_was_refuse
         outcome = await here.send(route, here.number_of("two", route))
     assert (outcome.verdict, outcome.scope) == (F, Scope.MESSAGE)
     assert "connecting to" in outcome.reply.text
+
+
+async def test_a_host_that_refuses_our_address_is_not_taken_for_dead(
+    start_guard: StartGuard, start_sink: StartSink, office: StartOffice
+) -> None:
+    guard, backup = await start_guard("127.0.0.2", verb="greeting"), await start_sink()
+    here = office(TWO, THREE)
+    route = route_to(guard.port, backup.port)
+    for name in ("two", "three"):
+        assert (await here.send(route, here.number_of(name, route))).verdict is D
+    assert guard.connected == ["127.0.0.2", "127.0.0.3"]
+    assert clients(backup) == ["127.0.0.2"]
 
 
 async def test_when_no_source_is_left_it_is_what_the_peer_said(
