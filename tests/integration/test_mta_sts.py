@@ -4,6 +4,7 @@ passes, who fails, and who tries to talk the relay out of it.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 import time
@@ -17,6 +18,7 @@ import trustme
 from tests.support.dns import SERVFAIL, FakeDns, Records
 from tests.support.https import HttpsServer, Page
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from zonerelay.cli.explain import _facts as explain_facts
 from zonerelay.config.models import (
     DestinationSettings,
     DestinationTls,
@@ -25,6 +27,8 @@ from zonerelay.config.models import (
     TlsMode,
     ZoneSettings,
 )
+from zonerelay.control.client import ControlClient
+from zonerelay.control.messages import Explain, Explanation
 from zonerelay.sandbox.conversation import Manners
 from zonerelay.sandbox.sink import Sink
 
@@ -330,3 +334,19 @@ async def test_two_domains_at_one_host_with_other_demands_share_its_limit_and_no
     carried = {(received.peer, received.recipients[0].partition("@")[2]) for received in world.sink.messages}
     assert len(world.sink.messages) == 6
     assert len(carried) == len({peer for peer, _ in carried}) == world.sink.connections
+
+
+async def test_explain_names_the_policy_and_what_it_demands(world: World) -> None:
+    await world.start()
+    async with world.relay() as running:
+        socket = running.worker.settings.admin.socket
+        assert socket is not None
+        ask = ControlClient(socket).ask
+        found = await asyncio.to_thread(ask, Explain(address=TO), Explanation)
+        assert (found.tls, found.tls_demand and found.tls_demand.because) == ("verify", "mta-sts")
+        assert found.mta_sts is not None
+        assert (found.mta_sts.mode, found.mta_sts.policy, found.mta_sts.mx) == ("enforce", "1", (MX,))
+        shown = "\n".join(str(cell) for row in explain_facts(found, time.time()) for cell in row)
+        assert "because of the domain's MTA-STS policy" in shown
+        assert "enforce, policy 1 until 20" in shown
+    assert world.sink.connections == 0
