@@ -13,6 +13,7 @@ from pathlib import Path
 from zonerelay.cli.text import plural
 from zonerelay.cli.trial import try_out
 from zonerelay.config.advice import advice
+from zonerelay.config.endpoints import split_next_hops
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.models import (
     OPEN_RELAY_WORDS,
@@ -107,10 +108,16 @@ def _values(name: str, values: Sequence[object]) -> str:
 
 
 def _zone(zone: ZoneSettings) -> str:
-    to = f"to {zone.next_hop}" if zone.next_hop else "to each domain's MX"
+    to = f"to {_next_hops(zone)}" if zone.next_hop else "to each domain's MX"
     limits = f"{zone.max_connections} connections, {zone.max_connections_per_destination} per destination"
     sources = f", from {', '.join(zone.sources)}" if zone.sources else ""
-    return f"zone {zone.name} {to}{sources}, tls {zone.tls}, {limits}"
+    login = f", logs in as {' | '.join(zone.credentials)}" if zone.credentials else ""
+    return f"zone {zone.name} {to}{sources}, tls {zone.tls}{login}, {limits}"
+
+
+def _next_hops(zone: ZoneSettings) -> str:
+    hops = split_next_hops(zone.next_hop)
+    return " and ".join(hops) + " evenly" if zone.next_hop_share and len(hops) > 1 else ", else ".join(hops)
 
 
 def _retry(settings: Settings) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from zonerelay.cli import text
 from zonerelay.config import credentials
+from zonerelay.config.credential_checks import try_credentials
 from zonerelay.config.credentials import CredentialsError
 from zonerelay.config.models import ListenerAuth, ListenerSettings, ListenerTls, Settings
 from zonerelay.config.problems import Report
@@ -47,6 +48,9 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
         _patterns(destination.mx, ("destination", at, "mx"), report)
     _backoff(settings.retry.backoff, report)
     try_srs(settings.srs, os.environ, report)
+    for at, credential in enumerate(settings.credential):
+        _patterns(credential.sender, ("credential", at, "sender"), report)
+    notes += try_credentials(settings, os.environ, report)
     notes += _dkim(settings, report)
     notes += _sources(settings)
     return [*notes, *_rights(settings)]
@@ -200,7 +204,7 @@ def _sources(settings: Settings) -> Iterator[str]:
 
 def _rights(settings: Settings) -> Iterator[str]:
     """A file that root can read may still be closed to the relay."""
-    reads = bool(settings.srs.domain or settings.dkim) or any(
+    reads = bool(settings.srs.domain or settings.dkim or settings.credential) or any(
         listener.tls is not ListenerTls.NONE
         or listener.auth is not ListenerAuth.OFF
         or listener.policy_file is not None

@@ -5,9 +5,11 @@ Shown by `zonerelay check-config` and logged at start. One sentence each, `path.
 
 from __future__ import annotations
 
+from zonerelay.config.credential_checks import credential_advice
 from zonerelay.config.destination_checks import destination_advice
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.hostname import is_fully_qualified
+from zonerelay.config.limit_checks import limit_advice
 from zonerelay.config.listener_advice import listener_advice
 from zonerelay.config.models import Backend, Settings, TlsMode
 from zonerelay.config.route_advice import route_advice
@@ -24,8 +26,10 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
         *_zones(settings),
         *route_advice(settings),
         *source_advice(settings),
+        *credential_advice(settings),
         *tls_advice(settings),
         *destination_advice(settings),
+        *limit_advice(settings),
         *_admin(settings),
     )
 

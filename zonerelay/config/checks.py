@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zonerelay.config.credential_checks import check_credentials
 from zonerelay.config.destination_checks import check_destination_zones, check_destinations
 from zonerelay.config.dkim_checks import check_dkim
 from zonerelay.config.endpoints import ListenAddress, parse_listen
+from zonerelay.config.limit_checks import check_limits
 from zonerelay.config.listener_checks import check_listeners
 from zonerelay.config.models import (
     AccessAction,
@@ -43,12 +45,12 @@ def check(settings: Settings, report: Report) -> Settings:
     _check_route_listeners(settings, report)
     _check_retry(settings, report)
     check_sources(settings, report)
+    check_credentials(settings, report)
     check_dkim(settings, report)
     check_srs(settings, report)
     check_tls(settings, report)
     check_destinations(settings, report)
-    zones = tuple(_checked_limits(zone, at, report) for at, zone in enumerate(settings.zone))
-    return replace(settings, zone=zones)
+    return replace(settings, zone=check_limits(settings, report))
 
 
 def _check_addresses(settings: Settings, report: Report) -> None:
@@ -176,17 +178,3 @@ def _check_retry(settings: Settings, report: Report) -> None:
         report.refuse(("retry", "backoff"), "takes the place of policy: leave one of the two out")
     if report.sound("retry") and retry.suspend_min > retry.suspend_max:
         report.refuse(("retry", "suspend_min"), "is longer than suspend_max, up to which it doubles")
-
-
-def _checked_limits(zone: ZoneSettings, at: int, report: Report) -> ZoneSettings:
-    """A destination's share is part of its zone's connections; the default share gives way silently."""
-    if zone.max_connections_per_destination <= zone.max_connections:
-        return zone
-    key = ("zone", at, "max_connections_per_destination")
-    if report.given(*key) and report.sound(*key) and report.sound("zone", at, "max_connections"):
-        report.refuse(
-            key,
-            f"{zone.max_connections_per_destination} is more than max_connections = {zone.max_connections}, "
-            "the limit of the whole zone",
-        )
-    return replace(zone, max_connections_per_destination=zone.max_connections)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -83,6 +83,8 @@ class Scheduler:
         # Of settings that were replaced, while their last attempts end.
         self._retired: dict[ZoneRunner, asyncio.Task[None]] = {}
         self._running = False
+        self.resumed: Callable[[str], None] = _nobody
+        """Told that a zone's mail is wanted to be tried now, whatever has kept it back."""
         settler.on_postponed(self._postponed)
 
     async def start(self) -> None:
@@ -184,10 +186,12 @@ class Scheduler:
 
     def resume(self, zone: str, destination: DestinationKey | None = None) -> None:
         """Lift the suspension of a destination, or of all in the zone."""
+        self.resumed(zone)
         self._of(zone).resume(destination)
 
     def resume_domain(self, zone: str, domain: str) -> None:
         """Lift the suspension of the destination that mail for a domain goes to, if one is known."""
+        self.resumed(zone)
         destination = self._of(zone).destination_of(domain)
         if destination is not None:
             self.resume(zone, destination)
@@ -230,6 +234,10 @@ class Scheduler:
 
     def _runner(self, zone: ZoneSettings) -> ZoneRunner:
         return ZoneRunner(zone, self._around, self._rates[zone.name], window=self._window)
+
+
+def _nobody(zone: str) -> None:
+    """Until somebody listens."""
 
 
 def _default(zones: Sequence[ZoneSettings]) -> ZoneSettings:
