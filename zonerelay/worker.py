@@ -40,7 +40,6 @@ from zonerelay.queue.retry import build as build_retry
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import Settler
 from zonerelay.routing.nexthop import DestinationKey
-from zonerelay.routing.resolver import Resolver
 from zonerelay.routing.sts_policies import HTTPS_PORT
 from zonerelay.routing.zones import Zones
 from zonerelay.sending import Sending
@@ -120,7 +119,9 @@ class Worker:
         ids = MessageIdSource(self.clock, last=store.last_message_id())
         sending = self._sending = self._build_sending(store)
         scheduler = self._build_queue(store, ids, sending)
-        listeners = self._listeners = self._build_listeners(store, ids, sending.resolver)
+        sending.logins.resume = scheduler.resume
+        scheduler.resumed = sending.logins.forgive
+        listeners = self._listeners = self._build_listeners(store, ids, sending)
         await self._open_to_operators(store, scheduler, sending)
         await sending.start()
         await scheduler.start()
@@ -171,7 +172,7 @@ class Worker:
             settings.retry, settings.bounce, settings.zone, random=self._random, events=self.events
         )
 
-    def _build_listeners(self, store: Store, ids: MessageIdSource, resolver: Resolver) -> Listeners:
+    def _build_listeners(self, store: Store, ids: MessageIdSource, sending: Sending) -> Listeners:
         return Listeners(
             self.settings,
             hostname=self.hostname,
@@ -180,10 +181,11 @@ class Worker:
             choose_zone=self._zones.choose,
             zones=lambda: self._zones.names,
             notify=self._notify,
-            resolver=resolver,
+            resolver=sending.resolver,
             events=self.events,
             clock=self.clock,
             secret=secrets.token_bytes(32),
+            srs=lambda: sending.srs,
         )
 
     async def _open_to_operators(self, store: Store, scheduler: Scheduler, sending: Sending) -> None:

@@ -29,6 +29,7 @@ from zonerelay.config.models import (
     ListenerSettings,
     ListenerTls,
     Settings,
+    SrsSettings,
 )
 from zonerelay.config.options import options_of
 from zonerelay.config.problems import Report
@@ -39,8 +40,10 @@ from zonerelay.inbound.auth import Authenticator
 from zonerelay.inbound.certificates import Certificates
 from zonerelay.inbound.memory import SessionMemory
 from zonerelay.inbound.policy_runner import PolicyRunner
+from zonerelay.inbound.rewriting import Rewriting
 from zonerelay.inbound.sender_domain import SenderDomains
 from zonerelay.inbound.shared import Shared
+from zonerelay.message.srs import Srs
 from zonerelay.model.clock import ManualClock
 from zonerelay.routing.hosts import Hosts
 from zonerelay.routing.resolver import Resolver
@@ -101,6 +104,8 @@ async def staged(
             access=access_rules(steps),
             users=users,
             sender_domains=await _sender_domains(steps, stack) if settings.check_sender_domain else None,
+            rewriting=rewriting(steps),
+            srs=srs(steps),
             hash_bodies=hash_bodies,
         )
         async with listening(
@@ -149,6 +154,19 @@ def auth_settings(steps: Sequence[Step], directory: Path) -> AuthSettings:
 def access_rules(steps: Sequence[Step]) -> AccessRules:
     rules = (tomllib.loads(f"rule = {step.rest}")["rule"] for step in steps if step.kind == "access")
     return AccessRules([rule for values in rules for rule in _read("access", values).access])
+
+
+def rewriting(steps: Sequence[Step]) -> Rewriting | None:
+    rules = [tomllib.loads(f"rule = {step.rest}")["rule"] for step in steps if step.kind == "rewrite"]
+    return (
+        Rewriting([rule for values in rules for rule in _read("rewrite", values).rewrite]) if rules else None
+    )
+
+
+def srs(steps: Sequence[Step]) -> Srs | None:
+    """With a secret that never changes."""
+    domains = [step.rest for step in steps if step.kind == "srs"]
+    return Srs(SrsSettings(domain=domains[0]), ("0123456789abcdef",)) if domains else None
 
 
 async def _sender_domains(steps: Sequence[Step], stack: AsyncExitStack) -> SenderDomains:

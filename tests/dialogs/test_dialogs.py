@@ -9,6 +9,8 @@ The stage, wherever it stands in the file:
     auth max_client_failures = 2           a setting of [auth]
     user app1 secret a@example.org         a user of the credentials file, with senders or without
     access {user = ["app1"]}               an access rule
+    rewrite {address = ["a@b"], to = "@c"} other addresses
+    srs srs.example                        the domain of senders that SRS has made, with a secret that stays
     policy rcpt = refuse(550, "7.1", "x")  what a policy says at this step: a Python expression with `event`,
                                            `accept`, `refuse` and `sleep`; 1/0 is a bug in it. Zones: bulk
     dns null.example = {MX = ["0 ."]}      for check_sender_domain; `{}` is SERVFAIL, all others NXDOMAIN
@@ -61,7 +63,7 @@ from tests.support.inbound import House, RememberingStore, Stored, Talk, until
 from zonerelay.store.base import StoreError, StoreFullError
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
-STAGE = frozenset({"set", "auth", "user", "access", "policy", "dns", "memory"})
+STAGE = frozenset({"set", "auth", "user", "access", "rewrite", "srs", "policy", "dns", "memory"})
 STORE_ERRORS = {
     "full": StoreFullError("No space left on device"),
     "broken": StoreError("/var/lib/zonerelay/spool: Input/output error"),
@@ -77,6 +79,8 @@ FACTS: dict[str, Callable[[Stored], str]] = {
     "ret": lambda stored: stored.message.envelope.ret,
     "envid": lambda stored: stored.message.envelope.envid,
     "priority": lambda stored: stored.message.envelope.priority,
+    "trace": lambda stored: "; ".join(stored.message.trace[1:]),
+    "fields": lambda stored: "; ".join(": ".join(field) for field in stored.message.headers),
     "zone": lambda stored: " ".join(delivery.zone for delivery in stored.deliveries),
     "notify": lambda stored: " ".join(
         str(each.notify.name) if each.notify else "-" for each in stored.deliveries

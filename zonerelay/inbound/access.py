@@ -52,6 +52,7 @@ class Reason(enum.StrEnum):
     SHUTDOWN = "shutdown"
     SIZE = "size"
     SMTPUTF8 = "smtputf8"
+    SRS = "srs"
     STORE = "store"
     STORE_FULL = "store-full"
     SYNTAX = "syntax"

@@ -126,11 +126,11 @@ class Bodies:
         dialog, reception = self._session.dialog, self._reception
         transaction = dialog.transaction
         assert transaction is not None
+        origin = dialog.standing.origin
+        if reception.rewriting is not None:
+            reception.rewriting.rewrite(transaction, origin)
         envelope = transaction.envelope(
-            reception.ids.next(),
-            reception.clock.now(),
-            dialog.standing.origin,
-            reception.settings.priority,
+            reception.ids.next(), reception.clock.now(), origin, reception.settings.priority
         )
         return Intake(envelope, transaction, dialog.standing, reception, self._session.regulate)
 

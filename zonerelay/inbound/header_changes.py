@@ -11,6 +11,7 @@ from collections.abc import Set
 from dataclasses import replace
 
 from zonerelay.inbound.reception import Reception
+from zonerelay.inbound.rewriting import Rewrites
 from zonerelay.inbound.transaction import Edits
 from zonerelay.message.edits import edit_header
 from zonerelay.message.headers import Header
@@ -22,6 +23,12 @@ def without(header: Header, dropped: Set[str]) -> Header:
     """`dropped` in lower case."""
     fields = tuple(field for field in header.fields if field[0].lower() not in dropped)
     return replace(header, fields=fields, names=header.names - dropped)
+
+
+def with_other_addresses(rewrites: Rewrites, lead: bytes, block: bytes) -> bytes | None:
+    """`block` is the whole header as it came; `None` when it stays as it is."""
+    rewritten = rewrites.rewrite_header(lead + block)
+    return None if rewritten == lead + block else rewritten[len(lead) :]
 
 
 def own_fields(envelope: Envelope, header: Header, reception: Reception) -> bytes:

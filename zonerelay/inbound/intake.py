@@ -26,14 +26,15 @@ from zonerelay.inbound import answers
 from zonerelay.inbound.answers import MAX_DRAINED, Answer, decided
 from zonerelay.inbound.consult import Verdict
 from zonerelay.inbound.deliveries import deliveries_of
-from zonerelay.inbound.header_changes import edited, own_fields, without
+from zonerelay.inbound.header_changes import edited, own_fields, with_other_addresses, without
 from zonerelay.inbound.policy import EndOfData, Headers
 from zonerelay.inbound.reception import Reception
+from zonerelay.inbound.rewriting import Rewrites, notes_of
 from zonerelay.inbound.standing import Standing
 from zonerelay.inbound.transaction import NO_EDITS, Edits, Transaction, mailboxes
 from zonerelay.inbound.turns import LARGE
 from zonerelay.message.body_hash import BodyHash
-from zonerelay.message.headers import Header, HeaderScanner, HeaderTooLargeError, authors
+from zonerelay.message.headers import Header, HeaderScanner, HeaderTooLargeError, authors, parse_header
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.reply import Reply
@@ -183,7 +184,7 @@ class Intake:
             self._begin_body(scanner, scanner.header)
 
     def _begin_body(self, scanner: HeaderScanner, header: Header) -> None:
-        """The header is known: ours go first, then what was held back."""
+        """The header is known."""
         reception, standing = self._reception, self._standing
         self._scanner = None
         held = bytes(scanner.held)
@@ -194,14 +195,28 @@ class Intake:
             self._refuse(answers.MAIL_LOOP)
         elif standing.is_bound and not standing.may_write_as(authors(header, held)):
             self._refuse(answers.FROM_NOT_YOURS)
-        elif Headers in reception.consultants.asked:
+        else:
+            rewrites = self.transaction.rewrites
+            self._open(held if rewrites is None else self._rewritten(rewrites, held, scanner.size))
+
+    def _open(self, held: bytes) -> None:
+        """Nothing is wrong with the header: ours go first, then what came."""
+        if Headers in self._reception.consultants.asked:
             self._undecided = held
             self.backlog += len(held)
         elif self.transaction.edits is not NO_EDITS:
             self._append(self._edited(held))
         else:
-            self._append(own_fields(self.envelope, self._header, reception))
+            self._append(own_fields(self.envelope, self._header, self._reception))
             self._append(held)
+
+    def _rewritten(self, rewrites: Rewrites, held: bytes, size: int) -> bytes:
+        """Other addresses in the first `size` octets, which are the header."""
+        block = with_other_addresses(rewrites, self._header.lead, held[:size])
+        if block is None:
+            return held
+        self._header = without(parse_header(block), self._reception.dropped)
+        return block + held[size:]
 
     def _dropped_from(self, header: Header) -> Header:
         """The message may name its zone, if whoever sent it is trusted; the field goes in any case."""
@@ -343,6 +358,8 @@ class Intake:
             notes.append(self._line_ends())
         if self._standing.tls is not None:
             notes.append(f"cipher={self._standing.tls.cipher}")
+        if self.transaction.rewritten or self.transaction.rewrites is not None:
+            notes += notes_of(self.transaction)
         if self.transaction.release:
             notes.append(f"release={self.transaction.release:.0f}")
         return tuple(notes)

@@ -76,6 +76,8 @@ class Listener:
             consultants=self._consultants(settings, shared, policy),
             memory=shared.memory,
             access=shared.access,
+            rewriting=shared.rewriting,
+            srs=shared.srs,
             hash_bodies=shared.hash_bodies,
             certificates=certificates,
         )
@@ -156,6 +158,8 @@ class Listener:
             settings=settings,
             consultants=self._consultants(settings, shared, policy),
             access=shared.access,
+            rewriting=shared.rewriting,
+            srs=shared.srs,
             hash_bodies=shared.hash_bodies,
             certificates=certificates,
         )

@@ -23,9 +23,11 @@ from zonerelay.inbound.policy import PolicyContext
 from zonerelay.inbound.policy_loading import load_policy
 from zonerelay.inbound.policy_runner import PolicyRunner
 from zonerelay.inbound.reception import ChooseZone, Notify
+from zonerelay.inbound.rewriting import Rewriting
 from zonerelay.inbound.sender_domain import SenderDomains
 from zonerelay.inbound.shared import Shared
 from zonerelay.inbound.tls import TlsContexts
+from zonerelay.message.srs import Srs
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.routing.resolver import Resolver
@@ -45,7 +47,10 @@ class _Kept:
 
 
 class Listeners:
-    """`secret` keys what is remembered of passwords; `zones` names those that a policy may choose."""
+    """`secret` keys what is remembered of passwords; `zones` names those that a policy may choose.
+
+    `srs` gives what [srs] is now, `None` for nothing.
+    """
 
     def __init__(
         self,
@@ -61,6 +66,7 @@ class Listeners:
         events: Events,
         clock: Clock,
         secret: bytes,
+        srs: Callable[[], Srs | None] = lambda: None,
     ) -> None:
         self._hostname = hostname
         self._store = store
@@ -71,6 +77,7 @@ class Listeners:
         self._events = events
         self._clock = clock
         self._secret = secret
+        self._srs = srs
         self._users: Authenticator | None = None
         self._shared = Shared(
             memory=SessionMemory(settings.max_session_memory),
@@ -120,7 +127,7 @@ class Listeners:
         try:
             self._share(settings)
         except ValueError as error:
-            problems.append(f"the access rules stay as they were: {error}")
+            problems.append(f"access rules and other addresses stay as they were: {error}")
         wanted = {each.address: each for each in settings.listener}
         for kept in list(self._kept):
             new = wanted.pop(kept.listener.settings.address, None)
@@ -162,7 +169,7 @@ class Listeners:
     # Building.
 
     def _share(self, settings: Settings) -> None:
-        """Raises ValueError; then everything but the access rules has been taken up."""
+        """Raises ValueError; then everything but rules, other addresses, SRS and DKIM has been taken up."""
         self._shared.memory.change(settings.max_session_memory)
         needs_users = any(each.auth is not ListenerAuth.OFF for each in settings.listener)
         if self._users is not None:
@@ -172,8 +179,13 @@ class Listeners:
                 settings.auth, clock=self._clock, events=self._events, secret=self._secret
             )
         self._shared = replace(self._shared, users=self._users)
-        rules = AccessRules(settings.access) if settings.access else None
-        self._shared = replace(self._shared, access=rules, hash_bodies=bool(settings.dkim))
+        self._shared = replace(
+            self._shared,
+            access=AccessRules(settings.access) if settings.access else None,
+            rewriting=Rewriting(settings.rewrite) if settings.rewrite else None,
+            srs=self._srs(),
+            hash_bodies=bool(settings.dkim),
+        )
 
     def _build(self, settings: ListenerSettings) -> _Kept:
         """Raises ValueError."""

@@ -3,7 +3,10 @@
 Policy, where the RFCs leave room:
 
 - MAIL needs EHLO or HELO first. A recipient named twice (domains compared without case) is one.
-- Who may not relay learns it at RCPT; who would have to log in for anything, at MAIL.
+- Who may not relay learns it at RCPT; who would have to log in for anything, at MAIL. Everybody may write to
+  a sender that SRS has made here (`message/srs.py`): its hash says that this relay sent that sender's mail
+  on. Not only from the null sender: answers that people have set up come with one, and who could misuse
+  the address could as well write from `<>`. Mail to it goes to that one sender, and for `max_age` only.
 - The octets of a refused BDAT are read and dropped before it is answered, and its transaction is over: what
   a client pipelines behind it must not run as commands. A BDAT without a size that can be
   read ends the session, because nobody knows where its octets end.
@@ -21,7 +24,10 @@ from zonerelay.inbound.access import Reason
 from zonerelay.inbound.answers import Answer, Then, refused
 from zonerelay.inbound.consult import Verdict
 from zonerelay.inbound.policy import Mail, Rcpt
-from zonerelay.inbound.transaction import Transaction
+from zonerelay.inbound.rewriting import renamed
+from zonerelay.inbound.transaction import Transaction, recipient_key
+from zonerelay.message.srs import Srs, SrsError
+from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Recipient
 from zonerelay.smtp.bdat import parse_bdat
 from zonerelay.smtp.params import DSN_RCPT_PARAMETERS, MailCommand, parse_mail, parse_rcpt
@@ -40,9 +46,8 @@ _parse_mail = lru_cache(maxsize=REMEMBERED)(parse_mail)
 def _parse_rcpt(argument: str, smtputf8: bool) -> tuple[str, Recipient]:
     """A recipient, and what it has in common with the same one in another spelling."""
     rcpt = parse_rcpt(argument, smtputf8=smtputf8, offered=DSN_RCPT_PARAMETERS)
-    local, at, domain = rcpt.recipient.rpartition("@")
     recipient = Recipient(address=rcpt.recipient, notify=rcpt.notify, orcpt=rcpt.orcpt)
-    return f"{local}{at}{domain.lower()}", recipient
+    return recipient_key(rcpt.recipient), recipient
 
 
 def mail(dialog: Dialog, argument: str) -> Answer:
@@ -109,25 +114,53 @@ def rcpt(dialog: Dialog, argument: str) -> Answer:
     if transaction.chunked:
         return dialog.refuse(answers.IN_CHUNKS, "RCPT")
     key, recipient = _parse_rcpt(argument, transaction.mail.smtputf8)
-    refusal = _rcpt_refusal(dialog, transaction, key, recipient)
+    may_relay = dialog.standing.grants.may_relay
+    if dialog.reception.srs is not None:
+        return _perhaps_a_report(dialog, transaction, dialog.reception.srs, recipient, may_relay=may_relay)
+    return _take(dialog, transaction, key, recipient, recipient.address, may_relay=may_relay)
+
+
+def _perhaps_a_report(
+    dialog: Dialog, transaction: Transaction, srs: Srs, recipient: Recipient, *, may_relay: bool
+) -> Answer:
+    """To a sender that SRS has made here: it is for the one that is in it."""
+    given = recipient.address
+    try:
+        first = srs.reverse(given, dialog.reception.clock.now())
+    except SrsError as error:
+        return dialog.refuse(answers.NOT_OF_OURS, "RCPT", mailbox=given, detail=str(error))
+    if first is not None:
+        recipient, may_relay = renamed(recipient, first), True
+    return _take(dialog, transaction, recipient_key(recipient.address), recipient, given, may_relay=may_relay)
+
+
+def _take(
+    dialog: Dialog,
+    transaction: Transaction,
+    key: str,
+    recipient: Recipient,
+    given: Mailbox,
+    *,
+    may_relay: bool,
+) -> Answer:
+    """`given` is what the client said; rules and the policy are asked about that."""
+    refusal = _rcpt_refusal(dialog, transaction, key, given) if may_relay else answers.RELAYING_DENIED
     if refusal is not None:
-        return dialog.refuse(refusal, "RCPT", mailbox=recipient.address)
+        return dialog.refuse(refusal, "RCPT", mailbox=given)
     if key in transaction.recipients:
         return answers.RECIPIENT_OK
     if Rcpt in dialog.reception.consultants.asked:
-        return _ask_about(dialog, transaction, key, recipient)
-    _add(dialog, transaction, key, recipient)
+        return _ask_about(dialog, transaction, key, recipient, given)
+    _add(dialog, transaction, key, recipient, given)
     return answers.RECIPIENT_OK
 
 
-def _rcpt_refusal(dialog: Dialog, transaction: Transaction, key: str, recipient: Recipient) -> Answer | None:
+def _rcpt_refusal(dialog: Dialog, transaction: Transaction, key: str, given: Mailbox) -> Answer | None:
     standing, reception = dialog.standing, dialog.reception
-    if not standing.grants.may_relay:
-        return answers.RELAYING_DENIED
     if reception.access is not None:
         user = standing.user.name if standing.user is not None else ""
         sender, address = transaction.mail.sender, standing.client.address
-        reply = reception.access.decide(address, user, sender, recipient.address)
+        reply = reception.access.decide(address, user, sender, given)
         if reply is not None:
             return refused(reply, Reason.ACCESS)
     recipients = transaction.recipients
@@ -136,8 +169,10 @@ def _rcpt_refusal(dialog: Dialog, transaction: Transaction, key: str, recipient:
     return None
 
 
-def _add(dialog: Dialog, transaction: Transaction, key: str, recipient: Recipient) -> None:
+def _add(dialog: Dialog, transaction: Transaction, key: str, recipient: Recipient, given: Mailbox) -> None:
     transaction.recipients[key] = recipient
+    if recipient.address is not given:
+        transaction.rewritten += (("recipient srs", recipient.address),)
     transaction.cost += RECIPIENT_COST
     memory = dialog.reception.memory
     memory.used += RECIPIENT_COST
@@ -145,19 +180,21 @@ def _add(dialog: Dialog, transaction: Transaction, key: str, recipient: Recipien
         memory.relieve()  # perhaps of this very session
 
 
-def _ask_about(dialog: Dialog, transaction: Transaction, key: str, recipient: Recipient) -> Answer:
+def _ask_about(
+    dialog: Dialog, transaction: Transaction, key: str, recipient: Recipient, given: Mailbox
+) -> Answer:
     event = Rcpt(
         client=dialog.standing.info,
         sender=transaction.mail.sender,
-        recipient=recipient.address,
+        recipient=given,
         recipients_so_far=len(transaction.recipients),
     )
 
     def decided(verdict: Verdict) -> Answer:
         if verdict.decision.reply is not None:
-            return dialog.refuse_by(verdict, "RCPT", mailbox=recipient.address)
+            return dialog.refuse_by(verdict, "RCPT", mailbox=given)
         transaction.decide(verdict.decision, recipient.address)
-        _add(dialog, transaction, key, recipient)
+        _add(dialog, transaction, key, recipient, given)
         return answers.RECIPIENT_OK
 
     return dialog.ask(event, decided)

@@ -13,10 +13,12 @@ from zonerelay.inbound.grants import GrantTable
 from zonerelay.inbound.greeting import Greeting
 from zonerelay.inbound.memory import SessionMemory
 from zonerelay.inbound.policy import Connect
+from zonerelay.inbound.rewriting import Rewriting
 from zonerelay.inbound.tls import TlsContexts
 from zonerelay.inbound.turns import Turns
 from zonerelay.inbound.zone_header import ZoneHeader
 from zonerelay.message.headers import Fields
+from zonerelay.message.srs import Srs
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.message_id import MessageIdSource
@@ -42,7 +44,7 @@ class Notify(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reception:
-    """`certificates` is `None` when the listener has no TLS, `access` when there are no rules.
+    """`certificates` is `None` when the listener has no TLS, `access`, `rewriting` and `srs` without rules.
 
     `hash_bodies`: their hash for DKIM is wanted. `dropped` are fields that no message keeps, in lower case.
     """
@@ -58,6 +60,8 @@ class Reception:
     consultants: Consultants
     memory: SessionMemory
     access: AccessRules | None
+    rewriting: Rewriting | None = None
+    srs: Srs | None = None
     hash_bodies: bool = False
     certificates: TlsContexts | None = None
     turns: Turns = field(default_factory=Turns)

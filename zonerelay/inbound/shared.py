@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from zonerelay.inbound.access_rules import AccessRules
 from zonerelay.inbound.consult import SenderDomainCheck, Users
 from zonerelay.inbound.memory import SessionMemory
+from zonerelay.inbound.rewriting import Rewriting
+from zonerelay.message.srs import Srs
 
 
 def _no_limit() -> SessionMemory:
@@ -18,6 +20,7 @@ def _no_limit() -> SessionMemory:
 class Shared:
     """`access` is `None` when there are no rules, `users` when no listener has AUTH.
 
+    `rewriting` is `None` without [[rewrite]], `srs` without [srs].
     `hash_bodies`: mail may be signed (DKIM), and the body's hash is cheapest while it arrives.
     """
 
@@ -25,4 +28,6 @@ class Shared:
     access: AccessRules | None = None
     users: Users | None = None
     sender_domains: SenderDomainCheck | None = None
+    rewriting: Rewriting | None = None
+    srs: Srs | None = None
     hash_bodies: bool = False

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from zonerelay.inbound.policy import Decision
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin, Priority, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.smtp.params import MailCommand
+
+if TYPE_CHECKING:
+    from zonerelay.inbound.rewriting import Rewrites
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +42,22 @@ class Transaction:
     """`release` is the Unix time before which the message must not be sent, 0.0 for at once.
 
     `cost` is what the recipients stand for in the memory of all sessions, `octets` what BDAT has announced.
+    `rewritten` is how recipients came to be others than the client named, and who they are.
     """
 
-    __slots__ = ("chunked", "cost", "edits", "mail", "octets", "recipients", "release", "zone", "zones")
+    __slots__ = (
+        "chunked",
+        "cost",
+        "edits",
+        "mail",
+        "octets",
+        "recipients",
+        "release",
+        "rewrites",
+        "rewritten",
+        "zone",
+        "zones",
+    )
 
     def __init__(self, mail: MailCommand, *, release: float, edits: Edits) -> None:
         self.mail = mail
@@ -51,6 +68,8 @@ class Transaction:
         self.zones: dict[Mailbox, str] = {}
         self.cost = 0
         self.octets = 0
+        self.rewrites: Rewrites | None = None  # for this client's mail, once the envelope is complete
+        self.rewritten: tuple[tuple[str, Mailbox], ...] = ()
         self.chunked = False  # BDAT has begun: no RCPT, no DATA any more
 
     def decide(self, decision: Decision, recipient: Mailbox | None = None) -> None:
@@ -85,6 +104,12 @@ class Transaction:
             origin=origin,
             priority=priority,
         )
+
+
+def recipient_key(mailbox: Mailbox) -> str:
+    """What a recipient has in common with the same one in another spelling."""
+    local, at, domain = mailbox.rpartition("@")
+    return f"{local}{at}{domain.lower()}"
 
 
 def mailboxes(recipients: Iterable[Recipient]) -> tuple[Mailbox, ...]:

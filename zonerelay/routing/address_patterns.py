@@ -73,6 +73,44 @@ class AddressPatterns:
         )
 
 
+class AddressTable:
+    """Patterns that stand for numbers, such as those of rules. The null sender is in none.
+
+    Raises ValueError in words when a pattern's domain is none.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, list[int]] = {}
+        self._has_below = False
+        self._globs: dict[str, _Globs] = {}  # by the domain pattern
+
+    def add(self, pattern: str, number: int) -> None:
+        if pattern == _NULL_SENDER:
+            return
+        local, _, domain = pattern.rpartition("@")
+        local, name = "" if local == _ANY else _local_part(local), _domain_pattern(domain)
+        key = f"{local}@{name}"
+        if local and (_ANY in local or _ANY in name):
+            self._globs.setdefault(name, _Globs()).add(local, key)
+        self._has_below = self._has_below or name.startswith("*.")
+        self._numbers.setdefault(key, []).append(number)
+
+    def find(self, mailbox: str) -> list[int]:
+        """The numbers of all patterns that match, in order."""
+        if not mailbox:
+            return []
+        local, domain = _parts(mailbox)
+        names = [domain, _ANY]
+        if self._has_below:
+            names += (f"*.{parent}" for parent in _parents(domain))
+        keys = {f"{local}@{domain}", *(f"@{name}" for name in names)}
+        for name in names if self._globs else ():
+            if name in self._globs:
+                keys.update(self._globs[name].find_all(local))
+        numbers = [number for key in keys if key in self._numbers for number in self._numbers[key]]
+        return numbers if len(numbers) < 2 else sorted(set(numbers))
+
+
 class _Globs:
     """Patterns for local parts, by the text before their first `*`."""
 
@@ -86,11 +124,13 @@ class _Globs:
         self._lengths.add(len(start))
 
     def find(self, local: str) -> str:
+        return next(self.find_all(local), "")
+
+    def find_all(self, local: str) -> Iterator[str]:
         for length in self._lengths:
             for matches, pattern in self._by_start.get(local[:length], ()):
                 if matches(local):
-                    return pattern
-        return ""
+                    yield pattern
 
 
 def _glob(pattern: str) -> Callable[[str], bool]:
