@@ -65,6 +65,14 @@ def test_every_default_can_be_uncommented() -> None:
         '[[dkim]]\ndomain = "example.com"\nselector = "s1"',
     )
     text = text.replace('key_file = "."', 'key_file = "s1.key"')
+    text = text.replace(
+        '[[source]]\nname = ""\naddress = []',
+        '[[source]]\nname = "first"\naddress = ["192.0.2.7"]',
+    )
+    text = text.replace(
+        '[[credential]]\nname = ""\nsender = []\nuser = ""\npassword = ""',
+        '[[credential]]\nname = "smarthost"\nuser = "relay"\npassword = "env:PASSWORD"',
+    )
     settings = load_text(text.replace("recipient = []", 'recipient = ["example.com"]'))
     bare = dataclasses.replace(
         settings, route=(), access=(), source=(), destination=(), credential=(), dkim=(), rewrite=()
