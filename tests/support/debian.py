@@ -18,7 +18,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = REPOSITORY / ".cache"
 COMMAND_TIMEOUT = 300.0
-MAX_PACKAGES = 20
+MAX_PACKAGES = 40
 
 Say = Callable[[str], None]
 
