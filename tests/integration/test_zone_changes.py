@@ -1,0 +1,265 @@
+"""What a zone changes on the way out, as the next host sees it; and that the spool keeps what came in."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import smtplib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.dkim import PEMS, entry, records, verified
+from tests.support.relay import HOSTNAME, LOOPBACK, Running, relay_with, settings
+from zonerelay.config.models import DkimMode, DkimSettings, Settings, SrsSettings, ZoneSettings
+from zonerelay.message.srs import Srs
+from zonerelay.model.address import Mailbox
+from zonerelay.model.message_id import MessageId
+from zonerelay.sandbox.conversation import Manners
+from zonerelay.sandbox.sink import Sink
+
+DOMAIN = "example.org"
+ENTRIES = tuple(
+    entry(domain, selector, file)
+    for domain in (DOMAIN, HOSTNAME)
+    for selector, file in (("rsa", "rsa.pem"), ("ed", "ed.pem"))
+)
+PUBLISHED = records(ENTRIES)
+SECRET = "a secret of some length"
+SRS_DOMAIN = "srs.example.net"
+MESSAGE = b"From: app@example.org\r\nSubject: hello\r\nX-Mailer: app\r\n\r\nOne line.\r\n"
+
+
+@dataclass(slots=True)
+class Stage:
+    running: Running
+    sink: Sink
+    chosen: Settings
+
+    async def reload(self, **changes: object) -> None:
+        self.chosen = replace(self.chosen, **changes)  # type: ignore[arg-type]  # as given
+        await self.running.worker.reload(self.chosen)
+
+
+def keys(directory: Path) -> tuple[DkimSettings, ...]:
+    """The entries with files that are there."""
+    for name in ("rsa.pem", "ed.pem"):
+        (directory / name).write_bytes(PEMS[name]())
+    return tuple(replace(each, key_file=directory / each.key_file.name) for each in ENTRIES)
+
+
+def srs_settings(directory: Path) -> SrsSettings:
+    file = directory / "srs.secret"
+    file.write_text(f"{SECRET}\n")
+    return SrsSettings(domain=SRS_DOMAIN, secret=str(file))
+
+
+@asynccontextmanager
+async def staged(
+    directory: Path,
+    *,
+    manners: Manners | None = None,
+    sign: bool = False,
+    srs: bool = False,
+    **zone: object,
+) -> AsyncIterator[Stage]:
+    sink = Sink(manners=manners)
+    await sink.start()
+    try:
+        hop = f"{LOOPBACK}:{sink.port}"
+        chosen = settings(directory, zone=ZoneSettings(next_hop=hop, srs=srs, **zone))  # type: ignore[arg-type]
+        if sign:
+            chosen = replace(chosen, dkim=keys(directory))
+        if srs:
+            chosen = replace(chosen, srs=srs_settings(directory))
+        async with relay_with(chosen) as running:
+            yield Stage(running, sink, chosen)
+    finally:
+        await sink.close()
+
+
+async def stored(running: Running, message_id: object) -> bytes:
+    store = running.worker.store
+    assert store is not None
+    return b"".join([piece async for piece in store.read_body(MessageId(str(message_id)))])
+
+
+async def test_header_rules_are_seen_by_the_next_host_and_the_spool_keeps_what_came(tmp_path: Path) -> None:
+    async with staged(
+        tmp_path,
+        manners=Manners(size=1_000_000),
+        header_remove=("X-Mailer",),
+        header_replace=("Subject: replaced", "X-Not-There: 1"),
+        header_add=("X-Relayed: yes",),
+    ) as stage:
+        running = stage.running
+        await running.send("app@example.org", ["a@example.com", "defer-451@example.com"], MESSAGE)
+        [received] = await stage.sink.wait_for(1)
+        header, _, body = received.body.partition(b"\r\n\r\n")
+        header += b"\r\n"
+        assert header.startswith(b"X-Relayed: yes\r\nReceived: ")
+        assert b"\r\nSubject: replaced\r\n" in header
+        assert b"X-Mailer" not in header
+        assert b"X-Not-There" not in header
+        assert body == b"One line.\r\n"
+        assert f"SIZE={len(received.body)}" in received.parameters
+        [accepted] = running.log.named("accepted")
+        original = await stored(running, accepted["id"])
+        assert MESSAGE.partition(b"\r\n")[0] in original
+        assert b"Subject: hello\r\nX-Mailer: app\r\n" in original
+        assert len(original) == accepted["size"]
+
+
+LINES = b"A line of text, which is long enough to be one.\r\n"
+
+
+def body_of(size: int) -> bytes:
+    return (LINES * (size // len(LINES) + 1))[: max(size - 2, 0)] + b"\r\n"[:size]
+
+
+BODIES = [
+    (b"", "nothing"),
+    (b"x", "one octet without a line end"),
+    (body_of(65535), "a piece less one"),
+    (body_of(65536), "a piece"),
+    (body_of(65537), "a piece and one"),
+    (body_of(3_000_000), "many pieces"),
+    (b".\r\n..\r\n. dot\r\n\r\n.\r\n", "lines with dots"),
+    ("grün\t  und \r\n blau  \r\n\r\n\r\n".encode(), "8-bit, blanks, empty lines at the end"),
+]
+
+
+@pytest.mark.parametrize("chunking", [True, False])
+async def test_a_foreign_verifier_accepts_every_body(tmp_path: Path, chunking: bool) -> None:
+    manners = Manners(chunking=chunking)
+    async with staged(tmp_path, manners=manners, sign=True, header_add=("X-Relayed: yes",)) as stage:
+        for number, (body, what) in enumerate(BODIES):
+            await stage.running.send(f"app@{DOMAIN}", ["a@example.com"], MESSAGE[:-11] + body)
+            received = (await stage.sink.wait_for(number + 1))[-1]
+            text = received.body
+            assert text.startswith(b"DKIM-Signature: "), what
+            assert b"\r\nX-Relayed: yes\r\n" in text, what
+            assert await asyncio.to_thread(verified, text, PUBLISHED) == [True, True], what
+            assert bool(received.chunks) is chunking
+            assert text.partition(b"\r\n\r\n")[2].startswith(body), what
+        assert 'zonerelay_dkim_signatures_total{result="signed"} 8.0' in metrics(stage.running)
+
+
+def metrics(running: Running) -> str:
+    return running.worker.metrics.exposition().decode()
+
+
+async def test_what_came_before_there_were_keys_is_hashed_and_signed(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        running = stage.running
+        long = MESSAGE + LINES * 5000
+        await running.send(f"app@{DOMAIN}", ["greylist@example.com"], long)
+        await running.until_logged("deferred")
+        await stage.reload(dkim=keys(tmp_path))
+        [received] = await stage.sink.wait_for(1)
+        assert verified(received.body, PUBLISHED) == [True, True]
+
+
+def signature(body: bytes) -> bytes:
+    return body.partition(b"Received:")[0]
+
+
+async def test_a_retry_and_another_transaction_send_the_same_signature(tmp_path: Path) -> None:
+    async with staged(tmp_path, sign=True, max_recipients_per_transaction=1) as stage:
+        recipients = ["greylist@example.com", "a@example.com", "datacmd-451@example.com", "b@example.net"]
+        await stage.running.send(f"app@{DOMAIN}", recipients, MESSAGE)
+        messages = await stage.sink.wait_for(3)
+        assert {verified(each.body, PUBLISHED)[0] for each in messages} == {True}
+        assert len({signature(each.body) for each in messages}) == 1
+        assert 'signatures_total{result="signed"} 1.0' in metrics(stage.running)
+
+
+async def test_reports_of_our_own_are_signed(tmp_path: Path) -> None:
+    async with staged(tmp_path, sign=True) as stage:
+        await stage.running.send(f"app@{DOMAIN}", ["permerror@example.com"], MESSAGE)
+        [report] = await stage.sink.wait_for(1)
+        assert report.mail_from == ""
+        assert f"d={HOSTNAME};".encode() in signature(report.body)
+        assert verified(report.body, PUBLISHED)[:2] == [True, True]
+
+
+async def test_mail_of_others_goes_unsigned(tmp_path: Path) -> None:
+    async with staged(tmp_path, sign=True) as stage:
+        await stage.running.send("x@other.example", ["a@example.com"], b"From: x@other.example\r\n\r\nx\r\n")
+        [received] = await stage.sink.wait_for(1)
+        assert received.body.startswith(b"Received: ")
+        assert 'signatures_total{result="no_key"} 1.0' in metrics(stage.running)
+
+
+async def test_where_a_signature_is_required_mail_waits_for_its_key(tmp_path: Path) -> None:
+    async with staged(tmp_path, sign=True, dkim=DkimMode.REQUIRED) as stage:
+        running = stage.running
+        theirs = b"From: x@other.example\r\n\r\nx\r\n"
+        for count in (1, 2):
+            await running.send("x@other.example", ["a@example.com"], theirs)
+            [deferred, *_] = await running.until_logged("deferred", count)
+        assert deferred["reply"] == (
+            "451 4.3.5 the zone default requires a DKIM signature: no key for other.example"
+        )
+        assert deferred["host"] == ""
+        [missing] = running.log.named("dkim-missing")
+        assert (missing["level"], missing["zone"]) == ("error", "default")
+        assert stage.sink.connections == 0
+        other = replace(stage.chosen.dkim[0], domain="other.example")
+        await stage.reload(dkim=(*stage.chosen.dkim, other))
+        await running.send("x@other.example", ["a@example.com"], theirs)
+        [received] = await stage.sink.wait_for(1)
+        assert verified(received.body, records((entry("other.example", "rsa"),))) == [True]
+
+
+async def test_rules_and_keys_change_on_reload_and_bad_ones_do_not(tmp_path: Path) -> None:
+    async with staged(tmp_path, sign=True) as stage:
+        running = stage.running
+        [zone] = stage.chosen.zone
+        await stage.reload(zone=(replace(zone, header_add=("X-New: 1",), dkim=DkimMode.OFF),))
+        await running.send(f"app@{DOMAIN}", ["a@example.com"], MESSAGE)
+        [received] = await stage.sink.wait_for(1)
+        assert received.body.startswith(b"X-New: 1\r\nReceived: ")
+        await stage.reload(
+            srs=replace(srs_settings(tmp_path), secret=str(tmp_path / "nowhere")), zone=(zone,)
+        )
+        [problem] = running.worker.problems
+        assert "srs.secret" in problem
+        await running.send(f"app@{DOMAIN}", ["b@example.com"], MESSAGE)
+        received = (await stage.sink.wait_for(2))[-1]
+        assert received.body.startswith(b"X-New: 1\r\nReceived: ")
+
+
+async def test_senders_are_rewritten_and_reports_keep_the_first_one(tmp_path: Path) -> None:
+    async with staged(tmp_path, srs=True) as stage:
+        running = stage.running
+        recipients = ["a@example.com", "permerror@example.com"]
+        await running.send("ann@first.example", recipients, MESSAGE)
+        first, report = sorted(await stage.sink.wait_for(2), key=lambda each: each.mail_from == "")
+        assert re.fullmatch(r"SRS0=[^=]{4}=[A-Z2-7]{2}=first\.example=ann@srs\.example\.net", first.mail_from)
+        srs = Srs(SrsSettings(domain=SRS_DOMAIN), [SECRET])
+        now = running.worker.clock.now()
+        assert srs.reverse(Mailbox(first.mail_from), now) == "ann@first.example"
+        assert first.body.startswith(b"Received: ")
+        assert report.mail_from == ""
+        assert report.recipients == ("ann@first.example",)
+        [accepted] = running.log.named("accepted")
+        assert accepted["sender"] == "ann@first.example"
+
+
+async def test_a_report_to_a_rewritten_sender_reaches_the_first_one(tmp_path: Path) -> None:
+    async with staged(tmp_path, srs=True) as stage:
+        await stage.running.send("ann@first.example", ["a@example.com"], MESSAGE)
+        [forwarded] = await stage.sink.wait_for(1)
+
+        def report() -> None:
+            with smtplib.SMTP(*stage.running.address, timeout=20) as client:
+                client.sendmail("", [forwarded.mail_from], b"Subject: it failed\r\n\r\n")
+
+        await asyncio.to_thread(report)
+        returned = (await stage.sink.wait_for(2))[-1]
+        assert returned.mail_from == ""
+        assert returned.recipients == ("ann@first.example",)
