@@ -28,7 +28,10 @@ import dns.flags
 import dns.message
 import dns.name
 import dns.nameserver
+import dns.rdata
+import dns.rdataclass
 import dns.rdatatype
+import dns.rdtypes.ANY.TLSA
 import dns.resolver
 
 from zonerelay.config.endpoints import parse_name_server
@@ -51,6 +54,19 @@ EDNS_PAYLOAD = 1232  # avoids fragments (DNS flag day 2020)
 MAX_TEXT = 4096  # octets of one TXT record; longer ones are nothing that we look for, and are left out
 
 _HOST = re.compile(r"[a-z0-9_.-]+", re.ASCII)
+
+
+class _Tlsa(dns.rdtypes.ANY.TLSA.TLSA):
+    """With data of any length: one record that is malformed must not make its good neighbours unreadable.
+
+    RFC 7671 4.1 has it unusable, and the others count; dnspython would give the whole answer up.
+    """
+
+    _cert_length_by_mtype: dict[int, int] = {}  # noqa: RUF012 - the base class has it so
+
+
+# There is no public way to put another class in the place of one that dnspython knows.
+dns.rdata._rdata_classes[dns.rdataclass.IN, dns.rdatatype.TLSA] = _Tlsa
 
 
 class Resolver:

@@ -1,0 +1,365 @@
+"""DANE from end to end: a validating resolver with signed zones, a relay, and servers that are attacked.
+
+The resolver is unbound, as an operator has it; nothing in here sets an AD bit by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.certificates import DAY, Made, make
+from tests.support.ports import LOOPBACK, free_port
+from tests.support.relay import Running, relay_with, settings
+from tests.support.validating import Records, ValidatingResolver
+from zonerelay.config.models import DnsSettings, TlsMode, ZoneSettings
+from zonerelay.sandbox.conversation import Manners, Script
+from zonerelay.sandbox.sink import Sink
+from zonerelay.telemetry.events import Field
+
+PORT = free_port()
+NOW = time.time()
+MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n"
+
+
+def certificate(*names: str, issuer: Made | None = None, common_name: str = "", ends: float = DAY) -> Made:
+    return make(
+        *names,
+        issuer=issuer,
+        common_name=common_name,
+        authority=bool(common_name),
+        starts=NOW - 2 * DAY,
+        ends=NOW + ends,
+    )
+
+
+ROOT = certificate(common_name="Example Root")
+OURS = certificate("anything.example", ends=-DAY)  # DANE-EE looks neither at names nor at dates
+ISSUED = certificate("by-authority.signed.example", issuer=ROOT)
+MISNAMED = certificate("elsewhere.example", issuer=ROOT)
+EXPIRED = certificate("by-authority.signed.example", issuer=ROOT, ends=-DAY)
+HOSTED = certificate("by-domain.signed.example", issuer=ROOT)  # the name of the domain, not of its host
+
+
+def ee(made: Made) -> str:
+    return f"3 1 1 {hashlib.sha256(made.public_key_der).hexdigest()}"
+
+
+def hosts(**tlsa: Sequence[str]) -> dict[str, dict[str, Sequence[str]]]:
+    """For each name a domain with one MX host, `mx.` below it, and that host's TLSA records."""
+    records: dict[str, dict[str, Sequence[str]]] = {}
+    for name, texts in tlsa.items():
+        label = name.replace("_", "-")
+        records[label] = {"MX": [f"10 mx.{label}"]}
+        records[f"mx.{label}"] = {"A": [LOOPBACK]}
+        if texts:
+            records[f"_{PORT}._tcp.mx.{label}"] = {"TLSA": texts}
+    return records
+
+
+SIGNED: Records = {
+    **hosts(
+        good=[ee(OURS)],
+        rollover=[ee(ISSUED), ee(OURS)],
+        wrong=[ee(ISSUED)],
+        bogus=[ee(OURS)],
+        none=[],
+        useless=["0 0 1 " + "ab" * 32, "3 1 1 abcd"],
+        by_authority=[f"2 0 1 {hashlib.sha256(ROOT.der).hexdigest()}"],
+        by_domain=[f"2 1 1 {hashlib.sha256(ROOT.public_key_der).hexdigest()}"],
+        not_sent=[f"2 0 0 {ROOT.der.hex()}"],
+    ),
+    "two": {"MX": ["10 mx.wrong", "20 mx.good"]},
+    "mx.alias": {"CNAME": ["mx.good"]},
+    "alias": {"MX": ["10 mx.alias"]},
+    "away": {"MX": ["10 mx.wrong.plain.example."]},
+}
+PLAIN: Records = {**hosts(wrong=[ee(ISSUED)]), "into": {"MX": ["10 mx.wrong.signed.example."]}}
+
+
+@pytest.fixture(scope="module")
+def resolver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValidatingResolver]:
+    with ValidatingResolver(
+        tmp_path_factory.mktemp("unbound"),
+        {"signed.example": SIGNED, "plain.example": PLAIN},
+        signed=["signed.example"],
+        bogus=[(f"_{PORT}._tcp.mx.bogus.signed.example", "TLSA")],
+    ) as running:
+        yield running
+
+
+@dataclass
+class Bed:
+    running: Running
+    sink: Sink
+
+    async def mail_to(self, domain: str) -> None:
+        await self.running.send("app@example.org", [f"someone@{domain}"], MESSAGE)
+
+    async def delivered(self, domain: str) -> dict[str, Field]:
+        await self.mail_to(domain)
+        [event] = await self.running.until_logged("delivered")
+        assert len(self.sink.messages) == 1
+        return event
+
+    async def deferred(self, domain: str) -> str:
+        """The reason; nothing of the mail was told to anybody."""
+        await self.mail_to(domain)
+        event = (await self.running.until_logged("deferred"))[0]
+        assert not self.sink.messages
+        assert not any(command.startswith("MAIL") for command in self.sink.commands)
+        return str(event["reply"])
+
+    def counted(self) -> list[str]:
+        text = self.running.worker.metrics.exposition().decode()
+        name = "zonerelay_outbound_tls_sessions_total"
+        return [line.removeprefix(name) for line in text.splitlines() if line.startswith(f"{name}{{")]
+
+
+@asynccontextmanager
+async def bed(
+    directory: Path,
+    resolver: ValidatingResolver,
+    manners: Manners,
+    *,
+    script: Script | None = None,
+    tls: TlsMode = TlsMode.OPPORTUNISTIC,
+    dane: bool = True,
+    trust_ad: bool = True,
+    next_hop: str = "",
+) -> AsyncIterator[Bed]:
+    sink = Sink(port=PORT, manners=manners, script=script)
+    await sink.start()
+    zone = ZoneSettings(port=PORT, allow_private_addresses=True, tls=tls, dane=dane, next_hop=next_hop)
+    chosen = replace(
+        settings(directory, zone=zone),
+        dns=DnsSettings(servers=(resolver.address,), trust_ad=trust_ad, timeout=5.0),
+    )
+    try:
+        async with relay_with(chosen) as running:
+            yield Bed(running, sink)
+    finally:
+        await sink.close()
+
+
+def showing(made: Made, *above: Made) -> Manners:
+    return Manners(tls=made.server_context(*above))
+
+
+STRIPPED = Manners()
+BROKEN = Manners(broken_tls=True)
+
+
+# ---- who passes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("domain", ["good", "rollover", "alias"])
+@pytest.mark.parametrize("tls", [TlsMode.OPPORTUNISTIC, TlsMode.REQUIRED, TlsMode.DANE])
+async def test_a_certificate_that_the_records_vouch_for(
+    tmp_path: Path, resolver: ValidatingResolver, tls: TlsMode, domain: str
+) -> None:
+    async with bed(tmp_path, resolver, showing(OURS), tls=tls) as it:
+        event = await it.delivered(f"{domain}.signed.example")
+        assert event["tls"] == "TLSv1.3 dane"
+        assert it.sink.messages[0].tls
+        assert it.counted() == ['{level="dane",result="ok",zone="default"} 1.0']
+
+
+@pytest.mark.parametrize(
+    ("domain", "shown"),
+    [("by-authority", (ISSUED, ROOT)), ("by-domain", (HOSTED, ROOT)), ("not-sent", (ISSUED,))],
+)
+async def test_an_authority_that_the_records_vouch_for(
+    tmp_path: Path, resolver: ValidatingResolver, domain: str, shown: tuple[Made, ...]
+) -> None:
+    if domain != "by-domain":
+        named = certificate(f"mx.{domain}.signed.example", issuer=ROOT)
+        shown = (named, *shown[1:])
+    async with bed(tmp_path, resolver, showing(*shown)) as it:
+        assert (await it.delivered(f"{domain}.signed.example"))["tls"] == "TLSv1.3 dane"
+
+
+async def test_the_server_is_asked_for_by_the_name_that_the_records_are_at(
+    tmp_path: Path, resolver: ValidatingResolver
+) -> None:
+    asked: list[str] = []
+    context = OURS.server_context()
+
+    def note(_: ssl.SSLObject, name: str, __: ssl.SSLContext) -> None:
+        asked.append(name)
+
+    context.sni_callback = note
+    async with bed(tmp_path, resolver, Manners(tls=context)) as it:
+        await it.delivered("alias.signed.example")
+    assert asked == ["mx.good.signed.example"]
+
+
+async def test_a_next_hop_that_names_a_host_is_held_to_its_records(
+    tmp_path: Path, resolver: ValidatingResolver
+) -> None:
+    hop = f"[mx.good.signed.example]:{PORT}"
+    async with bed(tmp_path, resolver, showing(OURS), next_hop=hop, tls=TlsMode.DANE) as it:
+        assert (await it.delivered("anywhere.example"))["tls"] == "TLSv1.3 dane"
+    hop = f"[mx.wrong.signed.example]:{PORT}"
+    async with bed(tmp_path, resolver, showing(OURS), next_hop=hop) as it:
+        assert "none of the TLSA records" in await it.deferred("anywhere.example")
+
+
+async def test_another_host_of_the_domain_may_do(tmp_path: Path, resolver: ValidatingResolver) -> None:
+    async with bed(tmp_path, resolver, showing(OURS)) as it:
+        event = await it.delivered("two.signed.example")
+        assert (event["host"], event["tls"]) == ("mx.good.signed.example", "TLSv1.3 dane")
+        assert sorted(it.counted()) == [
+            '{level="dane",result="failed",zone="default"} 1.0',
+            '{level="dane",result="ok",zone="default"} 1.0',
+        ]
+
+
+# ---- who fails -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tls", [TlsMode.OPPORTUNISTIC, TlsMode.REQUIRED, TlsMode.DANE])
+async def test_another_certificate_gets_no_mail(
+    tmp_path: Path, resolver: ValidatingResolver, tls: TlsMode
+) -> None:
+    async with bed(tmp_path, resolver, showing(OURS), tls=tls) as it:
+        reply = await it.deferred("wrong.signed.example")
+        assert reply.startswith("451 4.7.5 mx.wrong.signed.example (127.0.0.1:")
+        assert ee(OURS) in reply  # what the operator there has to publish
+        assert it.counted()[0].startswith('{level="dane",result="failed"')
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        (
+            (MISNAMED, ROOT),
+            "its certificate is for elsewhere.example, not for mx.by-authority.signed.example",
+        ),
+        ((EXPIRED, ROOT), "its certificate has expired"),
+        ((ISSUED,), "shown no certificate of the authority"),
+        ((OURS, ROOT), "not signed by the authority"),
+    ],
+    ids=["name", "expired", "authority not sent", "authority of another"],
+)
+async def test_what_is_wrong_below_an_authority_is_said(
+    tmp_path: Path, resolver: ValidatingResolver, shown: tuple[Made, ...], words: str
+) -> None:
+    async with bed(tmp_path, resolver, showing(*shown)) as it:
+        reply = await it.deferred("by-authority.signed.example")
+        assert reply.startswith("451 4.7.5 ")
+        assert words in reply
+        assert "the TLSA records of mx.by-authority.signed.example demand" in reply
+
+
+# ---- downgrade attempts --------------------------------------------------------------------------
+
+
+def refuse_starttls(code: str) -> Script:
+    return lambda verb, _: f"{code} not now" if verb == "STARTTLS" else None
+
+
+@pytest.mark.parametrize(
+    ("manners", "script", "status"),
+    [
+        (STRIPPED, None, "4.7.4"),
+        (Manners(esmtp=False), None, "4.7.4"),
+        (showing(OURS), refuse_starttls("454 4.7.0"), "4.7.4"),
+        (showing(OURS), refuse_starttls("502 5.5.1"), "4.7.4"),
+        (BROKEN, None, "4.7.5"),
+    ],
+    ids=["STARTTLS stripped", "EHLO refused", "454", "502", "handshake broken"],
+)
+@pytest.mark.parametrize("domain", ["good", "useless"])
+async def test_records_and_no_tls_is_no_mail(
+    tmp_path: Path,
+    resolver: ValidatingResolver,
+    domain: str,
+    manners: Manners,
+    script: Script | None,
+    status: str,
+) -> None:
+    async with bed(tmp_path, resolver, manners, script=script) as it:
+        reply = await it.deferred(f"{domain}.signed.example")
+        assert reply.startswith(f"451 {status} ")
+        assert f"the TLSA records of mx.{domain}.signed.example demand" in reply
+
+
+async def test_a_bogus_record_is_no_mail_and_no_connection(
+    tmp_path: Path, resolver: ValidatingResolver
+) -> None:
+    for manners in (showing(OURS), STRIPPED):
+        async with bed(tmp_path / str(id(manners)), resolver, manners) as it:
+            reply = await it.deferred("bogus.signed.example")
+            assert reply.startswith(
+                "451 4.7.5 mx.bogus.signed.example has TLSA records that cannot be looked up"
+            )
+            assert it.sink.connections == 0
+
+
+async def test_words_slipped_in_before_the_handshake_are_nothing(
+    tmp_path: Path, resolver: ValidatingResolver
+) -> None:
+    manners = replace(showing(OURS), injected="250-evil\r\n250 SIZE 1\r\n")
+    async with bed(tmp_path, resolver, manners) as it:
+        assert (await it.delivered("good.signed.example"))["tls"] == "TLSv1.3 dane"
+
+
+# ---- where DANE has no say -----------------------------------------------------------------------
+
+
+async def test_records_that_cannot_be_used_ask_for_encryption_only(
+    tmp_path: Path, resolver: ValidatingResolver
+) -> None:
+    async with bed(tmp_path, resolver, showing(OURS)) as it:
+        assert (await it.delivered("useless.signed.example"))["tls"] == "TLSv1.3"
+        assert it.counted() == ['{level="required",result="ok",zone="default"} 1.0']
+
+
+@pytest.mark.parametrize(
+    "domain", ["none.signed.example", "wrong.plain.example", "into.plain.example", "away.signed.example"]
+)
+async def test_without_security_all_the_way_mail_goes_as_ever(
+    tmp_path: Path, resolver: ValidatingResolver, domain: str
+) -> None:
+    async with bed(tmp_path / "tls", resolver, showing(OURS)) as it:
+        assert (await it.delivered(domain))["tls"] == "TLSv1.3"
+    async with bed(tmp_path / "clear", resolver, STRIPPED) as it:
+        assert (await it.delivered(domain))["tls"] == ""
+        assert it.counted() == ['{level="opportunistic",result="fallback",zone="default"} 1.0']
+
+
+async def test_nothing_is_believed_without_trust(tmp_path: Path, resolver: ValidatingResolver) -> None:
+    async with bed(tmp_path, resolver, showing(OURS), trust_ad=False) as it:
+        assert (await it.delivered("wrong.signed.example"))["tls"] == "TLSv1.3"
+
+
+async def test_a_zone_can_do_without(tmp_path: Path, resolver: ValidatingResolver) -> None:
+    async with bed(tmp_path, resolver, showing(OURS), dane=False) as it:
+        assert (await it.delivered("wrong.signed.example"))["tls"] == "TLSv1.3"
+
+
+@pytest.mark.parametrize(
+    ("domain", "words"),
+    [
+        ("none.signed.example", "mx.none.signed.example has no TLSA records"),
+        ("useless.signed.example", "has TLSA records of which none can be used"),
+        ("into.plain.example", "found by MX records of into.plain.example that DNSSEC does not secure"),
+        ("away.signed.example", "has addresses that DNSSEC does not secure"),
+    ],
+)
+async def test_mandatory_dane_waits_for_what_is_missing(
+    tmp_path: Path, resolver: ValidatingResolver, domain: str, words: str
+) -> None:
+    async with bed(tmp_path, resolver, showing(OURS), tls=TlsMode.DANE) as it:
+        reply = await it.deferred(domain)
+        assert reply.startswith("451 4.7.5 ")
+        assert words in reply
+        assert it.sink.connections == 0
