@@ -195,7 +195,7 @@ def _mailbox(text: str) -> str:
 
 
 def _address(zone: ZoneSettings, ip: str, port: int, sources: Sequence[SourcePlan]) -> AddressPlan:
-    if is_private(ip) and not zone.allow_private_addresses:
+    if is_private(ip) and not (zone.allow_private_addresses or zone.next_hop):
         return AddressPlan(
             address=ip, problem="private address, refused: the zone does not set allow_private_addresses"
         )

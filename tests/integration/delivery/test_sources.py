@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from tests.integration.delivery.conftest import StartSink
+from tests.support.guard import BLOCKED, Guard
 from tests.support.mail import (
     ZONE,
     Names,
@@ -33,7 +34,6 @@ from zonerelay.sandbox.conversation import Manners
 from zonerelay.sandbox.sink import Sink
 
 D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
-BLOCKED = "Service unavailable; Client host [127.0.0.2] blocked using rbl.example"
 
 
 def source(name: str, *address: str, weight: int = 1) -> SourceSettings:
@@ -122,46 +122,9 @@ async def start_sink_at() -> AsyncIterator[Callable[..., Awaitable[Sink]]]:
         await sink.close()
 
 
-class Guard:
-    """A receiver that looks at where its clients come from: all of them, and those that came as far as MAIL.
-    `refuses` addresses with `reply` at `verb`."""
-
-    def __init__(self, refuses: Sequence[str], reply: str, verb: str) -> None:
-        self.refuses, self.reply, self.verb = refuses, reply, verb
-        self.connected: list[str] = []
-        self.seen: list[str] = []
-        self.port = 0
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client = writer.get_extra_info("peername")[0]
-        refused = client in self.refuses
-        self.connected.append(client)
-        try:
-            greeting = self.reply if refused and self.verb == "greeting" else "220 guard"
-            writer.write(f"{greeting}\r\n".encode())
-            while line := await reader.readline():
-                verb = line.split(b" ", 1)[0].strip().upper().decode().replace("HELO", "EHLO")
-                if verb == "MAIL":
-                    self.seen.append(client)
-                answer = "354 go" if verb == "DATA" else "250 ok"
-                if refused and verb == self.verb:
-                    answer = self.reply
-                writer.write(f"{answer}\r\n".encode())
-                if answer.startswith("354"):
-                    await reader.readuntil(b"\r\n.\r\n")
-                    final = self.reply if refused and self.verb == "dot" else "250 taken"
-                    writer.write(f"{final}\r\n".encode())
-                if verb == "QUIT" or answer.startswith("421"):
-                    break
-        except (OSError, EOFError):
-            pass
-        finally:
-            writer.close()
-
-
 @pytest.fixture
 async def start_guard() -> AsyncIterator[Callable[..., Awaitable[Guard]]]:
-    servers: list[asyncio.Server] = []
+    guards: list[Guard] = []
 
     async def start(
         *refuses: str,
@@ -170,14 +133,13 @@ async def start_guard() -> AsyncIterator[Callable[..., Awaitable[Guard]]]:
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> Guard:
-        guard = Guard(refuses, reply, verb)
-        servers.append(await asyncio.start_server(guard.serve, host, port))
-        guard.port = servers[-1].sockets[0].getsockname()[1]
-        return guard
+        guards.append(Guard(refuses, reply, verb))
+        await guards[-1].start(host, port)
+        return guards[-1]
 
     yield start
-    for server in servers:
-        server.close()
+    for guard in guards:
+        guard.close()
 
 
 # Whose address

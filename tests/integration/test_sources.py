@@ -1,0 +1,195 @@
+"""Sources in a running relay: rotation on the retry, what the operator is told, a reload."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.dns import FakeDns
+from tests.support.guard import BLOCKED, Guard
+from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from zonerelay.cli.explain import offline
+from zonerelay.config.models import Settings, SourceBy, SourceSettings, ZoneSettings
+from zonerelay.control.client import ControlClient
+from zonerelay.control.messages import Explain, Explanation, RelayStatus, Status
+from zonerelay.sandbox.sink import Sink
+
+MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
+TWO = SourceSettings(name="two", address=("127.0.0.2",), ehlo_name="two.example.org", weight=2)
+THREE = SourceSettings(name="three", address=("127.0.0.3", "::1"))
+LOST = SourceSettings(name="lost", address=("198.51.100.1",))
+
+
+def with_sources(directory: Path, port: int, *sources: SourceSettings, **zone: object) -> Settings:
+    names = tuple(each.name for each in sources)
+    chosen = ZoneSettings(next_hop=f"{LOOPBACK}:{port}", sources=names, **zone)  # type: ignore[arg-type]  # options
+    return replace(settings(directory, zone=chosen), source=sources)
+
+
+@pytest.fixture
+async def sink() -> AsyncIterator[Sink]:
+    sink = Sink()
+    await sink.start()
+    yield sink
+    await sink.close()
+
+
+@pytest.fixture
+async def guard() -> AsyncIterator[Guard]:
+    guard = Guard(["127.0.0.2"], f"554 5.7.1 {BLOCKED}", "RCPT")
+    await guard.start()
+    yield guard
+    guard.close()
+
+
+async def explained(directory: Path, sender: str = "") -> Explanation:
+    client = ControlClient(directory / "control.sock")
+    return await asyncio.to_thread(client.ask, Explain(address="ann@example.com", sender=sender), Explanation)
+
+
+async def status(directory: Path) -> RelayStatus:
+    return await asyncio.to_thread(ControlClient(directory / "control.sock").ask, Status(), RelayStatus)
+
+
+async def metric(running: Running, name: str) -> float:
+    url = f"http://{LOOPBACK}:{running.worker.http_port}/metrics"
+    text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
+    [value] = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(f"{name} ")]
+    return float(value)
+
+
+async def test_mail_that_one_source_is_refused_with_arrives_from_the_other(
+    tmp_path: Path, guard: Guard
+) -> None:
+    async with relay_with(with_sources(tmp_path, guard.port, TWO, THREE)) as running:
+        for number in range(12):
+            await running.send("app@example.org", [f"user{number}@example.com"], MESSAGE)
+        await running.until_logged("delivered", 12)
+        await running.until_empty()
+        assert not running.log.named("bounced")
+        [refused] = running.log.named("source-refused")
+        assert (refused["source"], refused["zone"], refused["level"]) == ("two", "default", "warning")
+        assert refused["destination"] == f"{LOOPBACK}:{guard.port}"
+        assert refused["reply"] == f"554 5.7.1 {BLOCKED}"
+        assert "will be tried from another source" in str(running.log.named("deferred")[0]["reply"])
+        assert not running.log.named("suspended")
+        assert await metric(running, 'zonerelay_source_penalties{source="two"}') == 1
+        assert await metric(running, 'zonerelay_source_penalties{source="three"}') == 0
+        assert await metric(running, 'zonerelay_source_refusals_total{source="two"}') >= 1
+
+
+async def test_the_source_is_used_again_when_its_penalty_is_over(tmp_path: Path, guard: Guard) -> None:
+    by_sender = with_sources(tmp_path, guard.port, TWO, THREE, source_by=SourceBy.SENDER, source_penalty=0.5)
+    async with relay_with(by_sender) as running:
+        found = [await explained(tmp_path, f"app{number}@example.org") for number in range(20)]
+        sender = next(each.sender for each in found if each.sources[0].chosen)
+        await running.send(sender, ["ann@example.com"], MESSAGE)
+        await running.until_logged("delivered", 1)
+        assert guard.seen == ["127.0.0.2", "127.0.0.3"]
+        await asyncio.sleep(0.5)
+        guard.refuses = []
+        await running.send(sender, ["ann@example.com"], MESSAGE)
+        await running.until_logged("delivered", 2)
+        assert guard.seen[2:] == ["127.0.0.2"]
+
+
+async def test_refusals_are_in_explain_and_status(tmp_path: Path, guard: Guard) -> None:
+    chosen = with_sources(tmp_path, guard.port, TWO, THREE)
+    async with relay_with(chosen) as running:
+        before = await explained(tmp_path)
+        assert [(each.name, each.share, each.chosen, each.refused_until) for each in before.sources] == [
+            ("two", 0.6667, None, None),
+            ("three", 0.3333, None, None),
+        ]
+        assert before.ehlo_name == "two.example.org, relay.test"
+        assert before.hosts[0].addresses[0].source == "127.0.0.2, 127.0.0.3"
+        for number in range(8):
+            await running.send("app@example.org", [f"user{number}@example.com"], MESSAGE)
+        await running.until_logged("source-refused")
+        until = running.log.named("source-refused")[0]["until"]
+        after = await explained(tmp_path)
+        assert after.sources[0].refused_until == pytest.approx(until, abs=0.1)
+        assert after.sources[0].refused_reply == f"554 5.7.1 {BLOCKED}"
+        assert after.sources[1].refused_until is None
+        [penalty] = (await status(tmp_path)).source_penalties
+        assert (penalty.source, penalty.destination) == ("two", f"{LOOPBACK}:{guard.port}")
+        await running.until_empty()
+
+
+async def test_explain_knows_a_senders_source(tmp_path: Path, sink: Sink) -> None:
+    by_sender = with_sources(tmp_path, sink.port, TWO, THREE, source_by=SourceBy.SENDER)
+    async with relay_with(by_sender) as running:
+        for sender in ("ann@example.org", "bob@example.org", "eve@example.org", "joe@example.org"):
+            found = await explained(tmp_path, sender)
+            [chosen] = [each for each in found.sources if each.chosen]
+            assert found.ehlo_name == chosen.ehlo_name
+            await running.send(sender, ["x@example.com"], MESSAGE)
+            await running.until_empty()
+            assert sink.messages[-1].mail_from == sender
+            assert sink.messages[-1].peer.startswith(f"{found.hosts[0].addresses[0].source}:")
+        unknown = await explained(tmp_path)
+        assert {each.chosen for each in unknown.sources} == {None}
+
+
+async def test_explain_without_a_relay_says_the_same(tmp_path: Path) -> None:
+    chosen = with_sources(tmp_path, 25, TWO, THREE, LOST, source_by=SourceBy.SENDER)
+    async with FakeDns({}) as dns:
+        found = await offline(
+            replace(chosen, dns=replace(chosen.dns, servers=(dns.address,))),
+            Explain(address="ann@example.com", sender="ann@example.org"),
+        )
+    assert sum(bool(each.chosen) for each in found.sources) == 1
+    assert [each.absent for each in found.sources] == [(), (), LOST.address]
+    assert [each.share for each in found.sources] == [0.5, 0.25, 0.25]
+
+
+async def test_an_address_that_is_not_here_is_an_alarm_and_mail_goes_by_the_others(
+    tmp_path: Path, sink: Sink
+) -> None:
+    async with relay_with(with_sources(tmp_path, sink.port, LOST, THREE)) as running:
+        [absent] = running.log.named("source-absent")
+        assert (absent["source"], absent["address"], absent["level"]) == ("lost", "198.51.100.1", "error")
+        for number in range(6):
+            await running.send("app@example.org", [f"user{number}@example.com"], MESSAGE)
+        await running.until_logged("delivered", 6)
+        assert {each.peer.partition(":")[0] for each in sink.messages} == {"127.0.0.3"}
+        [problem] = (await status(tmp_path)).problems
+        assert problem.startswith("source lost: the address 198.51.100.1 cannot be sent from")
+        assert (await explained(tmp_path)).sources[0].absent == ("198.51.100.1",)
+
+
+async def test_without_any_source_that_is_here_mail_waits(tmp_path: Path, sink: Sink) -> None:
+    async with relay_with(with_sources(tmp_path, sink.port, LOST)) as running:
+        await running.send("app@example.org", ["ann@example.com"], MESSAGE)
+        [deferred] = await running.until_logged("deferred")
+        assert (deferred["reply"], deferred["attempt"]) == (
+            "451 4.3.5 none of the sources of the zone default can be used now",
+            0,
+        )
+        assert (running.queued(), sink.connections) == (1, 0)
+        assert not running.log.named("suspended")
+
+
+async def test_sources_change_live(tmp_path: Path, sink: Sink) -> None:
+    first = with_sources(tmp_path, sink.port, TWO)
+    async with relay_with(first) as running:
+        await running.send("app@example.org", ["ann@example.com"], MESSAGE)
+        await running.until_logged("delivered", 1)
+        second = with_sources(tmp_path, sink.port, replace(TWO, ehlo_name="new.example.org"), THREE)
+        await running.worker.reload(second)
+        for number in range(20):
+            await running.send("app@example.org", [f"user{number}@example.com"], MESSAGE)
+        await running.until_logged("delivered", 21)
+        assert {each.peer.partition(":")[0] for each in sink.messages} == {"127.0.0.2", "127.0.0.3"}
+        said = [command.partition(" ")[2] for command in sink.commands if command.startswith("EHLO")]
+        assert said[0] == "two.example.org"
+        assert set(said[1:]) == {"new.example.org", "relay.test"}
+        await running.worker.reload(with_sources(tmp_path, sink.port))
+        await running.send("app@example.org", ["ann@example.com"], MESSAGE)
+        await running.until_logged("delivered", 22)
+        assert sink.messages[-1].peer.startswith(f"{LOOPBACK}:")
