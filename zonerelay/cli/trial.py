@@ -46,6 +46,9 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
     for at, destination in enumerate(settings.destination):
         _patterns(destination.domain, ("destination", at, "domain"), report)
         _patterns(destination.mx, ("destination", at, "mx"), report)
+    for at, rewrite in enumerate(settings.rewrite):
+        _patterns(rewrite.address, ("rewrite", at, "address"), report)
+        _target(rewrite.to, ("rewrite", at, "to"), report)
     _backoff(settings.retry.backoff, report)
     try_srs(settings.srs, os.environ, report)
     for at, credential in enumerate(settings.credential):
@@ -117,6 +120,15 @@ def _patterns(patterns: Iterable[str], path: Key, report: Report) -> None:
     for at, pattern in enumerate(patterns):
         for problem in _unmatchable([pattern]):
             report.refuse((*path, at), problem)
+
+
+def _target(to: str, path: Key, report: Report) -> None:
+    from zonerelay.inbound.rewriting import target
+
+    try:
+        target(to)
+    except ValueError as error:
+        report.refuse(path, str(error))
 
 
 def _unmatchable(patterns: Iterable[str]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from zonerelay.config.hostname import is_fully_qualified
 from zonerelay.config.limit_checks import limit_advice
 from zonerelay.config.listener_advice import listener_advice
 from zonerelay.config.models import Backend, Settings, TlsMode
+from zonerelay.config.rewrite_checks import rewrite_advice
 from zonerelay.config.route_advice import route_advice
 from zonerelay.config.source_checks import source_advice
 from zonerelay.config.tls_advice import tls_advice
@@ -25,6 +26,7 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
         *listener_advice(settings),
         *_zones(settings),
         *route_advice(settings),
+        *rewrite_advice(settings),
         *source_advice(settings),
         *credential_advice(settings),
         *tls_advice(settings),

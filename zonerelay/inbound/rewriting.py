@@ -156,11 +156,13 @@ def target(to: str) -> tuple[str, str]:
         domain = ascii_domain(domain)
         mailbox, rest = reverse_path(f"<{local or 'x'}@{domain}>")
     except (ValueError, CommandError) as error:
-        raise ValueError(f'to = "{to}" is no address') from error
+        raise ValueError(f'"{to}" is no address that mail can be sent to') from error
     if rest or not mailbox.isascii():
-        raise ValueError(f'to = "{to}" is no address in ASCII')
+        raise ValueError(
+            f'"{to}" is no address in ASCII: what is before the @ would need SMTPUTF8 everywhere'
+        )
     if len(domain) > MAX_DOMAIN:
-        raise ValueError(f"to: a domain of at most {MAX_DOMAIN} characters leaves room for what is before it")
+        raise ValueError(f"a domain of at most {MAX_DOMAIN} characters leaves room for what is before the @")
     return local, domain
 
 
