@@ -1,0 +1,159 @@
+"""A smarthost that wants a log-in: STARTTLS, AUTH as it is told to, and enough SMTP to take messages."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LOOPBACK = "127.0.0.1"
+REFUSED_TOKEN = {"status": "401", "schemes": "bearer", "scope": "https://mail.example/"}
+
+
+@dataclass
+class Smarthost:
+    """`users` and their passwords, `tokens` that XOAUTH2 takes. `logins`: mechanism, user, code of the answer.
+
+    `auth_reply`: what every AUTH is answered with instead. `closed`: it hangs up at once.
+    """
+
+    tls: ssl.SSLContext | None = None
+    mechanisms: str = "PLAIN LOGIN XOAUTH2"
+    users: Mapping[str, str] = field(default_factory=dict)
+    tokens: set[str] = field(default_factory=set)
+    auth_reply: str = ""
+    mail_reply: str = ""
+    closed: bool = False
+    wants_login: bool = True
+    logins: list[tuple[str, str, int]] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    connections: int = 0
+    port: int = 0
+
+    async def start(self, port: int = 0) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server = await asyncio.start_server(self._serve, LOOPBACK, port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        try:
+            if not self.closed:
+                await _Conversation(self, reader, writer).run()
+        except (OSError, EOFError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+
+class _Conversation:
+    def __init__(self, host: Smarthost, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._host = host
+        self._reader = reader
+        self._writer = writer
+        self._encrypted = False
+        self._user = ""
+        self._sender = ""
+
+    async def run(self) -> None:
+        await self._say("220 smarthost ESMTP")
+        while True:
+            line = await self._line()
+            verb, _, argument = line.partition(" ")
+            match verb.upper():
+                case "EHLO":
+                    await self._say(self._greeting())
+                case "STARTTLS":
+                    await self._start_tls()
+                case "AUTH":
+                    await self._auth(argument)
+                case "MAIL":
+                    await self._say(self._mail(argument))
+                case "DATA":
+                    await self._data()
+                case "QUIT":
+                    return
+                case _:
+                    await self._say("250 2.0.0 OK")
+
+    def _greeting(self) -> str:
+        offered = ["smarthost"]
+        if self._host.tls is not None and not self._encrypted:
+            offered.append("STARTTLS")
+        elif self._host.mechanisms:
+            offered.append(f"AUTH {self._host.mechanisms}")
+        lines = [f"250-{word}" for word in offered]
+        return "\r\n".join([*lines[:-1], lines[-1].replace("-", " ", 1)])
+
+    async def _start_tls(self) -> None:
+        await self._say("220 2.0.0 go ahead")
+        assert self._host.tls is not None
+        await self._writer.start_tls(self._host.tls)
+        self._encrypted = True
+
+    async def _auth(self, argument: str) -> None:
+        mechanism, _, first = argument.partition(" ")
+        if self._host.auth_reply:
+            self._host.logins.append((mechanism, "", int(self._host.auth_reply[:3])))
+            await self._say(self._host.auth_reply)
+            return
+        user, right = await self._credentials(mechanism, first)
+        self._host.logins.append((mechanism, user, 235 if right else 535))
+        self._user = user if right else ""
+        await self._say("235 2.7.0 welcome" if right else "535 5.7.8 no such user or password")
+
+    async def _credentials(self, mechanism: str, first: str) -> tuple[str, bool]:
+        host = self._host
+        if mechanism == "LOGIN":
+            user, password = await self._ask("Username:"), await self._ask("Password:")
+            return user, host.users.get(user) == password
+        response = base64.b64decode(first).decode() if first else await self._ask("")
+        if mechanism == "PLAIN":
+            _, user, password = response.split("\0")
+            return user, host.users.get(user) == password
+        user, bearer = response.rstrip("\x01").split("\x01")
+        right = bearer.removeprefix("auth=Bearer ") in host.tokens
+        if not right:
+            assert await self._ask(json.dumps(REFUSED_TOKEN)) == ""
+        return user.removeprefix("user="), right
+
+    async def _ask(self, challenge: str) -> str:
+        await self._say(f"334 {base64.b64encode(challenge.encode()).decode()}")
+        return base64.b64decode(await self._line()).decode()
+
+    def _mail(self, argument: str) -> str:
+        if self._host.mail_reply:
+            return self._host.mail_reply
+        if self._host.wants_login and not self._user:
+            return "530 5.7.0 Authentication required"
+        self._sender = argument
+        return "250 2.1.0 OK"
+
+    async def _data(self) -> None:
+        await self._say("354 go ahead")
+        await self._reader.readuntil(b"\r\n.\r\n")
+        self._host.messages.append(self._user)
+        await self._say("250 2.0.0 queued")
+
+    async def _line(self) -> str:
+        line = (await self._reader.readuntil(b"\r\n")).decode().rstrip("\r\n")
+        self._host.lines.append(line)
+        return line
+
+    async def _say(self, text: str) -> None:
+        self._writer.write(f"{text}\r\n".encode())
+        await self._writer.drain()
