@@ -1,0 +1,175 @@
+"""Several hosts: which is tried first, what happens when one is dead, and when it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+
+from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
+from tests.support.mail import ZONE, make_batch, make_message, route_to
+from tests.support.ports import free_ports
+from zonerelay.delivery.health import FIRST_PAUSE
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.outcome import Scope, Verdict
+from zonerelay.sandbox.conversation import Manners
+from zonerelay.sandbox.sink import Sink
+
+D, F = Verdict.DELIVERED, Verdict.DEFERRED
+ONE_EACH = replace(ZONE, next_hop="[a], [b]", max_messages_per_connection=1)
+SHARED = replace(ONE_EACH, next_hop_share=True)
+
+
+def arrived(sink: Sink) -> int:
+    return len(sink.messages)
+
+
+async def test_the_first_next_hop_takes_everything_while_it_can(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    first, second = await start_sink(), await start_sink()
+    courier = start_courier()
+    for _ in range(5):
+        [outcome] = await courier.deliver(
+            make_batch(make_message(), route_to(first.port, second.port), ONE_EACH)
+        )
+        assert outcome.verdict is D
+    assert (arrived(first), arrived(second)) == (5, 0)
+
+
+async def test_a_dead_next_hop_is_not_waited_for_again_and_comes_back_by_itself(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    (dead,) = free_ports(1)
+    second, clock = await start_sink(), ManualClock()
+    courier = start_courier(clock=clock)
+    route = route_to(dead, second.port)
+    for _ in range(3):
+        assert (await courier.deliver(make_batch(make_message(), route, ONE_EACH)))[0].verdict is D
+    assert arrived(second) == 3
+    first = Sink(port=dead)
+    await first.start()
+    try:
+        assert (await courier.deliver(make_batch(make_message(), route, ONE_EACH)))[0].verdict is D
+        assert (arrived(first), arrived(second)) == (0, 4)  # not before its time is over
+        clock.advance(FIRST_PAUSE)
+        for _ in range(2):
+            assert (await courier.deliver(make_batch(make_message(), route, ONE_EACH)))[0].verdict is D
+        assert (arrived(first), arrived(second)) == (2, 4)
+    finally:
+        await first.close()
+
+
+async def test_while_one_batch_waits_for_a_dead_host_the_others_go_to_the_next(
+    start_sink: StartSink, start_courier: StartCourier, start_peer: StartPeer
+) -> None:
+    """The first one finds out; the second, begun later, does not wait with it."""
+    greeted = asyncio.Event()
+    release = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        greeted.set()
+        await release.wait()
+
+    tarpit = await start_peer(silent)
+    (dead,) = free_ports(1)
+    second, clock = await start_sink(), ManualClock()
+    courier = start_courier(clock=clock)
+    assert (await courier.deliver(make_batch(make_message(), route_to(dead, second.port), ONE_EACH)))[
+        0
+    ].verdict is D
+    clock.advance(FIRST_PAUSE)
+    forwarded = route_to(tarpit, second.port)
+    probe = asyncio.create_task(courier.deliver(make_batch(make_message(), forwarded, ONE_EACH)))
+    await greeted.wait()
+    assert not probe.done()
+    release.set()
+    assert (await probe)[0].verdict is D
+    # It hung up without a greeting, so it is known to be dead now.
+    greeted.clear()
+    assert (await courier.deliver(make_batch(make_message(), forwarded, ONE_EACH)))[0].verdict is D
+    assert not greeted.is_set()
+
+
+async def test_with_every_host_dead_all_are_tried(start_courier: StartCourier) -> None:
+    ports = free_ports(2)
+    courier = start_courier()
+    for _ in range(3):
+        [outcome] = await courier.deliver(make_batch(make_message(), route_to(*ports), ONE_EACH))
+        assert (outcome.verdict, outcome.scope, outcome.counts) == (F, Scope.HOST, True)
+        assert outcome.peer == f"127.0.0.1:{ports[1]}"  # the last one tried, as without any memory
+
+
+async def test_a_host_that_says_it_is_busy_is_not_dead(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    busy = await start_sink(Manners(greeting="421 4.3.2 too busy"))
+    second = await start_sink()
+    courier = start_courier()
+    for _ in range(3):
+        route = route_to(busy.port, second.port)
+        assert (await courier.deliver(make_batch(make_message(), route, ONE_EACH)))[0].verdict is D
+    assert busy.connections == 3
+
+
+async def test_a_host_that_refuses_us_at_the_greeting_is_tried_last(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    closed = await start_sink(Manners(greeting="554 5.3.2 no mail here"))
+    second = await start_sink()
+    courier = start_courier()
+    for _ in range(3):
+        route = route_to(closed.port, second.port)
+        assert (await courier.deliver(make_batch(make_message(), route, ONE_EACH)))[0].verdict is D
+    assert closed.connections == 1
+
+
+async def test_next_hops_that_share_get_equal_parts_also_on_connections_that_are_kept(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    first, second = await start_sink(), await start_sink()
+    courier = start_courier()
+    kept = replace(SHARED, max_messages_per_connection=1000)
+    route = route_to(first.port, second.port, preferences=(0, 0))
+    for _ in range(60):
+        assert (await courier.deliver(make_batch(make_message(), route, kept)))[0].verdict is D
+    counts = Counter(first=arrived(first), second=arrived(second))
+    assert sum(counts.values()) == 60
+    assert min(counts.values()) >= 18, counts
+    assert (first.connections, second.connections) == (1, 1)
+
+
+async def test_of_next_hops_that_share_a_dead_one_leaves_all_to_the_other(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    (dead,) = free_ports(1)
+    second = await start_sink()
+    courier = start_courier()
+    route = route_to(dead, second.port, preferences=(0, 0))
+    for _ in range(20):
+        assert (await courier.deliver(make_batch(make_message(), route, SHARED)))[0].verdict is D
+    assert arrived(second) == 20
+
+
+async def test_a_next_hop_that_wants_a_login_nobody_configured_bounces_nothing(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    for script in (
+        lambda verb, _: "530 5.7.0 Authentication required" if verb == "MAIL" else None,
+        lambda verb, _: "530 5.7.0 Must issue a STARTTLS command first" if verb == "RCPT" else None,
+    ):
+        sink = await start_sink(script=script)
+        courier = start_courier()
+        message = make_message(recipients=("a@example.com", "b@example.com"))
+        outcomes = await courier.deliver(make_batch(message, route_to(sink.port), ONE_EACH))
+        assert {(each.verdict, each.scope, each.counts) for each in outcomes} == {(F, Scope.HOST, False)}
+        assert outcomes[0].reply.status == "4.7.0"
+        assert "which zone default does not do" in outcomes[0].reply.text
+
+
+async def test_an_mx_host_that_wants_a_login_refuses_the_mail(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink(script=lambda verb, _: "530 5.7.0 no" if verb == "MAIL" else None)
+    [outcome] = await start_courier().deliver(make_batch(make_message(), route_to(sink.port)))
+    assert outcome.verdict is Verdict.BOUNCED
