@@ -279,6 +279,30 @@ async def test_explain_shows_the_way(shell: Shell) -> None:
         assert words in ran.out
 
 
+async def test_status_shows_who_refuses_our_sources(shell: Shell) -> None:
+    lines = [" ".join(line.split()) for line in (await shell.run("status")).out.splitlines()]
+    assert "SOURCE REFUSED BY USED AGAIN REPLY" in lines
+    assert any(line.startswith("out1 (IPv6) mx.example.com:25 in ") for line in lines)
+    assert any(line.startswith("out2 mx.example.com:25 in ") for line in lines)
+    assert "… and 4 more refusals of sources" in lines
+
+
+async def test_explain_shows_the_sources_and_their_shares(shell: Shell) -> None:
+    ran = await shell.run("explain", "alice@example.com")
+    lines = [" ".join(line.split()) for line in ran.out.splitlines()]
+    assert "source out1 192.0.2.1, 2001:db8::1 as out1.example.org: 75% of the mail" in lines
+    assert "not an address of this machine: 192.0.2.2" in lines
+    [refused] = [line for line in lines if line.startswith("its IPv6 was refused")]
+    assert refused.startswith("its IPv6 was refused by this destination, used again in ")
+    assert refused.endswith("550 5.7.25 no PTR")
+
+
+async def test_explain_shows_the_source_of_a_sender(shell: Shell) -> None:
+    ran = await shell.run("explain", "alice@example.com", "--from", "app@example.org")
+    assert "as out1.example.org: this one" in ran.out
+    assert "as out2.example.org: not this one" in ran.out
+
+
 async def test_explain_says_what_each_route_says(shell: Shell) -> None:
     ran = await shell.run("explain", "alice@example.com")
     lines = [" ".join(line.split()) for line in ran.out.splitlines()]

@@ -84,14 +84,14 @@ async def test_mail_that_one_source_is_refused_with_arrives_from_the_other(
 
 
 async def test_the_source_is_used_again_when_its_penalty_is_over(tmp_path: Path, guard: Guard) -> None:
-    by_sender = with_sources(tmp_path, guard.port, TWO, THREE, source_by=SourceBy.SENDER, source_penalty=0.5)
+    by_sender = with_sources(tmp_path, guard.port, TWO, THREE, source_by=SourceBy.SENDER, source_penalty=1.0)
     async with relay_with(by_sender) as running:
         found = [await explained(tmp_path, f"app{number}@example.org") for number in range(20)]
         sender = next(each.sender for each in found if each.sources[0].chosen)
         await running.send(sender, ["ann@example.com"], MESSAGE)
         await running.until_logged("delivered", 1)
         assert guard.seen == ["127.0.0.2", "127.0.0.3"]
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.0)
         guard.refuses = []
         await running.send(sender, ["ann@example.com"], MESSAGE)
         await running.until_logged("delivered", 2)

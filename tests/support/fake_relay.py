@@ -33,6 +33,8 @@ from zonerelay.control.messages import (
     Request,
     Resolve,
     RouteCheck,
+    SourcePenalty,
+    SourcePlan,
     Status,
     TraceStep,
     ZoneStatus,
@@ -179,6 +181,16 @@ def _status() -> RelayStatus:
         ),
         destinations_total=3,
         problems=("the disk is full",),
+        source_penalties=tuple(
+            SourcePenalty(
+                source=f"out{number}",
+                destination="mx.example.com:25",
+                until=4_000_000_000.0,
+                reply="550 5.7.25 no PTR",
+                ipv6_only=number == 1,
+            )
+            for number in range(1, 25)
+        ),
     )
 
 
@@ -211,5 +223,25 @@ def _explanation(request: Explain) -> Explanation:
                 for n in range(1, 31)
             ),
             RouteCheck(rule=31, zone="default", matches=True),
+        ),
+        sources=(
+            SourcePlan(
+                name="out1",
+                addresses=("192.0.2.1", "2001:db8::1"),
+                ehlo_name="out1.example.org",
+                share=0.75,
+                chosen=bool(request.sender) or None,
+                refused_until=4_000_000_000.0,
+                refused_reply="550 5.7.25 no PTR",
+                refused_ipv6_only=True,
+            ),
+            SourcePlan(
+                name="out2",
+                addresses=("192.0.2.2",),
+                ehlo_name="out2.example.org",
+                share=0.25,
+                chosen=False if request.sender else None,
+                absent=("192.0.2.2",),
+            ),
         ),
     )
