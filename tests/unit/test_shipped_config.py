@@ -73,6 +73,10 @@ def test_every_default_can_be_uncommented() -> None:
         '[[credential]]\nname = ""\nsender = []\nuser = ""\npassword = ""',
         '[[credential]]\nname = "smarthost"\nuser = "relay"\npassword = "env:PASSWORD"',
     )
+    text = text.replace(
+        '[[rewrite]]\naddress = []\nto = ""',
+        '[[rewrite]]\naddress = ["old.example"]\nto = "@example.com"',
+    )
     settings = load_text(text.replace("recipient = []", 'recipient = ["example.com"]'))
     bare = dataclasses.replace(
         settings, route=(), access=(), source=(), destination=(), credential=(), dkim=(), rewrite=()
