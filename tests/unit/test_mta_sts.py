@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zonerelay.routing.mta_sts import (
     MAX_LIFE,
@@ -126,3 +128,29 @@ def test_a_policy_is_refreshed_after_a_day_or_half_its_life(
 ) -> None:
     held = HeldPolicy("example.com", "1", policy("a.example", max_age=max_age), fetched=1000.0)
     assert (held.refresh_from, held.expires) == (1000 + refresh, 1000 + expires)
+
+
+PIECES = st.sampled_from(
+    ["version:", " STSv1", "mode:", "enforce", "mx:", "*.", "a.example", "max_age:", "9", "\n", "\r"]
+)
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=200), st.lists(PIECES, max_size=30).map(lambda parts: "".join(parts).encode())
+    )
+)
+def test_whatever_a_server_sends_is_a_policy_or_is_refused(body: bytes) -> None:
+    try:
+        found = parse_policy(body)
+    except ValueError as error:
+        assert len(str(error)) < 200
+    else:
+        assert 0 <= found.max_age <= MAX_LIFE
+        assert found.patterns or found.mode is StsMode.NONE
+
+
+@given(st.lists(st.text(max_size=60).map(lambda text: f"v=STSv1;{text}"), max_size=2))
+def test_whatever_is_in_a_record_is_an_id_or_none(texts: list[str]) -> None:
+    found = record_id(texts)
+    assert found == "" or found.isalnum()
