@@ -1,0 +1,123 @@
+"""What one observer has seen against what was promised: the most at once, in any time, in one go.
+
+Pure bookkeeping; times are readings of the receivers' clock. A limit may change while it runs: what was seen
+under the old one is then judged by the old one (`Tally.change`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from zonerelay.config.units import Rate
+
+
+class Promise(msgspec.Struct, frozen=True, kw_only=True):
+    """0 or `None`: nothing was promised."""
+
+    connections: int = 0
+    recipients: int = 0
+    messages: int = 0
+    rate: tuple[int, float] | None = None
+
+    def text(self) -> str:
+        return "" if self.rate is None else str(Rate(*self.rate))
+
+
+class Seen(msgspec.Struct, kw_only=True):
+    """Under one promise. `spare`: by how much the tightest `count + 1` transactions were further apart than
+    the time of the rate; `allowed`: how many the rate would have let through.
+    """
+
+    promise: Promise
+    connections: int = 0
+    recipients: int = 0
+    messages: int = 0
+    in_window: int = 0
+    spare: float | None = None
+    transactions: int = 0
+    seconds: float = 0.0
+
+    @property
+    def exceeded(self) -> list[str]:
+        promise = self.promise
+        found = []
+        for name, seen, most in (
+            ("connections", self.connections, promise.connections),
+            ("recipients", self.recipients, promise.recipients),
+            ("messages", self.messages, promise.messages),
+            ("rate", self.in_window, promise.rate[0] if promise.rate else 0),
+        ):
+            if most and seen > most:
+                found.append(f"{name}: {seen} of {most}")
+        return found
+
+    @property
+    def used(self) -> float | None:
+        """Part of the rate that was used."""
+        if self.promise.rate is None or not self.seconds:
+            return None
+        count, seconds = self.promise.rate
+        return self.transactions / (count * self.seconds / seconds)
+
+
+class Tally:
+    """One observer's count."""
+
+    def __init__(self, promise: Promise, now: float) -> None:
+        self.history: list[Seen] = []
+        self.open = 0
+        self._begin(promise, now)
+
+    def _begin(self, promise: Promise, now: float) -> None:
+        self._promise = promise
+        self._began = now
+        self._times: deque[float] = deque()
+        self.seen = Seen(promise=promise)
+        self.history.append(self.seen)
+
+    def change(self, promise: Promise, now: float) -> None:
+        """Something else is promised from now on."""
+        self.close(now)
+        self._begin(promise, now)
+        self.seen.connections = self.open
+
+    def close(self, now: float) -> None:
+        self.seen.seconds = now - self._began
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self._promise.connections) and self.open >= self._promise.connections
+
+    def opened(self, *, gone: int = 0) -> None:
+        """A connection more; `gone` of the others have been closed by their client already."""
+        self.open += 1
+        self.seen.connections = max(self.seen.connections, self.open - gone)
+
+    def closed(self) -> None:
+        self.open -= 1
+
+    def mail(self, now: float) -> None:
+        """A transaction begins."""
+        seen = self.seen
+        seen.transactions += 1
+        if self._promise.rate is None:
+            return
+        count, seconds = self._promise.rate
+        times = self._times
+        times.append(now)
+        if len(times) > count:
+            spare = now - times[-count - 1] - seconds
+            seen.spare = spare if seen.spare is None else min(seen.spare, spare)
+        # As many are kept as can tell by how much a rate was exceeded.
+        while len(times) > 4 * count:
+            times.popleft()
+        seen.in_window = max(seen.in_window, sum(time > now - seconds for time in times))
+
+    def recipients(self, number: int) -> None:
+        self.seen.recipients = max(self.seen.recipients, number)
+
+    def messages(self, number: int) -> None:
+        """So many transactions on one connection."""
+        self.seen.messages = max(self.seen.messages, number)

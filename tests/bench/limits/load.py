@@ -1,0 +1,106 @@
+"""Mail for every line of a plan: what is unlimited as fast as the relay takes it, what is limited never runs dry.
+
+Each message goes to recipients in one domain. So that the queue stays bounded, no more is sent while the relay
+holds `MOST_QUEUED` deliveries, and of a line with a rate only half as much again as that lets through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable
+
+from tests.bench.limits.plan import Line, Mood, Plan, Site
+
+SESSIONS = 12
+MOST_QUEUED = 6000
+AHEAD = 40
+"""Messages for a line with a rate that are sent at once, before its rate counts."""
+
+_TEXT = b"From: <load@example.org>\r\nSubject: limits\r\nMessage-ID: <limits@example.org>\r\n\r\n" + b"x" * 800
+
+
+class Feed:
+    """What to send next. `queued` is how many deliveries the relay holds."""
+
+    def __init__(self, plan: Plan, queued: Callable[[], int]) -> None:
+        self._random = random.Random(2)
+        self._queued = queued
+        self._began = time.monotonic()
+        self._given: dict[str, int] = {}
+        self.sent = 0
+        lines = [(site, line) for site in plan.sites for line in site.lines]
+        self._limited = [(line, _per_second(site, line)) for site, line in lines if _per_second(site, line)]
+        self._free = [line for site, line in lines if not _per_second(site, line)]
+
+    def next(self) -> Line | None:
+        passed = time.monotonic() - self._began
+        for line, per_second in self._limited:
+            if self._given.get(line.name, 0) < AHEAD + 1.5 * per_second * passed:
+                self._given[line.name] = self._given.get(line.name, 0) + 1
+                return line
+        if self._queued() > MOST_QUEUED:
+            return None
+        return self._random.choices(self._free, [line.weight for line in self._free])[0]
+
+    def recipients(self, line: Line) -> list[bytes]:
+        domain = self._random.choice(line.domains).encode()
+        number = self._random.randint(1, line.most_recipients)
+        self.sent += 1
+        return [b"u%d.%d@%s" % (self.sent, one, domain) for one in range(number)]
+
+
+def _per_second(site: Site, line: Line) -> float:
+    """Messages that the line's receivers let through; 0: as many as come."""
+    if all(host.mood in (Mood.DEAD, Mood.SILENT) for host in site.hosts):
+        return 0.5
+    if line.promise.rate is None:
+        return 10.0 if site.zone != "default" or site.hosts[0].mood is not Mood.PLAIN else 0.0
+    return line.promise.rate[0] / line.promise.rate[1]
+
+
+async def send(feed: Feed, host: str, port: int) -> None:
+    """`SESSIONS` clients, until they are cancelled; one that is refused or cut off begins anew."""
+
+    async def client() -> None:
+        while True:
+            with contextlib.suppress(OSError, EOFError):
+                await _session(feed, host, port)
+            await asyncio.sleep(0.2)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(SESSIONS):
+            group.create_task(client())
+
+
+async def _session(feed: Feed, host: str, port: int) -> None:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        await _replies(reader, 1)
+        writer.write(b"EHLO load.example.org\r\n")
+        await _replies(reader, 1)
+        while True:
+            line = feed.next()
+            if line is None:
+                await asyncio.sleep(0.1)
+                continue
+            recipients = feed.recipients(line)
+            writer.write(b"MAIL FROM:<load@example.org>\r\n")
+            writer.writelines([b"RCPT TO:<%s>\r\n" % each for each in recipients])
+            writer.write(b"DATA\r\n")
+            await _replies(reader, 2 + len(recipients))
+            writer.write(_TEXT + b"\r\n.\r\n")
+            await _replies(reader, 1)
+    finally:
+        writer.transport.abort()
+
+
+async def _replies(reader: asyncio.StreamReader, count: int) -> None:
+    while count:
+        line = await reader.readuntil(b"\r\n")
+        if line[:1] not in b"23":
+            raise ConnectionError(line)
+        if line[3:4] != b"-":
+            count -= 1
