@@ -157,7 +157,8 @@ def test_an_authority_that_is_not_shown_is_none(selector: int, matching: int) ->
 def test_the_wrong_authority(selector: int, matching: int) -> None:
     other = make(common_name="Test Root", authority=True)  # the same name, another key
     assert refusal(CHAIN, record(other, 2, selector, matching))
-    assert refusal((*CHAIN, other), record(other, 2, selector, matching))  # showing it does not help
+    why = refusal((*CHAIN, other), record(other, 2, selector, matching))  # showing it does not help
+    assert "not signed by the authority" in why or "shown no certificate" in why
     assert refusal((STRANGER, ROOT), record(ROOT, 2, selector, matching))
 
 

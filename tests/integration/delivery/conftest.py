@@ -12,6 +12,7 @@ import uvloop
 from tests.support.mail import Bodies, Names, make_courier
 from zonerelay.config.models import DeliverySettings
 from zonerelay.delivery.courier import SmtpCourier
+from zonerelay.delivery.session import TlsObserver
 from zonerelay.model.clock import Clock
 from zonerelay.sandbox.conversation import Manners, Script
 from zonerelay.sandbox.sink import Sink
@@ -35,6 +36,7 @@ class StartCourier(Protocol):
         settings: DeliverySettings | None = None,
         names: Names | None = None,
         clock: Clock | None = None,
+        observe_tls: TlsObserver | None = None,
     ) -> SmtpCourier: ...
 
 
@@ -74,8 +76,10 @@ async def start_courier() -> AsyncIterator[StartCourier]:
         settings: DeliverySettings | None = None,
         names: Names | None = None,
         clock: Clock | None = None,
+        observe_tls: TlsObserver | None = None,
     ) -> SmtpCourier:
-        couriers.append(make_courier(bodies, settings=settings, names=names, clock=clock))
+        courier = make_courier(bodies, settings=settings, names=names, clock=clock, observe_tls=observe_tls)
+        couriers.append(courier)
         return couriers[-1]
 
     yield start

@@ -1,0 +1,400 @@
+"""Each level of TLS: who passes, who fails and in which words, and who tries to talk us out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import ssl
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
+from tests.support.certificates import DAY, Made, make
+from tests.support.mail import ZONE, Names, TlsResults, make_batch, make_message, route_to
+from zonerelay.config.models import TlsMode, ZoneSettings
+from zonerelay.delivery.courier import SmtpCourier
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.routing.answers import DnsAnswer, DnsStatus, TlsaRecord
+from zonerelay.routing.nexthop import Route, TlsDemand
+from zonerelay.sandbox.conversation import Manners, Script
+from zonerelay.sandbox.sink import Sink
+
+HOST = "mx.example.com"
+NOW = time.time()
+
+
+def certificate(*names: str, issuer: Made | None = None, starts: float = -DAY, ends: float = DAY) -> Made:
+    common_name = "" if names else "Test authority"
+    return make(
+        *names,
+        issuer=issuer,
+        common_name=common_name,
+        authority=not names,
+        starts=NOW + starts,
+        ends=NOW + ends,
+    )
+
+
+AUTHORITY = certificate()
+RIGHT = certificate(HOST, "*.example.org", issuer=AUTHORITY)
+WRONG_NAME = certificate("elsewhere.example", "another.example", issuer=AUTHORITY)
+EXPIRED = certificate(HOST, issuer=AUTHORITY, starts=-2 * DAY, ends=-DAY)
+NOT_YET = certificate(HOST, issuer=AUTHORITY, starts=DAY, ends=2 * DAY)
+SELF_SIGNED = certificate(HOST)
+STRANGER = make(common_name="Another authority", authority=True, starts=NOW - DAY, ends=NOW + DAY)
+UNKNOWN_ISSUER = certificate(HOST, issuer=STRANGER)
+
+
+@pytest.fixture(autouse=True)
+def trusted(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The test's authority is the machine's only trusted one."""
+    path = tmp_path_factory.mktemp("tls") / "authority.pem"
+    path.write_bytes(AUTHORITY.pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
+
+
+def names(**records: DnsAnswer[TlsaRecord]) -> Names:
+    return Names({HOST: ("127.0.0.1",)}, secure=[HOST], records=records)
+
+
+def to(sink: Sink, demand: TlsDemand, *, domain: str = "example.com") -> Route:
+    route = route_to(sink.port, host=HOST, literal=False)
+    return replace(route, tls=demand, name=domain)
+
+
+async def deliver(
+    courier: SmtpCourier, sink: Sink, demand: TlsDemand, zone: ZoneSettings = ZONE, **changes: str
+) -> Outcome:
+    [outcome] = await courier.deliver(make_batch(make_message(), to(sink, demand, **changes), zone))
+    return outcome
+
+
+async def refusal(courier: SmtpCourier, sink: Sink, demand: TlsDemand, zone: ZoneSettings = ZONE) -> str:
+    """Why the host was not used; nothing of the mail was told to anybody."""
+    outcome = await deliver(courier, sink, demand, zone)
+    assert (outcome.verdict, outcome.scope) == (Verdict.DEFERRED, Scope.HOST)
+    assert not sink.messages
+    assert not any(command.startswith("MAIL") for command in sink.commands)
+    assert courier.open_connections("default") == 0
+    return str(outcome.reply)
+
+
+def showing(made: Made, *above: Made) -> Manners:
+    return Manners(tls=made.server_context(*above))
+
+
+VERIFY = TlsDemand(TlsMode.VERIFY)
+POLICY = TlsDemand(TlsMode.VERIFY, because="mta-sts")
+PINNED = TlsDemand(TlsMode.VERIFY, certificates=(SELF_SIGNED.fingerprint,), because="destination")
+
+
+# ---- who passes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("demand", "shown", "words", "level"),
+    [
+        (TlsDemand(), SELF_SIGNED, "TLSv1.3", "opportunistic"),
+        (TlsDemand(TlsMode.REQUIRED), EXPIRED, "TLSv1.3", "required"),
+        (VERIFY, RIGHT, "TLSv1.3 verified", "verify"),
+        (POLICY, RIGHT, "TLSv1.3 mta-sts", "mta-sts"),
+        (PINNED, SELF_SIGNED, "TLSv1.3 verified", "verify"),
+        (TlsDemand(TlsMode.VERIFY, names=("*.elsewhere", "another.example")), WRONG_NAME, "", "verify"),
+        (TlsDemand(TlsMode.VERIFY, names=("host.example.org",)), RIGHT, "TLSv1.3 verified", "verify"),
+    ],
+)
+async def test_what_a_connection_is_worth_is_kept_and_counted(
+    start_sink: StartSink,
+    start_courier: StartCourier,
+    demand: TlsDemand,
+    shown: Made,
+    words: str,
+    level: str,
+) -> None:
+    sink = await start_sink(showing(shown))
+    results = TlsResults()
+    courier = start_courier(names=names(), observe_tls=results)
+    for _ in range(2):  # the second on the idle connection of the first
+        outcome = await deliver(courier, sink, demand)
+        assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, words or "TLSv1.3 verified")
+    assert (sink.connections, results.seen, results.news) == (1, [(level, "ok")], [])
+
+
+async def test_clear_text_is_counted_where_tls_was_wanted(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    results = TlsResults()
+    courier = start_courier(names=names(), observe_tls=results)
+    assert (await deliver(courier, await start_sink(), TlsDemand(TlsMode.NONE))).tls == ""
+    assert results.seen == []
+    assert (await deliver(courier, await start_sink(), TlsDemand())).tls == ""
+    assert (results.seen, results.news) == ([("opportunistic", "fallback")], [])
+    broken = await start_sink(Manners(broken_tls=True))
+    once = replace(ZONE, max_messages_per_connection=1)
+    for _ in range(2):
+        assert (await deliver(courier, broken, TlsDemand(), once)).tls == ""
+    assert results.seen[1:] == [("opportunistic", "fallback")] * 2
+    [news] = results.news  # of the second connection nothing new is known
+    assert news.startswith(f"{HOST}: TLS with {HOST} (127.0.0.1:{broken.port}) failed: ")
+
+
+# ---- who fails, in which words -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        (EXPIRED, "its certificate has expired"),
+        (NOT_YET, "its certificate is not valid yet"),
+        (SELF_SIGNED, "its certificate is self-signed"),
+        (UNKNOWN_ISSUER, "its certificate comes from no authority that this machine trusts"),
+        (WRONG_NAME, f"its certificate is for elsewhere.example, another.example, not for {HOST}"),
+    ],
+)
+@pytest.mark.parametrize("demand", [VERIFY, POLICY])
+async def test_what_is_wrong_with_a_certificate_is_said(
+    start_sink: StartSink, start_courier: StartCourier, demand: TlsDemand, shown: Made, words: str
+) -> None:
+    sink = await start_sink(showing(shown))
+    results = TlsResults()
+    courier = start_courier(names=names(), observe_tls=results)
+    reply = await refusal(courier, sink, demand)
+    assert reply.startswith("451 4.7.5 ")
+    assert f"{HOST} (127.0.0.1:{sink.port})" in reply
+    assert words in reply
+    who = "the MTA-STS policy of example.com" if demand is POLICY else "zone default"
+    assert reply.endswith(f"; {who} demands a valid certificate")
+    assert [result for _, result in results.seen] == ["failed"]
+
+
+async def test_a_pinned_certificate_is_no_other(start_sink: StartSink, start_courier: StartCourier) -> None:
+    sink = await start_sink(showing(RIGHT))
+    reply = await refusal(start_courier(names=names()), sink, PINNED)
+    assert f"not one of those expected: it is {RIGHT.fingerprint}" in reply
+
+
+async def test_another_host_of_the_route_may_do(start_sink: StartSink, start_courier: StartCourier) -> None:
+    bad, good = await start_sink(showing(EXPIRED)), await start_sink(showing(RIGHT))
+    route = replace(route_to(bad.port, good.port, host=HOST, literal=False), tls=VERIFY)
+    courier = start_courier(names=names())
+    [outcome] = await courier.deliver(make_batch(make_message(), route))
+    assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, "TLSv1.3 verified")
+
+
+async def test_authorities_are_read_anew_when_told(
+    start_sink: StartSink, start_courier: StartCourier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = await start_sink(showing(RIGHT))
+    courier = start_courier(names=names())
+    trusted = os.environ["SSL_CERT_FILE"]
+    monkeypatch.setenv("SSL_CERT_FILE", "/dev/null")
+    await refusal(courier, sink, VERIFY)
+    monkeypatch.setenv("SSL_CERT_FILE", trusted)
+    await refusal(courier, sink, VERIFY)
+    courier.read_authorities_again()
+    assert (await deliver(courier, sink, VERIFY)).verdict is Verdict.DELIVERED
+
+
+# ---- downgrade attempts --------------------------------------------------------------------------
+
+
+def refuse(code: str) -> Script:
+    return lambda verb, _: f"{code} not now" if verb == "STARTTLS" else None
+
+
+DEMANDS = [TlsDemand(TlsMode.REQUIRED), VERIFY, POLICY, PINNED, TlsDemand(TlsMode.DANE, dane=True)]
+
+
+@pytest.mark.parametrize(
+    ("manners", "script", "status"),
+    [
+        (Manners(), None, "4.7.4"),
+        (Manners(esmtp=False), None, "4.7.4"),
+        (showing(RIGHT), refuse("454 4.7.0"), "4.7.4"),
+        (showing(RIGHT), refuse("500 5.5.1"), "4.7.4"),
+        (showing(RIGHT), refuse("250 2.0.0"), "4.7.4"),
+        (Manners(broken_tls=True), None, "4.7.5"),
+    ],
+    ids=["STARTTLS stripped", "EHLO refused", "454", "500", "250", "handshake broken"],
+)
+@pytest.mark.parametrize("demand", DEMANDS)
+async def test_nobody_talks_us_into_clear_text(
+    start_sink: StartSink,
+    start_courier: StartCourier,
+    demand: TlsDemand,
+    manners: Manners,
+    script: Script | None,
+    status: str,
+) -> None:
+    sink = await start_sink(manners, script=script)
+    courier = start_courier(names=names(**{f"_{sink.port}._tcp.{HOST}": vouching(RIGHT)}))
+    assert (await refusal(courier, sink, demand)).startswith(f"451 {status} ")
+
+
+@pytest.mark.parametrize("demand", DEMANDS)
+async def test_words_slipped_in_before_the_handshake_are_nothing(
+    start_sink: StartSink, start_courier: StartCourier, demand: TlsDemand
+) -> None:
+    shown = SELF_SIGNED if demand is PINNED else RIGHT
+    sink = await start_sink(replace(showing(shown), injected="250-evil\r\n250 SIZE 1\r\n"))
+    courier = start_courier(names=names(**{f"_{sink.port}._tcp.{HOST}": vouching(shown)}))
+    assert (await deliver(courier, sink, demand)).verdict is Verdict.DELIVERED
+    assert sink.messages[0].tls
+
+
+async def test_a_server_that_only_speaks_old_versions_is_not_trusted_with_anything(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    context = RIGHT.server_context()
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="deprecated"):
+        context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+    sink = await start_sink(Manners(tls=context))
+    reply = await refusal(start_courier(names=names()), sink, VERIFY)
+    assert reply.startswith("451 4.7.5 ")
+
+
+async def test_a_server_that_leaves_in_the_handshake_is_no_reason_for_clear_text(
+    start_peer: StartPeer, start_courier: StartCourier
+) -> None:
+    said: list[bytes] = []
+
+    async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mx ESMTP\r\n")
+        said.append(await reader.readline())
+        writer.write(b"250-mx\r\n250 STARTTLS\r\n")
+        said.append(await reader.readline())
+        writer.write(b"220 go ahead\r\n")
+        await reader.read(1)
+
+    port = await start_peer(leave)
+    route = replace(route_to(port, host=HOST, literal=False), tls=TlsDemand(TlsMode.REQUIRED))
+    [outcome] = await start_courier(names=names()).deliver(make_batch(make_message(), route))
+    assert outcome.reply.status == "4.7.5"
+    assert [line.split()[0] for line in said] == [b"EHLO", b"STARTTLS"]
+
+
+# ---- DANE, on both loops -------------------------------------------------------------------------
+
+
+def vouching(made: Made, *, usage: int = 3, secure: bool = True) -> DnsAnswer[TlsaRecord]:
+    record = TlsaRecord(usage, 1, 1, hashlib.sha256(made.public_key_der).digest())
+    return DnsAnswer(DnsStatus.OK, (record,), 1e12, secure)
+
+
+@pytest.mark.parametrize("usage", [2, 3])
+async def test_the_chain_of_a_server_is_seen_whoever_signed_it(
+    start_sink: StartSink, start_courier: StartCourier, usage: int
+) -> None:
+    root = certificate()
+    server = certificate(HOST, issuer=root)
+    sink = await start_sink(showing(server, root))
+    answer = vouching(root if usage == 2 else server, usage=usage)
+    courier = start_courier(names=names(**{f"_{sink.port}._tcp.{HOST}": answer}), clock=_Today())
+    outcome = await deliver(courier, sink, TlsDemand(dane=True))
+    assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, "TLSv1.3 dane")
+
+
+async def test_an_operators_verify_holds_beside_the_records(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = await start_sink(showing(SELF_SIGNED))
+    courier = start_courier(names=names(**{f"_{sink.port}._tcp.{HOST}": vouching(SELF_SIGNED)}))
+    demand = TlsDemand(TlsMode.VERIFY, dane=True)
+    assert "self-signed" in await refusal(courier, sink, demand)
+    assert (await deliver(courier, sink, replace(demand, because="mta-sts"))).tls == "TLSv1.3 dane"
+
+
+async def test_a_certificate_for_the_domain_alone_carries_no_other_domains_mail(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    root = certificate()
+    server = certificate("example.com", "example.net", issuer=root)
+    sink = await start_sink(showing(server, root))
+    records = {f"_{sink.port}._tcp.{HOST}": vouching(root, usage=2)}
+    courier = start_courier(names=names(**records), clock=_Today())
+    demand = TlsDemand(dane=True)
+    for domain, connections in (("example.com", 1), ("example.com", 1), ("example.net", 2)):
+        outcome = await deliver(courier, sink, demand, domain=domain)
+        assert (outcome.verdict, sink.connections) == (Verdict.DELIVERED, connections)
+    outcome = await deliver(courier, sink, demand, domain="example.org")
+    assert "not for mx.example.com or example.org" in outcome.reply.text
+
+
+# ---- TLS from the first octet --------------------------------------------------------------------
+
+AT_ONCE = replace(ZONE, tls_on_connect=True)
+
+
+class ImplicitSink(Sink):
+    """Speaks TLS from the first octet, as smarthosts do on port 465."""
+
+    def __init__(self, made: Made) -> None:
+        super().__init__()
+        self._context = made.server_context()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, self.host, 0, ssl=self._context)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("demand", "words"),
+    [
+        (TlsDemand(), "TLSv1.3"),
+        (TlsDemand(TlsMode.REQUIRED), "TLSv1.3"),
+        (VERIFY, "TLSv1.3 verified"),
+        (TlsDemand(TlsMode.DANE, dane=True), "TLSv1.3 dane"),
+    ],
+)
+async def test_tls_from_the_first_octet(start_courier: StartCourier, demand: TlsDemand, words: str) -> None:
+    sink = ImplicitSink(RIGHT)
+    await sink.start()
+    results = TlsResults()
+    records = {f"_{sink.port}._tcp.{HOST}": vouching(RIGHT)}
+    courier = start_courier(names=names(**records), observe_tls=results)
+    outcome = await deliver(courier, sink, demand, AT_ONCE)
+    assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, words)
+    assert not any(command.startswith("STARTTLS") for command in sink.commands)
+    assert results.seen == [(demand.mode, "ok")]
+    await sink.close()
+
+
+async def test_what_is_wrong_at_the_first_octet_is_said(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    sink = ImplicitSink(EXPIRED)
+    await sink.start()
+    reply = await refusal(start_courier(names=names()), sink, VERIFY, AT_ONCE)
+    assert "its certificate has expired; zone default demands a valid certificate" in reply
+    await sink.close()
+    sink = ImplicitSink(WRONG_NAME)
+    await sink.start()
+    reply = await refusal(start_courier(names=names()), sink, VERIFY, AT_ONCE)
+    assert f"its certificate is for elsewhere.example, another.example, not for {HOST}" in reply
+    assert sink.commands == []
+    await sink.close()
+
+
+async def test_where_tls_comes_first_there_is_no_clear_text(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    plain = await start_sink()
+    results = TlsResults()
+    courier = start_courier(names=names(), observe_tls=results)
+    for _ in range(2):
+        reply = await refusal(courier, plain, TlsDemand(), AT_ONCE)
+        assert reply.startswith(f"451 4.7.5 TLS with {HOST} (127.0.0.1:{plain.port}) failed: ")
+    assert results.seen == [("opportunistic", "failed")] * 2
+    assert plain.commands == []
+
+
+class _Today(ManualClock):
+    """DANE-TA looks at dates."""
+
+    def now(self) -> float:
+        return NOW
