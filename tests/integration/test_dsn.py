@@ -135,6 +135,17 @@ async def test_an_8bit_message_comes_back_whole_and_unharmed(tmp_path: Path) -> 
         assert email.message_from_bytes(dsn.body)["Content-Transfer-Encoding"] == "8bit"
 
 
+async def test_what_no_host_takes_comes_back_in_a_report_that_they_take(tmp_path: Path) -> None:
+    async with relay(tmp_path, eight_bit_mime=False) as (running, sink):
+        text = TEXT.replace(b"Subject: ", "Subject: Grüße ".encode()) + "Grüße.\r\n".encode()
+        await put(running, [to("b@example.com", FAILURE)], ret=Ret.FULL, text=text)
+        (dsn,) = await sink.wait_for(1)
+        assert dsn.body.isascii()
+        report = Report(dsn.body)
+        assert report.recipients[0]["Status"] == "5.6.3"
+        assert report.returned.get_content_type() == "text/rfc822-headers"
+
+
 async def test_addresses_beyond_ascii_are_passed_on_and_reported_as_rfc_6533_says(tmp_path: Path) -> None:
     orcpt = r"utf-8;j\x{FC}rgen@old.example"
     async with relay(tmp_path / "with", dsn=True) as (running, sink):

@@ -67,6 +67,9 @@ class Reporter:
     ) -> Submit:
         """One report for all these recipients. Raises ReportError."""
         wants_whole = kind is DsnKind.FAILED and message.envelope.ret is Ret.FULL
+        if wants_whole and message.eight_bit:
+            # Where no host took 8-bit content, none may take the report with it in it.
+            wants_whole = not any(report.outcome.reply.detail == "6.3" for report in reports)
         header, whole = await self._original(message, whole=wants_whole)
         now = self._clock.now()
         try:
