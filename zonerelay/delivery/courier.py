@@ -132,7 +132,7 @@ class SmtpCourier:
             if not errand.body.whole:
                 await errand.body.close()
         outcomes = progress.outcomes(_NO_HOST)
-        if errand.address_blamed and self._sources.another_left(errand.terms):
+        if errand.address_blamed and self._sources.another_left(errand.terms, errand.unfit):
             return [from_elsewhere(outcome) for outcome in outcomes]
         return outcomes
 
@@ -169,9 +169,8 @@ class SmtpCourier:
     async def _attempt_from_sources(self, errand: Errand) -> None:
         """From the batch's own source; from the next one if that cannot be used here."""
         batch = errand.batch
-        unfit: set[str] = set()
         while errand.progress.open:
-            way = self._sources.way(batch.zone, batch.route, batch.message, unfit)
+            way = self._sources.way(batch.zone, batch.route, batch.message, errand.unfit)
             if way is None or way.source is None:
                 errand.progress.host_failed("", NoSource(batch.zone.name))
                 return
@@ -180,7 +179,7 @@ class SmtpCourier:
             await self._attempt(errand)
             if not errand.source_unfit:
                 return
-            unfit.add(way.source.name)
+            errand.unfit.add(way.source.name)
 
     async def _find_takers(self, errand: Errand, *, reused: bool) -> None:
         """Go from connection to connection until nobody is open or nothing is left to try.

@@ -60,7 +60,8 @@ class Errand:
     """`message` is what is sent: the batch's own, or what the zone makes of it.
 
     `source_unfit`: its source has no address here, or none in common with the hosts. `family_missed`: that
-    is so with one host at least. `address_blamed`: somebody has refused the source's address for what it is.
+    is so with one host at least. `unfit` are the sources that were given up for it. `address_blamed`: somebody
+    has refused the source's address for what it is.
     """
 
     __slots__ = (
@@ -75,6 +76,7 @@ class Errand:
         "progress",
         "source_unfit",
         "terms",
+        "unfit",
     )
 
     def __init__(self, terms: Terms, batch: Batch, read_body: ReadBody) -> None:
@@ -85,6 +87,7 @@ class Errand:
         self.body = Body(read_body, batch.message)
         self._read_body = read_body
         self._asking: list[int] = []
+        self.unfit: set[str] = set()
         self.source_unfit = False
         self.family_missed = False
         self.address_blamed = False

@@ -115,11 +115,11 @@ class SourceWays:
             return four
         return tuple(ip for ip in ips if ":" in ip or four)
 
-    def another_left(self, terms: Terms) -> bool:
-        """Mail that was just refused may be taken from another address."""
+    def another_left(self, terms: Terms, unfit: Collection[str] = ()) -> bool:
+        """Mail that was just refused may be taken from another address, not one of the `unfit`."""
         hosts = _hosts(terms.route.site)
         return any(
-            self._memory.refused_at(source.name, hosts) is None for source in self._usable(terms.zone, ())
+            self._memory.refused_at(source.name, hosts) is None for source in self._usable(terms.zone, unfit)
         )
 
     def _usable(self, zone: ZoneSettings, unfit: Collection[str]) -> list[SourceSettings]:

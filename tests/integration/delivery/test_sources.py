@@ -379,6 +379,17 @@ async def test_a_source_without_the_hosts_family_makes_way_for_one_that_has_it(
     assert clients(four) == ["127.0.0.2"]
 
 
+async def test_a_source_without_the_hosts_family_is_none_that_is_left(
+    start_guard: StartGuard, office: StartOffice
+) -> None:
+    guard = await start_guard("127.0.0.2")
+    here = office(SIX, TWO, names=Names(NAMES))
+    route = hosts_at(V4, guard.port)
+    number = here.number_of("six", route)
+    outcome = await here.send(route, number)
+    assert (outcome.verdict, guard.seen) == (B, ["127.0.0.2"])
+
+
 async def test_hosts_that_no_source_reaches_are_the_hosts_trouble_in_words(office: StartOffice) -> None:
     here = office(TWO, THREE, names=Names(NAMES))
     outcome = await here.send(hosts_at(V6, 25))
