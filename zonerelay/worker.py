@@ -27,11 +27,13 @@ from zonerelay.control.errors import ControlError
 from zonerelay.control.explain import Explainer, Suspended
 from zonerelay.control.handler import ControlHandler
 from zonerelay.control.paths import control_socket_path
+from zonerelay.control.rewrite_plans import RewritePlans
 from zonerelay.control.server import ControlServer
 from zonerelay.control.source_plans import SourcePlans
 from zonerelay.control.status import StatusBoard, Surface
 from zonerelay.inbound.listener import ListenError
 from zonerelay.inbound.listeners import Listeners
+from zonerelay.inbound.rewriting import Rewriting
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.queue.operations import Operations
@@ -208,6 +210,7 @@ class Worker:
                 listeners=lambda: self.settings.listener,
                 suspended=self._suspended,
                 sources=SourcePlans(sending.sources, hostname=self.hostname),
+                rewrites=RewritePlans(self._rewriting, lambda: sending.srs, self.clock),
             ),
             redactor=self._redactor,
         )
@@ -363,6 +366,9 @@ class Worker:
 
     def _sending_problems(self) -> tuple[str, ...]:
         return () if self._sending is None else self._sending.problems()
+
+    def _rewriting(self) -> Rewriting | None:
+        return None if self._listeners is None else self._listeners.rewriting
 
     def _listener_problems(self) -> tuple[str, ...]:
         return () if self._listeners is None else self._listeners.problems

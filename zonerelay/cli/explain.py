@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import socket
 import time
@@ -21,6 +22,7 @@ from zonerelay.control.messages import Explain, Explanation, HostPlan
 if TYPE_CHECKING:
     from zonerelay.config.models import Settings
     from zonerelay.control.plans import StsPlan
+    from zonerelay.message.srs import Srs
 
 _TLS = {
     "none": "never",
@@ -68,8 +70,10 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
     from zonerelay.config.endpoints import parse_listen
     from zonerelay.config.hostname import resolve_hostname
     from zonerelay.control.explain import Explainer
+    from zonerelay.control.rewrite_plans import RewritePlans
     from zonerelay.control.source_plans import SourcePlans, Untold
     from zonerelay.delivery.source_ways import SourceWays
+    from zonerelay.inbound.rewriting import Rewriting
     from zonerelay.model.clock import SystemClock
     from zonerelay.routing.addresses import OwnAddresses
     from zonerelay.routing.destination_table import DestinationTable
@@ -80,6 +84,7 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
     from zonerelay.routing.zones import Zones
 
     try:
+        rewriting = Rewriting(settings.rewrite)
         zones = Zones(settings.zone, settings.route)
         destinations = DestinationTable(settings.destination)
     except ValueError as error:
@@ -110,6 +115,7 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
             hostname=hostname,
             listeners=lambda: settings.listener,
             sources=SourcePlans(sources, hostname=hostname),
+            rewrites=RewritePlans(lambda: rewriting, lambda: _srs(settings), clock),
             relay_running=False,
         )
         return await explainer.explain(request)
@@ -118,10 +124,23 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
         await resolver.close()
 
 
+def _srs(settings: Settings) -> Srs | None:
+    """Nothing where the secret is for the relay's eyes alone."""
+    from zonerelay.sending import build_srs
+
+    try:
+        return build_srs(settings, os.environ)
+    except ValueError:
+        return None
+
+
 def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
     yield "address", text.clean(found.address)
     if found.sender:
         yield "from", text.clean(found.sender)
+    for each in found.rewritten:
+        what = text.clean(each.problem) if each.problem else f"becomes {text.clean(each.becomes)}"
+        yield f"as {each.what}", f"{what} ({each.by})"
     rule = f"[[route]] number {found.rule}" if found.rule else "no [[route]]"
     yield "zone", f"{found.zone} ({rule}: {text.clean(found.reason)})"
     yield from _route_facts(found)

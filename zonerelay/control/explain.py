@@ -23,6 +23,7 @@ from zonerelay.control.messages import (
     RouteCheck,
     SourcePlan,
 )
+from zonerelay.control.rewrite_plans import RewritePlans, Rewritten
 from zonerelay.control.source_plans import SourcePlans, candidates, own_addresses
 from zonerelay.control.terms_plans import limits_in_force, rates_in_force, sts_plan, tls_plan
 from zonerelay.inbound.header_changes import without
@@ -76,6 +77,7 @@ class Explainer:
         listeners: Callable[[], Sequence[ListenerSettings]] = tuple,
         suspended: Suspensions = nothing_is_suspended,
         sources: SourcePlans | None = None,
+        rewrites: RewritePlans | None = None,
         relay_running: bool = True,
     ) -> None:
         self._zones = zones
@@ -85,12 +87,14 @@ class Explainer:
         self._listeners = listeners
         self._suspended = suspended
         self._sources = sources
+        self._rewrites = rewrites
         self._relay_running = relay_running
 
     async def explain(self, request: Explain) -> Explanation:
         """Raises ControlError when there is no address to explain."""
-        address, sender = _mailbox(request.address), request.sender.strip("<> ")
-        choice = self._choice(request, address, sender)
+        listener = self._listener(request.listener)
+        address, sender, rewritten = self._rewritten(request, listener)
+        choice = self._choice(request, listener, address, sender)
         zone = self._zones.get(choice.zone)
         domain = domain_of(Mailbox(address))
         findings = await self._router.examine(zone, "" if zone.next_hop else domain)
@@ -101,8 +105,8 @@ class Explainer:
         hosts = await self._hosts(zone, found, sources)
         suspended = self._suspended(found.destination) if isinstance(found, Route) else None
         return Explanation(
-            address=address,
-            sender=sender,
+            address=_mailbox(request.address),
+            sender=_sender(request.sender),
             domain=domain,
             zone=zone.name,
             rule=choice.rule,
@@ -131,10 +135,19 @@ class Explainer:
             destination=findings.entry.name if findings.entry is not None else "",
             tls_demand=tls,
             mta_sts=sts_plan(findings.sts),
+            rewritten=rewritten,
         )
 
-    def _choice(self, request: Explain, address: str, sender: str) -> Choice:
-        listener = self._listener(request.listener)
+    def _rewritten(self, request: Explain, listener: ListenerSettings | None) -> Rewritten:
+        address, sender = _mailbox(request.address), _sender(request.sender)
+        if self._rewrites is None:
+            return Rewritten(address, sender, ())
+        came_in_at = "" if listener is None else listener.address
+        return self._rewrites.of(address, sender, listener=came_in_at, user=request.user)
+
+    def _choice(
+        self, request: Explain, listener: ListenerSettings | None, address: str, sender: str
+    ) -> Choice:
         zone_header = None if listener is None else ZoneHeader.of(listener)
         fields, named = request.headers, ""
         if zone_header is not None and zone_header.trusts(request.client, request.user):
@@ -184,6 +197,10 @@ class Explainer:
             addresses=tuple(_address(zone, ip, host.port, sources) for ip in addresses.ips),
             problem=failure.reply.text if failure is not None and not addresses.ips else "",
         )
+
+
+def _sender(text: str) -> str:
+    return text.strip("<> ")
 
 
 def _mailbox(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from zonerelay.control.plans import StsPlan, TlsPlan
+from zonerelay.control.plans import RewritePlan, StsPlan, TlsPlan
 
 VERSION = 1
 MAX_REQUEST = 64 * 1024
@@ -317,6 +317,7 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     `routes` are those that were asked, up to the one that matches. `sources` are the zone's, if it has any;
     `ehlo_name` is theirs, several with commas between where that depends on the message.
     `tls`, `limits` and `rates` are those in force, `destination` is the [[destination]] that was met.
+    `address` and `sender` are as asked about; with `rewritten`, all else is about what they become.
     """
 
     address: str
@@ -342,6 +343,7 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     tls_demand: TlsPlan | None = None
     mta_sts: StsPlan | None = None
     rates: dict[str, str] = {}
+    rewritten: tuple[RewritePlan, ...] = ()
 
 
 class End(_Frame, frozen=True, kw_only=True, tag="end"):

@@ -27,3 +27,15 @@ class StsPlan(msgspec.Struct, frozen=True, kw_only=True):
     expires: float | None = None
     mx: tuple[str, ...] = ()
     problem: str = ""
+
+
+class RewritePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the `sender` or the `recipient` becomes, and `by` what: `rewrite=2` (they count from 1) or `srs`.
+
+    `problem`: RCPT would be refused instead.
+    """
+
+    what: str
+    by: str
+    becomes: str = ""
+    problem: str = ""

@@ -101,6 +101,11 @@ class Listeners:
         return sum(kept.listener.connections for kept in self._kept)
 
     @property
+    def rewriting(self) -> Rewriting | None:
+        """The [[rewrite]] tables of now."""
+        return self._shared.rewriting
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """What an operator should look at now."""
         found = [each for kept in self._kept if kept.certificates for each in kept.certificates.problems]
