@@ -60,7 +60,7 @@ class Errand:
     """`message` is what is sent: the batch's own, or what the zone makes of it.
 
     `source_unfit`: its source has no address here, or none in common with the hosts. `family_missed`: that
-    is so with one host at least. `unfit` are the sources that were given up for it. `address_blamed`: somebody
+    is so with one host at least. `unfit`: the sources that were given up for it. `address_blamed`: somebody
     has refused the source's address for what it is.
     """
 
