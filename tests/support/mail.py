@@ -11,6 +11,7 @@ from zonerelay.config.models import CredentialSettings, DeliverySettings, Source
 from zonerelay.delivery.courier import SmtpCourier
 from zonerelay.delivery.errand import Turn
 from zonerelay.delivery.logins import Logins, Reports, senders_of
+from zonerelay.delivery.oauth import Post, post
 from zonerelay.delivery.rendering import Renderer
 from zonerelay.delivery.session import TlsObserver
 from zonerelay.delivery.source_ways import SourceWays
@@ -159,9 +160,10 @@ def make_logins(
     environment: Mapping[str, str] | None = None,
     directory: Path = Path("/nowhere"),
     zone: ZoneSettings = ZONE,
+    post: Post = post,
 ) -> Logins:
     reports = reports or SmarthostEvents(Log().emit, SmarthostMetrics(), Redactor(b"", enabled=False))
-    logins = Logins(clock, reports, environment or {}, directory=directory)
+    logins = Logins(clock, reports, environment or {}, directory=directory, post=post)
     logins.configure(credentials, senders_of(credentials), [zone])
     return logins
 

@@ -8,6 +8,16 @@ import json
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.mail import Log, Names, make_batch, make_courier, make_logins, make_message
+from zonerelay.config.models import CredentialSettings, ZoneSettings
+from zonerelay.delivery.oauth import Post, post
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.outcome import Outcome
+from zonerelay.routing.nexthop import Route
+from zonerelay.telemetry.redact import Redactor
+from zonerelay.telemetry.smarthosts import SmarthostEvents, SmarthostMetrics
 
 LOOPBACK = "127.0.0.1"
 REFUSED_TOKEN = {"status": "401", "schemes": "bearer", "scope": "https://mail.example/"}
@@ -15,7 +25,7 @@ REFUSED_TOKEN = {"status": "401", "schemes": "bearer", "scope": "https://mail.ex
 
 @dataclass
 class Smarthost:
-    """`users` and their passwords, `tokens` that XOAUTH2 takes. `logins`: mechanism, user, code of the answer.
+    """`users` and their passwords, `tokens` that XOAUTH2 takes. `logins`: mechanism, user, code of answer.
 
     `auth_reply`: what every AUTH is answered with instead. `closed`: it hangs up at once.
     """
@@ -157,3 +167,51 @@ class _Conversation:
     async def _say(self, text: str) -> None:
         self._writer.write(f"{text}\r\n".encode())
         await self._writer.drain()
+
+
+class LoginBed:
+    """A courier that logs in, with its clock and what it tells."""
+
+    def __init__(
+        self,
+        *credentials: CredentialSettings,
+        zone: ZoneSettings,
+        names: Names,
+        directory: Path,
+        environment: Mapping[str, str] | None = None,
+        post: Post = post,
+    ) -> None:
+        self.clock = ManualClock()
+        self.zone = zone
+        self.log = Log()
+        self.metrics = SmarthostMetrics()
+        reports = SmarthostEvents(self.log.emit, self.metrics, Redactor(b"", enabled=False))
+        self.logins = make_logins(
+            self.clock,
+            *credentials,
+            reports=reports,
+            zone=zone,
+            directory=directory / "refresh-tokens",
+            environment=environment,
+            post=post,
+        )
+        self.metrics.attach(self.logins.standing)
+        self.courier = make_courier(names=names, clock=self.clock, logins=self.logins)
+
+    async def send(self, route: Route, sender: str = "app@example.org") -> Outcome:
+        [outcome] = await self.courier.deliver(make_batch(make_message(sender=sender), route, self.zone))
+        return outcome
+
+    def events(self) -> list[str]:
+        return [name for name, _ in self.log.events]
+
+    def standing(self) -> dict[tuple[str, str], float]:
+        (family,) = [each for each in self.metrics.collect() if each.name == "zonerelay_smarthost_login"]
+        return {
+            (sample.labels["zone"], sample.labels["credential"]): sample.value for sample in family.samples
+        }
+
+    async def close(self) -> None:
+        await self.courier.close()
+        await self.logins.close()
+        assert self.courier.open_connections(self.zone.name) == 0

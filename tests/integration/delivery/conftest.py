@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 import pytest
+import trustme
 import uvloop
 
 from tests.support.mail import Bodies, Names, make_courier
+from tests.support.smarthost import Smarthost
 from zonerelay.config.models import DeliverySettings
 from zonerelay.delivery.courier import SmtpCourier
 from zonerelay.delivery.session import TlsObserver
@@ -116,3 +120,36 @@ async def start_peer() -> AsyncIterator[StartPeer]:
     for task in list(tasks):
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# Smarthosts.
+
+SMARTHOST_NAME = "smtp.example.net"
+StartSmarthost = Callable[[Smarthost], Awaitable[Smarthost]]
+
+
+@pytest.fixture(scope="session")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+async def start_smarthost(
+    authority: trustme.CA, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> AsyncIterator[StartSmarthost]:
+    """With a certificate that this machine trusts."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(SMARTHOST_NAME).configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    running: list[Smarthost] = []
+
+    async def start(host: Smarthost) -> Smarthost:
+        host.tls = host.tls or context
+        await host.start()
+        running.append(host)
+        return host
+
+    yield start
+    for host in running:
+        await host.close()
