@@ -357,6 +357,7 @@ async def test_an_answer_is_secure_where_the_trusted_resolver_says_so() -> None:
 
 async def test_nothing_is_secure_without_trust() -> None:
     async with bed(secure=["example.com", "absent.example"]) as it:
+        it.dns.pushy = True  # as anybody on the way could be
         assert not (await it.resolver.mx("example.com")).secure
         assert not (await it.resolver.addresses("mx.example.com", ipv6=True)).secure
         assert not (await it.resolver.tlsa("absent.example")).secure
@@ -370,6 +371,13 @@ async def test_an_alias_is_secure_when_all_of_it_is_and_says_where_it_ends() -> 
             assert (found.secure, found.canonical) == (len(secure) == 2, "mx.example.com")
             alias = await it.resolver.alias("cdn.example")
             assert (alias.records, alias.secure) == (("mx.example.com",), "cdn.example" in secure)
+
+
+async def test_addresses_are_secure_when_all_of_them_are() -> None:
+    async with bed(trust_ad=True, secure=["example.com"]) as it:
+        it.dns.insecure.add(("mx.example.com", "AAAA"))
+        assert not (await it.resolver.addresses("mx.example.com", ipv6=True)).secure
+        assert (await it.resolver.addresses("mx.example.com", ipv6=False)).secure
 
 
 async def test_breaking_one_family_does_not_take_the_security_of_the_other_away() -> None:

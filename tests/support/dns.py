@@ -14,7 +14,8 @@
 
 A name that is not there is NXDOMAIN; a name that is there without the type is NODATA (`{}` has no data at
 all). `dns.zones`, `dns.troubles` and `dns.secure` may be changed while it runs. Answers about names in or
-below `secure` have the AD bit, as a validating resolver's have, when the question asked for it.
+below `secure` have the AD bit, as a validating resolver's have, when the question asked for it (and of `pushy`
+servers also when not), except for `insecure` names and types.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class FakeDns:
         self.zones: dict[str, Records] = {name.lower(): data for name, data in zones.items()}
         self.troubles: dict[str | tuple[str, str], Trouble] = dict(troubles or {})
         self.secure: set[str] = set()
+        self.insecure: set[tuple[str, str]] = set()
+        self.pushy = False
         self.queries: list[tuple[str, str, str]] = []
         self.address = ""
         self._udp: asyncio.DatagramTransport | None = None
@@ -122,7 +125,8 @@ class FakeDns:
             response.flags |= dns.flags.TC
         else:
             self._fill(response, name, kind)
-            if question.flags & dns.flags.AD and self._vouches_for(name, response):
+            asked = question.flags & dns.flags.AD or self.pushy
+            if asked and (name, kind) not in self.insecure and self._vouches_for(name, response):
                 response.flags |= dns.flags.AD
         if trouble is WRONG_ID:
             response.id ^= 0x5555
