@@ -51,6 +51,7 @@ def test_and_back(local: str, expected: str, reason: str) -> None:
     "sender",
     [
         '"a b"@x.example',
+        '""@x.example',
         r'"a\"b\\c"@x.example',
         '".a."@x.example',
         "a@[192.0.2.1]",

@@ -35,7 +35,7 @@ DAYS = 1024
 """What two characters of base 32 can tell apart: almost three years, of which `max_age` is at most one."""
 
 _BASE32 = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
-_SRS0 = re.compile(r"SRS0[=+-]([^=]+)=([^=]+)=([^=]+)=(.+)", re.IGNORECASE)
+_SRS0 = re.compile(r"SRS0[=+-]([^=]+)=([^=]+)=([^=]+)=(.*)", re.IGNORECASE)
 _SRS1 = re.compile(r"SRS1[=+-]([^=]+)=([^=]+)=([=+-].+)", re.IGNORECASE)
 _TAG = re.compile(r"SRS[01][=+-]", re.IGNORECASE)
 _STAMP = re.compile(r"[A-Z2-7]{2}")
