@@ -14,8 +14,8 @@
 
 A name that is not there is NXDOMAIN; a name that is there without the type is NODATA (`{}` has no data at
 all). `dns.zones`, `dns.troubles` and `dns.secure` may be changed while it runs. Answers about names in or
-below `secure` have the AD bit, as a validating resolver's have, when the question asked for it (and of `pushy`
-servers also when not), except for `insecure` names and types.
+below `secure` have the AD bit, as a validating resolver's have, when the question asked for it (a `pushy` one
+does not wait for that), except those about `insecure` names and types.
 """
 
 from __future__ import annotations
