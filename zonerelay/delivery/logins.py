@@ -160,7 +160,7 @@ class Logins:
         stop = Stop(account, Scope.HOST if len(zone.credentials) == 1 else Scope.MESSAGE)
         try:
             material = await self._material(credential)
-            if not account.may_try(material, self._clock.monotonic()):
+            if not refused and not account.may_try(material, self._clock.monotonic()):
                 raise stop.exception()
             identity, new = await self._identity(credential, refused)
         except (SecretError, TokenError) as error:
@@ -222,6 +222,8 @@ class Logins:
             self._reports.broken(account.zone, account.credential, problem)
 
     def refused(self, account: Account, dialog: Dialog, problem: str, material: str) -> None:
+        if account.credential in self._tokens:
+            self._tokens[account.credential].forget()
         now = self._clock.monotonic()
         account.refuse(problem, host=dialog.who, address=dialog.address, material=material, now=now)
         self._reports.answered(account.zone, "refused")
