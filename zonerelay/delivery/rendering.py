@@ -27,9 +27,10 @@ from typing import Protocol
 
 from zonerelay.config.models import DkimMode, ZoneSettings
 from zonerelay.delivery.exchange import ReadBody
+from zonerelay.delivery.signing import Signing
 from zonerelay.delivery.stored_pieces import StoredPieces
 from zonerelay.message.authors import author_domain
-from zonerelay.message.dkim import DkimKey, sign
+from zonerelay.message.dkim import DkimKey
 from zonerelay.message.edits import edit_header
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import Mailbox
@@ -120,8 +121,11 @@ class _Rendition:
 class Renderer:
     """One per worker. `configure` may come at any time: what is under way then is finished as it began."""
 
-    def __init__(self, *, read_body: ReadBody, events: Events, clock: Clock) -> None:
+    def __init__(
+        self, *, read_body: ReadBody, events: Events, clock: Clock, signing: Signing | None = None
+    ) -> None:
         self._read_body = read_body
+        self._signing = signing or Signing(beside=False)
         self._events = events
         self._clock = clock
         self._kept: OrderedDict[_Key, _Rendition] = OrderedDict()
@@ -269,7 +273,7 @@ class Renderer:
             return b""
         try:
             body_hash = message.body_hash or await pieces.body_hash()
-            fields = sign(header, body_hash, keys, now=now)
+            fields = await self._signing.sign(header, body_hash, keys, now=now)
         except Exception:
             self._events.metrics.dkim_signature(FAILED)
             raise
