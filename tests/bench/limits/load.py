@@ -1,7 +1,8 @@
-"""Mail for every line of a plan: what is unlimited as fast as the relay takes it, what is limited never runs dry.
+"""Mail for every line of a plan: what is unlimited as fast as the relay takes it, what is limited never runs
+dry.
 
-Each message goes to recipients in one domain. So that the queue stays bounded, no more is sent while the relay
-holds `MOST_QUEUED` deliveries, and of a line with a rate only half as much again as that lets through.
+Each message goes to recipients in one domain. So that the queue stays bounded, no more is sent while the
+relay holds `MOST_QUEUED` deliveries, and of a line with a rate only half as much again as that lets through.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ MOST_QUEUED = 6000
 AHEAD = 40
 """Messages for a line with a rate that are sent at once, before its rate counts."""
 
-_TEXT = b"From: <load@example.org>\r\nSubject: limits\r\nMessage-ID: <limits@example.org>\r\n\r\n" + b"x" * 800
+_TEXT = (
+    b"From: <load@example.org>\r\nSubject: limits\r\nMessage-ID: <limits@example.org>\r\n\r\n" + b"x" * 800
+)
 
 
 class Feed:
