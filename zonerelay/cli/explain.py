@@ -218,6 +218,8 @@ def _host_facts(host: HostPlan) -> Iterator[tuple[str, output.Cell]]:
     yield "host", f"{text.clean(host.name)} port {host.port}, preference {host.preference}"
     if host.problem:
         yield "", Text(text.clean(host.problem), style="yellow")
+    if host.tlsa:
+        yield "", f"its certificate must match a TLSA record (DANE): {', '.join(host.tlsa)}"
     for each in host.addresses:
         if each.problem:
             yield "", Text(f"{each.address}: {each.problem}", style="yellow")

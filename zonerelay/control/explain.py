@@ -26,6 +26,9 @@ from zonerelay.control.messages import (
 from zonerelay.control.rewrite_plans import RewritePlans, Rewritten
 from zonerelay.control.source_plans import SourcePlans, candidates, own_addresses
 from zonerelay.control.terms_plans import limits_in_force, rates_in_force, sts_plan, tls_plan
+from zonerelay.delivery.sources import HostTrouble
+from zonerelay.delivery.tls_plan import TlsPlanner
+from zonerelay.delivery.way import Terms
 from zonerelay.inbound.header_changes import without
 from zonerelay.inbound.reception import dropped_headers
 from zonerelay.inbound.zone_header import ZoneHeader
@@ -33,6 +36,7 @@ from zonerelay.message.headers import Header
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.envelope import Priority
 from zonerelay.routing.addresses import is_private
+from zonerelay.routing.answers import TlsaRecord
 from zonerelay.routing.mx import Findings
 from zonerelay.routing.nexthop import DestinationKey, MxHost, Route, Unroutable
 from zonerelay.routing.resolver import Resolver
@@ -185,17 +189,26 @@ class Explainer:
     ) -> tuple[HostPlan, ...]:
         if isinstance(found, Unroutable):
             return ()
-        return tuple(await asyncio.gather(*(self._host(zone, host, sources) for host in found.hosts)))
+        terms = Terms(zone, found)
+        return tuple(await asyncio.gather(*(self._host(terms, host, sources) for host in found.hosts)))
 
-    async def _host(self, zone: ZoneSettings, host: MxHost, sources: Sequence[SourcePlan]) -> HostPlan:
+    async def _host(self, terms: Terms, host: MxHost, sources: Sequence[SourcePlan]) -> HostPlan:
+        zone = terms.zone
         addresses = await self._resolver.addresses(host.name, ipv6=zone.ipv6)
         failure = addresses.failure
+        problem = failure.reply.text if failure is not None and not addresses.ips else ""
+        tlsa: tuple[TlsaRecord, ...] = ()
+        try:
+            tlsa = (await TlsPlanner(self._resolver).plan(terms, host, addresses)).tlsa
+        except HostTrouble as trouble:
+            problem = problem or trouble.reply.text
         return HostPlan(
             name=host.name,
             port=host.port,
             preference=host.preference,
             addresses=tuple(_address(zone, ip, host.port, sources) for ip in addresses.ips),
-            problem=failure.reply.text if failure is not None and not addresses.ips else "",
+            problem=problem,
+            tlsa=tuple(dict.fromkeys(f"{each.usage} {each.selector} {each.matching}" for each in tlsa)),
         )
 
 

@@ -276,13 +276,17 @@ class AddressPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One MX host, or the next hop. `problem` says why it has no address now."""
+    """One MX host, or the next hop. `problem` says why it cannot be used now.
+
+    `tlsa`: the kinds of its TLSA records that its certificate must match, as "3 1 1" (DANE).
+    """
 
     name: str
     port: int
     preference: int
     addresses: tuple[AddressPlan, ...] = ()
     problem: str = ""
+    tlsa: tuple[str, ...] = ()
 
 
 class SourcePlan(msgspec.Struct, frozen=True, kw_only=True):
