@@ -26,6 +26,7 @@ from tests.bench.limits.plan import Host, Mood, Plan, Site
 BACKLOG = 1024
 ESTABLISHED = 1  # of enum tcp_state, the first octet of TCP_INFO
 OFTEN = 0.04
+SLEEP = 2.5
 _END = b"\r\n.\r\n"
 
 
@@ -139,7 +140,8 @@ class Connection(asyncio.Protocol):
             self._end(b"421 4.3.2 not now\r\n")
             return
         if self._mood is Mood.SLEEPY:
-            self._answer_at = time.monotonic() + self._all.random.uniform(0, 1.5)
+            now = time.monotonic()
+            self._answer_at = now + SLEEP - now % SLEEP
         self._answer(b"220 receiver ESMTP\r\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
