@@ -82,3 +82,12 @@ def test_the_fields_that_are_dropped_are_those_of_the_default() -> None:
     rows = [line for line in table.splitlines() if line.startswith("| `")]
     names = [name for row in rows for name in re.findall(r"`([A-Z][\w-]+)`", row.split(" | ")[0])]
     assert tuple(names) == load_text("").listener[0].drop_headers
+
+
+def test_rules_are_ascii_on_one_line() -> None:
+    for value in ("X: gr\\u00fcn", "X: a\\u0000b", "X: a\\nb", "X:", "X", "X Y: z", "X: \\u0007"):
+        with pytest.raises(
+            ConfigError,
+            match=r"^zone\[0\]\.header_add\[0\]: .*(not a header field|without control characters)",
+        ):
+            load_text(f'[[zone]]\nheader_add = ["{value}"]')

@@ -33,8 +33,8 @@ def dkim_advice(settings: Settings, hostname: str) -> list[str]:
     if not settings.dkim or any(_covers(key.domain, hostname.lower()) for key in settings.dkim):
         return []
     return [
-        f"zone[{at}].dkim: required: reports of this relay are from MAILER-DAEMON@{hostname}, for which there is "
-        "no [[dkim]] key: in this zone they would wait"
+        f"zone[{at}].dkim: required: reports of this relay are from MAILER-DAEMON@{hostname}, for which "
+        "there is no [[dkim]] key: in this zone they would wait"
         for at, zone in enumerate(settings.zone)
         if zone.dkim is DkimMode.REQUIRED
     ]
