@@ -17,12 +17,12 @@ from zonerelay.cli import output, text
 from zonerelay.cli.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.control.errors import NotRunningError
-from zonerelay.control.messages import Explain, Explanation, HostPlan
+from zonerelay.control.messages import Explain, Explanation
+from zonerelay.control.plans import HostPlan, StsPlan
 
 if TYPE_CHECKING:
     from zonerelay.config.models import Settings
-    from zonerelay.control.plans import StsPlan
-    from zonerelay.message.srs import Srs
+        from zonerelay.message.srs import Srs
 
 _TLS = {
     "none": "never",

@@ -15,14 +15,8 @@ from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.models import ListenerSettings, ZoneSettings
 from zonerelay.config.wording import did_you_mean, in_words
 from zonerelay.control.errors import ControlError
-from zonerelay.control.messages import (
-    AddressPlan,
-    Explain,
-    Explanation,
-    HostPlan,
-    RouteCheck,
-    SourcePlan,
-)
+from zonerelay.control.messages import Explain, Explanation
+from zonerelay.control.plans import AddressPlan, HostPlan, RouteCheck, SourcePlan
 from zonerelay.control.rewrite_plans import RewritePlans, Rewritten
 from zonerelay.control.source_plans import SourcePlans, candidates, own_addresses
 from zonerelay.control.terms_plans import limits_in_force, rates_in_force, sts_plan, tls_plan
