@@ -22,7 +22,7 @@ from zonerelay.control.plans import HostPlan, StsPlan
 
 if TYPE_CHECKING:
     from zonerelay.config.models import Settings
-        from zonerelay.message.srs import Srs
+    from zonerelay.message.srs import Srs
 
 _TLS = {
     "none": "never",
