@@ -16,10 +16,18 @@ from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.smarthost import Smarthost
 from zonerelay.config.models import CredentialSettings, RetrySettings, Settings, TlsMode, ZoneSettings
 from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import Changed, QueueChange, RelayStatus, Request, Status
+from zonerelay.control.messages import (
+    Changed,
+    Explain,
+    Explanation,
+    QueueChange,
+    RelayStatus,
+    Request,
+    Status,
+)
 from zonerelay.control.paths import control_socket_path
 
-Answer = TypeVar("Answer", RelayStatus, Changed)
+Answer = TypeVar("Answer", RelayStatus, Changed, Explanation)
 MESSAGE = b"Subject: hello\r\n\r\nhello\r\n"
 
 
@@ -115,3 +123,23 @@ async def test_mail_of_a_removed_credential_goes_by_the_new_settings(
         exposed = running.worker.metrics.exposition().decode()
         assert 'credential="other"' in exposed
         assert 'credential="main"' not in exposed
+
+
+async def test_explain_says_which_credential_a_sender_has(tmp_path: Path, smarthost: Smarthost) -> None:
+    chosen = configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")
+    first = replace(chosen.credential[0], name="first", sender=("example.net",))
+    for credentials, expected in (
+        (("first", "main"), {"a@example.net": "first", "a@example.org": "main"}),
+        (("first",), {"a@example.org": "none: no credential of the zone is for this sender"}),
+    ):
+        zone = replace(chosen.zone[0], credentials=credentials)
+        with_both = replace(chosen, credential=(first, *chosen.credential), zone=(zone,))
+        async with relay_with(with_both) as running:
+            for sender, credential in expected.items():
+                found = await ask(running, Explain(address="b@example.com", sender=sender), Explanation)
+                assert found.credential == credential
+            if len(credentials) == 2:
+                await running.send("a@example.org", ["b@example.com"], MESSAGE)
+                await running.until_logged("login-refused")
+                found = await ask(running, Explain(address="b@example.com", sender=""), Explanation)
+                assert found.credential.startswith("main, which cannot log in: 535 5.7.8")

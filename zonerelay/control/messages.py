@@ -276,7 +276,8 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     """Where mail would go and under which policy. With `unroutable` it would get that reply instead, and
     `verdict` says whether that defers or bounces it. `relay_running` false: read from the configuration.
     `routes` are those that were asked, up to the one that matches. `sources` are the zone's, if it has any;
-    `ehlo_name` is theirs, several with commas between where that depends on the message.
+    `ehlo_name` is theirs, several with commas between where that depends on the message. `credential` is the
+    one that the zone logs in with, if it does, in words.
     `tls`, `limits` and `rates` are those in force, `destination` is the [[destination]] that was met.
     `address` and `sender` are as asked about; with `rewritten`, all else is about what they become.
     """
@@ -300,6 +301,7 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     relay_running: bool = True
     routes: tuple[RouteCheck, ...] = ()
     sources: tuple[SourcePlan, ...] = ()
+    credential: str = ""
     destination: str = ""
     tls_demand: TlsPlan | None = None
     mta_sts: StsPlan | None = None

@@ -133,14 +133,17 @@ class Logins:
 
     def credential_for(self, zone: ZoneSettings, sender: str) -> CredentialSettings:
         """The zone's first that is for this envelope sender. Raises NoLogin."""
-        for name in zone.credentials:
-            patterns = self._patterns.get(name)
-            if patterns is None or patterns.match(sender):
-                credential = self._credentials.get(name)
-                if credential is not None:
-                    return credential
+        credential = self._credentials.get(first_for(sender, zone, self._patterns))
+        if credential is not None:
+            return credential
         text = f"no credential of zone {zone.name} is for this sender"
         raise NoLogin(Reply(451, "7.0", text), Scope.LOCAL)
+
+    def explain(self, zone: ZoneSettings, sender: str) -> str:
+        """As whom a zone with credentials logs in for this sender, and what keeps it from that."""
+        name = first_for(sender, zone, self._patterns)
+        account = self._accounts.get((zone.name, name))
+        return f"{name}, which cannot log in: {account.problem}" if account and account.problem else name
 
     async def opening(self, terms: Terms, open_with: Callable[[Login], Awaitable[_Session]]) -> _Session:
         """A session that is logged in. `open_with` connects, and has the log-in `run`. Raises HostTrouble."""
@@ -242,6 +245,11 @@ class Logins:
 def senders_of(credentials: Sequence[CredentialSettings]) -> Senders:
     """Whom each is for, of those that are not for everybody. Raises ValueError."""
     return {each.name: AddressPatterns(each.sender) for each in credentials if each.sender}
+
+
+def first_for(sender: str, zone: ZoneSettings, senders: Senders) -> str:
+    """The name of the zone's first credential that is for this envelope sender; `""` when none is."""
+    return next((name for name in zone.credentials if name not in senders or senders[name].match(sender)), "")
 
 
 def token_directory(settings: Settings) -> Path:
