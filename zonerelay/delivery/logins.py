@@ -92,7 +92,7 @@ class Logins:
                 del self._accounts[key]
                 continue
             if self._credentials.get(key[1]) != old.get(key[1]):
-                account.proven = False
+                account.doubt()
             if account.problem:
                 self.forgive(key[0])
                 self.resume(key[0])
@@ -116,7 +116,7 @@ class Logins:
     def standing(self) -> Iterator[tuple[str, str, bool]]:
         """Zone, credential and whether it can log in, of those that have tried."""
         for account in self._accounts.values():
-            if account.proven or account.problem:
+            if account.is_known:
                 yield account.zone, account.credential, not account.problem
 
     async def close(self) -> None:
@@ -216,7 +216,7 @@ class Logins:
         news = problem != account.problem
         if material is None:
             account.problem, account.host, account.address = problem, "", ""
-            account.proven = False
+            account.doubt()
         else:
             now = self._clock.monotonic()
             account.refuse(problem, host="", address="", material=material, now=now)
@@ -235,8 +235,8 @@ class Logins:
     def failed(self, account: Account) -> None:
         self._reports.answered(account.zone, "failed")
 
-    def accepted(self, account: Account, dialog: Dialog) -> None:
-        news = account.accept()
+    def accepted(self, account: Account, dialog: Dialog, material: str) -> None:
+        news = account.accept(material)
         self._reports.answered(account.zone, "ok")
         if news:
             self._reports.restored(account.zone, account.credential, dialog.who)
