@@ -51,7 +51,7 @@ from zonerelay.delivery.slots import Slot
 from zonerelay.delivery.source_ways import SourceWays, from_elsewhere
 from zonerelay.delivery.sources import HostTrouble, NoSource, SourceTrouble
 from zonerelay.delivery.tls import TlsPolicy
-from zonerelay.delivery.tls_plan import TlsaLookup, TlsPlan, TlsPlanner
+from zonerelay.delivery.tls_plan import TlsaLookup, TlsPlan, TlsPlanner, named_after
 from zonerelay.delivery.way import ANY_WAY, Terms, Way
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
@@ -106,14 +106,15 @@ class SmtpCourier:
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
         """One outcome per delivery, in order. Raises nothing but CancelledError."""
-        errand = Errand(Terms(batch.zone, batch.route, ANY_WAY), batch, self._read_body)
+        route = named_after(batch.deliveries, batch.route, batch.zone)
+        errand = Errand(Terms(batch.zone, route, ANY_WAY), batch, self._read_body)
         progress = errand.progress
         try:
             if self._renderer.changes(batch.zone):
                 errand.send(await self._renderer.render(batch.zone, batch.message))
             await errand.body.open()
             if batch.zone.credentials or batch.zone.next_hop_share:
-                errand.terms = Terms(batch.zone, batch.route, self._way_to_next_hop(batch))
+                errand.terms = Terms(batch.zone, route, self._way_to_next_hop(batch))
             if batch.zone.sources:
                 await self._attempt_from_sources(errand)
             else:
@@ -177,7 +178,7 @@ class SmtpCourier:
             if way is None or way.source is None:
                 errand.progress.host_failed("", NoSource(batch.zone.name))
                 return
-            errand.terms = Terms(batch.zone, batch.route, errand.terms.way.from_source(way))
+            errand.terms = Terms(batch.zone, errand.terms.route, errand.terms.way.from_source(way))
             errand.source_unfit = errand.family_missed = False
             await self._attempt(errand)
             if not errand.source_unfit:
