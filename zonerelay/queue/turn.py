@@ -5,8 +5,8 @@ written; connections that come late and together would else bring their mail tog
 there. Waiting is the exception: the batch has started when a turn was due.
 
 The first turn is waited for up to `LONGEST_FIRST`: few batches wait (`rates.HORIZON`), and longer than that
-only where a reload has made the rate much slower meanwhile. A further one, for recipients that the peer wants in
-another transaction or for another try elsewhere, only for `PATIENCE`, because the lane keeps a connection
+only where a reload has made the rate much slower meanwhile. A further one, for recipients that the peer wants
+in another transaction or for another try elsewhere, only for `PATIENCE`, because the lane keeps a connection
 meanwhile; what is left is tried again later.
 """
 
