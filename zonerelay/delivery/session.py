@@ -296,9 +296,11 @@ class _Greeter:
 
     async def _introduce_again(self) -> Capabilities:
         # With TLS 1.3 the peer may refuse after our side of the handshake is done, so a
-        # connection that breaks here is a failed handshake too.
+        # connection that breaks here is a failed handshake too. A refusal in words has come by TLS.
         try:
             reply = await self._client.ehlo(timeout=self._settings.ehlo_timeout)
+        except aiosmtplib.SMTPHeloError as error:
+            raise self._trouble("EHLO", error) from error
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._broken_handshake(error) from error
         return parse_ehlo(reply.message)
