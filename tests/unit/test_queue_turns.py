@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -155,6 +156,20 @@ def test_a_full_site_holds_no_connection_of_the_zone() -> None:
         plan.add(name, 5)
     plan.add("elsewhere.example", 5)
     assert Counter(plan.start()) == {"a.example": 1, "elsewhere.example": 2}
+
+
+def test_hundreds_of_lines_at_one_site_cost_a_batch_no_square_of_them() -> None:
+    """A table of [[destination]] with an entry for each customer, and all of them at one provider."""
+    plan = Plan(max_connections=20)
+    for n in range(1000):
+        plan.domain(f"d{n}.example", "hosts", replace(PLAIN, max_connections=10))
+        plan.add(f"d{n}.example", 2)
+    plan.start()
+    began = time.process_time()
+    for _ in range(40):
+        plan.finish(plan.works[0].deliveries[0].domain)
+        assert len(plan.start()) == 1
+    assert time.process_time() - began < 1.0
 
 
 def test_recipients_of_one_transaction_are_as_many_as_the_destination_takes() -> None:

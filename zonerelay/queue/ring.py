@@ -45,12 +45,14 @@ class Ring:
     def enter(self, destination: Destination) -> None:
         """A destination that is new here."""
         destination.site.lines[destination] = None
+        destination.site.changed()
 
     def leave(self, destination: Destination) -> None:
         """A destination that is forgotten; nothing of it waits or is active."""
         site = destination.site
         site.lines.pop(destination, None)
         site.blocked.pop(destination, None)
+        site.changed()
         if not site.lines:
             self._sites.pop(site.key, None)
 
@@ -93,12 +95,14 @@ class Ring:
     def start(self, destination: Destination, tick: float) -> Ticket | None:
         """One more is active there; the ticket to its turns, where there is a rate."""
         destination.active += 1
+        destination.site.changed()
         self.active += 1
         return None if destination.pace is None else destination.pace.start(tick)
 
     def end(self, destination: Destination, ticket: Ticket | None, now: float) -> None:
         """One fewer is active there: those that were waiting for it come first."""
         destination.active -= 1
+        destination.site.changed()
         self.active -= 1
         if ticket is not None:
             ticket.end()
