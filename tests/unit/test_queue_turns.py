@@ -281,6 +281,22 @@ def test_a_suspended_destination_is_not_brought_back_by_its_rate() -> None:
     assert plan.start() == []
 
 
+def test_mail_behind_a_probe_is_not_forgotten_when_the_clock_is_set_back() -> None:
+    plan = Plan()
+    plan.add("dead.example")
+    plan.start()
+    plan.finish("dead.example", NO_HOST)
+    later = NOW + RETRY.suspend_min + 1
+    plan.queue.add([_to(f"{n:016x}", "u@dead.example") for n in (8, 9)], later)
+    probe = plan.queue.next_work(later)
+    assert probe is not None
+    assert plan.queue.next_work(later) is None
+    plan.queue.finished(probe, [LOCAL], NOW)
+    [(_, parked)] = plan.queue.take_parked()
+    assert len(parked) == 1
+    assert plan.queue.waiting == plan.queue.active == 0
+
+
 # Any order of events
 
 

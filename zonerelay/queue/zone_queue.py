@@ -134,7 +134,8 @@ class ZoneQueue:
             others=destination.active,
             now=now,
         )
-        if transition is Transition.SUSPENDED:
+        # Suspended again without a transition: the wall clock was set back, and nobody else would wake it.
+        if transition is Transition.SUSPENDED or destination.suspension.is_suspended(now):
             self._park(destination)
         else:
             self._ring.offer(destination, now)
