@@ -267,6 +267,7 @@ class Worker:
             self.problems = (f"the configuration on disk is wrong: {error}",)
             self.events.lifecycle("reload-refused", problems=1, first=str(error))
             return
+        self.metrics.declare_zones(self._zones.names)
         self._settler.configure(zones=settings.zone, retry=retry, bounce=settings.bounce)
         other_routes = settings.destination != self.settings.destination
         self._scheduler.configure(settings.zone, settings.retry, other_routes=other_routes)
