@@ -30,7 +30,7 @@ class Turn(Protocol):
     """Of a rate: one is taken before each transaction."""
 
     async def take(self) -> bool:
-        """Wait for it; false when it would be too long, never for the first."""
+        """Wait for it; false when it would be too long."""
 
 
 class NoTurnError(Exception):
