@@ -147,6 +147,8 @@ class Events:
             "reply": self._redact.text(str(outcome.reply)),
             "age": round(age, 3),
         }
+        if outcome.source:
+            fields["source"] = outcome.source
         if seconds is not None:
             fields["seconds"] = round(seconds, 3)
         if next_attempt is not None:
