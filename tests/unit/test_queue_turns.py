@@ -205,6 +205,21 @@ def test_a_limited_destination_waits_aside_and_holds_nothing() -> None:
     assert plan.start() == ["slow.example"]
 
 
+def test_a_status_says_how_long_mail_waits_for_its_turn() -> None:
+    plan = Plan(max_rate=parse_rate("1/1m"))
+    plan.add("a.example", 2)
+    assert [each.turn_in for each in plan.queue.status(NOW, plan.tick)] == [None]
+    assert plan.start() == ["a.example"]
+    plan.finish("a.example")
+    (status,) = plan.queue.status(NOW, plan.tick + 10)
+    assert status.turn_in is not None
+    assert 50 <= status.turn_in <= 52
+    plan.until_turn()
+    assert [each.turn_in for each in plan.queue.status(NOW, plan.tick)] == [None]
+    plan.start()
+    assert [each.turn_in for each in plan.queue.status(NOW, plan.tick)] == [None], "nothing waits"
+
+
 def test_the_zones_rate_is_shared_in_turns() -> None:
     plan = Plan(max_rate=parse_rate("60/1m"))
     for name in ("a.example", "b.example"):

@@ -260,9 +260,9 @@ class ZoneQueue:
         self._to_look_up.clear()
         return [delivery for line in lines for delivery in line.drain()]
 
-    def status(self, now: float) -> tuple[DestinationStatus, ...]:
+    def status(self, now: float, tick: float = 0.0) -> tuple[DestinationStatus, ...]:
         return tuple(
-            destination.status()
+            destination.status(tick)
             for destination in self._destinations.values()
             if destination.waiting or destination.active or not destination.suspension.is_forgettable(now)
         )
