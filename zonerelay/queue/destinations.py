@@ -193,7 +193,6 @@ class Work:
     route: Route
     deliveries: tuple[Delivery, ...]
     epoch: int
-    started: float
     ticket: Ticket | None = None
     """To its turns, where there is a rate."""
 

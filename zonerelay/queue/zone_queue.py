@@ -130,7 +130,6 @@ class ZoneQueue:
             destination.suspension,
             outcomes,
             epoch=work.epoch,
-            started=work.started,
             others=destination.active,
             now=now,
         )
@@ -352,7 +351,7 @@ class ZoneQueue:
         deliveries = destination.take(destination.limits.max_recipients_per_transaction)
         self.waiting -= len(deliveries)
         ticket = self._ring.start(destination, tick)
-        work = Work(destination, destination.route, deliveries, destination.suspension.epoch, now, ticket)
+        work = Work(destination, destination.route, deliveries, destination.suspension.epoch, ticket)
         self._works.add(work)
         self._ring.offer(destination, now)
         if self._by_domain:
