@@ -211,6 +211,7 @@ class Worker:
                 suspended=self._suspended,
                 sources=SourcePlans(sending.sources, hostname=self.hostname),
                 rewrites=RewritePlans(self._rewriting, lambda: sending.srs, self.clock),
+                credential=sending.logins.explain,
             ),
             redactor=self._redactor,
         )

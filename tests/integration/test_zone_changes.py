@@ -263,3 +263,19 @@ async def test_a_report_to_a_rewritten_sender_reaches_the_first_one(tmp_path: Pa
         returned = (await stage.sink.wait_for(2))[-1]
         assert returned.mail_from == ""
         assert returned.recipients == ("ann@first.example",)
+
+
+async def test_nothing_is_signed_for_strangers_who_write_to_a_rewritten_sender(tmp_path: Path) -> None:
+    async with staged(tmp_path, srs=True, sign=True) as stage:
+        running = stage.running
+        await running.send("ann@first.example", ["a@example.com"], MESSAGE)
+        [forwarded] = await stage.sink.wait_for(1)
+        assert forwarded.body.startswith(b"DKIM-Signature: ")
+        # Whoever got an address of his own forwarded could else have any From signed, and send it to all.
+        strangers = replace(running.worker.settings.listener[0], allow_networks=())
+        await stage.reload(listener=(strangers,))
+        await running.send("x@other.example", [forwarded.mail_from], MESSAGE)
+        returned = (await stage.sink.wait_for(2))[-1]
+        assert returned.recipients == ("ann@first.example",)
+        assert returned.body.startswith(b"Received: ")
+        assert 'signatures_total{result="no_key"} 1.0' in metrics(running)

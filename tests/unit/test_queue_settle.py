@@ -275,6 +275,16 @@ async def test_after_the_release_the_time_counts_from_there() -> None:
     assert message.envelope.created == bench.now - 3 * DAY
 
 
+async def test_a_zone_has_its_own_horizon_and_a_warning_names_it() -> None:
+    bench = Bench(zones=[ZoneSettings(next_hop="hop", max_age=8 * DAY)])
+    message = await bench.settle("b@example.com", outcomes=[DEFERRED], age=6 * DAY)
+    until = datetime.fromtimestamp(message.envelope.created + 8 * DAY, UTC)
+    assert f"Will-Retry-Until: {format_datetime(until)}" in bench.dsn().body.decode()
+    brief = Bench(zones=[ZoneSettings(next_hop="hop", max_age=HOUR)])
+    await brief.settle("b@example.com", outcomes=[DEFERRED], age=HOUR)
+    assert brief.relay.sink.named("expired")
+
+
 async def test_mail_that_was_held_back_expires_its_whole_life_after_the_release() -> None:
     early, late = Bench(), Bench()
     await early.settle("b@example.com", outcomes=[DEFERRED], age=9 * DAY, created=early.now - 5 * DAY + 60)

@@ -53,10 +53,14 @@ class Progress:
         if trouble.scope is not Scope.LOCAL:
             self._suppose(outcome)
         else:
-            for index in self.open:
-                known = self._tentative[index]
-                if known is None or known.verdict is Verdict.BOUNCED:
-                    self._tentative[index] = outcome
+            self.undecided(outcome)
+
+    def undecided(self, outcome: Outcome) -> None:
+        """There are hosts that were not asked: this deferral, for whom no host has deferred so far."""
+        for index in self.open:
+            known = self._tentative[index]
+            if known is None or known.verdict is Verdict.BOUNCED:
+                self._tentative[index] = outcome
 
     def refuse_open(self, reply: Reply, peer: Peer) -> None:
         """The peer announced that it would refuse the message, so it is not asked."""

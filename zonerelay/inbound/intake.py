@@ -315,6 +315,12 @@ class Intake:
             self.envelope, headers=self._header.fields, size=self._size, named=self._zone_named
         )
         deliveries, zones = deliveries_of(self.envelope, self.transaction, zone_of)
+        sizes = self._reception.zone_sizes
+        if sizes and all(self._size > sizes.get(each.zone, self._size) for each in deliveries):
+            # Too large for some of its zones only, it would be returned from those alone.
+            self._refuse(answers.TOO_BIG, "larger than its zones send")
+            assert self.refusal is not None
+            return self.refusal
         message = await writer.commit(
             deliveries,
             headers=self._header.fields,

@@ -38,10 +38,10 @@ def on_terms(zone: ZoneSettings, route: Route, entry: Entry | None, *, enforced:
         tls = _of_zone(zone, secure=route.secure, enforced=enforced)
         if tls.because == MTA_STS:
             words.append(MTA_STS)
-        if tls.dane:
-            words.append("dane")
-        if tls == TlsDemand(zone.tls):
-            tls = None
+    if tls.dane:  # in one line with an insecure domain's mail the last look-up would decide for both
+        words.append("dane")
+    if tls == TlsDemand(zone.tls):
+        tls = None
     limits = None if entry is None else entry.limits(zone)
     if tls is None and limits is None:
         return route
