@@ -56,7 +56,8 @@ def make_relay(directory: Path, port: int, dns: str) -> RelayProcess:
         for each in ENTRIES
     ]
     sources = [
-        {"name": name.partition(".")[0], "address": [ip], "ehlo_name": name} for ip, name in EHLO_NAMES.items()
+        {"name": name.partition(".")[0], "address": [ip], "ehlo_name": name}
+        for ip, name in EHLO_NAMES.items()
     ]
     return RelayProcess(
         directory,
@@ -146,8 +147,12 @@ async def test_forty_receivers_at_once(tmp_path: Path) -> None:
     pauses = json.loads((tmp_path / "watched.json").read_text())
     ledger = Ledger.of(report)
     delays = ledger.delays(plain(mails), sender.sent)
-    print(f"{len(mails)} messages sent in {sending:.1f} s, done after {time.monotonic() - began:.1f} s, {cpu:.1f} s CPU")
-    print(f"plain: p50 {percentile(delays, 0.5):.3f}, p99 {percentile(delays, 0.99):.3f}, most {delays[-1]:.3f} s")
+    print(
+        f"{len(mails)} messages sent in {sending:.1f} s, done after {time.monotonic() - began:.1f} s, {cpu:.1f} s CPU"
+    )
+    print(
+        f"plain: p50 {percentile(delays, 0.5):.3f}, p99 {percentile(delays, 0.99):.3f}, most {delays[-1]:.3f} s"
+    )
     print(f"pauses: {[round(pause, 3) for pause, _ in pauses['worst']]}; receivers: {report.lag:.3f}")
     for account in report.accounts:
         print(account.name, account.counts, account.seen)

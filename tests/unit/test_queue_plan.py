@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery, route_to
+from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery, prove, route_to
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
@@ -92,6 +92,7 @@ def test_limits_hold() -> None:
     queue = make(max_connections=3, max_connections_per_destination=2)
     queue.add([number(n, f"u@d{n % 2}.example") for n in range(20)], NOW)
     resolve(queue)
+    prove(queue)
     works = start_all(queue)
     assert len(works) == 3
     assert max(Counter(work.destination.key for work in works).values()) == 2
@@ -127,6 +128,7 @@ def test_a_busy_line_does_not_prolong_the_routes_of_its_domains() -> None:
     queue.add([number(1, "a@one.example")], NOW)
     queue.take_look_ups()
     queue.found("one.example", route_to("default", "mx", expires=NOW + 60), NOW)
+    prove(queue)
     for at in range(5):
         queue.add([number(at + 10, f"b@d{at}.example")], NOW + 10 * at)
         queue.take_look_ups()

@@ -5,10 +5,10 @@
                                                    └────────── failure, twice as long ──┘
 
 A failure of a transaction that began before the present suspension says nothing new and changes
-nothing: ten connections that time out together are one failure, not ten doublings. A failure while
-other transactions are under way is not the destination's end either (a peer that answers 421 to the third
-connection): it lowers the ceiling to those others, and no more are opened. Do they fail as well, the last one
-suspends. Successes raise the ceiling again; where it was raised in vain, each time more of them.
+nothing. A failure while other transactions are under way is not the destination's end either (a peer that
+answers 421 to the third connection): it lowers the ceiling to those others, and no more are opened. Do they
+fail as well, the last one suspends, as one failure, and nothing was learned about ceilings. Successes raise
+a ceiling again; where it was raised in vain, each time more of them.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Suspension:
         "_shortest",
         "_since_raise",
         "epoch",
+        "is_proven",
         "reply",
         "until",
     )
@@ -58,6 +59,8 @@ class Suspension:
         self._patience = 1
         self.until = 0.0
         self.epoch = 0
+        self.is_proven = False
+        """What was heard last from a peer was an answer, for somebody's mail."""
         self.reply: Reply | None = None
 
     def is_suspended(self, now: float) -> bool:
@@ -92,6 +95,8 @@ class Suspension:
             return Transition.NONE
         self._failures += 1
         self.epoch += 1
+        self.is_proven = False
+        self._ceiling, self._raised, self._patience = None, False, 1
         self.until = now + self.duration()
         return Transition.SUSPENDED
 
@@ -99,7 +104,9 @@ class Suspension:
         """A peer talked to us, whatever it said about the mail."""
         if self._failures:
             # A connection from before the suspension proves nothing about new ones.
-            return self.resume() if epoch == self.epoch else Transition.NONE
+            self.is_proven = epoch == self.epoch
+            return self.resume() if self.is_proven else Transition.NONE
+        self.is_proven = True
         if self._ceiling is not None:
             self._raise_ceiling(self._ceiling)
         return Transition.NONE
@@ -139,9 +146,12 @@ def learn(
     failure = _host_failure(outcomes)
     if failure is not None:
         return suspension.failed(epoch, failure.reply, others, now)
-    if any(_talked(outcome) for outcome in outcomes):
-        return suspension.succeeded(epoch)
-    return Transition.NONE
+    if not any(_talked(outcome) for outcome in outcomes):
+        return Transition.NONE
+    transition = suspension.succeeded(epoch)
+    if all(outcome.local for outcome in outcomes):  # it began to talk, and then we heard no more
+        suspension.is_proven = False
+    return transition
 
 
 def _talked(outcome: Outcome) -> bool:

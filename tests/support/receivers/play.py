@@ -77,7 +77,9 @@ async def _play(port: int) -> Report:
 
 async def _end_of_input() -> None:
     reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
     await reader.read()
 
 
@@ -97,7 +99,13 @@ class Stage:
 @contextlib.asynccontextmanager
 async def playing(port: int) -> AsyncIterator[Stage]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.support.receivers.play", str(port), stdin=PIPE, stdout=PIPE, cwd=REPOSITORY
+        sys.executable,
+        "-m",
+        "tests.support.receivers.play",
+        str(port),
+        stdin=PIPE,
+        stdout=PIPE,
+        cwd=REPOSITORY,
     )
     try:
         assert process.stdout is not None
