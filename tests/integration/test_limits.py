@@ -136,6 +136,20 @@ async def test_a_message_in_several_transactions_takes_several_turns(tmp_path: P
             assert running.queued() == 2
 
 
+async def test_what_a_peer_has_taken_is_not_sent_again_after_a_stop_between_two_turns(tmp_path: Path) -> None:
+    slow = DestinationSettings(domain=("slow.example",), max_rate=parse_rate("1/4s"))
+    async with FakeDns(names("slow.example")) as dns, receiver() as sink:
+        sink.manners = replace(sink.manners, max_recipients=1)
+        soon = replace(chosen(tmp_path, dns, to_mx(sink), destination=[slow]), shutdown_timeout=0.2)
+        async with relay_with(soon) as running:
+            await send(running, "slow.example", 1, 2)
+            await running.until(lambda: len(sink.messages) == 1, what="one has been taken")
+        async with relay_with(replace(soon, destination=())) as running:
+            assert running.queued() == 1
+            assert running.log.named("accepted") == []
+        assert len(sink.messages) == 1
+
+
 async def test_a_reload_neither_resets_a_rate_nor_delays_a_new_one(tmp_path: Path) -> None:
     def rated(rate: str) -> DestinationSettings:
         return DestinationSettings(domain=("a.example",), max_rate=parse_rate(rate))
@@ -187,6 +201,38 @@ async def test_mail_that_no_zone_of_its_recipients_sends_is_refused_at_the_door(
             await running.send("a@x.example", ["b@small.example"], LARGE)
             await running.until_empty()
         assert len(sink.messages) == 2
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_the_door_and_the_zone_count_the_same_octets(tmp_path: Path, *, chunked: bool) -> None:
+    """What is accepted must not be returned for the fields that we have put in front."""
+    async with FakeDns(names("small.example")) as dns, receiver() as sink:
+        zone = to_mx(sink, max_message_size=2048)
+        async with relay_with(chosen(tmp_path, dns, zone)) as running:
+            accepted = 0
+            for size in range(1500, 2060, 20):
+                text = MESSAGE + b"x" * (size - len(MESSAGE) - 2) + b"\r\n"
+                accepted += await asyncio.to_thread(_was_taken, running, text, chunked=chunked)
+            assert 0 < accepted < 28
+            await running.until_empty()
+            assert running.log.named("bounced") == []
+        assert len(sink.messages) == accepted
+
+
+def _was_taken(running: Running, text: bytes, *, chunked: bool) -> bool:
+    """All commands are written at once."""
+    end = b"BDAT %d LAST\r\n%b" % (len(text), text) if chunked else b"DATA\r\n"
+    with smtplib.SMTP(*running.address, timeout=20) as client:
+        client.ehlo("a.example")
+        client.send(b"MAIL FROM:<a@x.example>\r\nRCPT TO:<b@small.example>\r\n" + end)
+        assert [client.getreply()[0], client.getreply()[0]] == [250, 250]
+        if not chunked:
+            assert client.getreply()[0] == 354
+            client.send(text + b".\r\n")
+        code, said = client.getreply()
+        assert (code, said[:5]) in [(250, b"2.0.0"), (552, b"5.3.4")]
+        assert client.noop()[0] == 250
+        return code == 250
 
 
 async def test_a_zone_gives_up_by_its_own_terms(tmp_path: Path) -> None:

@@ -247,6 +247,19 @@ async def test_the_whole_message_comes_back_with_a_failure_when_asked_for(
     assert (dsn.message.envelope.body is Body.EIGHT_BIT) is not text.isascii()
 
 
+async def test_a_report_brings_no_message_back_that_its_own_zone_would_not_send() -> None:
+    """It would be returned in its turn, to nobody: the sender would never hear of the failure."""
+    bench = Bench(zones=[ZoneSettings(max_message_size=4000)])
+    message = bench.relay.accept("b@example.com", text=BIG, tell=False)
+    message = replace(message, size=len(BIG), envelope=replace(message.envelope, ret=Ret.FULL))
+    deliveries = await bench.relay.store.deliveries_of(message.id)
+    bench.relay.settler.post(message, deliveries, [BOUNCED], destination="mx")
+    await bench.relay.settler.drain()
+    dsn = bench.dsn()
+    assert dsn.message.size < 4000
+    assert b"Content-Type: text/rfc822-headers\r\n" in dsn.body
+
+
 # Mail that its sender holds back: `created` is its release
 
 

@@ -25,7 +25,8 @@ Policies:
   same host as long as each one brings somebody further.
 - Unknown trouble is a deferral of scope LOCAL, and goes to the event loop's exception handler.
 
-A cancelled delivery aborts its connection: a reply that came late could be paired with another message.
+A cancelled delivery aborts its connection: a reply that came late could be paired with another message. It
+ends as cancelled while nobody is answered for; later with outcomes, for what was taken is not sent again.
 """
 
 from __future__ import annotations
@@ -105,24 +106,22 @@ class SmtpCourier:
         self._pool = Pool(quit_timeout=settings.quit_timeout)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
-        """One outcome per delivery, in order. Raises nothing but CancelledError."""
+        """One outcome per delivery, in order. Raises nothing but CancelledError, and that only while no peer
+        has answered for anybody.
+        """
         route = named_after(batch.deliveries, batch.route, batch.zone)
         errand = Errand(Terms(batch.zone, route, ANY_WAY), batch, self._read_body)
         progress = errand.progress
         try:
-            if self._renderer.changes(batch.zone):
-                errand.send(await self._renderer.render(batch.zone, batch.message))
-            await errand.body.open()
-            if batch.zone.credentials or batch.zone.next_hop_share:
-                errand.terms = Terms(batch.zone, route, self._way_to_next_hop(batch))
-            if batch.zone.sources:
-                await self._attempt_from_sources(errand)
-            else:
-                await self._attempt(errand)
+            await self._carry(errand)
         except StoreError as error:
             progress.settle_open(_local(unreadable(error)))
         except RenderError as error:
             progress.settle_open(_local(error.reply))
+        except asyncio.CancelledError:
+            if not progress.answered:
+                raise
+            progress.settle_open(_CUT_SHORT)
         except NoTurnError:
             progress.undecided(_NO_TURN)  # what peers have said so far stands
         except NoLogin as trouble:
@@ -139,6 +138,18 @@ class SmtpCourier:
         if errand.address_blamed and self._sources.another_left(errand.terms, errand.unfit):
             return [from_elsewhere(outcome) for outcome in outcomes]
         return outcomes
+
+    async def _carry(self, errand: Errand) -> None:
+        batch = errand.batch
+        if self._renderer.changes(batch.zone):
+            errand.send(await self._renderer.render(batch.zone, batch.message))
+        await errand.body.open()
+        if batch.zone.credentials or batch.zone.next_hop_share:
+            errand.terms = Terms(batch.zone, errand.terms.route, self._way_to_next_hop(batch))
+        if batch.zone.sources:
+            await self._attempt_from_sources(errand)
+        else:
+            await self._attempt(errand)
 
     async def close(self) -> None:
         """Say goodbye to idle peers, within `quit_timeout`; active sessions end when they are done."""
@@ -360,6 +371,7 @@ def _local(reply: Reply) -> Outcome:
     return Outcome(Verdict.DEFERRED, reply, Scope.LOCAL, local=True, counts=False)
 
 
+_CUT_SHORT = _local(Reply(451, "3.2", "this relay stopped before the rest was asked"))
 _NO_TURN = _local(Reply(451, "4.5", "the rate of the destination leaves no turn for the rest soon"))
 _MORE_HOSTS = Outcome(
     Verdict.DEFERRED,

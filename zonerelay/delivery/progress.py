@@ -30,6 +30,11 @@ class Progress:
         self._known: list[Outcome | None] = [None] * len(deliveries)
         self._tentative: list[Outcome | None] = [None] * len(deliveries)
 
+    @property
+    def answered(self) -> bool:
+        """Somebody has an outcome."""
+        return len(self.open) < len(self._known)
+
     def settle_open(self, outcome: Outcome) -> None:
         """The same final outcome for everybody who has none."""
         for index in self.open:
@@ -102,7 +107,7 @@ class Progress:
 
     def outcomes(self, otherwise: Outcome) -> list[Outcome]:
         """The result. A host that answered for some would talk, so the rest is no HOST trouble."""
-        answered = len(self.open) < len(self._known)
+        answered = self.answered
         for index in self.open:
             outcome = self._tentative[index] or otherwise
             if answered and outcome.scope is Scope.HOST:
