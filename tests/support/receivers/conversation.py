@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import time
 from random import Random
 
-from tests.bench.limits.ledger import Tally
+from tests.bench.limits.ledger import Promise, Tally
 from tests.support.receivers.journal import Arrival, Journal
 from tests.support.receivers.manners import (
     FOLLOWED,
@@ -26,22 +27,43 @@ SAMPLES = 3
 BLOCKED = "5.7.1 Service unavailable; Client host [{}] blocked using rbl.example"
 
 
+class Crowd:
+    """Connections that are counted together: those to a receiver, or all."""
+
+    def __init__(self, promise: Promise) -> None:
+        self.tally = Tally(promise)
+        self.members: set[StrictConversation] = set()
+
+    def enter(self, guest: StrictConversation) -> None:
+        """One whose client has closed it is over, even if that was not noticed yet."""
+        gone = sum(each.is_gone for each in self.members) if self.tally.is_full else 0
+        self.members.add(guest)
+        self.tally.opened(gone=gone)
+
+    def leave(self, guest: StrictConversation) -> None:
+        self.members.discard(guest)
+        self.tally.closed()
+
+
 class Receiver:
     """What all connections to one address share."""
 
     script: Script | None = None
     keep_bodies = True
 
-    def __init__(self, name: str, nature: Nature, manners: Manners, ehlo_names: dict[str, str]) -> None:
+    def __init__(
+        self, name: str, nature: Nature, manners: Manners, *, ehlo_names: dict[str, str], everybody: Crowd
+    ) -> None:
         self.nature = nature
         self.manners = manners
         self.ehlo_names = ehlo_names
         self.journal = Journal(name)
-        self.tally = Tally(nature.promise)
+        self.here = Crowd(nature.promise)
+        self.everybody = everybody
         self.random = Random(name)
         self.commands: list[str] = []
         self.greylisted: set[tuple[str, str]] = set()
-        self.guests: set[StrictConversation] = set()
+        self.port = 0
 
     async def accept(self, message: Received) -> None:
         raise NotImplementedError  # `StrictConversation` notes messages itself
@@ -49,17 +71,17 @@ class Receiver:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert isinstance(reader, Reader)
         guest = StrictConversation(self, reader, writer)
-        gone = sum(each.is_gone for each in self.guests) if self.tally.is_full else 0
-        self.guests.add(guest)
-        self.tally.opened(gone=gone)
+        crowds = (self.here, self.everybody)
+        for crowd in crowds:
+            crowd.enter(guest)
         self.journal.counts["connections"] += 1
         try:
             await guest.run()
         except (OSError, EOFError):
             pass  # the client left, or TLS broke: this connection ends
         finally:
-            self.guests.discard(guest)
-            self.tally.closed()
+            for crowd in crowds:
+                crowd.leave(guest)
             writer.close()
 
 
@@ -138,8 +160,8 @@ class StrictConversation(Conversation):
 
     def _count_mail(self) -> None:
         self._transactions += 1
-        self._receiver.tally.mail(time.monotonic())
-        self._receiver.tally.messages(self._transactions)
+        self._receiver.here.tally.mail(time.monotonic())
+        self._receiver.here.tally.messages(self._transactions)
 
     async def _line(self) -> str:
         line = await super()._line()
@@ -158,7 +180,7 @@ class StrictConversation(Conversation):
             return
         await asyncio.sleep(nature.greets_after)
         greeting = self._manners.greeting
-        if nature.most_connections and len(self._receiver.guests) > nature.most_connections:
+        if nature.most_connections and self._receiver.here.tally.open > nature.most_connections:
             greeting = "421 4.7.0 too many connections from your address"
             self._journal.counts["connections refused"] += 1
         if self._is_blocked(Point.GREETING):
@@ -187,7 +209,8 @@ class StrictConversation(Conversation):
     def _reset_connection(self) -> None:
         self._open = False
         self._journal.counts["resets"] += 1
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with contextlib.suppress(OSError, ValueError):  # the client has left already
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()
 
     def _own_reply(self, verb: str) -> str:
@@ -257,7 +280,9 @@ class StrictConversation(Conversation):
         if not self._in_transaction:
             return "503 5.5.1 no MAIL"
         if nature.greylist:
-            journal.counts[f"triples from {self._client}"] += 1
+            journal.counts[f"asked from {self._client}"] += 1
+            other = journal.first_clients.setdefault(recipient, self._client) != self._client
+            journal.counts["asked from another address"] += other
             triple = (self._client, self._mail_from, recipient)
             if journal.is_greylisted(triple, nature.greylist):
                 return "451 4.7.1 greylisted, please try again later"
@@ -273,7 +298,7 @@ class StrictConversation(Conversation):
         problem = message_problem(body, self._offered, is_report=not self._mail_from)
         if problem:
             self._journal.error(f"{problem} ({self._token})")
-        self._receiver.tally.recipients(len(self._recipients))
+        self._receiver.here.tally.recipients(len(self._recipients))
         if self._chance(self._nature.resets):
             if self._chance(0.5):
                 self._note(body, doubtful=True)
@@ -322,18 +347,19 @@ class StrictConversation(Conversation):
 
     async def _send(self, data: bytes) -> None:
         nature = self._nature
-        if self.is_gone:
-            raise EOFError
         if nature.replies_after:
             await asyncio.sleep(nature.replies_after)
         for at in range(len(data) - 1 if nature.octets_apart else 0):
-            self._writer.write(data[at : at + 1])
-            if self.is_gone:  # uvloop has no patience with who writes all the same
-                raise EOFError
+            self._write(data[at : at + 1])
             await asyncio.sleep(nature.octets_apart)
         self._attentive.hush = False
-        self._writer.write(data[-1:] if nature.octets_apart else data)
+        self._write(data[-1:] if nature.octets_apart else data)
         await self._writer.drain()
+
+    def _write(self, data: bytes) -> None:
+        if self._writer.is_closing():
+            raise EOFError
+        self._writer.write(data)
 
     async def _more(self) -> None:
         if self._nature.reads_slowly:

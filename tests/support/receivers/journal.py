@@ -57,6 +57,8 @@ class Journal:
         self.arrivals: list[Arrival] = []
         self.known: set[tuple[str, str]] = set()
         """What has happened once, by what it was and to whom."""
+        self.first_clients: dict[str, str] = {}
+        """By recipient."""
         self.triples: dict[tuple[str, str, str], float] = {}
         self.mails: deque[float] = deque()
 

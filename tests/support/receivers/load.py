@@ -80,7 +80,7 @@ def _kind(chance: random.Random) -> str:
 
 @dataclass
 class Sender:
-    """`sent`: when each token was acknowledged, by the monotonic clock. `unclear`: sent, and no answer came."""
+    """`sent`: when each token was acknowledged, by the monotonic clock. `unclear`: no answer came."""
 
     port: int
     rate: float

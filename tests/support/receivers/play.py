@@ -15,10 +15,11 @@ from collections.abc import AsyncIterator
 import msgspec
 import uvloop
 
+from tests.bench.limits.ledger import Promise
 from tests.support.certificates import DAY, make
 from tests.support.debian import REPOSITORY
-from tests.support.receivers.cast import CAST, DEAD, EHLO_NAMES, Member
-from tests.support.receivers.conversation import Receiver
+from tests.support.receivers.cast import CAST, DEAD, EHLO_NAMES, ZONE_CONNECTIONS, Member
+from tests.support.receivers.conversation import Crowd, Receiver
 from tests.support.receivers.journal import Account, Report
 from tests.support.receivers.manners import Reader
 from tests.support.receivers.nature import Tls
@@ -48,8 +49,10 @@ def manners(member: Member) -> Manners:
     )
 
 
-async def _listen(member: Member, port: int) -> Receiver:
-    receiver = Receiver(member.name, member.nature, manners(member), EHLO_NAMES)
+async def _listen(member: Member, port: int, everybody: Crowd) -> Receiver:
+    receiver = Receiver(
+        member.name, member.nature, manners(member), ehlo_names=EHLO_NAMES, everybody=everybody
+    )
     loop = asyncio.get_running_loop()
 
     def protocol() -> asyncio.StreamReaderProtocol:
@@ -60,7 +63,8 @@ async def _listen(member: Member, port: int) -> Receiver:
 
 
 async def _play(port: int) -> Report:
-    receivers = [await _listen(each, port) for each in CAST if each.number != DEAD]
+    everybody = Crowd(Promise(connections=ZONE_CONNECTIONS))
+    receivers = [await _listen(each, port, everybody) for each in CAST if each.number != DEAD]
     loop, lag = asyncio.get_running_loop(), 0.0
     end = asyncio.create_task(_end_of_input())
     print("ready", flush=True)
@@ -69,9 +73,10 @@ async def _play(port: int) -> Report:
         await asyncio.sleep(BEAT)
         lag = max(lag, loop.time() - before - BEAT)
     accounts = [
-        Account(each.journal.name, each.tally.seen, dict(each.journal.counts), each.journal.errors)
+        Account(each.journal.name, each.here.tally.seen, dict(each.journal.counts), each.journal.errors)
         for each in receivers
     ]
+    accounts.append(Account("everybody", everybody.tally.seen, {}, []))
     return Report([arrival for each in receivers for arrival in each.journal.arrivals], accounts, lag)
 
 

@@ -1,4 +1,4 @@
-"""Who got what, from what was sent and what the receivers noted: every recipient once, or a report instead."""
+"""Who got what, from what was sent and what receivers noted: every recipient once, or a report instead."""
 
 from __future__ import annotations
 
@@ -61,6 +61,21 @@ class Ledger:
                 if len(reports) != fails:
                     found.append(f"{recipient}: reports {reports}")
         return found
+
+    def lost(self, mails: Sequence[Mail]) -> list[str]:
+        """Recipients of acknowledged mail who got nothing, and nobody was told."""
+        return [
+            recipient
+            for mail in mails
+            for recipient in mail.recipients
+            if not self.arrived[recipient] and not self.reported.get(recipient)
+        ]
+
+    def statuses(self, mails: Sequence[Mail]) -> Counter[str]:
+        """What reports about them said."""
+        return Counter(
+            status for mail in mails for each in mail.recipients for status in self.reported.get(each, [])
+        )
 
     def delays(self, mails: Sequence[Mail], sent: Mapping[str, float]) -> list[float]:
         """From each acknowledgement to each arrival, sorted."""

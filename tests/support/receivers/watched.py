@@ -1,7 +1,7 @@
 """`zonerelay` with a look at its event loop: `python watched.py serve …`.
 
-The longest pauses, each with where the loop's thread was when the pause had lasted `LONG`, go to the file that
-WATCHED names; it is written anew at each of them.
+The longest pauses, each with where the loop's thread was when the pause had lasted `LONG`, go to the file
+that WATCHED names; it is written anew at each of them.
 """
 
 from __future__ import annotations
