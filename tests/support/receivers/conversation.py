@@ -77,8 +77,10 @@ class Receiver:
         self.journal.counts["connections"] += 1
         try:
             await guest.run()
-        except (OSError, EOFError):
-            pass  # the client left, or TLS broke: this connection ends
+        except (OSError, EOFError, asyncio.CancelledError):
+            pass  # the client left, TLS broke, or the play is over: this connection ends
+        except Exception as error:
+            self.journal.error(f"{error!r} in the receiver itself")
         finally:
             for crowd in crowds:
                 crowd.leave(guest)
@@ -105,7 +107,7 @@ class StrictConversation(Conversation):
     def is_gone(self) -> bool:
         try:
             return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != ESTABLISHED
-        except OSError:
+        except (OSError, ValueError):  # closed on our side, too
             return True
 
     async def run(self) -> None:
