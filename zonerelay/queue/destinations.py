@@ -154,6 +154,7 @@ class Destination(Line):
     __slots__ = (
         "active",
         "in_ring",
+        "is_probed",
         "key",
         "label",
         "limits",
@@ -161,6 +162,7 @@ class Destination(Line):
         "route",
         "site",
         "suspension",
+        "unproven",
         "usable_until",
     )
 
@@ -171,6 +173,9 @@ class Destination(Line):
         self.label = self.key.partition(" ")[2] or route.name
         self.active = 0
         self.in_ring = False
+        self.unproven = 0
+        """Transactions that were started before anything had come back (`probation.py`)."""
+        self.is_probed = False
         self.suspension = Suspension(settings)
         self.usable_until = 0.0
 
@@ -211,7 +216,6 @@ class Work:
     route: Route
     deliveries: tuple[Delivery, ...]
     epoch: int
-    started: float
     ticket: Ticket | None = None
     """To its turns, where there is a rate."""
 
