@@ -9,7 +9,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.queueing import DELIVERED, LOCAL, NO_HOST, delivery
+from tests.support.queueing import DELIVERED, LOCAL, NO_HOST, delivery, prove
 from tests.unit.test_rates import fullest
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
@@ -25,9 +25,13 @@ PLAIN = Limits(max_connections=2, max_recipients_per_transaction=50, max_message
 
 
 class Plan:
-    """A queue, the terms of its domains, and what is active. `tick` is its monotonic clock."""
+    """A queue, the terms of its domains, and what is active. `tick` is its monotonic clock.
 
-    def __init__(self, rates: Rates | None = None, **zone: object) -> None:
+    With `proven` all destinations have answered before.
+    """
+
+    def __init__(self, rates: Rates | None = None, *, proven: bool = True, **zone: object) -> None:
+        self._proven = proven
         self.zone = ZoneSettings(**zone)  # type: ignore[arg-type]  # fields by name
         self.rates = rates or Rates()
         self.queue = ZoneQueue(self.zone, RETRY, self.rates)
@@ -53,6 +57,8 @@ class Plan:
             self.queue.add([_to(key, f"u{n}@{domain}") for n in range(recipients)], NOW)
         for wanted in self.queue.take_look_ups():
             self.queue.found(wanted, self._route(wanted), NOW)
+        if self._proven:
+            prove(self.queue)
 
     def _route(self, domain: str) -> Route:
         hosts = (MxHost(f"mx.{self.site.get(domain, domain)}", 25),)
@@ -205,6 +211,21 @@ def test_a_limited_destination_waits_aside_and_holds_nothing() -> None:
     assert plan.start() == ["slow.example"]
 
 
+def test_a_status_says_how_long_mail_waits_for_its_turn() -> None:
+    plan = Plan(max_rate=parse_rate("1/1m"))
+    plan.add("a.example", 2)
+    assert [each.turn_in for each in plan.queue.status(NOW, plan.tick)] == [None]
+    assert plan.start() == ["a.example"]
+    plan.finish("a.example")
+    (status,) = plan.queue.status(NOW, plan.tick + 10)
+    assert status.turn_in is not None
+    assert 50 <= status.turn_in <= 52
+    plan.until_turn()
+    assert [each.turn_in for each in plan.queue.status(NOW, plan.tick)] == [None]
+    plan.start()
+    assert [each.turn_in for each in plan.queue.status(NOW, plan.tick)] == [None], "nothing waits"
+
+
 def test_the_zones_rate_is_shared_in_turns() -> None:
     plan = Plan(max_rate=parse_rate("60/1m"))
     for name in ("a.example", "b.example"):
@@ -320,7 +341,7 @@ LIMITS = [
 def test_no_limit_is_exceeded_and_nothing_gets_stuck(
     domains: list[tuple[int, int]], steps: list[tuple[int, int]], connections: int, zone_rate: Rate | None
 ) -> None:
-    plan = Plan(max_connections=connections, max_rate=zone_rate)
+    plan = Plan(proven=False, max_connections=connections, max_rate=zone_rate)
     for n, (site, limits) in enumerate(domains):
         plan.domain(f"d{n}.example", f"site{site}", LIMITS[limits])
     run = _Run(plan)

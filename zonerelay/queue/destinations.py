@@ -154,6 +154,7 @@ class Destination(Line):
     __slots__ = (
         "active",
         "in_ring",
+        "is_probed",
         "key",
         "label",
         "limits",
@@ -161,6 +162,7 @@ class Destination(Line):
         "route",
         "site",
         "suspension",
+        "unproven",
         "usable_until",
     )
 
@@ -171,6 +173,9 @@ class Destination(Line):
         self.label = self.key.partition(" ")[2] or route.name
         self.active = 0
         self.in_ring = False
+        self.unproven = 0
+        """Transactions that were started before anything had come back (`probation.py`)."""
+        self.is_probed = False
         self.suspension = Suspension(settings)
         self.usable_until = 0.0
 
@@ -184,8 +189,11 @@ class Destination(Line):
         self.site.changed()
         self.pace: Pace | None = rates.pace(route.site, self.key, self.limits.max_rate)
 
-    def status(self) -> DestinationStatus:
+    def status(self, tick: float) -> DestinationStatus:
+        """`tick` is a monotonic clock's reading."""
         suspension = self.suspension
+        pacers = self.pace.pacers if self.waiting and self.pace is not None else ()
+        due = max((pacer.due for pacer in pacers), default=tick)
         return DestinationStatus(
             key=self.key,
             name=self.route.name,
@@ -193,6 +201,7 @@ class Destination(Line):
             waiting=self.waiting,
             suspended_until=suspension.until if suspension.is_troubled else None,
             reply=str(suspension.reply or ""),
+            turn_in=due - tick if due > tick else None,
         )
 
     def is_forgettable(self, now: float) -> bool:
@@ -207,7 +216,6 @@ class Work:
     route: Route
     deliveries: tuple[Delivery, ...]
     epoch: int
-    started: float
     ticket: Ticket | None = None
     """To its turns, where there is a rate."""
 
@@ -218,7 +226,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class DestinationStatus:
-    """For `status`. `reply` is the reason of the last failure to reach any host, `""` if none."""
+    """For `status`. `reply` is the reason of the last failure to reach any host, `""` if none. `turn_in`:
+    seconds until a rate lets the next one go, where mail waits for that.
+    """
 
     key: DestinationKey
     name: str
@@ -226,3 +236,4 @@ class DestinationStatus:
     waiting: int
     suspended_until: float | None
     reply: str
+    turn_in: float | None = None
