@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -163,6 +164,20 @@ def test_a_full_site_holds_no_connection_of_the_zone() -> None:
     assert Counter(plan.start()) == {"a.example": 1, "elsewhere.example": 2}
 
 
+def test_hundreds_of_lines_at_one_site_cost_a_batch_no_square_of_them() -> None:
+    """A table of [[destination]] with an entry for each customer, and all of them at one provider."""
+    plan = Plan(max_connections=20)
+    for n in range(1000):
+        plan.domain(f"d{n}.example", "hosts", replace(PLAIN, max_connections=10))
+        plan.add(f"d{n}.example", 2)
+    plan.start()
+    began = time.process_time()
+    for _ in range(40):
+        plan.finish(plan.works[0].deliveries[0].domain)
+        assert len(plan.start()) == 1
+    assert time.process_time() - began < 1.0
+
+
 def test_recipients_of_one_transaction_are_as_many_as_the_destination_takes() -> None:
     plan = Plan(max_recipients_per_transaction=50)
     plan.domain("picky.example", limits=replace(PLAIN, max_recipients_per_transaction=3))
@@ -194,6 +209,21 @@ def test_a_limited_destination_waits_aside_and_holds_nothing() -> None:
     plan.until_turn()
     plan.finish("quick.example")
     assert plan.start() == ["slow.example"]
+
+
+def test_a_status_says_how_long_mail_waits_for_its_turn() -> None:
+    plan = Plan(max_rate=parse_rate("1/1m"))
+    plan.add("a.example", 2)
+    assert [each.turn_in for each in plan.queue.status(NOW, plan.tick)] == [None]
+    assert plan.start() == ["a.example"]
+    plan.finish("a.example")
+    (status,) = plan.queue.status(NOW, plan.tick + 10)
+    assert status.turn_in is not None
+    assert 50 <= status.turn_in <= 52
+    plan.until_turn()
+    assert [each.turn_in for each in plan.queue.status(NOW, plan.tick)] == [None]
+    plan.start()
+    assert [each.turn_in for each in plan.queue.status(NOW, plan.tick)] == [None], "nothing waits"
 
 
 def test_the_zones_rate_is_shared_in_turns() -> None:
@@ -270,6 +300,22 @@ def test_a_suspended_destination_is_not_brought_back_by_its_rate() -> None:
     assert len(plan.queue.take_parked()) == 1
     plan.tick = 10.0
     assert plan.start() == []
+
+
+def test_mail_behind_a_probe_is_not_forgotten_when_the_clock_is_set_back() -> None:
+    plan = Plan()
+    plan.add("dead.example")
+    plan.start()
+    plan.finish("dead.example", NO_HOST)
+    later = NOW + RETRY.suspend_min + 1
+    plan.queue.add([_to(f"{n:016x}", "u@dead.example") for n in (8, 9)], later)
+    probe = plan.queue.next_work(later)
+    assert probe is not None
+    assert plan.queue.next_work(later) is None
+    plan.queue.finished(probe, [LOCAL], NOW)
+    [(_, parked)] = plan.queue.take_parked()
+    assert len(parked) == 1
+    assert plan.queue.waiting == plan.queue.active == 0
 
 
 # Any order of events

@@ -48,12 +48,14 @@ class Ring:
     def enter(self, destination: Destination) -> None:
         """A destination that is new here."""
         destination.site.lines[destination] = None
+        destination.site.changed()
 
     def leave(self, destination: Destination) -> None:
         """A destination that is forgotten; nothing of it waits or is active."""
         site = destination.site
         site.lines.pop(destination, None)
         site.blocked.pop(destination, None)
+        site.changed()
         if not site.lines:
             self._sites.pop(site.key, None)
 
@@ -107,6 +109,7 @@ class Ring:
     def start(self, destination: Destination, tick: float) -> Ticket | None:
         """One more is active there; the ticket to its turns, where there is a rate."""
         destination.active += 1
+        destination.site.changed()
         self.active += 1
         if self._probation is not None and not destination.suspension.is_proven:
             self._probation.started(destination)
@@ -115,6 +118,7 @@ class Ring:
     def end(self, destination: Destination, ticket: Ticket | None, now: float) -> None:
         """One fewer is active there: those that were waiting for it come first."""
         destination.active -= 1
+        destination.site.changed()
         self.active -= 1
         if destination.unproven and self._probation is not None:
             self._probation.ended(destination)

@@ -139,7 +139,8 @@ class ZoneQueue:
         )
         if suspension.is_proven and not was_proven:
             self._ring.proven(destination)
-        if transition is Transition.SUSPENDED:
+        # Suspended again without a transition: the wall clock was set back, and nobody else would wake it.
+        if transition is Transition.SUSPENDED or suspension.is_suspended(now):
             self._park(destination)
         else:
             self._ring.offer(destination, now)
@@ -265,9 +266,9 @@ class ZoneQueue:
         self._to_look_up.clear()
         return [delivery for line in lines for delivery in line.drain()]
 
-    def status(self, now: float) -> tuple[DestinationStatus, ...]:
+    def status(self, now: float, tick: float = 0.0) -> tuple[DestinationStatus, ...]:
         return tuple(
-            destination.status()
+            destination.status(tick)
             for destination in self._destinations.values()
             if destination.waiting or destination.active or not destination.suspension.is_forgettable(now)
         )
