@@ -8,6 +8,7 @@ from collections.abc import Callable
 from zonerelay.config.models import Backend, SpoolSettings
 from zonerelay.model.clock import Clock
 from zonerelay.store.base import Store
+from zonerelay.store.disk_open import open_disk
 from zonerelay.store.leveldb_open import open_leveldb
 from zonerelay.store.memory import MemoryStore
 
@@ -29,4 +30,6 @@ async def open_store(
     if settings.backend is Backend.MEMORY:
         _log.warning("%s", MemoryStore.WARNING)
         return MemoryStore()
+    if settings.backend is Backend.DISK:
+        return await open_disk(settings, clock=clock, on_health=on_health, observe_commit=observe_commit)
     return await open_leveldb(settings, clock=clock, on_health=on_health, observe_commit=observe_commit)
