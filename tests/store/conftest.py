@@ -12,10 +12,20 @@ from zonerelay.config.models import Backend
 from zonerelay.store.base import Store
 
 
-@pytest.fixture(params=list(Backend), ids=lambda backend: backend.value)
+VARIANTS: dict[str, tuple[Backend, tuple[str, ...]]] = {
+    **{backend.value: (backend, ()) for backend in Backend},
+    "memory-shelve": (Backend.MEMORY, ("shelve",)),
+    "disk-apart": (Backend.DISK, ("env_directory", "meta_directory", "scratch_directory")),
+}
+"""Every backend, and what else changes the way it works."""
+
+
+@pytest.fixture(params=VARIANTS)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     """The contract: what is tested with this fixture holds for every backend."""
-    async with Spool(tmp_path / "spool", backend=request.param) as spool:
+    backend, paths = VARIANTS[request.param]
+    more = {name: tmp_path / name for name in paths}
+    async with Spool(tmp_path / "spool", backend=backend, **more) as spool:
         yield spool.store
 
 

@@ -28,9 +28,15 @@ class Spool:
         clock: Clock | None = None,
         min_free_space: int = 0,
         write_buffer: int = 256 * 1024,
+        **directories: Path,
     ) -> None:
+        """`directories` are other paths of [spool] by their names."""
         self.settings = SpoolSettings(
-            backend=backend, path=path, min_free_space=min_free_space, write_buffer=write_buffer
+            backend=backend,
+            path=path,
+            min_free_space=min_free_space,
+            write_buffer=write_buffer,
+            **directories,
         )
         self.clock = clock or ManualClock()
         self.health: list[str | None] = []

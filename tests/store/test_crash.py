@@ -136,7 +136,9 @@ if CAN_MOUNT:  # root, with loop devices; nobody else can have a disk that is cu
         image, copy, mount = tmp_path / "disk", tmp_path / "disk-after-cut", tmp_path / "mount"
         mount.mkdir()
         make_image(image, IMAGE_SIZE)
-        process = subprocess.Popen(command("one", Backend.LEVELDB, mount, image, size), stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            command("one", Backend.LEVELDB, mount, image, size), stdout=subprocess.PIPE
+        )
         try:
             _, status = os.waitpid(process.pid, os.WUNTRACED)
             assert os.WIFSTOPPED(status)
