@@ -11,7 +11,6 @@ from tests.store.spools import Spool
 from zonerelay.config.models import Backend
 from zonerelay.store.base import Store
 
-
 VARIANTS: dict[str, tuple[Backend, tuple[str, ...]]] = {
     **{backend.value: (backend, ()) for backend in Backend},
     "memory-shelve": (Backend.MEMORY, ("shelve",)),
@@ -24,8 +23,8 @@ VARIANTS: dict[str, tuple[Backend, tuple[str, ...]]] = {
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     """The contract: what is tested with this fixture holds for every backend."""
     backend, paths = VARIANTS[request.param]
-    more = {name: tmp_path / name for name in paths}
-    async with Spool(tmp_path / "spool", backend=backend, **more) as spool:
+    places = {name: tmp_path / name for name in paths}
+    async with Spool(tmp_path / "spool", backend=backend, places=places) as spool:
         yield spool.store
 
 

@@ -19,7 +19,7 @@ from zonerelay.store.base import Finish, MessageNotFoundError, Postpone, StoreOp
 
 
 def shelved(path: Path) -> Spool:
-    return Spool(path / "spool", backend=Backend.MEMORY, shelve=path / "queue.shelf")
+    return Spool(path / "spool", backend=Backend.MEMORY, places={"shelve": path / "queue.shelf"})
 
 
 async def test_queue_survives_an_orderly_restart(tmp_path: Path) -> None:
@@ -68,7 +68,9 @@ async def test_warning_is_in_the_log_and_a_crash_is_noticed(
     for file in tmp_path.glob("queue.shelf*"):
         shutil.copy(file, tmp_path / f"after-{file.name}")
     await spool.store.close()
-    after = Spool(tmp_path / "spool", backend=Backend.MEMORY, shelve=tmp_path / "after-queue.shelf")
+    after = Spool(
+        tmp_path / "spool", backend=Backend.MEMORY, places={"shelve": tmp_path / "after-queue.shelf"}
+    )
     async with after as opened:
         assert "was not closed in order" in caplog.text
         assert len(await opened.store.claim("default", 10, now=NOW)) == 1

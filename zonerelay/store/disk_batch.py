@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ INTENT_SUFFIX = ".intent"
 LAST_SUFFIX = ".last"
 """`<id>.last`, an empty file in the directory of states: the highest id of what is gone."""
 _PROBE = "zonerelay.probe"
+_OF_A_BATCH = re.compile(r"[0-9a-f]{16}\.\d+\.meta|\d+\.intent")
+"""What a batch stages, messages apart: uploads that go on have the same names."""
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -137,6 +140,10 @@ class BatchWriter:
         self._last_id: MessageId | None = None
 
     def write(self, batch: Batch) -> None:
+        with translated():
+            self._write(batch)
+
+    def _write(self, batch: Batch) -> None:
         self._stage(batch)
         intent = batch.intent()
         if intent is not None:
@@ -326,6 +333,9 @@ def repair(
             directories.scratch.remove(files.env_name(message_id))
             directories.env.remove(files.env_name(message_id))
             directories.meta.remove(files.meta_name(message_id))
+    for name in directories.scratch.names():
+        if _OF_A_BATCH.fullmatch(name):
+            directories.scratch.remove(name)
     _probe(directories.scratch)
     sync(directories)
     return files.read_states(directories, touched)
