@@ -1,4 +1,4 @@
-"""What the LevelDB spool costs by itself: `python -m tests.bench.store_bench [directory]`.
+"""What a store costs by itself: `python -m tests.bench.store_bench [--spool BACKEND] [directory]`.
 
 Rows: durable commits by 50 concurrent committers (4 KiB), the whole life of a message (commit,
 claim, read, settle), and 2 MiB bodies written and read.
@@ -6,6 +6,7 @@ claim, read, settle), and 2 MiB bodies written and read.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import resource
@@ -93,9 +94,9 @@ class Bench:
         )
 
 
-async def main(directory: Path) -> None:
+async def main(directory: Path, backend: Backend) -> None:
     syncs: list[float] = []
-    settings = SpoolSettings(backend=Backend.LEVELDB, path=directory / "spool")
+    settings = SpoolSettings(backend=backend, path=directory / "spool")
     store = await open_store(
         settings, clock=SystemClock(), on_health=lambda _reason: None, observe_commit=syncs.append
     )
@@ -124,5 +125,9 @@ async def main(directory: Path) -> None:
 
 if __name__ == "__main__":
     sys.setswitchinterval(0.0005)
-    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as name:
-        uvloop.run(main(Path(name)))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", nargs="?", help="where the store is put")
+    parser.add_argument("--spool", type=Backend, choices=list(Backend), default=Backend.LEVELDB)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.directory) as name:
+        uvloop.run(main(Path(name), options.spool))
