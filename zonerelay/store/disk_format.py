@@ -9,6 +9,7 @@ deliveries that are still open. A file that cannot be read back raises StoreCorr
 from __future__ import annotations
 
 import re
+import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -165,7 +166,8 @@ def _deliveries(message_id: MessageId, records: Iterable[DeliveryRecord]) -> lis
 
 
 def key_of(message_id: MessageId, record: IndexRecord) -> DeliveryKey:
-    return DeliveryKey(record.zone, message_id, Mailbox(record.recipient))
+    # Interned: the index holds one of these for every delivery in the queue.
+    return DeliveryKey(sys.intern(record.zone), message_id, Mailbox(record.recipient))
 
 
 # --- .env

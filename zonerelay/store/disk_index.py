@@ -1,8 +1,8 @@
 """Which deliveries of the disk queue can be handed out next: an index in memory, no I/O.
 
 A file system cannot be asked what is due, so every delivery has an entry here, and its state is read from
-its file only when it is handed out. An entry costs about `OCTETS_PER_DELIVERY` octets: the index is
-bounded by the queue, not by a window. Entries follow what is durable; one that is claimed or is being
+its file only when it is handed out. An entry costs about 500 octets (docs/disk-queue.md): the index
+is bounded by the queue, not by a window. Entries follow what is durable; one that is claimed or is being
 changed right now is in no heap, and whoever ends that puts it back.
 """
 
@@ -15,8 +15,6 @@ from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.store.base import QueueCounts
 
-OCTETS_PER_DELIVERY = 600
-"""Measured with 100,000 messages to one recipient each (docs/disk-queue.md)."""
 _SLACK = 1000
 """Entries that changed their place stay behind in heaps; this many more than twice the rest are swept out."""
 
