@@ -211,6 +211,7 @@ class Worker:
                 suspended=self._suspended,
                 sources=SourcePlans(sending.sources, hostname=self.hostname),
                 rewrites=RewritePlans(self._rewriting, lambda: sending.srs, self.clock),
+                credential=sending.logins.explain,
             ),
             redactor=self._redactor,
         )
@@ -257,7 +258,9 @@ class Worker:
         self.problems = tuple(f"[{name}] has changed: it takes effect at the next start" for name in later)
         try:
             retry = self._build_retry(settings)
-            Rewriting(settings.rewrite)  # before anything has changed: the listeners make their own
+            # Before anything has changed: who cannot be asked to change back is asked last.
+            Rewriting(settings.rewrite)  # the listeners make their own
+            Zones(settings.zone, settings.route)
             self._sending.configure(settings)
             self._zones.configure(settings.zone, settings.route)
         except ValueError as error:

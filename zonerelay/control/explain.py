@@ -15,14 +15,8 @@ from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.models import ListenerSettings, ZoneSettings
 from zonerelay.config.wording import did_you_mean, in_words
 from zonerelay.control.errors import ControlError
-from zonerelay.control.messages import (
-    AddressPlan,
-    Explain,
-    Explanation,
-    HostPlan,
-    RouteCheck,
-    SourcePlan,
-)
+from zonerelay.control.messages import Explain, Explanation
+from zonerelay.control.plans import AddressPlan, HostPlan, RouteCheck, SourcePlan
 from zonerelay.control.rewrite_plans import RewritePlans, Rewritten
 from zonerelay.control.source_plans import SourcePlans, candidates, own_addresses
 from zonerelay.control.terms_plans import limits_in_force, rates_in_force, sts_plan, tls_plan
@@ -68,7 +62,7 @@ class Examiner(Protocol):
 class Explainer:
     """`hostname` is what the relay calls itself, `listeners` are those of now.
 
-    `suspended` knows the scheduler's suspensions.
+    `suspended` knows the scheduler's suspensions, `credential` as whom a zone logs in for a sender.
     """
 
     def __init__(
@@ -82,6 +76,7 @@ class Explainer:
         suspended: Suspensions = nothing_is_suspended,
         sources: SourcePlans | None = None,
         rewrites: RewritePlans | None = None,
+        credential: Callable[[ZoneSettings, str], str] | None = None,
         relay_running: bool = True,
     ) -> None:
         self._zones = zones
@@ -92,6 +87,7 @@ class Explainer:
         self._suspended = suspended
         self._sources = sources
         self._rewrites = rewrites
+        self._credential = credential
         self._relay_running = relay_running
 
     async def explain(self, request: Explain) -> Explanation:
@@ -136,6 +132,7 @@ class Explainer:
                 for check in choice.checks
             ),
             sources=sources,
+            credential=self._login(zone, sender),
             destination=findings.entry.name if findings.entry is not None else "",
             tls_demand=tls,
             mta_sts=sts_plan(findings.sts),
@@ -183,6 +180,11 @@ class Explainer:
             near = did_you_mean(address, listeners) or f"; there is {in_words(listeners)}"
             raise ControlError(f'no listener has the address "{address}"{near}')
         return listeners[address]
+
+    def _login(self, zone: ZoneSettings, sender: str) -> str:
+        if self._credential is None or not zone.credentials:
+            return ""
+        return self._credential(zone, sender) or "none: no credential of the zone is for this sender"
 
     async def _hosts(
         self, zone: ZoneSettings, found: Route | Unroutable, sources: Sequence[SourcePlan]

@@ -190,6 +190,7 @@ class Listeners:
             rewriting=Rewriting(settings.rewrite) if settings.rewrite else None,
             srs=self._srs(),
             hash_bodies=bool(settings.dkim),
+            zone_sizes={zone.name: zone.max_message_size for zone in settings.zone if zone.max_message_size},
         )
 
     def _build(self, settings: ListenerSettings) -> _Kept:
