@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,8 @@ from tests.store.spools import Spool, until
 from zonerelay.config.models import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.envelope import Notify
-from zonerelay.store import disk_batch
+from zonerelay.model.message_id import MessageId
+from zonerelay.store import disk_files
 from zonerelay.store.base import (
     Finish,
     Postpone,
@@ -357,7 +358,7 @@ class TestFailedWrites:
             await store.settle([Finish(leaving), Submit(message, b"bounce", (bounce,))])
         await store.settle([Finish(gone)])
         before = store.counts()
-        assert list((queue.settings.path / "scratch").glob("0*")) == []
+        assert list((queue.settings.path / "scratch").glob("*.meta")) == []
         store = await queue.reopen()
         assert {int(d.message_id, 16) async for d in store.scan()} == {1, 5}
         assert store.counts() == before
@@ -395,13 +396,13 @@ async def test_large_state_is_written_once_for_all_that_settle_together(
     addresses = [f"r{number:04}@example.net" for number in range(1000)]
     deliveries = await store_message(queue.store, 1, *addresses)
     written: list[object] = []
-    real = disk_batch._stage_state
+    real = disk_files.state_file
 
-    def count(*args: object) -> None:
-        written.append(args)
-        real(*args)  # type: ignore[arg-type]
+    def count(message_id: MessageId, number: int, records: Iterable[bytes]) -> disk_files.Staged:
+        written.append(number)
+        return real(message_id, number, records)
 
-    monkeypatch.setattr(disk_batch, "_stage_state", count)
+    monkeypatch.setattr(disk_files, "state_file", count)
     with caplog.at_level(logging.WARNING):
         await asyncio.gather(*(queue.store.settle([Finish(d)], lazy=True) for d in deliveries[:900]))
     assert len(written) < 20

@@ -18,7 +18,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,12 +27,13 @@ import msgspec
 
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store import disk_files as files
-from zonerelay.store import disk_format
 from zonerelay.store.disk_directories import Directories, Directory
 from zonerelay.store.disk_errors import translated
 
 IO_THREADS = 4
 """Files staged at the same time. More were not faster on the machines that it was measured on."""
+MAX_SHARE = 64
+"""Files that one thread stages, and has open, before it syncs them."""
 INTENT_SUFFIX = ".intent"
 LAST_SUFFIX = ".last"
 """`<id>.last`, an empty file in the directory of states: the highest id of what is gone."""
@@ -166,22 +167,24 @@ class BatchWriter:
 
     def _stage(self, batch: Batch) -> None:
         """Step 1. Each thread writes its share; the syncs of all threads meet in the file system."""
-        jobs: list[Callable[[], None]] = []
-        scratch, number = self._directories.scratch, batch.number
-        for message_id, records in batch.states.items():
-            jobs.append(lambda m=message_id, r=records: _stage_state(scratch, m, number, r))  # type: ignore[misc]
+        staged = [files.state_file(key, batch.number, records) for key, records in batch.states.items()]
         for put in batch.puts.values():
             if put.chunks is not None:
-                jobs.append(lambda p=put: files.stage_message(scratch, p.new, p.chunks or ()))  # type: ignore[misc]
+                staged.append(files.message_file(put.new, put.chunks))
         if batch.probe:
-            jobs.append(lambda: _probe(scratch))
-        if len(jobs) <= 2:
-            _run(jobs)
+            _probe(self._directories.scratch)
+        for start in range(0, len(staged), IO_THREADS * MAX_SHARE):
+            self._stage_part(staged[start : start + IO_THREADS * MAX_SHARE])
+
+    def _stage_part(self, staged: Sequence[files.Staged]) -> None:
+        scratch = self._directories.scratch
+        if len(staged) <= 2:
+            files.stage(scratch, staged)
             return
-        shares = [jobs[start::IO_THREADS] for start in range(min(IO_THREADS, len(jobs)))]
-        waiting = [self._pool.submit(_run, share) for share in shares[1:]]
+        shares = [staged[start::IO_THREADS] for start in range(min(IO_THREADS, len(staged)))]
+        waiting = [self._pool.submit(files.stage, scratch, share) for share in shares[1:]]
         try:
-            _run(shares[0])
+            files.stage(scratch, shares[0])
         finally:
             errors = [future.exception() for future in waiting]
         for error in errors:
@@ -191,7 +194,7 @@ class BatchWriter:
     def _write_intent(self, intent: Intent) -> None:
         """Step 2."""
         directories, name = self._directories, intent_name(intent.number)
-        files.stage(directories.scratch, name, [_encode_intent(intent)])
+        files.stage(directories.scratch, [files.Staged(name, lambda: _encode_intent(intent))])
         _rename(directories.scratch, name, directories.meta, name)
         directories.meta.sync()
 
@@ -215,17 +218,8 @@ class BatchWriter:
         self._last_id = last_id
 
 
-def _run(jobs: Iterable[Callable[[], None]]) -> None:
-    for job in jobs:
-        job()
-
-
-def _stage_state(scratch: Directory, message_id: MessageId, number: int, records: tuple[bytes, ...]) -> None:
-    files.stage(scratch, files.staged_meta(message_id, number), [disk_format.join_meta(records)])
-
-
 def _probe(scratch: Directory) -> None:
-    files.stage(scratch, _PROBE, [b"probe\n"])
+    files.stage(scratch, [files.Staged(_PROBE, lambda: b"probe\n")])
     scratch.remove(_PROBE)
 
 

@@ -8,10 +8,11 @@ so an `.meta` alone is what a crash left of a message that was never acknowledge
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from zonerelay.model.delivery import Delivery
@@ -62,22 +63,40 @@ def staged_meta(message_id: MessageId, number: int) -> str:
 # --- staging
 
 
-def stage(scratch: Directory, name: str, parts: Iterable[bytes]) -> None:
-    """Write a file to scratch and sync it."""
-    with translated():
-        descriptor = os.open(name, _CREATE, 0o600, dir_fd=scratch.descriptor)
-        try:
-            for part in parts:
-                write_all(descriptor, part)
+class Staged(NamedTuple):
+    """A file to be staged; what is in it is put together where it is written."""
+
+    name: str
+    content: Callable[[], bytes]
+
+
+def stage(scratch: Directory, staged: Iterable[Staged]) -> None:
+    """Write files to scratch and sync them all."""
+    with translated(), contextlib.ExitStack() as opened:
+        descriptors: list[int] = []
+        for name, content in staged:
+            descriptor = os.open(name, _CREATE, 0o600, dir_fd=scratch.descriptor)
+            opened.callback(os.close, descriptor)
+            write_all(descriptor, content())
+            # This begins to write it to the disk: the first sync then does most of the work of the others.
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            descriptors.append(descriptor)
+        for descriptor in descriptors:
             os.fdatasync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
-def stage_message(scratch: Directory, new: NewMessage, chunks: Sequence[bytes]) -> None:
+def message_file(new: NewMessage, chunks: Sequence[bytes]) -> Staged:
     """A message that arrived in one piece."""
-    tail = disk_format.join_tail(new.message, new.records, [zlib.crc32(chunk) for chunk in chunks])
-    stage(scratch, env_name(new.id), [b"".join((HEAD, *chunks, tail))])
+
+    def content() -> bytes:
+        tail = disk_format.join_tail(new.message, new.records, [zlib.crc32(chunk) for chunk in chunks])
+        return b"".join((HEAD, *chunks, tail))
+
+    return Staged(env_name(new.id), content)
+
+
+def state_file(message_id: MessageId, number: int, records: Iterable[bytes]) -> Staged:
+    return Staged(staged_meta(message_id, number), lambda: disk_format.join_meta(records))
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -33,6 +33,7 @@ FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 """Seconds between two attempts to repair a failed queue."""
 READ_THREADS = 2
+UPLOAD_THREADS = 4
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -59,9 +60,10 @@ class DiskKeeper:
         self.on_failure: Callable[[], tuple[list[MessageId], list[MessageId]]] = lambda: ([], [])
         self.on_repair: Callable[[dict[MessageId, State]], None] = lambda _found: None
         self._readers = ThreadPoolExecutor(READ_THREADS, "queue-reader")
-        # Staging for the writer thread, and large uploads.
-        self._workers = ThreadPoolExecutor(disk_batch.IO_THREADS, "queue-io")
-        self._writer = BatchWriter(directories, self._workers)
+        # Apart, so that a batch of small messages does not wait for large ones to be synced.
+        self._uploaders = ThreadPoolExecutor(UPLOAD_THREADS, "queue-upload")
+        self._stagers = ThreadPoolExecutor(disk_batch.IO_THREADS - 1, "queue-writer")
+        self._writer = BatchWriter(directories, self._stagers)
         self._writer.found_last_id(noted_id)
         self.committer: GroupCommitter[Op, Batch, float] = GroupCommitter(
             self._prepare, self._write, clock=clock, observe=observe_commit, failed=self._fail
@@ -109,9 +111,9 @@ class DiskKeeper:
         return await self._loop.run_in_executor(self._readers, function, self.directories, *args)
 
     def work(self, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """Part of an upload, in one of the threads that stage files."""
+        """Part of an upload, in one of the threads for them."""
         self._check_open()
-        return self._loop.run_in_executor(self._workers, function, *args)
+        return self._loop.run_in_executor(self._uploaders, function, *args)
 
     def note_upload(self, octets: int) -> None:
         """So much more has arrived of a large message."""
@@ -206,7 +208,8 @@ class DiskKeeper:
         await self._loop.run_in_executor(None, self._release)
 
     def _release(self) -> None:
-        self._workers.shutdown()
+        self._uploaders.shutdown()
+        self._stagers.shutdown()
         self._readers.shutdown()
         self.directories.close()
 

@@ -152,7 +152,7 @@ def _recover(directories: Directories, message_id: MessageId) -> bytes:
         raise StoreCorruptError(f"{message_id}.env went away") from error
     records = [disk_format.encode_record(delivery) for delivery in deliveries]
     raw = disk_format.join_meta(records)
-    files.stage(directories.scratch, files.meta_name(message_id), [raw])
+    files.stage(directories.scratch, [files.Staged(files.meta_name(message_id), lambda: raw)])
     disk_batch.publish_state(directories, message_id)
     return raw
 
