@@ -373,7 +373,8 @@ class TestFailedWrites:
         with pytest.raises(StoreFullError):
             await store_message(queue.store, 1, body=LARGE)
         monkeypatch.undo()
-        assert queue.store.unhealthy() is None
+        assert queue.store.unhealthy() == "insufficient disk space"
+        await until(lambda: queue.store.unhealthy() is None)
         await store_message(queue.store, 2)
         await until(lambda: not (queue.settings.path / "scratch" / env(queue, 1).name).exists())
 

@@ -121,6 +121,10 @@ class DiskKeeper:
         if self._may_write < 0:
             self._look_at_space.set()
 
+    def note_full(self) -> None:
+        """An upload found no room. The next look at the free space says whether there is some again."""
+        self._health.set("space", health.NO_SPACE)
+
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError(health.CLOSED)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.base import CHUNK_SIZE, StoreError
+from zonerelay.store.base import CHUNK_SIZE, StoreError, StoreFullError
 from zonerelay.store.body_cache import BodyCache
 from zonerelay.store.disk_files import NewMessage, Upload
 from zonerelay.store.disk_keeper import DiskKeeper
@@ -35,7 +35,7 @@ class Uploads:
         self._keeper.note_upload(len(chunks) * CHUNK_SIZE)
         self._bodies.extend(message_id, first, chunks)
         written = self._keeper.work(upload.append, chunks)
-        written.add_done_callback(_heard)
+        written.add_done_callback(self._heard)
         return written
 
     def finish(
@@ -58,11 +58,18 @@ class Uploads:
                 written.result()
                 submit().add_done_callback(lambda submitted: _pass_on(submitted, done))
             except StoreError as error:
+                if isinstance(error, StoreFullError):
+                    self._keeper.note_full()
                 self._give_up(new.id, upload)
                 _pass_on(error, done)
 
         self._keeper.work(upload.finish, new, chunks).add_done_callback(finished)
         return done
+
+    def _heard(self, written: asyncio.Future[None]) -> None:
+        _heard(written)
+        if not written.cancelled() and isinstance(written.exception(), StoreFullError):
+            self._keeper.note_full()
 
     def discard(self, message_id: MessageId) -> None:
         upload = self._open.pop(message_id, None)
