@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from zonerelay.config.models import Backend, SpoolSettings
 from zonerelay.model.clock import Clock, ManualClock
@@ -28,10 +28,13 @@ class Spool:
         clock: Clock | None = None,
         min_free_space: int = 0,
         write_buffer: int = 256 * 1024,
+        places: Mapping[str, Any] | None = None,  # Any: `replace` takes them by name
     ) -> None:
-        self.settings = SpoolSettings(
+        """`places` are other paths of [spool] by their names."""
+        settings = SpoolSettings(
             backend=backend, path=path, min_free_space=min_free_space, write_buffer=write_buffer
         )
+        self.settings = replace(settings, **(places or {}))
         self.clock = clock or ManualClock()
         self.health: list[str | None] = []
         self.syncs: list[float] = []
