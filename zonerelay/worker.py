@@ -338,7 +338,7 @@ class Worker:
             self._scheduler.notify(zone, due)
 
     def _on_lost(self, keys: Collection[DeliveryKey]) -> None:
-        """Others have taken over what was claimed: what waits is forgotten, what is being sent ends by itself."""
+        """Others have taken over what was claimed: forget what waits; what is being sent ends by itself."""
         if self._ids is not None and self.store is not None:
             self._ids.renumber(self.store.node)
         if self._scheduler is not None:

@@ -1,4 +1,4 @@
-"""A real Redis server of a test's own: Debian's, unpacked privately, on a Unix socket in a temporary directory."""
+"""A real Redis server of a test's own: Debian's, unpacked privately, in a temporary directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from typing import Self
 from tests.support.debian import UnpackedPackage
 from tests.support.ports import wait_until
 
-PROGRAM = "usr/bin/redis-check-rdb"  # the server itself: the other names of it are links with absolute targets
+PROGRAM = (
+    "usr/bin/redis-check-rdb"  # the server itself: the other names of it are links with absolute targets
+)
 SAFE = {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no", "save": ""}
 
 
@@ -78,6 +80,17 @@ class RedisServer:
             while not answer.endswith(b"\r\n"):
                 answer += connection.recv(65536)
             return answer
+
+    def query(self, *words: str) -> bytes:
+        """One command with a long answer; what it takes is up to who reads it."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(5)
+            connection.connect(str(self.socket))
+            for command in (words, ("QUIT",)):
+                parts = [f"${len(word.encode())}\r\n{word}\r\n" for word in command]
+                connection.sendall(f"*{len(command)}\r\n{''.join(parts)}".encode())
+            with connection.makefile("rb") as answer:
+                return answer.read()
 
     def configure(self, name: str, value: str) -> None:
         assert self.ask("CONFIG", "SET", name, value) == b"+OK\r\n"

@@ -72,15 +72,15 @@ class SpoolSettings:
     )
     path: Path = path(
         Path("/var/lib/zonerelay/spool"),
-        "The spool's directory, for one relay alone (redis: only what lies beside it); the default is the systemd unit's state directory. A "
-        "relative path starts at the directory the relay is started in.",
+        "The spool's directory, for one relay alone (redis: only what lies beside it); the default is the "
+        "systemd unit's state directory. A relative path starts at the directory the relay is started in.",
     )
     min_free_space: int = size(
         100 * MB,
         "With less free space than this on the spool's file system new mail is answered 452 4.3.1 and "
-        "/readyz says no, so that what is queued can still be delivered. With redis it is the memory below the "
-        "server's maxmemory, if that is set. Otherwise half of it is kept back in a file "
-        "(ballast) and given up when others fill the disk all the same. 0 turns both off.",
+        "/readyz says no, so that what is queued can still be delivered. Half of it is kept back in a file "
+        "(ballast) and given up when others fill the disk all the same. 0 turns both off. With redis it is "
+        "the memory below the server's maxmemory, if that is set, and there is no ballast.",
         least=MB,
         optional=True,
     )
@@ -99,7 +99,7 @@ class RedisSettings:
 
     url: str = text(
         "redis://127.0.0.1:6379/0",
-        "The server: redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH?db=DATABASE. No password here.",
+        "redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH?db=DATABASE. The password is not here.",
     )
     user: str = text("", "The ACL user to log in as; empty: the server's default user.")
     password: str = text(
@@ -122,8 +122,8 @@ class RedisSettings:
     )
     replicas: int = count(
         0,
-        "Replicas of the server that must have a message before it is acknowledged (WAIT). Fewer of them, and "
-        "no mail is taken.",
+        "Replicas of the server that must have a message before it is acknowledged (WAIT). With fewer of "
+        "them no mail is taken.",
         least=0,
         most=16,
         optional=True,

@@ -28,13 +28,13 @@ from zonerelay.store.base import (
     Submit,
 )
 from zonerelay.store.body_cache import BodyCache
+from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message, split
 from zonerelay.store.ledger import NOTHING, Found, Ledger
 from zonerelay.store.leveldb_body import read_chunks
 from zonerelay.store.leveldb_claims import ZoneClaims
 from zonerelay.store.leveldb_engine import Op
 from zonerelay.store.leveldb_keeper import SpoolKeeper
-from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.plan import Plan, due_time
 
 UPDATE_BATCH = 256

@@ -1,9 +1,9 @@
 """The Redis spool: `Store` over one server, for any number of relays.
 
 Owns the verbs; the scripts decide (`redis_scripts.py`), the link keeps the connection and the lease
-(`redis_link.py`). What concerns one of this relay's claims is sent with the fencing token it was made under,
-so that it changes nothing once the lease was lost. Answers are taken in by callbacks, in the order in which the
-server gave them, whether or not somebody still waits: memory never lags behind what was answered.
+(`redis_link.py`). What concerns one of this relay's claims is sent with the fencing token it was made
+under, so that it changes nothing once the lease was lost. Answers are taken in by callbacks, in the order in
+which the server gave them, whether or not somebody still waits: memory never lags behind them.
 
 Failure: a commit whose answer was lost is taken back when the server is reachable again, unless somebody has
 claimed it by then (the client was told 451). A settle whose answer was lost may be repeated. Claims of which
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -485,4 +485,3 @@ def _check_upload(status: Reply) -> None:
 
 def _nothing(_: Reply) -> None:
     """Nothing to learn from it."""
-

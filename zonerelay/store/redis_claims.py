@@ -1,4 +1,4 @@
-"""What this relay has claimed on a shared server, under which fencing token; and what it knows by heart of that.
+"""What this relay has claimed on a shared server, under which fencing token; and what it knows by heart.
 
 Messages and small bodies that were just stored, or read, are served from memory only while a delivery of
 theirs is claimed: as long as that holds, nobody else can remove them.

@@ -2,8 +2,8 @@
 
 A script runs alone and whole, so what it has looked at cannot change before it writes; the server's own
 clock decides about leases. They are loaded on each new connection and called by their SHA-1; `lua/` holds
-their text, each with its arguments on its first line. `KEYS[1]` is the
-prefix of all keys; put in braces (`{relay}:`) it keeps a queue in one slot of a cluster.
+their text, each with its arguments on its first line. `KEYS[1]` is the prefix of all keys; put in braces
+(`{relay}:`) it keeps a queue in one slot of a cluster.
 
 The keys, behind the prefix; ZONE, DOMAIN and RCPT are percent-encoded:
 
@@ -15,7 +15,7 @@ The keys, behind the prefix; ZONE, DOMAIN and RCPT are percent-encoded:
     retry:ZONE          … of those that wait, scored by their time, and that nobody has claimed
     parked:ZONE:DOMAIN  … of those that a claim passed over; parked:ZONE is the set of such domains
     claims              sorted set: `ZONE ID RCPT`, scored by the fencing token of the lease they hang on
-    leases              sorted set: token, scored by when it ends (server's milliseconds); `fence` the last one
+    leases              sorted set: token, scored by when it ends (server's milliseconds); fence is the last
     numbers             hash: number of a relay (part of its message ids) → token
     counts              hash: `r ZONE`, `d ZONE`, `h ZONE`: ready, deferred and held deliveries
     last-id, format, probe      as their names say;  news: the channel that tells of mail in a zone

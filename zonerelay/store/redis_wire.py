@@ -26,7 +26,7 @@ from redis.exceptions import RedisError, ResponseError
 from zonerelay.store.base import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.redis_scripts import DIGESTS, SOURCES
 
-Reply: TypeAlias = "bytes | int | None | list[Reply]"
+Reply: TypeAlias = "bytes | int | list[Reply] | None"
 Argument = bytes | str | int
 Command = tuple[Argument, ...]
 
@@ -227,7 +227,7 @@ async def open_wire(server: Server, on_broken: Callable[[str], None]) -> Wire:
     """Raises StoreError."""
     connection = server.connection()
     try:
-        await connection.connect()
+        await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's annotations have holes
     except (RedisError, OSError) as error:
         raise StoreError(f"{UNREACHABLE}: {error}") from error
     return Wire(connection, timeout=server.timeout, on_broken=on_broken)
@@ -265,7 +265,7 @@ async def open_channel(server: Server, name: bytes) -> Channel:
     """Raises StoreError."""
     connection = server.connection()
     try:
-        await connection.connect()
+        await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's annotations have holes
         await connection.send_command("SUBSCRIBE", name)
         await connection.read_response()
     except (RedisError, OSError) as error:

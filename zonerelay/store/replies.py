@@ -26,7 +26,7 @@ def then(
 
     `failed` hears of a StoreError, `take`'s own included; `unwanted` of what nobody waits for any more.
     """
-    learned: asyncio.Future[Learned] = asyncio.get_running_loop().create_future()
+    learned: asyncio.Future[Learned] = asked.get_loop().create_future()
 
     def answered(future: asyncio.Future[Asked]) -> None:
         try:

@@ -1,6 +1,6 @@
 -- token lease now: the lease goes on; all counts; zones in which somebody may have something to do.
 local token, lease, now = take(), take(), take()
-if not call('ZSCORE', LEASES, token) then return {'LOST'} end
+if is_over(token) then return {'LOST'} end
 call('ZADD', LEASES, milliseconds() + lease, token)
 local counts, zones, busy = call('HGETALL', COUNTS), {}, {}
 for i = 1, #counts, 2 do zones[string.sub(counts[i], 3)] = true end

@@ -1,7 +1,7 @@
 -- token zone limit budget now turn skip…: fresh, due and passed-over ones take turns.
 local token, zone, limit, budget, now, turn =
   take(), take(), tonumber(take()), tonumber(take()), take(), tonumber(take())
-if not call('ZSCORE', LEASES, token) then return {'LOST'} end
+if is_over(token) then return {'LOST'} end
 local skip = {}
 while at < #ARGV do skip[take()] = true end
 local READ = 50

@@ -1,6 +1,6 @@
 -- token zone domain limit: what claims passed over.
 local token, zone, domain, limit = take(), take(), take(), tonumber(take())
-if not call('ZSCORE', LEASES, token) then return {'LOST'} end
+if is_over(token) then return {'LOST'} end
 local parked, found = parked_key(zone, domain), {}
 for _, member in ipairs(call('ZRANGE', parked, 0, limit - 1)) do
   call('ZREM', parked, member)

@@ -14,6 +14,12 @@ local function milliseconds()
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
+-- A lease that is being given up counts as 0: it can neither be renewed nor claimed with.
+local function is_over(token)
+  local ends = call('ZSCORE', LEASES, token)
+  return not ends or ends == '0'
+end
+
 local moved = {}
 local function move(zone, record, by)
   local due = string.match(record, '^%S+')
