@@ -1,4 +1,4 @@
-"""The Redis spool alone: what it asks of the server, leases, several relays, and what happens when it goes away."""
+"""The Redis spool alone: what it asks of the server, leases, several relays, and lost connections."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.store.builders import (
     store_message,
 )
 from tests.store.spools import Spool, until
+from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer, shared_server
 from zonerelay.config.intake import LOSS_WORDS
 from zonerelay.config.models import Backend, RedisSettings, SpoolSettings
@@ -48,7 +49,7 @@ LEASE = 1.0
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
     """One to be maltreated."""
-    with RedisServer() as server:
+    with RedisServer({"repl-diskless-sync-delay": "0"}, port=free_port()) as server:
         yield server
 
 
@@ -57,9 +58,7 @@ class Fleet:
 
     def __init__(self, server: RedisServer, directory: Path, stack: AsyncExitStack) -> None:
         self.server = server
-        self.settings = RedisSettings(
-            url=server.url, prefix=f"{uuid.uuid4().hex}:", lease=LEASE, timeout=5.0
-        )
+        self.settings = RedisSettings(url=server.url, prefix=f"{uuid.uuid4().hex}:", lease=LEASE, timeout=5.0)
         self._directory = directory
         self._stack = stack
         self.spools: list[Spool] = []
@@ -142,15 +141,17 @@ class TestPromises:
         monkeypatch.setattr(redis_link, "LONGEST_PAUSE", 0.2)
         with pytest.raises(StoreOpenError):
             await lonely.relay(replicas=1, timeout=0.4)
-        with RedisServer({"replicaof": "127.0.0.1 1"}) as replica:
-            lonely.server.configure("repl-diskless-sync-delay", "0")
-            port = 0
-            del port
-            spool = await lonely.relay()
+        with RedisServer({"replicaof": f"127.0.0.1 {lonely.server.port}"}) as replica:
+            await until(lambda: b"master_link_status:up" in replica.query("INFO", "replication"))
+            spool = await lonely.relay(replicas=1, timeout=2.0)
             await store_message(spool.store, 1)
-            assert b"role:slave" in replica.query("INFO", "replication")
+            assert replica.ask("HEXISTS", lonely.key(f"message:{message_id(1)}"), "#") == b":1\r\n"
             with pytest.raises(StoreOpenError, match="replica"):
                 await lonely.relay(url=replica.url)
+            replica.kill()
+            with pytest.raises(StoreError):
+                await store_message(spool.store, 2)
+            assert spool.store.unhealthy()
 
     async def test_memory_limit_refuses_new_mail_but_lets_mail_leave(self, lonely: Fleet) -> None:
         spool = await lonely.relay()
@@ -316,8 +317,8 @@ class TestSharing:
         body = b"x" * (20 * CHUNK_SIZE)
         async with one.store.begin(envelope) as first, two.store.begin(envelope) as second:
             await first.write(body)
+            await second.write(body)
             with pytest.raises(StoreError):
-                await second.write(body)
                 await second.commit([delivery_for(envelope, "a@example.net")])
             await first.commit([delivery_for(envelope, "a@example.net")])
         with pytest.raises(StoreError):
