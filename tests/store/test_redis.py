@@ -28,9 +28,11 @@ from tests.support.redis_server import RedisServer, shared_server
 from zonerelay.config.intake import LOSS_WORDS
 from zonerelay.config.models import Backend, RedisSettings, SpoolSettings
 from zonerelay.model.clock import ManualClock, SystemClock
+from zonerelay.model.delivery import Delivery
 from zonerelay.store import redis_link
 from zonerelay.store.base import (
     CHUNK_SIZE,
+    Change,
     Finish,
     MessageNotFoundError,
     Postpone,
@@ -245,7 +247,7 @@ class TestSharing:
         await store_message(slow.store, 1, "a@example.net", "b@example.net")
         first, second = await slow.store.claim("default", 10, now=NOW)
         stop_renewing(slow)
-        taken = []
+        taken: list[Delivery] = []
         while len(taken) < 2:
             await asyncio.sleep(0.05)
             taken += await other.store.claim("default", 10, now=NOW)
@@ -482,7 +484,7 @@ class TestTrouble:
         await store_message(store, 1)
         (delivery,) = await store.claim("default", 1, now=NOW)
         bounce, bounced = own_message(message_id(9), b"y", "from@example.org")
-        changes = [Finish(delivery), Submit(bounce, b"y", (bounced,))]
+        changes: list[Change] = [Finish(delivery), Submit(bounce, b"y", (bounced,))]
         await store.settle(changes)
         (again,) = await store.claim("default", 1, now=NOW)
         await store.settle([Finish(again)])

@@ -133,8 +133,9 @@ class RedisSettings:
     )
     accept_loss: str = text(
         "",
-        f'The words "{LOSS_WORDS}", exactly so, make do with a server that does not sync its append-only file '
-        "before it answers, evicts keys or does not say. Without them it is refused.",
+        f'The words "{LOSS_WORDS}", exactly so, make do with a server that does '
+        "not sync its append-only file before it answers, that evicts keys or does not say. Without them it "
+        "is refused.",
     )
 
 

@@ -1,9 +1,12 @@
 """One connection to a Redis server that any number of callers share. The only module that knows redis-py.
 
-Commands are sent as they come, all of one turn of the event loop together, without waiting for answers, which
-come back in the same order: concurrent sessions share round trips, and on the server one sync of its log.
-What a wire was told to `confirm` with is asked behind every batch of commands, and the batch has failed when
-the answer is not good enough.
+Commands are sent as they come, without waiting for answers, which come back in the same order. While
+`IN_FLIGHT` batches are under way, what comes gathers for the next, so that concurrent sessions share round
+trips. Scripts of one batch go between MULTI and EXEC, for the sake of one sync of the server's log: it syncs
+whenever it has read and carried out 16 KB of what a client says.
+
+What a wire was told to `confirm` with is asked behind every batch, and the batch has failed when the answer
+is not good enough.
 
 Failure: when the connection ends, an answer takes longer than `timeout`, or the server says that it is not to
 be used, every call fails with StoreError and `on_broken` is called once; a wire is never repaired but
@@ -13,8 +16,9 @@ replaced. Whether a command without an answer was carried out is not known.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -29,8 +33,13 @@ from zonerelay.store.redis_scripts import DIGESTS, SOURCES
 Reply: TypeAlias = "bytes | int | list[Reply] | None"
 Argument = bytes | str | int
 Command = tuple[Argument, ...]
+_Call = tuple[Command, "asyncio.Future[Reply]"]
 
 UNREACHABLE = "the spool's server cannot be reached"
+IN_FLIGHT = 2
+"""Batches: one that the server works on, one that it finds when it is done."""
+TOGETHER = 100
+"""Scripts between MULTI and EXEC: the server does nothing else meanwhile."""
 _UNUSABLE = ("NOSCRIPT", "READONLY", "NOAUTH", "MASTERDOWN", "MISCONF", "NOPERM", "CLUSTERDOWN", "MOVED")
 """Answers after which a connection is given up: a new one is checked from the beginning."""
 
@@ -87,9 +96,8 @@ class Server:
 class _Batch:
     """Commands that were sent together."""
 
-    futures: list[asyncio.Future[Reply]]
+    groups: list[list[asyncio.Future[Reply]]]
     confirm: Sequence[Confirmation]
-    replies: list[tuple[asyncio.Future[Reply], Reply | StoreError]] = field(default_factory=list)
 
 
 class Wire:
@@ -107,7 +115,7 @@ class Wire:
         self._timeout = timeout
         self._on_broken = on_broken
         self._broken: StoreError | None = None
-        self._queue: list[tuple[Command, asyncio.Future[Reply]]] = []
+        self._queue: list[_Call] = []
         self._sent: deque[_Batch] = deque()
         self._to_send = asyncio.Event()
         self._to_receive = asyncio.Event()
@@ -141,15 +149,19 @@ class Wire:
         while True:
             await self._to_send.wait()
             self._to_send.clear()
+            if len(self._sent) >= IN_FLIGHT:
+                continue  # until an answer has come
             queue, self._queue = self._queue, []
             if not queue:
                 continue
             if not self._sent:
                 self._progress = self._loop.time()
-            batch = _Batch([future for _, future in queue], self.confirm)
+            groups = list(_groups(queue))
+            batch = _Batch([[future for _, future in group] for group in groups], self.confirm)
             self._sent.append(batch)
             self._to_receive.set()
-            commands = [command for command, _ in queue] + [asked.command for asked in batch.confirm]
+            commands = [command for group in groups for command in _wrapped(group)]
+            commands += [asked.command for asked in batch.confirm]
             try:
                 packed = self._connection.pack_commands(commands)
                 await self._connection.send_packed_command(packed, check_health=False)
@@ -165,36 +177,37 @@ class Wire:
                     await self._to_receive.wait()
                 await self._receive_batch(self._sent[0])
                 self._sent.popleft()
+                self._to_send.set()
         except (RedisError, OSError, StoreError) as error:
             self._break(str(error))
 
     async def _receive_batch(self, batch: _Batch) -> None:
-        confirm = batch.confirm
-        for future in batch.futures:
-            reply = await self._read()
-            if confirm:
-                batch.replies.append((future, reply))
-            else:
-                _answer(future, reply)
-        for asked in confirm:
+        replies: list[tuple[asyncio.Future[Reply], Reply | StoreError]] = []
+        for group in batch.groups:
+            replies += zip(group, await self._read_group(len(group)), strict=True)
+        for asked in batch.confirm:
             reply = await self._read()
             if isinstance(reply, StoreError) or not asked.is_enough(reply):
                 raise StoreError(f"{asked.command[0]!r} was answered {reply!r}: not as durable as wanted")
-        for future, reply in batch.replies:
+        for future, reply in replies:
             _answer(future, reply)
+
+    async def _read_group(self, size: int) -> Sequence[Reply | StoreError]:
+        if size == 1:
+            return [await self._read()]
+        for _ in range(size + 1):
+            await self._read()  # that it is queued
+        replies = await self._read()
+        if not isinstance(replies, list) or len(replies) != size:
+            raise StoreError(f"EXEC was answered {replies!r}"[:200])
+        return [_judged(reply) if isinstance(reply, ResponseError) else reply for reply in replies]
 
     async def _read(self) -> Reply | StoreError:
         try:
             # Decoding is off for the connection: bytes, numbers and lists of them.
             reply: Reply = await self._connection.read_response()
         except ResponseError as error:
-            text = str(error)
-            if text.startswith(_UNUSABLE) or type(error).__name__ in ("NoScriptError", "ReadOnlyError"):
-                raise
-            self._progress = self._loop.time()
-            if "maxmemory" in text:
-                return StoreFullError("the spool's server has no memory left")
-            return StoreError(f"the spool's server: {text}")
+            return _judged(error)
         self._progress = self._loop.time()
         return reply
 
@@ -213,7 +226,7 @@ class Wire:
             if task is not asyncio.current_task():
                 task.cancel()
         for batch in self._sent:
-            for future in batch.futures:
+            for future in itertools.chain.from_iterable(batch.groups):
                 _fail(future, self._broken)
         for _, future in self._queue:
             _fail(future, self._broken)
@@ -221,6 +234,30 @@ class Wire:
         self._queue.clear()
         if tell:
             self._on_broken(reason)
+
+
+def _groups(queue: list[_Call]) -> Iterator[list[_Call]]:
+    """Scripts that follow each other together; everything else by itself."""
+    for is_script, calls in itertools.groupby(queue, key=lambda call: call[0][0] == "EVALSHA"):
+        some = list(calls)
+        step = TOGETHER if is_script else 1
+        for start in range(0, len(some), step):
+            yield some[start : start + step]
+
+
+def _wrapped(group: list[_Call]) -> list[Command]:
+    commands = [command for command, _ in group]
+    return commands if len(commands) == 1 else [("MULTI",), *commands, ("EXEC",)]
+
+
+def _judged(error: ResponseError) -> StoreError:
+    """Raises it when the connection is not to be used any longer."""
+    text = str(error)
+    if text.startswith(_UNUSABLE) or type(error).__name__ in ("NoScriptError", "ReadOnlyError"):
+        raise error
+    if "maxmemory" in text:
+        return StoreFullError("the spool's server has no memory left")
+    return StoreError(f"the spool's server: {text}")
 
 
 async def open_wire(server: Server, on_broken: Callable[[str], None]) -> Wire:

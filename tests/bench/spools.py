@@ -1,0 +1,38 @@
+"""Spools to be measured beside LevelDB: each brings its server, and the tables of the configuration."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from tests.support.redis_server import RedisServer
+from tests.support.toml import Table
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolServer:
+    """`tables` of the configuration, and the server's process, if there is one."""
+
+    tables: Mapping[str, Table]
+    pid: int = 0
+
+
+# What to put before the server's command line, so that it is measured with the relay.
+SpoolStarter = Callable[[Sequence[str]], AbstractContextManager[SpoolServer]]
+
+
+@contextlib.contextmanager
+def leveldb(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
+    del launcher  # it runs in the relay
+    yield SpoolServer({"spool": {"backend": "leveldb"}})
+
+
+@contextlib.contextmanager
+def redis(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
+    with RedisServer(launcher=launcher) as server:
+        yield SpoolServer({"spool": {"backend": "redis"}, "redis": {"url": server.url}}, server.pid)
+
+
+SPOOLS: dict[str, SpoolStarter] = {"leveldb": leveldb, "redis": redis}
