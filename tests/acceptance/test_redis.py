@@ -86,7 +86,7 @@ async def test_operators_verbs_and_figures_work_and_a_lost_server_is_451(
     relay = relay_on(server, tmp_path, sink)
 
     def run(*words: str) -> str:
-        command = [PROGRAM, *words, "--config", str(relay.config)]
+        command = [str(PROGRAM), *words, "--config", str(relay.config)]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
 
     with relay:
