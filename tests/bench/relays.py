@@ -16,9 +16,13 @@ from tests.bench.load import Sink
 from tests.bench.papers import Papers, make_papers
 from tests.bench.rows import (
     ASYNC_POLICY,
+    BOTH_KEYS,
+    ED25519_KEY,
     MIB,
     POLICY,
     POSTFIX,
+    RSA_KEY,
+    SENDER_DOMAIN,
     ZONERELAY,
     Row,
     Tls,
@@ -30,10 +34,11 @@ from tests.support.debian import REPOSITORY
 from tests.support.meters import ProcessGroup
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
-from tests.support.process import RelayProcess
+from tests.support.process import PROGRAM, RelayProcess
 from tests.support.toml import Table
 
 POLICIES = {POLICY: "Nothing", ASYNC_POLICY: "AsyncNothing"}
+KEYS = {RSA_KEY: ("rsa",), ED25519_KEY: ("ed25519",), BOTH_KEYS: ("rsa", "ed25519")}
 PER_CLIENT = 1000
 DEFAULT_PER_NETWORK = 200
 
@@ -70,9 +75,16 @@ def next_hops(row: Row, sink_port: int) -> dict[str, str]:
 
 
 def zonerelay_starter(
-    *, policy: str = "", environment: Mapping[str, str] | None = None, spool: SpoolStarter = leveldb
+    *,
+    policy: str = "",
+    keys: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    spool: SpoolStarter = leveldb,
 ) -> Starter:
-    """One worker; limits that the row's sessions cannot reach; otherwise the defaults."""
+    """One worker; limits that the row's sessions cannot reach; otherwise the defaults.
+
+    `keys`: algorithms to sign with.
+    """
 
     @contextlib.contextmanager
     def start(directory: Path, row: Row, sink_port: int, launcher: Sequence[str]) -> Iterator[Running]:
@@ -91,6 +103,7 @@ def zonerelay_starter(
                 more_listeners=[{"address": f"{LOOPBACK}:{implicit}", **listener}] if implicit else [],
                 tables={
                     **_tables(row, sink_port, papers),
+                    **_signing(directory, keys),
                     **{name: table for name, table in server.tables.items() if name != "spool"},
                 },
                 launcher=launcher,
@@ -100,6 +113,22 @@ def zonerelay_starter(
             yield Running(relay, implicit or relay.smtp_port)
 
     return start
+
+
+def _signing(directory: Path, algorithms: Sequence[str]) -> dict[str, Table | Sequence[Table]]:
+    """A new key for each algorithm, for the sender of the load."""
+    entries: list[Table] = []
+    for algorithm in algorithms:
+        file = directory / f"{algorithm}.pem"
+        command = ["dkim", "new", "--domain", SENDER_DOMAIN, "--selector", algorithm]
+        subprocess.run(
+            [str(PROGRAM), *command, "--algorithm", algorithm, "--out", str(file)],
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+        entries.append({"domain": SENDER_DOMAIN, "selector": algorithm, "key_file": str(file)})
+    return {"dkim": entries} if entries else {}
 
 
 def _limits(row: Row) -> dict[str, str | int | list[str]]:
@@ -182,7 +211,8 @@ def starters(tools: PostfixTools) -> dict[str, Starter]:
         name: zonerelay_starter(policy=policy, environment={"PYTHONPATH": str(REPOSITORY)})
         for name, policy in POLICIES.items()
     }
-    return {ZONERELAY: zonerelay_starter(), POSTFIX: postfix_starter(tools), **with_policies}
+    signing = {name: zonerelay_starter(keys=algorithms) for name, algorithms in KEYS.items()}
+    return {ZONERELAY: zonerelay_starter(), POSTFIX: postfix_starter(tools), **with_policies, **signing}
 
 
 @dataclass(frozen=True, slots=True)

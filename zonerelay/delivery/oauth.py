@@ -172,14 +172,11 @@ class TokenSource:
         host = urlsplit(settings.token_url).hostname or ""
         try:
             answer = await self._post(settings.token_url, form)
-            grant = read_answer(answer.status, answer.body)
+            grant = read_answer(answer.status, answer.body, secrets=(client_secret, refresh_token))
         except WebError as error:
             raise TokenError(f"no token from {host}: {error}") from error
         except TokenError as error:
-            text = str(error)
-            for secret in (client_secret, refresh_token):
-                text = text.replace(secret, "[secret]") if secret else text
-            raise TokenError(f"no token from {host}: {text}", refused=error.refused) from None
+            raise TokenError(f"no token from {host}: {error}", refused=error.refused) from None
         if grant.refresh_token and grant.refresh_token != refresh_token:
             await self._keep(grant.refresh_token)
         return grant

@@ -266,10 +266,13 @@ class Renderer:
             self._not_signed(plan, "there are no keys")
             return b""
         domain = author_domain(header)
-        keys = plan.keys.for_author(domain, now) if domain else ()
+        # From anybody who may not relay is anybody's word: our signature under it would be theirs to spread.
+        stranger = message.envelope.origin.stranger
+        keys = plan.keys.for_author(domain, now) if domain and not stranger else ()
         if not keys:
             self._events.metrics.dkim_signature(NO_KEY)
-            self._not_signed(plan, f"no key for {domain}" if domain else "From names no author")
+            why = f"no key for {domain}" if domain else "From names no author"
+            self._not_signed(plan, "it comes from a stranger" if stranger else why)
             return b""
         try:
             body_hash = message.body_hash or await pieces.body_hash()

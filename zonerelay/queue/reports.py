@@ -9,7 +9,7 @@ no report can be made at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from zonerelay.config.models import BounceSettings
 from zonerelay.message.dsn import DsnKind, RecipientReport, can_return_whole, compose
@@ -53,6 +53,7 @@ class Reporter:
         self._ids = ids
         self._choose_zone = choose_zone
         self.bounce = bounce
+        self.zone_sizes: Mapping[str, int] = {}  # the largest message of zones that limit it
         self._hostname = hostname
         self._events = events
         self._clock = clock
@@ -72,7 +73,8 @@ class Reporter:
             wants_whole = not any(report.outcome.reply.detail == "6.3" for report in reports)
         header, whole = await self._original(message, whole=wants_whole)
         now = self._clock.now()
-        try:
+
+        def made(whole: bytes) -> Submit:
             dsn_id = self._ids.next()
             text = compose(
                 kind,
@@ -86,8 +88,17 @@ class Reporter:
                 whole_message=whole,
             )
             return self._submit(dsn_id, message.envelope.sender, text, now)
+
+        try:
+            submit = made(whole)
+            # Its zone would return it, and nobody is told of a report.
+            return made(b"") if whole and self._is_too_large(submit) else submit
         except Exception as error:
             raise ReportError(f"{kind} report: {type(error).__name__}: {error}") from error
+
+    def _is_too_large(self, submit: Submit) -> bool:
+        size = submit.message.size
+        return any(size > self.zone_sizes.get(each.zone, size) for each in submit.deliveries)
 
     def _submit(self, dsn_id: MessageId, sender: Mailbox, text: bytes, now: float) -> Submit:
         header, _, _ = text.partition(_END_OF_HEADER)

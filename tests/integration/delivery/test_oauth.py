@@ -309,6 +309,19 @@ async def test_what_the_token_server_refuses_is_an_alarm_and_not_asked_again_soo
     assert "client-secret" not in told(bed, outcome)
 
 
+async def test_no_part_of_a_long_refresh_token_is_told(
+    server: TokenServer, smarthost: Smarthost, make_bed: MakeBed, secrets: Secrets
+) -> None:
+    token = "0.AX-" + "abcdefgh" * 200
+    secrets.refresh_token.write_text(token)
+    document = {"error": "invalid_grant", "error_description": f"the token {token} has expired"}
+    server.answer = web.Response(status=400, text=json.dumps(document), content_type="application/json")
+    bed = make_bed()
+    outcome = await bed.send(to(smarthost))
+    assert "abcdefgh" not in told(bed, outcome)
+    assert "the token [secret] has expired" in told(bed, outcome)
+
+
 async def test_after_a_refused_grant_another_refresh_token_is_tried_at_once(
     server: TokenServer, smarthost: Smarthost, make_bed: MakeBed, secrets: Secrets
 ) -> None:
