@@ -87,6 +87,7 @@ class RedisLink:
         self._bodies: Wire | None = None
         self._channel: Channel | None = None
         self._broken = asyncio.Event()
+        self._up = asyncio.Event()
         self._beat_now = asyncio.Event()
         self._connected_at = 0.0
         self._valid_until = 0.0
@@ -143,6 +144,17 @@ class RedisLink:
     def unhealthy(self) -> str | None:
         return self._health.reason
 
+    async def patiently(self, ask: Callable[[], asyncio.Future[Reply]]) -> Reply:
+        """What reads may do: ask once more when a lost connection is there again within `timeout`."""
+        try:
+            return await ask()
+        except StoreFullError:
+            raise
+        except StoreError:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._up.wait(), self._server.timeout)
+            return await ask()
+
     # --- life
 
     async def open(self) -> None:
@@ -164,6 +176,7 @@ class RedisLink:
         if self._closing:
             return
         self._closing = True
+        self._up.set()  # nobody is to wait for what does not come back
         self._health.close()
         if self._task is not None:
             self._task.cancel()
@@ -195,6 +208,7 @@ class RedisLink:
         await self._renew(self._records)
         self._connected_at = self._clock.monotonic()
         self._refusal = None
+        self._up.set()
         self._note_memory(facts)
 
     def _check(self, facts: ServerFacts) -> None:
@@ -238,6 +252,7 @@ class RedisLink:
         if self._refusal is None:
             _log.error("%s: %s", UNREACHABLE, reason)
             self._refusal = StoreError(UNREACHABLE)
+            self._up.clear()
             self._health.set("reach", UNREACHABLE)
         self._broken.set()
 

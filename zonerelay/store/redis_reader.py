@@ -1,7 +1,8 @@
 """Reading the Redis spool: messages, bodies, pages of the queue. Changes nothing.
 
 What is claimed and known by heart is served without asking the server, as long as the lease lasts; afterwards
-somebody else may be sending it, so reading it fails and no attempt is begun.
+somebody else may be sending it, so reading it fails and no attempt is begun. A connection that is lost and
+comes back soon costs whoever reads a message or a body some time, and nothing else.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class RedisReader:
         known = self._book.message(message_id)
         if known is not None:
             return known
-        exists, raw = as_list(await self._link.call("HMGET", self._message_key(message_id), "#", "*"))
+        key = self._message_key(message_id)
+        reply = await self._link.patiently(lambda: self._link.call("HMGET", key, "#", "*"))
+        exists, raw = as_list(reply)
         if exists is None:
             raise MessageNotFoundError(f"no message {message_id}")
         message = records.decode_message(message_id, raw if isinstance(raw, bytes) else b"")
@@ -60,17 +63,30 @@ class RedisReader:
                 yield chunk
             return
         key = self._message_key(message_id)
-        following = self._link.call_body("HGET", key, 1) if message.chunks else None
+        following: asyncio.Future[Reply] | None = None
         for number in range(1, message.chunks + 1):
-            assert following is not None
-            raw = await following
+            raw = await self._read_chunk(key, number, following)
             if not isinstance(raw, bytes):
                 await self._explain_missing(message_id, number)
                 return
             if number < message.chunks:
-                following = self._link.call_body("HGET", key, number + 1)  # while this one is being sent
+                following = self._ask_chunk(key, number + 1)  # while this one is being sent
             self._check(message_id)
             yield raw
+
+    async def _read_chunk(self, key: bytes, number: int, asked: asyncio.Future[Reply] | None) -> Reply:
+        first = [asked] if asked is not None else []
+
+        def ask() -> asyncio.Future[Reply]:
+            return first.pop() if first else self._link.call_body("HGET", key, number)
+
+        return await self._link.patiently(ask)
+
+    def _ask_chunk(self, key: bytes, number: int) -> asyncio.Future[Reply] | None:
+        try:
+            return self._link.call_body("HGET", key, number)
+        except StoreError:
+            return None  # whoever needs it asks again
 
     async def _explain_missing(self, message_id: MessageId, number: int) -> None:
         if not await self._link.call("HEXISTS", self._message_key(message_id), "#"):
