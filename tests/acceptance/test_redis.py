@@ -17,7 +17,7 @@ from tests.support.redis_server import RedisServer
 from tests.support.submit import Submitter, tokens
 from zonerelay.sandbox.sink import Sink
 
-LEASE = 2.0
+LEASE = 1.5
 IN_FLIGHT = 10
 
 
@@ -58,11 +58,11 @@ async def test_three_relays_lose_nothing_whatever_happens_to_them(
             await asyncio.sleep(0.05)
 
     with relays[0], relays[1], relays[2]:
-        work = [asyncio.create_task(load(relay, f"r{n}", 6.0)) for n, relay in enumerate(relays)]
+        work = [asyncio.create_task(load(relay, f"r{n}", 5.0)) for n, relay in enumerate(relays)]
         await asyncio.sleep(1.0)
         await asyncio.to_thread(relays[0].kill)
         relays[1].signal(signal.SIGSTOP)
-        await asyncio.sleep(2.5 * LEASE - 2.0)
+        await asyncio.sleep(1.5 * LEASE)
         relays[1].signal(signal.SIGCONT)
         await asyncio.sleep(0.5)
         server.kill()
