@@ -30,6 +30,7 @@ from zonerelay.store import (
     ready_window,
     redis,
     redis_claims,
+    redis_handout,
     redis_reader,
 )
 from zonerelay.store.base import Change, Finish, MessageWriter, Postpone, QueueCounts, Submit
@@ -48,7 +49,8 @@ TINY: dict[object, dict[str, int]] = {
     leveldb_claims: {"_READ_AHEAD": 1},
     ledger: {"HOT_MESSAGES": 2},
     leveldb: {"UPDATE_BATCH": 2},
-    redis: {"UPDATE_BATCH": 2, "CLAIM_BUDGET": 3},
+    redis: {"UPDATE_BATCH": 2},
+    redis_handout: {"CLAIM_BUDGET": 3},
     redis_reader: {"PAGE_ROWS": 3},
     redis_claims: {"HOT_MESSAGES": 2},
 }

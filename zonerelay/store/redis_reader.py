@@ -19,7 +19,7 @@ from zonerelay.store import redis_records as rows
 from zonerelay.store.base import MessageNotFoundError, StoreCorruptError, StoreError
 from zonerelay.store.redis_claims import ClaimBook
 from zonerelay.store.redis_link import RedisLink
-from zonerelay.store.redis_wire import Reply
+from zonerelay.store.redis_wire import Reply, as_list
 
 PAGE_ROWS = 200
 OLDEST_LOOKS = 5000
@@ -168,12 +168,6 @@ class RedisReader:
         when = repr(now).encode("ascii")
         found = await self._link.run("oldest", rows.zone_field(zone), when, OLDEST_LOOKS)
         return float(found) if isinstance(found, bytes) else None
-
-
-def as_list(reply: Reply) -> list[Reply]:
-    if not isinstance(reply, list):
-        raise StoreError(f"the spool's server gave an answer that makes no sense: {reply!r}"[:200])
-    return reply
 
 
 def pairs(reply: list[Reply]) -> list[tuple[bytes, bytes]]:

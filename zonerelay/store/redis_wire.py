@@ -324,3 +324,9 @@ def _fail(future: asyncio.Future[Reply], error: StoreError) -> None:
         future.set_exception(type(error)(str(error)))
         # Nobody may be waiting any more; that is no reason for the loop to complain.
         future.exception()
+
+
+def as_list(reply: Reply) -> list[Reply]:
+    if not isinstance(reply, list):
+        raise StoreError(f"the spool's server gave an answer that makes no sense: {reply!r}"[:200])
+    return reply
