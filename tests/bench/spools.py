@@ -30,9 +30,15 @@ def leveldb(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
 
 
 @contextlib.contextmanager
+def disk(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
+    del launcher  # it runs in the relay
+    yield SpoolServer({"spool": {"backend": "disk"}})
+
+
+@contextlib.contextmanager
 def redis(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
     with RedisServer(launcher=launcher) as server:
         yield SpoolServer({"spool": {"backend": "redis"}, "redis": {"url": server.url}}, server.pid)
 
 
-SPOOLS: dict[str, SpoolStarter] = {"leveldb": leveldb, "redis": redis}
+SPOOLS: dict[str, SpoolStarter] = {"leveldb": leveldb, "disk": disk, "redis": redis}

@@ -1,4 +1,4 @@
-"""What a spool costs by itself: `python -m tests.bench.store_bench [directory] [leveldb redis …]`.
+"""What a spool costs by itself: `python -m tests.bench.store_bench [directory] [leveldb disk redis …]`.
 
 Rows: durable commits by 50 concurrent committers (4 KiB), the whole life of a message (commit,
 claim, read, settle), and 2 MiB bodies written and read. CPU and octets written are those of this

@@ -1,6 +1,6 @@
 """A process to be killed: takes mail into a spool and says what it has acknowledged, or checks a spool.
 
-    python -m tests.store.crash_worker take|one|check DIRECTORY [IMAGE] [SIZE]
+    python -m tests.store.crash_worker take|one|check BACKEND DIRECTORY [IMAGE] [SIZE]
 
 With CRASH_REDIS="URL PREFIX" in the environment the spool is on that server, which may go away and come
 back: who is refused tries again.
@@ -121,18 +121,17 @@ async def check(store: Store) -> None:
         say("whole" if whole else "broken", identity)
 
 
-async def main(verb: str, directory: Path, image: Path | None, size: int) -> None:
+def spool_in(directory: Path, backend: Backend) -> Spool:
+    # A small write buffer, so that LevelDB switches its log file many times a second.
+    return Spool(
+        directory / "spool", backend=backend, clock=SystemClock(), write_buffer=256 * 1024, redis=REDIS
+    )
+
+
+async def main(verb: str, backend: Backend, directory: Path, image: Path | None, size: int) -> None:
     if image is not None:
         mount_image(directory, image)
-    # A small write buffer, so that LevelDB switches its log file many times a second.
-    spool = Spool(
-        directory / "spool",
-        clock=SystemClock(),
-        write_buffer=256 * 1024,
-        backend=Backend.LEVELDB if REDIS is None else Backend.REDIS,
-        redis=REDIS,
-    )
-    async with spool:
+    async with spool_in(directory, backend) as spool:
         if verb == "one":
             await one(spool.store, size)
         else:
@@ -143,8 +142,9 @@ if __name__ == "__main__":
     asyncio.run(
         main(
             sys.argv[1],
-            Path(sys.argv[2]),
-            Path(sys.argv[3]) if len(sys.argv) > 3 else None,
-            int(sys.argv[4]) if len(sys.argv) > 4 else 0,
+            Backend(sys.argv[2]),
+            Path(sys.argv[3]),
+            Path(sys.argv[4]) if len(sys.argv) > 4 else None,
+            int(sys.argv[5]) if len(sys.argv) > 5 else 0,
         )
     )

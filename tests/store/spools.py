@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tests.support.redis_server import shared_server
 from zonerelay.config.models import Backend, RedisSettings, SpoolSettings
@@ -32,10 +32,13 @@ class Spool:
         min_free_space: int = 0,
         write_buffer: int = 256 * 1024,
         redis: RedisSettings | None = None,
+        places: Mapping[str, Any] | None = None,  # Any: `replace` takes them by name
     ) -> None:
-        self.settings = SpoolSettings(
+        """`places` are other paths of [spool] by their names."""
+        settings = SpoolSettings(
             backend=backend, path=path, min_free_space=min_free_space, write_buffer=write_buffer
         )
+        self.settings = replace(settings, **(places or {}))
         self.redis = redis
         if backend is Backend.REDIS and redis is None:
             self.redis = RedisSettings(url=shared_server().url, prefix=f"{uuid.uuid4().hex}:")

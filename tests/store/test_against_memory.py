@@ -1,4 +1,4 @@
-"""A durable store and memory do the same under any sequence of verbs; nothing committed is ever missed.
+"""Every durable store and memory do the same under any sequence of verbs; nothing committed is ever missed.
 
 The limits of the window are made tiny, so that a handful of messages overflows every one of them.
 """
@@ -23,6 +23,10 @@ from tests.support.redis_server import shared_server
 from zonerelay.config.models import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store import (
+    disk,
+    disk_index,
+    disk_scan,
+    disk_states,
     ledger,
     leveldb,
     leveldb_claims,
@@ -53,6 +57,10 @@ TINY: dict[object, dict[str, int]] = {
     redis_handout: {"CLAIM_BUDGET": 3},
     redis_reader: {"PAGE_ROWS": 3},
     redis_claims: {"HOT_MESSAGES": 2},
+    disk: {"UPDATE_BATCH": 2},
+    disk_states: {"HOT_DELIVERIES": 3},
+    disk_index: {"_SLACK": 1},
+    disk_scan: {"GROUP": 2},
 }
 
 recipients = st.lists(st.sampled_from(RECIPIENTS), min_size=1, max_size=4, unique=True)
@@ -323,10 +331,9 @@ class Comparison(RuleBasedStateMachine):
         assert await store.zones() == set()
         await store.close()
         await self.spool.open()
-        assert not await self.left_behind()
+        assert not await self.left_behind(), "something was left behind"
 
-    async def left_behind(self) -> list[bytes]:
-        """Keys that a store without mail should not hold."""
+    async def left_behind(self) -> list[object]:
         rows = await leveldb_rows(self.spool)
         return [key for key in rows if not key.startswith(b"meta ") or key.startswith(b"meta open")]
 
@@ -424,8 +431,19 @@ class RedisComparison(Comparison):
     backend = Backend.REDIS
     remembers_passed_over = True  # for the other relays on the server
 
-    async def left_behind(self) -> list[bytes]:
-        return await redis_rows(self.spool)
+    async def left_behind(self) -> list[object]:
+        return list(await redis_rows(self.spool))
+
+
+class DiskComparison(Comparison):
+    """The same with files."""
+
+    backend = Backend.DISK
+
+    async def left_behind(self) -> list[object]:
+        await self.spool.store.close()
+        names = {path.name for path in self.spool.settings.path.rglob("*")}
+        return [name for name in names if not name.endswith((".last", ".lock")) and name != "scratch"]
 
 
 _SETTINGS = settings(
@@ -435,7 +453,10 @@ _SETTINGS = settings(
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )
+
 TestAgainstMemory = Comparison.TestCase
 TestAgainstMemory.settings = _SETTINGS
 TestRedisAgainstMemory = RedisComparison.TestCase
 TestRedisAgainstMemory.settings = _SETTINGS
+TestDiskAgainstMemory = DiskComparison.TestCase
+TestDiskAgainstMemory.settings = _SETTINGS

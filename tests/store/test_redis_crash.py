@@ -11,6 +11,7 @@ import pytest
 
 from tests.store.test_crash import Facts, check, command, whole_lines, work_for
 from tests.support.redis_server import RedisServer
+from zonerelay.config.models import Backend
 
 ROUNDS = 3
 
@@ -26,18 +27,18 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
 def test_acknowledged_mail_survives_kill_9_of_the_relay(tmp_path: Path) -> None:
     facts = Facts()
     for number in range(ROUNDS):
-        with subprocess.Popen(command("take", tmp_path), stdout=subprocess.PIPE) as process:
+        with subprocess.Popen(command("take", Backend.REDIS, tmp_path), stdout=subprocess.PIPE) as process:
             first = work_for(0.1 + 0.07 * number, process)
             process.kill()
             assert process.stdout is not None
             facts.hear(whole_lines(first + process.stdout.read()))
-        check(facts, tmp_path)
+        check(facts, Backend.REDIS, tmp_path)
     assert len(facts.stored) > ROUNDS
 
 
 def test_acknowledged_mail_survives_kill_9_of_the_server(tmp_path: Path, server: RedisServer) -> None:
     facts = Facts()
-    with subprocess.Popen(command("take", tmp_path), stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command("take", Backend.REDIS, tmp_path), stdout=subprocess.PIPE) as process:
         said = work_for(0.0, process)
         for number in range(ROUNDS):
             time.sleep(0.2 + 0.1 * number)
@@ -48,5 +49,5 @@ def test_acknowledged_mail_survives_kill_9_of_the_server(tmp_path: Path, server:
         process.kill()
         assert process.stdout is not None
         facts.hear(whole_lines(said + process.stdout.read()))
-    check(facts, tmp_path)
+    check(facts, Backend.REDIS, tmp_path)
     assert len(facts.settled) > ROUNDS

@@ -272,6 +272,12 @@ def test_the_relay_always_has_a_valid_name(text: str, fqdn: str, name: str, reas
 ADVICE = [
     ("", "relay", "hostname", "an EHLO name that is not a full name"),
     ('[spool]\nbackend = "memory"', "relay.example.org", "spool.backend", "nothing survives"),
+    (
+        '[spool]\nbackend = "memory"\nshelve = "/q"',
+        "relay.example.org",
+        "spool.shelve",
+        "nothing survives a crash",
+    ),
     ("[spool]\nmin_free_space = 0", "relay.example.org", "spool.min_free_space", "full disks"),
     (f"[[listener]]\n{WORDS}", "relay.example.org", "listener[0].open_relay", "anybody may relay"),
     ('[[zone]]\ntls = "none"', "relay.example.org", "zone[0].tls", "clear text over the Internet"),

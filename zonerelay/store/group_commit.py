@@ -22,7 +22,7 @@ from typing import Generic, Protocol, TypeVar
 
 from zonerelay.model.clock import Clock
 from zonerelay.store.base import StoreError
-from zonerelay.store.leveldb_engine import Batches, Op
+from zonerelay.store.leveldb_engine import Op
 from zonerelay.store.writer_thread import Failed, WriterThread
 
 LAZY_DELAY = 0.035
@@ -39,6 +39,7 @@ BUSY_TURN = 0.00005
 GATHER_OCTETS = 512 * 1024
 """With this much the sync is the smaller part of the write: company would not make it cheaper."""
 
+Change = TypeVar("Change")
 P = TypeVar("P")
 W = TypeVar("W")
 
@@ -56,12 +57,12 @@ class Committer(Protocol):
     ) -> asyncio.Future[None]: ...
 
 
-class _Submission:
+class _Submission(Generic[Change]):
     __slots__ = ("applied", "done", "ops", "size")
 
     def __init__(
         self,
-        ops: Sequence[Op],
+        ops: Sequence[Change],
         size: int,
         applied: Callable[[], None] | None,
         done: asyncio.Future[None],
@@ -72,12 +73,12 @@ class _Submission:
         self.done = done
 
 
-class GroupCommitter(Generic[P, W]):
-    """Belongs to one event loop; owns the writer thread until `stop`."""
+class GroupCommitter(Generic[Change, P, W]):
+    """Belongs to one event loop; owns the writer thread until `stop`. `Change` is what a store writes."""
 
     def __init__(
         self,
-        prepare: Callable[[Batches, int], P],
+        prepare: Callable[[Sequence[Sequence[Change]], int], P],
         write: Callable[[P], W],
         *,
         clock: Clock,
@@ -94,10 +95,10 @@ class GroupCommitter(Generic[P, W]):
         self._observe = observe
         self._failed = failed
         self._thread = WriterThread("spool-writer", write, self._written)
-        self._pending: list[_Submission] = []
+        self._pending: list[_Submission[Change]] = []
         self._pending_size = 0
         self._urgent = 0
-        self._writing: list[_Submission] = []
+        self._writing: list[_Submission[Change]] = []
         self._gathering = False
         self._gather_until = 0.0
         self._last_turn = 0.0
@@ -108,7 +109,7 @@ class GroupCommitter(Generic[P, W]):
 
     def submit(
         self,
-        ops: Sequence[Op],
+        ops: Sequence[Change],
         *,
         size: int = 0,
         lazy: bool = False,
@@ -211,7 +212,7 @@ class GroupCommitter(Generic[P, W]):
             if self._pending and not self._gathering:
                 self._schedule()
 
-    def _succeed(self, batch: list[_Submission]) -> None:
+    def _succeed(self, batch: list[_Submission[Change]]) -> None:
         for submission in batch:
             if not submission.done.done():
                 submission.done.set_result(None)
@@ -220,7 +221,7 @@ class GroupCommitter(Generic[P, W]):
             if submission.applied is not None:
                 submission.applied()
 
-    def _fail(self, batch: list[_Submission], error: BaseException) -> None:
+    def _fail(self, batch: list[_Submission[Change]], error: BaseException) -> None:
         if isinstance(error, StoreError):
             refusal = error
         else:

@@ -9,8 +9,10 @@ from zonerelay.config.models import Backend, RedisSettings, SpoolSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.store.base import Lost, News, Store, StoreOpenError
+from zonerelay.store.disk_open import open_disk
 from zonerelay.store.leveldb_open import open_leveldb
 from zonerelay.store.memory import MemoryStore
+from zonerelay.store.shelf import Shelf
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -41,8 +43,9 @@ async def open_store(
     loop that is running now and must not raise.
     """
     if settings.backend is Backend.MEMORY:
-        _log.warning("%s", MemoryStore.WARNING)
-        return MemoryStore()
+        return await _open_memory(settings)
+    if settings.backend is Backend.DISK:
+        return await open_disk(settings, clock=clock, on_health=on_health, observe_commit=observe_commit)
     if settings.backend is Backend.LEVELDB:
         return await open_leveldb(settings, clock=clock, on_health=on_health, observe_commit=observe_commit)
     try:
@@ -64,3 +67,15 @@ async def open_store(
         on_news=on_news,
         on_lost=on_lost,
     )
+
+
+async def _open_memory(settings: SpoolSettings) -> MemoryStore:
+    if settings.shelve is None:
+        _log.warning("%s", MemoryStore.WARNING)
+        return MemoryStore()
+    _log.warning(MemoryStore.SHELF_WARNING, settings.shelve)
+    shelf = Shelf(settings.shelve)
+    shelved = await shelf.open()
+    if not shelved.was_closed:
+        _log.error("the shelf %s was not closed in order: mail may be missing in it", settings.shelve)
+    return MemoryStore(shelf, shelved)
