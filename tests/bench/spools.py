@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from tests.support.redis_server import RedisServer
 from tests.support.toml import Table
 
 
@@ -34,4 +35,10 @@ def disk(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
     yield SpoolServer({"spool": {"backend": "disk"}})
 
 
-SPOOLS: dict[str, SpoolStarter] = {"leveldb": leveldb, "disk": disk}
+@contextlib.contextmanager
+def redis(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
+    with RedisServer(launcher=launcher) as server:
+        yield SpoolServer({"spool": {"backend": "redis"}, "redis": {"url": server.url}}, server.pid)
+
+
+SPOOLS: dict[str, SpoolStarter] = {"leveldb": leveldb, "disk": disk, "redis": redis}

@@ -1,4 +1,4 @@
-"""What a spool costs by itself: `python -m tests.bench.store_bench [directory] [leveldb disk …]`.
+"""What a spool costs by itself: `python -m tests.bench.store_bench [directory] [leveldb disk redis …]`.
 
 Rows: durable commits by 50 concurrent committers (4 KiB), the whole life of a message (commit,
 claim, read, settle), and 2 MiB bodies written and read. CPU and octets written are those of this
@@ -21,7 +21,7 @@ import uvloop
 from tests.bench.spools import SPOOLS, SpoolServer
 from tests.store.builders import delivery_for, envelope_for
 from tests.support.meters import read_stat
-from zonerelay.config.models import Backend, SpoolSettings
+from zonerelay.config.models import Backend, RedisSettings, SpoolSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
@@ -115,6 +115,7 @@ async def measure(directory: Path, spool: str, server: SpoolServer) -> None:
         clock=SystemClock(),
         on_health=lambda _reason: None,
         observe_commit=lambda _seconds: None,
+        redis=RedisSettings(url=str(server.tables["redis"]["url"])) if "redis" in server.tables else None,
     )
     bench = Bench(store, [os.getpid(), *([server.pid] if server.pid else [])])
     small, large = 10_000, 100

@@ -60,6 +60,7 @@ import uvloop
 
 from tests.dialogs.staging import Step, client_context, load, staged
 from tests.support.inbound import House, RememberingStore, Stored, Talk, until
+from zonerelay.store import health
 from zonerelay.store.base import StoreError, StoreFullError
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
@@ -202,7 +203,7 @@ def break_store(store: RememberingStore, how: str) -> None:
         raise STORE_ERRORS[how]
 
     if how == "sick":
-        store.sick = "less than 100 MB free at /var/lib/zonerelay"
+        store.sick = health.NO_SPACE
     else:
         store.before_commit = fail
 

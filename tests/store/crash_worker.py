@@ -2,6 +2,9 @@
 
     python -m tests.store.crash_worker take|one|check BACKEND DIRECTORY [IMAGE] [SIZE]
 
+With CRASH_REDIS="URL PREFIX" in the environment the spool is on that server, which may go away and come
+back: who is refused tries again.
+
 `one` takes a single message of SIZE octets and stops itself at the moment of its acknowledgement.
 
 One line per fact, each written before anything that depends on it: `stored ID`, `settling ID`,
@@ -20,12 +23,14 @@ from pathlib import Path
 from tests.store.builders import body_of, delivery_for, envelope_for
 from tests.store.disks import mount_image
 from tests.store.spools import Spool
-from zonerelay.config.models import Backend
+from zonerelay.config.models import Backend, RedisSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.message_id import MessageId, MessageIdSource
-from zonerelay.store.base import Finish, Store
+from zonerelay.store.base import Finish, Store, StoreError
 
 SESSIONS = 6
+_place = os.environ.get("CRASH_REDIS", "").split()
+REDIS = RedisSettings(url=_place[0], prefix=_place[1], lease=1.0) if _place else None
 SIZES = (500, 4096, 60_000, 300_000, 1_200_000)
 
 
@@ -46,7 +51,10 @@ async def take(store: Store) -> None:
 async def session(store: Store, ids: MessageIdSource) -> None:
     choose = random.Random(ids.next())
     while True:
-        await store_one(store, ids.next(), choose.choice(SIZES))
+        try:
+            await store_one(store, ids.next(), choose.choice(SIZES))
+        except StoreError:
+            await refused()
 
 
 async def store_one(store: Store, identity: MessageId, size: int) -> None:
@@ -65,18 +73,38 @@ async def one(store: Store, size: int) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+async def refused() -> None:
+    """Only a server may come back."""
+    if REDIS is None:
+        raise RuntimeError("the spool has failed")
+    await asyncio.sleep(0.02)
+
+
+async def settle(store: Store, changes: list[Finish], *, lazy: bool = False) -> None:
+    while True:
+        try:
+            await store.settle(changes, lazy=lazy)
+            return
+        except StoreError:
+            await refused()
+
+
 async def deliver(store: Store, clock: SystemClock) -> None:
     """Finish every third message, one recipient after the other."""
     while True:
-        claimed = await store.claim("default", 6, now=clock.now())
+        try:
+            claimed = await store.claim("default", 6, now=clock.now())
+        except StoreError:
+            await refused()
+            continue
         by_message: dict[MessageId, list[Finish]] = {}
         for delivery in claimed:
             by_message.setdefault(delivery.message_id, []).append(Finish(delivery))
         for identity, changes in by_message.items():
             if int(identity, 16) % 3 == 0 and len(changes) == 2:
                 say("settling", identity)
-                await store.settle(changes[:1], lazy=True)
-                await store.settle(changes[1:])
+                await settle(store, changes[:1], lazy=True)
+                await settle(store, changes[1:])
                 say("settled", identity)
         await asyncio.sleep(0.001)
 
@@ -95,7 +123,9 @@ async def check(store: Store) -> None:
 
 def spool_in(directory: Path, backend: Backend) -> Spool:
     # A small write buffer, so that LevelDB switches its log file many times a second.
-    return Spool(directory / "spool", backend=backend, clock=SystemClock(), write_buffer=256 * 1024)
+    return Spool(
+        directory / "spool", backend=backend, clock=SystemClock(), write_buffer=256 * 1024, redis=REDIS
+    )
 
 
 async def main(verb: str, backend: Backend, directory: Path, image: Path | None, size: int) -> None:

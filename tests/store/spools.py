@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from zonerelay.config.models import Backend, SpoolSettings
+from tests.support.redis_server import shared_server
+from zonerelay.config.models import Backend, RedisSettings, SpoolSettings
 from zonerelay.model.clock import Clock, ManualClock
+from zonerelay.model.delivery import DeliveryKey
 from zonerelay.store.base import Store
 from zonerelay.store.open import open_store
 
@@ -28,6 +31,7 @@ class Spool:
         clock: Clock | None = None,
         min_free_space: int = 0,
         write_buffer: int = 256 * 1024,
+        redis: RedisSettings | None = None,
         places: Mapping[str, Any] | None = None,  # Any: `replace` takes them by name
     ) -> None:
         """`places` are other paths of [spool] by their names."""
@@ -35,8 +39,13 @@ class Spool:
             backend=backend, path=path, min_free_space=min_free_space, write_buffer=write_buffer
         )
         self.settings = replace(settings, **(places or {}))
+        self.redis = redis
+        if backend is Backend.REDIS and redis is None:
+            self.redis = RedisSettings(url=shared_server().url, prefix=f"{uuid.uuid4().hex}:")
         self.clock = clock or ManualClock()
         self.health: list[str | None] = []
+        self.news: list[str] = []
+        self.lost: list[Collection[DeliveryKey]] = []
         self.syncs: list[float] = []
 
     async def open(self, *, min_free_space: int | None = None) -> Store:
@@ -44,7 +53,13 @@ class Spool:
         if min_free_space is not None:
             settings = replace(settings, min_free_space=min_free_space)
         self.store = await open_store(
-            settings, clock=self.clock, on_health=self.health.append, observe_commit=self.syncs.append
+            settings,
+            clock=self.clock,
+            on_health=self.health.append,
+            observe_commit=self.syncs.append,
+            on_news=self.news.append,
+            on_lost=self.lost.append,
+            redis=self.redis,
         )
         return self.store
 

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.store.builders import NOW, attempt, body_of, delivery_for, envelope_for, message_id, own_message
 from tests.store.spools import Spool, until
+from tests.support.redis_server import shared_server
 from zonerelay.config.models import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store import (
@@ -31,6 +32,10 @@ from zonerelay.store import (
     leveldb_claims,
     leveldb_scan,
     ready_window,
+    redis,
+    redis_claims,
+    redis_handout,
+    redis_reader,
 )
 from zonerelay.store.base import Change, Finish, MessageWriter, Postpone, QueueCounts, Submit
 from zonerelay.store.memory import MemoryStore
@@ -48,6 +53,10 @@ TINY: dict[object, dict[str, int]] = {
     leveldb_claims: {"_READ_AHEAD": 1},
     ledger: {"HOT_MESSAGES": 2},
     leveldb: {"UPDATE_BATCH": 2},
+    redis: {"UPDATE_BATCH": 2},
+    redis_handout: {"CLAIM_BUDGET": 3},
+    redis_reader: {"PAGE_ROWS": 3},
+    redis_claims: {"HOT_MESSAGES": 2},
     disk: {"UPDATE_BATCH": 2},
     disk_states: {"HOT_DELIVERIES": 3},
     disk_index: {"_SLACK": 1},
@@ -66,6 +75,7 @@ class Comparison(RuleBasedStateMachine):
     """Every verb goes to both; what the store hands out must be what memory could hand out."""
 
     backend = Backend.LEVELDB
+    remembers_passed_over = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +275,8 @@ class Comparison(RuleBasedStateMachine):
         self.run(self.spool.reopen())
         self.memory.forget_claims()
         self.claimed.clear()
-        self.passed_over.clear()
+        if not self.remembers_passed_over:
+            self.passed_over.clear()
 
     # --- what must hold
 
@@ -392,6 +403,16 @@ def with_mail(counts: dict[str, QueueCounts]) -> dict[str, QueueCounts]:
     return {zone: found for zone, found in counts.items() if found.total}
 
 
+async def redis_rows(spool: Spool) -> list[bytes]:
+    """Every key but those that belong to no message, once the removal of aborted uploads is over."""
+    await spool.store.close()
+    assert spool.redis is not None
+    keys = shared_server().query("KEYS", f"{spool.redis.prefix}*").split(b"\r\n")
+    prefix = spool.redis.prefix.encode()
+    names = {key.removeprefix(prefix) for key in keys if key.startswith(prefix)}
+    return sorted(names - {b"format", b"fence", b"last-id", b"probe"})
+
+
 async def leveldb_rows(spool: Spool) -> list[bytes]:
     """Every key of a spool, once the sweep after opening is over."""
     await asyncio.sleep(0.1)
@@ -404,6 +425,14 @@ async def leveldb_rows(spool: Spool) -> list[bytes]:
         return [key for key, _ in db.rows(b"", limit=10_000)]
     finally:
         db.close()
+
+
+class RedisComparison(Comparison):
+    backend = Backend.REDIS
+    remembers_passed_over = True  # for the other relays on the server
+
+    async def left_behind(self) -> list[object]:
+        return list(await redis_rows(self.spool))
 
 
 class DiskComparison(Comparison):
@@ -427,5 +456,7 @@ _SETTINGS = settings(
 
 TestAgainstMemory = Comparison.TestCase
 TestAgainstMemory.settings = _SETTINGS
+TestRedisAgainstMemory = RedisComparison.TestCase
+TestRedisAgainstMemory.settings = _SETTINGS
 TestDiskAgainstMemory = DiskComparison.TestCase
 TestDiskAgainstMemory.settings = _SETTINGS

@@ -176,9 +176,9 @@ ONE_WRONG_VALUE = [
     ("shutdown_timeout = 1979-05-27", "shutdown_timeout", "expected a duration such as", "a date"),
     ("shutdown_timeout = true", "shutdown_timeout", "not true or false", "a switch"),
     (
-        "[spool]\nbackend = 'redis'",
+        "[spool]\nbackend = 's3'",
         "spool.backend",
-        'does not offer "redis" yet; it has "memory", "leveldb" and "disk"',
+        'does not offer "s3" yet; it has "memory", "leveldb", "disk" and "redis"',
         "later",
     ),
     ("[spool]\nenv_directory = '/q'", "spool.env_directory", 'goes with backend = "disk"', "not a file"),

@@ -23,6 +23,7 @@ from zonerelay.config.models import (
     ZoneSettings,
 )
 from zonerelay.config.problems import Report
+from zonerelay.config.redis_checks import check_redis
 from zonerelay.config.rewrite_checks import check_rewrites
 from zonerelay.config.source_checks import check_sources
 from zonerelay.config.spool_checks import check_spool
@@ -50,6 +51,7 @@ def check(settings: Settings, report: Report) -> Settings:
     check_sources(settings, report)
     check_credentials(settings, report)
     check_dkim(settings, report)
+    check_redis(settings, report)
     check_srs(settings, report)
     check_rewrites(settings, report)
     check_tls(settings, report)

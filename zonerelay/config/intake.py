@@ -32,6 +32,7 @@ from zonerelay.model.envelope import Priority
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 OPEN_RELAY_WORDS = "I understand that anybody may relay"
+LOSS_WORDS = "I understand that acknowledged mail may be lost"
 CLEARTEXT_AUTH_WORDS = "I understand that passwords can be read on the way"
 
 
@@ -39,6 +40,7 @@ class Backend(enum.StrEnum):
     MEMORY = "memory"
     LEVELDB = "leveldb"
     DISK = "disk"
+    REDIS = "redis"
 
 
 class ListenerTls(enum.StrEnum):
@@ -65,14 +67,15 @@ class SpoolSettings:
     backend: Backend = choice(
         Backend.LEVELDB,
         "leveldb keeps every acknowledged message through a crash or a power cut. disk does too, in files "
-        "that people and tools can read, for more work per message (docs/disk-queue.md). memory loses "
-        "everything when the relay stops: for tests and throw-away use.",
-        later=("redis", "postgres", "s3"),
+        "that people and tools can read, for more work per message (docs/disk-queue.md). redis keeps it on a "
+        "server that several relays can share (docs/redis.md); [redis] says where. memory loses everything "
+        "when the relay stops: for tests and throw-away use.",
+        later=("postgres", "s3"),
     )
     path: Path = path(
         Path("/var/lib/zonerelay/spool"),
-        "The spool's directory, for one relay alone; the default is the systemd unit's state directory. A "
-        "relative path starts at the directory the relay is started in.",
+        "The spool's directory, for one relay alone (redis: only what lies beside it); the default is the "
+        "systemd unit's state directory. A relative path starts at the directory the relay is started in.",
     )
     env_directory: Path | None = optional_path(
         "With disk: where the messages lie (<id>.env). Absent: in path."
@@ -93,7 +96,8 @@ class SpoolSettings:
         100 * MB,
         "With less free space than this on the spool's file system new mail is answered 452 4.3.1 and "
         "/readyz says no, so that what is queued can still be delivered. Half of it is kept back in a file "
-        "(ballast) and given up when others fill the disk all the same. 0 turns both off.",
+        "(ballast) and given up when others fill the disk all the same. 0 turns both off. With redis it is "
+        "the memory below the server's maxmemory, if that is set, and there is no ballast.",
         least=MB,
         optional=True,
     )
@@ -103,6 +107,52 @@ class SpoolSettings:
         "here and cost about four times their size in memory.",
         least=MB,
         most=256 * MB,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisSettings:
+    """[redis]: used when `[spool] backend` says so."""
+
+    url: str = text(
+        "redis://127.0.0.1:6379/0",
+        "redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH?db=DATABASE. The password is not here.",
+    )
+    user: str = text("", "The ACL user to log in as; empty: the server's default user.")
+    password: str = text(
+        "",
+        "Where the password is: a file, env:NAME or credential:NAME. Empty: none is needed.",
+        form=Form.SECRET,
+    )
+    ca_file: Path | None = optional_path("Whose certificates to trust with rediss://; empty: the system's.")
+    prefix: str = text(
+        "zonerelay:",
+        "What the names of all keys begin with. Relays with the same server, database and prefix share one "
+        "queue. In braces ({zonerelay}:) the queue stays in one slot of a cluster.",
+    )
+    lease: float = duration(
+        30.0,
+        "How long the deliveries that this relay has claimed stay its own when it is not heard of; then "
+        "other relays take them over. Longer than any pause of a relay that is alive.",
+        least=1.0,
+        most=10 * MINUTE,
+    )
+    replicas: int = count(
+        0,
+        "Replicas of the server that must have a message before it is acknowledged (WAIT). With fewer of "
+        "them no mail is taken.",
+        least=0,
+        most=16,
+        optional=True,
+    )
+    timeout: float = duration(
+        10.0, "How long to wait for an answer before the connection is given up and made again.", most=MINUTE
+    )
+    accept_loss: str = text(
+        "",
+        f'The words "{LOSS_WORDS}", exactly so, make do with a server that does '
+        "not sync its append-only file before it answers, that evicts keys or does not say. Without them it "
+        "is refused.",
     )
 
 

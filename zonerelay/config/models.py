@@ -16,6 +16,7 @@ from pathlib import Path
 from zonerelay.config.access import AccessAction, AccessSettings, AuthSettings
 from zonerelay.config.intake import (
     CLEARTEXT_AUTH_WORDS,
+    LOSS_WORDS,
     OPEN_RELAY_WORDS,
     Backend,
     BareLineEnds,
@@ -23,6 +24,7 @@ from zonerelay.config.intake import (
     ListenerSettings,
     ListenerTls,
     Network,
+    RedisSettings,
     SpoolSettings,
 )
 from zonerelay.config.options import (
@@ -69,6 +71,7 @@ __all__ = [
     "DAY",
     "HOUR",
     "KB",
+    "LOSS_WORDS",
     "MB",
     "MINUTE",
     "OPEN_RELAY_WORDS",
@@ -98,6 +101,7 @@ __all__ = [
     "Network",
     "OauthGrant",
     "Priority",
+    "RedisSettings",
     "RetryPolicyName",
     "RetrySettings",
     "RewriteSettings",
@@ -158,6 +162,7 @@ class AdminSettings:
 
 Table = (
     SpoolSettings
+    | RedisSettings
     | ListenerSettings
     | AuthSettings
     | AccessSettings
@@ -202,6 +207,7 @@ class Settings:
         least=16 * MB,
     )
     spool: SpoolSettings = field(default_factory=SpoolSettings)
+    redis: RedisSettings = field(default_factory=RedisSettings)
     listener: tuple[ListenerSettings, ...] = (ListenerSettings(),)
     auth: AuthSettings = field(default_factory=AuthSettings)
     access: tuple[AccessSettings, ...] = ()
@@ -223,6 +229,7 @@ class Settings:
 
 TABLES: dict[str, type[Table]] = {
     "spool": SpoolSettings,
+    "redis": RedisSettings,
     "listener": ListenerSettings,
     "auth": AuthSettings,
     "access": AccessSettings,

@@ -32,6 +32,7 @@ from zonerelay.model.envelope import Recipient
 from zonerelay.smtp.bdat import parse_bdat
 from zonerelay.smtp.params import DSN_RCPT_PARAMETERS, MailCommand, parse_mail, parse_rcpt
 from zonerelay.smtp.paths import CommandError
+from zonerelay.store import health
 
 if TYPE_CHECKING:
     from zonerelay.inbound.dialog import Dialog
@@ -84,7 +85,8 @@ def _mail_refusal(dialog: Dialog, command: MailCommand) -> Answer | None:
         return dialog.refuse(answers.TOO_BIG, "MAIL", mailbox=command.sender)
     unhealthy = reception.store.unhealthy()
     if unhealthy is not None:
-        return dialog.refuse(answers.STORE_FULL, "MAIL", mailbox=command.sender, detail=unhealthy)
+        answer = answers.STORE_FULL if unhealthy == health.NO_SPACE else answers.STORE_TROUBLE
+        return dialog.refuse(answer, "MAIL", mailbox=command.sender, detail=unhealthy)
     if dialog.standing.user is not None and not dialog.standing.may_send_as(command.sender):
         return dialog.refuse(answers.NOT_YOUR_ADDRESS, "MAIL", mailbox=command.sender)
     return None

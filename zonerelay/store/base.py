@@ -8,6 +8,9 @@ Promises (DESIGN rules 1 and 2):
 - The last delivery to leave takes the message and its body with it, in the same atomic write.
 - A claimed delivery is handed out to nobody else until it is settled or released. Private
   stores forget claims in a crash; shared ones let them expire.
+- On a shared store claims hang on a lease. When it ends before it was renewed, others may claim the
+  deliveries; what this relay still does with them (`settle`, `release`) changes nothing any more, and
+  reading their messages raises StoreError, so that no attempt is begun that somebody else makes.
 
 Failure: every method raises `StoreError` or a subclass and nothing else. After an error nothing of
 that call is visible, except that a `settle` whose result was lost may or may not have happened
@@ -72,6 +75,15 @@ class Submit:
 
 
 Change = Finish | Postpone | Submit
+
+
+News = Callable[[str], None]
+"""`on_news(zone)` of a shared store: others may have left something to claim in the zone. Must not raise."""
+
+Lost = Callable[[Collection[DeliveryKey]], None]
+"""`on_lost(keys)` of a shared store: the claims on these are gone. What has not been begun must be dropped
+and its claim released; what is being attempted ends without an effect on the store. `node` may be another
+number from here on. Must not raise."""
 
 
 class MessageWriter(Protocol):
@@ -182,6 +194,10 @@ class QueueStore(Protocol):
     async def zones(self) -> set[str]:
         """Names of zones that hold deliveries, so that none is orphaned when the configuration drops it."""
 
+    @property
+    def node(self) -> int:
+        """This relay's number among those that share the store, for its message ids; 0 when nobody does."""
+
     def last_message_id(self) -> MessageId | None:
         """The highest id this spool has ever committed, so that ids stay monotonic over restarts."""
 
@@ -210,7 +226,11 @@ class QueueOperations(Protocol):
     """The verbs that operators need on top. Callers withdraw the deliveries from the scheduler first."""
 
     def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
-        """Every delivery, zone by zone in MSGID order, from one snapshot; claimed ones included."""
+        """Every delivery, zone by zone in MSGID order, claimed ones included.
+
+        Private stores show one moment; shared ones a page at a time, each as it is then, and nothing that
+        comes in behind the last delivery that was there at the start.
+        """
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         """The deliveries of one message that are still open, in recipient order."""
@@ -220,7 +240,11 @@ class QueueOperations(Protocol):
     ) -> int:
         """Rewrite deliveries in durable writes; `change` returns the new state, or `None` to remove it.
 
-        Returns how many still existed. Hold, release, reschedule and remove are made of this.
+        What another relay has claimed on a shared store is left alone. `change` may be asked again about a
+        delivery that changed meanwhile.
+
+        Returns how many still existed and were not left alone. Hold, release, reschedule and remove are made
+        of this.
         """
 
 

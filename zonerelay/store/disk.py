@@ -27,6 +27,7 @@ from zonerelay.store.base import (
     Submit,
 )
 from zonerelay.store.body_cache import BodyCache
+from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message, split
 from zonerelay.store.disk_body import read_chunks
 from zonerelay.store.disk_index import Index
@@ -35,7 +36,6 @@ from zonerelay.store.disk_scan import Walk
 from zonerelay.store.disk_states import MessageState, Plan, States
 from zonerelay.store.disk_stock import Stock
 from zonerelay.store.disk_uploads import Uploads
-from zonerelay.store.leveldb_writer import LevelDbWriter
 
 UPDATE_BATCH = 256
 """Deliveries that an operator's bulk change rewrites in one write."""
@@ -45,6 +45,7 @@ class DiskStore:
     """Built by `open_store`; belongs to the event loop that was running then."""
 
     survives_restart = True
+    node = 0
 
     def __init__(self, keeper: DiskKeeper, stock: Stock) -> None:
         self._keeper = keeper
@@ -68,8 +69,8 @@ class DiskStore:
 
     # --- taking mail
 
-    def begin(self, envelope: Envelope) -> LevelDbWriter:
-        return LevelDbWriter(self, envelope)
+    def begin(self, envelope: Envelope) -> BodyWriter:
+        return BodyWriter(self, envelope)
 
     @property
     def uploads(self) -> int:

@@ -33,6 +33,7 @@ from zonerelay.store.tally import Tally
 class MemoryStore:
     """Holds whole bodies in memory, without a bound."""
 
+    node = 0
     WARNING = 'the spool is in memory (backend = "memory"): nothing in it survives a stop or a crash'
     SHELF_WARNING = (
         "the spool is in memory and in a shelf (%s): it survives an orderly restart; a crash loses what was"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
-from zonerelay.config.models import Backend, SpoolSettings
+from zonerelay.config.models import Backend, RedisSettings, SpoolSettings
 from zonerelay.model.clock import Clock
-from zonerelay.store.base import Store
+from zonerelay.model.delivery import DeliveryKey
+from zonerelay.store.base import Lost, News, Store, StoreOpenError
 from zonerelay.store.disk_open import open_disk
 from zonerelay.store.leveldb_open import open_leveldb
 from zonerelay.store.memory import MemoryStore
@@ -16,23 +17,56 @@ from zonerelay.store.shelf import Shelf
 _log = logging.getLogger("zonerelay.store")
 
 
+def _no_news(zone: str) -> None:
+    """Nobody else's mail comes in."""
+
+
+def _none_lost(keys: Collection[DeliveryKey]) -> None:
+    """Claims do not end by themselves."""
+
+
 async def open_store(
     settings: SpoolSettings,
     *,
     clock: Clock,
     on_health: Callable[[str | None], None],
     observe_commit: Callable[[float], None],
+    on_news: News = _no_news,
+    on_lost: Lost = _none_lost,
+    redis: RedisSettings | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Store:
     """Raises StoreOpenError, whose text says what the operator should do.
 
     `on_health` hears of every change of `unhealthy()`; `observe_commit` of the seconds of each durable
-    write. Both are called on the event loop that is running now and must not raise.
+    write; `on_news` and `on_lost` of what other relays do to a shared store. All are called on the event
+    loop that is running now and must not raise.
     """
     if settings.backend is Backend.MEMORY:
         return await _open_memory(settings)
     if settings.backend is Backend.DISK:
         return await open_disk(settings, clock=clock, on_health=on_health, observe_commit=observe_commit)
-    return await open_leveldb(settings, clock=clock, on_health=on_health, observe_commit=observe_commit)
+    if settings.backend is Backend.LEVELDB:
+        return await open_leveldb(settings, clock=clock, on_health=on_health, observe_commit=observe_commit)
+    try:
+        # The driver is an extra: without it every other backend works.
+        from zonerelay.store.redis_open import open_redis  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "redis":
+            raise
+        raise StoreOpenError(
+            "[spool] backend: redis needs the Python package redis-py: pip install 'zonerelay[redis]'"
+        ) from error
+    return await open_redis(
+        settings,
+        redis or RedisSettings(),
+        environment=environment or {},
+        clock=clock,
+        on_health=on_health,
+        observe_commit=observe_commit,
+        on_news=on_news,
+        on_lost=on_lost,
+    )
 
 
 async def _open_memory(settings: SpoolSettings) -> MemoryStore:

@@ -1,0 +1,139 @@
+"""A real Redis server of a test's own: Debian's, unpacked privately, in a temporary directory."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.support.debian import UnpackedPackage
+from tests.support.ports import wait_until
+
+PROGRAM = (
+    "usr/bin/redis-check-rdb"  # the server itself: the other names of it are links with absolute targets
+)
+SAFE = {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no", "save": ""}
+
+
+@functools.cache
+def _package() -> UnpackedPackage:
+    package = UnpackedPackage("redis-server", also=("redis-tools",))
+    package.ensure([PROGRAM])
+    return package
+
+
+class RedisServer:
+    """Started and stopped by `with`; `kill` and `start` in between are what a crash is."""
+
+    def __init__(
+        self, settings: Mapping[str, str] | None = None, *, port: int = 0, launcher: Sequence[str] = ()
+    ) -> None:
+        self.port = port
+        self._launcher = launcher
+        # A short path of its own: a Unix socket's may not be longer than about a hundred octets.
+        self.directory = Path(tempfile.mkdtemp(prefix="redis-"))
+        self.socket = self.directory / "socket"
+        self.url = f"redis://127.0.0.1:{port}/0" if port else f"unix://{self.socket}"
+        self._settings = {**SAFE, **(settings or {}), "port": str(port)}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        package = _package()
+        options = [word for name, value in self._settings.items() for word in (f"--{name}", value)]
+        place = ["--dir", str(self.directory), "--unixsocket", str(self.socket)]
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._launcher, str(self._program(package)), *options, *place],
+                env={**os.environ, "LD_LIBRARY_PATH": package.library_path()},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        assert wait_until(self._answers, timeout=20), (self.directory / "log").read_text()
+
+    def _program(self, package: UnpackedPackage) -> Path:
+        """What it is called decides what the program does."""
+        program = self.directory / "redis-server"
+        if not program.exists():
+            program.symlink_to(package.path(PROGRAM))
+        return program
+
+    def _answers(self) -> bool:
+        try:
+            return self.ask("PING").startswith(b"+PONG")
+        except OSError:
+            return False
+
+    def ask(self, *words: str) -> bytes:
+        """One command with a short answer, as it comes."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(5)
+            connection.connect(str(self.socket))
+            parts = [f"${len(word.encode())}\r\n{word}\r\n" for word in words]
+            connection.sendall(f"*{len(words)}\r\n{''.join(parts)}".encode())
+            answer = b""
+            while not answer.endswith(b"\r\n"):
+                answer += connection.recv(65536)
+            return answer
+
+    def query(self, *words: str) -> bytes:
+        """One command with a long answer; what it takes is up to who reads it."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(5)
+            connection.connect(str(self.socket))
+            for command in (words, ("QUIT",)):
+                parts = [f"${len(word.encode())}\r\n{word}\r\n" for word in command]
+                connection.sendall(f"*{len(command)}\r\n{''.join(parts)}".encode())
+            with connection.makefile("rb") as answer:
+                return answer.read()
+
+    def configure(self, name: str, value: str) -> None:
+        assert self.ask("CONFIG", "SET", name, value) == b"+OK\r\n"
+
+    def signal(self, which: signal.Signals) -> None:
+        os.kill(self.pid, which)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+@functools.cache
+def shared_server() -> RedisServer:
+    """One for everybody who brings a key prefix of his own; it ends with the test run."""
+    server = RedisServer()
+    server.start()
+    atexit.register(server.__exit__, None, None, None)
+    return server

@@ -1,0 +1,37 @@
+"""What is asked of a server behind every batch, and what is enough of an answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from zonerelay.store.redis_promises import ServerFacts
+from zonerelay.store.redis_wire import Confirmation, Reply, Server
+
+
+def facts(version: tuple[int, ...], *, has_log: bool = True, max_memory: int = 0) -> ServerFacts:
+    return ServerFacts("Redis", version, True, (), has_log, 100, max_memory)
+
+
+@pytest.mark.parametrize(
+    ("version", "has_log", "asked"),
+    [((7, 0, 15), True, False), ((7, 2, 0), True, True), ((8, 0, 0), True, True), ((7, 2, 4), False, False)],
+)
+def test_log_is_waited_for_where_the_server_can(version: tuple[int, ...], has_log: bool, asked: bool) -> None:
+    assert facts(version, has_log=has_log).can_wait_for_log is asked
+
+
+@pytest.mark.parametrize(
+    ("least", "reply", "enough"),
+    [((1, 0), [1, 0], True), ((1, 0), [0, 2], False), ((2,), 2, True), ((2,), 1, False), ((1,), None, False)],
+)
+def test_confirmation_counts(least: tuple[int, ...], reply: Reply, enough: bool) -> None:
+    assert Confirmation(("WAIT",), least).is_enough(reply) is enough
+
+
+def test_free_memory_is_what_is_left_below_the_limit() -> None:
+    assert facts((7, 0)).free_memory is None
+    assert facts((7, 0), max_memory=150).free_memory == 50
+
+
+def test_password_is_in_no_text() -> None:
+    assert "geheim" not in repr(Server("unix:///x", password="geheim"))

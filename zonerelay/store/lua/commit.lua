@@ -1,0 +1,12 @@
+-- owner id created metadata stored new (chunk…) (zone rcpt record)…: the message exists from here.
+local owner, id, created, metadata = take(), take(), take(), take()
+local stored, new = tonumber(take()), tonumber(take())
+local key = message_key(id)
+local whose = call('HMGET', key, '^', '#')
+if whose[2] or (whose[1] and whose[1] ~= owner) then return {'TAKEN'} end
+if call('HLEN', key) ~= (stored > 0 and stored + 1 or 0) then return {'GONE'} end
+teller = owner
+put(id, owner, created, metadata)
+for i = 1, new do call('HSET', key, stored + i, take()) end
+while at < #ARGV do add(take(), id, take(), take()) end
+return {'OK', counted()}

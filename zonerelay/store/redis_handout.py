@@ -1,0 +1,161 @@
+"""Handing out deliveries from the Redis spool, and giving them back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.store import records
+from zonerelay.store import redis_records as rows
+from zonerelay.store.base import StoreCorruptError, StoreError
+from zonerelay.store.redis_claims import ClaimBook
+from zonerelay.store.redis_figures import Figures
+from zonerelay.store.redis_link import RedisLink
+from zonerelay.store.redis_wire import Argument, Reply, as_list
+from zonerelay.store.replies import then
+
+CLAIM_BUDGET = 500
+"""Deliveries that one script looks at: the server does nothing else meanwhile."""
+RELEASE_BATCH = 256
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class Handout:
+    """The claims of one relay."""
+
+    def __init__(self, link: RedisLink, book: ClaimBook, figures: Figures) -> None:
+        self._link = link
+        self._book = book
+        self._figures = figures
+        self._turns: dict[str, int] = {}
+        # An answer was lost that may have brought claims, or a release did not arrive.
+        self.is_unsure = False
+
+    async def claim(
+        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        skip = [records.field(domain) for domain in skip_domains]
+        due = repr(now).encode("ascii")
+
+        def command(left: int) -> tuple[Argument, ...]:
+            turn = self._turns.get(zone, 0)
+            return ("claim", self._link.token, rows.zone_field(zone), left, CLAIM_BUDGET, due, turn, *skip)
+
+        self._figures.quiet.add(zone)  # unless something is heard from here on
+        found = await self._claim_all(zone, limit, command)
+        if len(found) >= limit:
+            self._figures.quiet.discard(zone)
+        return found
+
+    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
+        del now  # they were due when they were passed over
+
+        def command(left: int) -> tuple[Argument, ...]:
+            return (
+                "claim_domain",
+                self._link.token,
+                rows.zone_field(zone),
+                records.field(domain),
+                min(left, CLAIM_BUDGET),
+            )
+
+        return await self._claim_all(zone, limit, command)
+
+    async def _claim_all(
+        self, zone: str, limit: int, command: Callable[[int], tuple[Argument, ...]]
+    ) -> list[Delivery]:
+        found: list[Delivery] = []
+        try:
+            while len(found) < limit:
+                is_last, some = await self._claim_once(zone, command(limit - len(found)))
+                found += some
+                if is_last:
+                    break
+        except BaseException:
+            self._figures.quiet.discard(zone)
+            self.release([delivery.key for delivery in found])
+            raise
+        return sorted(found, key=lambda delivery: delivery.key)
+
+    def _claim_once(
+        self, zone: str, command: tuple[Argument, ...]
+    ) -> asyncio.Future[tuple[bool, list[Delivery]]]:
+        name, token, *arguments = command
+        assert isinstance(name, str)
+        assert isinstance(token, bytes)
+
+        def claimed(reply: Reply) -> tuple[bool, list[Delivery]]:
+            answer = as_list(reply)
+            if answer[0] != b"OK":
+                self._link.lose_lease()
+                raise StoreError("the lease on this relay's claims has ended")
+            _, is_last, turn, found = answer
+            if name == "claim" and isinstance(turn, int):
+                self._turns[zone] = turn
+            return bool(is_last), self._note_claims(rows.zone_field(zone), token, as_list(found))
+
+        def failed(_: StoreError) -> None:
+            self.is_unsure = True
+
+        def unwanted(result: tuple[bool, list[Delivery]]) -> None:
+            self.release([delivery.key for delivery in result[1]])
+
+        return then(self._link.run(name, token, *arguments), claimed, failed, unwanted)
+
+    def _note_claims(self, zone: bytes, token: bytes, found: list[Reply]) -> list[Delivery]:
+        claimed = []
+        for member, record in zip(found[::2], found[1::2], strict=True):
+            assert isinstance(member, bytes)
+            assert isinstance(record, bytes)
+            try:
+                delivery = rows.decode_member(zone, member, record)
+            except StoreCorruptError as error:
+                # It stays claimed, so that it holds nobody up, and stored, for whoever repairs it.
+                _log.error("%s", error)
+                continue
+            if self._book.add(delivery.key, token):
+                claimed.append(delivery)
+        return claimed
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        tokens = [(key, self._book.token(key)) for key in keys if self._book.has(key)]
+        if not tokens:
+            return
+        self._book.drop(tokens)
+        for key, _ in tokens:
+            self._figures.quiet.discard(key.zone)
+
+        def failed(_: StoreError) -> None:
+            self.is_unsure = True
+
+        arguments = [part for key, token in tokens for part in (*rows.address(key), token)]
+        try:
+            then(self._link.run("release", self._link.token, *arguments), _nothing, failed)
+        except StoreError as error:
+            failed(error)
+
+    def has_ready(self, zone: str) -> bool:
+        return zone not in self._figures.quiet
+
+    async def reconcile(self) -> None:
+        """Give back claims that hang on this relay's lease without its knowing."""
+        self.is_unsure = False
+        token = self._link.token
+        stored = await self._link.call("ZRANGE", self._link.terms.prefix + b"claims", token, token, "BYSCORE")
+        unknown = []
+        for member in as_list(stored):
+            assert isinstance(member, bytes)
+            key = rows.parse_claim(member)
+            if not self._book.has(key):
+                unknown.append(key)
+        for start in range(0, len(unknown), RELEASE_BATCH):
+            some = unknown[start : start + RELEASE_BATCH]
+            arguments = [part for key in some for part in (*rows.address(key), token)]
+            await self._link.run("release", b"", *arguments)
+
+
+def _nothing(_: Reply) -> None:
+    """Nothing to learn from it."""
