@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from zonerelay.store import group_commit
 from zonerelay.store.base import StoreError, StoreFullError
 from zonerelay.store.group_commit import GroupCommitter
 from zonerelay.store.leveldb_engine import Batches, Op
+from zonerelay.store.writer_thread import WriterThread
 
 
 class Disk:
@@ -53,10 +55,10 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def committer(disk: Disk, clock: ManualClock) -> AsyncIterator[GroupCommitter[list[bytes], float]]:
+async def committer(disk: Disk, clock: ManualClock) -> AsyncIterator[GroupCommitter[Op, list[bytes], float]]:
     committer = GroupCommitter(
         disk.prepare,
-        disk.write,
+        functools.partial(WriterThread, "spool-writer", disk.write),
         clock=clock,
         observe=lambda _seconds: None,
         failed=disk.failures.append,
@@ -71,14 +73,14 @@ def ops(name: str) -> list[Op]:
 
 
 async def test_what_is_submitted_in_one_turn_shares_one_write(
-    disk: Disk, committer: GroupCommitter[list[bytes], float]
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
 ) -> None:
     await asyncio.gather(*(committer.submit(ops(name)) for name in "abc"))
     assert disk.batches == [[b"a", b"b", b"c"]]
 
 
 async def test_next_batch_gathers_while_one_is_written(
-    disk: Disk, committer: GroupCommitter[list[bytes], float]
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
 ) -> None:
     disk.go_on.clear()
     first = committer.submit(ops("a"))
@@ -91,7 +93,7 @@ async def test_next_batch_gathers_while_one_is_written(
 
 
 async def test_lazy_goes_along_with_urgent_and_keeps_its_place(
-    disk: Disk, committer: GroupCommitter[list[bytes], float]
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
 ) -> None:
     lazy = committer.submit(ops("a"), lazy=True)
     await asyncio.sleep(0)
@@ -102,14 +104,16 @@ async def test_lazy_goes_along_with_urgent_and_keeps_its_place(
 
 
 async def test_lazy_alone_is_written_after_its_delay(
-    disk: Disk, committer: GroupCommitter[list[bytes], float], monkeypatch: pytest.MonkeyPatch
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group_commit, "LAZY_DELAY", 0.001)
     await asyncio.gather(committer.submit(ops("a"), lazy=True), committer.submit(ops("b"), lazy=True))
     assert disk.batches == [[b"a", b"b"]]
 
 
-async def test_many_lazy_ones_do_not_wait(disk: Disk, committer: GroupCommitter[list[bytes], float]) -> None:
+async def test_many_lazy_ones_do_not_wait(
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
+) -> None:
     started = asyncio.get_running_loop().time()
     await asyncio.gather(*(committer.submit(ops(str(n)), lazy=True) for n in range(group_commit.MAX_LAZY)))
     assert asyncio.get_running_loop().time() - started < group_commit.LAZY_DELAY
@@ -117,7 +121,7 @@ async def test_many_lazy_ones_do_not_wait(disk: Disk, committer: GroupCommitter[
 
 
 async def test_batch_is_bounded_and_order_is_kept(
-    disk: Disk, committer: GroupCommitter[list[bytes], float]
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
 ) -> None:
     half = group_commit.MAX_BATCH // 2
     await asyncio.gather(*(committer.submit(ops(name), size=half) for name in "abcde"))
@@ -125,7 +129,7 @@ async def test_batch_is_bounded_and_order_is_kept(
 
 
 async def test_applied_runs_before_the_submitter_goes_on_even_if_it_left(
-    disk: Disk, committer: GroupCommitter[list[bytes], float]
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
 ) -> None:
     seen: list[str] = []
     left = committer.submit(ops("a"), applied=lambda: seen.append("a"))
@@ -136,7 +140,7 @@ async def test_applied_runs_before_the_submitter_goes_on_even_if_it_left(
 
 
 async def test_failure_takes_everything_submitted_behind_it(
-    disk: Disk, committer: GroupCommitter[list[bytes], float]
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
 ) -> None:
     disk.go_on.clear()
     disk.error = StoreFullError("full")
@@ -158,7 +162,7 @@ async def test_failure_takes_everything_submitted_behind_it(
 
 
 async def test_unexpected_error_is_a_store_error(
-    disk: Disk, committer: GroupCommitter[list[bytes], float]
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
 ) -> None:
     disk.error = ZeroDivisionError("what?")
     with pytest.raises(StoreError, match="could not be written"):
@@ -166,7 +170,7 @@ async def test_unexpected_error_is_a_store_error(
 
 
 async def test_drain_writes_lazy_work_at_once(
-    disk: Disk, committer: GroupCommitter[list[bytes], float]
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
 ) -> None:
     lazy = committer.submit(ops("a"), lazy=True)
     await committer.drain()
@@ -179,7 +183,7 @@ async def turns(count: int) -> None:
 
 
 async def test_busy_loop_gathers_and_an_idle_turn_ends_it(
-    disk: Disk, committer: GroupCommitter[list[bytes], float], clock: ManualClock
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float], clock: ManualClock
 ) -> None:
     first = committer.submit(ops("a"))
     for _ in range(5):
@@ -192,7 +196,7 @@ async def test_busy_loop_gathers_and_an_idle_turn_ends_it(
 
 
 async def test_loop_that_is_always_busy_waits_no_longer_than_the_limit(
-    disk: Disk, committer: GroupCommitter[list[bytes], float], clock: ManualClock
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float], clock: ManualClock
 ) -> None:
     committer.submit(ops("a"))
     clock.advance(group_commit.GATHER_LIMIT)
@@ -201,7 +205,7 @@ async def test_loop_that_is_always_busy_waits_no_longer_than_the_limit(
 
 
 async def test_large_submission_does_not_wait_for_company(
-    disk: Disk, committer: GroupCommitter[list[bytes], float], clock: ManualClock
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float], clock: ManualClock
 ) -> None:
     committer.submit(ops("a"), size=group_commit.GATHER_OCTETS)
     clock.advance(2 * group_commit.BUSY_TURN)
@@ -210,7 +214,7 @@ async def test_large_submission_does_not_wait_for_company(
 
 
 async def test_lazy_ones_left_behind_a_write_wait_for_company_again(
-    disk: Disk, committer: GroupCommitter[list[bytes], float]
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
 ) -> None:
     disk.go_on.clear()
     first = committer.submit(ops("a"))
@@ -226,7 +230,7 @@ async def test_lazy_ones_left_behind_a_write_wait_for_company_again(
 
 
 async def test_batch_that_cannot_be_prepared_fails_like_one_that_cannot_be_written(
-    disk: Disk, committer: GroupCommitter[list[bytes], float]
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
 ) -> None:
     disk.preparing = StoreFullError("full")
     with pytest.raises(StoreFullError):
@@ -239,7 +243,7 @@ async def test_batch_that_cannot_be_prepared_fails_like_one_that_cannot_be_writt
 
 
 async def test_event_loop_goes_on_while_the_thread_writes(
-    disk: Disk, committer: GroupCommitter[list[bytes], float]
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
 ) -> None:
     disk.go_on.clear()
     done = committer.submit(ops("a"))

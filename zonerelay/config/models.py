@@ -17,6 +17,7 @@ from zonerelay.config.access import AccessAction, AccessSettings, AuthSettings
 from zonerelay.config.intake import (
     CLEARTEXT_AUTH_WORDS,
     OPEN_RELAY_WORDS,
+    UNSAFE_SERVER_WORDS,
     Backend,
     BareLineEnds,
     ListenerAuth,
@@ -74,6 +75,7 @@ __all__ = [
     "OPEN_RELAY_WORDS",
     "REPEATED",
     "TABLES",
+    "UNSAFE_SERVER_WORDS",
     "AccessAction",
     "AccessSettings",
     "AdminSettings",

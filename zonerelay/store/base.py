@@ -8,6 +8,9 @@ Promises (DESIGN rules 1 and 2):
 - The last delivery to leave takes the message and its body with it, in the same atomic write.
 - A claimed delivery is handed out to nobody else until it is settled or released. Private
   stores forget claims in a crash; shared ones let them expire.
+- On a shared store claims hang on a lease. When it ends before it was renewed, others may claim the
+  deliveries; what this relay still does with them (`settle`, `release`) changes nothing any more, and
+  reading their messages raises StoreError, so that no attempt is begun that somebody else makes.
 
 Failure: every method raises `StoreError` or a subclass and nothing else. After an error nothing of
 that call is visible, except that a `settle` whose result was lost may or may not have happened
@@ -64,14 +67,28 @@ class Postpone:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A message of our own making (a DSN) that must appear in the same write as what it reports."""
+    """A message of our own making (a DSN) that must appear in the same write as what it reports.
+
+    `about` are the deliveries that it reports. A shared store leaves it out when the claims on all of them
+    were lost: whoever has them now reports for itself.
+    """
 
     message: Message
     body: bytes
     deliveries: tuple[Delivery, ...]
+    about: tuple[DeliveryKey, ...] = ()
 
 
 Change = Finish | Postpone | Submit
+
+
+News = Callable[[str], None]
+"""`on_news(zone)` of a shared store: others may have left something to claim in the zone. Must not raise."""
+
+Lost = Callable[[Collection[DeliveryKey]], None]
+"""`on_lost(keys)` of a shared store: the claims on these are gone. What has not been begun must be dropped and
+its claim released; what is being attempted ends without an effect on the store. `node` may be another
+number from here on. Must not raise."""
 
 
 class MessageWriter(Protocol):
@@ -182,6 +199,10 @@ class QueueStore(Protocol):
     async def zones(self) -> set[str]:
         """Names of zones that hold deliveries, so that none is orphaned when the configuration drops it."""
 
+    @property
+    def node(self) -> int:
+        """This relay's number among those that share the store, for its message ids; 0 when nobody does."""
+
     def last_message_id(self) -> MessageId | None:
         """The highest id this spool has ever committed, so that ids stay monotonic over restarts."""
 
@@ -220,7 +241,8 @@ class QueueOperations(Protocol):
     ) -> int:
         """Rewrite deliveries in durable writes; `change` returns the new state, or `None` to remove it.
 
-        Returns how many still existed. Hold, release, reschedule and remove are made of this.
+        What another relay has claimed on a shared store is left alone. Returns how many still existed and
+        were not left alone. Hold, release, reschedule and remove are made of this.
         """
 
 

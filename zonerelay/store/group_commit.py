@@ -1,4 +1,4 @@
-"""Group commit: one writer thread, one synced batch at a time, and everybody who waits shares the sync.
+"""Group commit: one writer, one synced batch at a time, and everybody who waits shares the sync.
 
 What is submitted while the event loop is busy is written together; the next batch gathers while
 that one is being synced. Submissions are applied strictly in the order in which they were made,
@@ -22,8 +22,7 @@ from typing import Generic, Protocol, TypeVar
 
 from zonerelay.model.clock import Clock
 from zonerelay.store.base import StoreError
-from zonerelay.store.leveldb_engine import Batches, Op
-from zonerelay.store.writer_thread import Failed, WriterThread
+from zonerelay.store.writer_thread import Failed
 
 LAZY_DELAY = 0.035
 """With what outcomes wait for company in the queue (`journal.GATHERING`) this stays below the 50 ms that a
@@ -39,16 +38,28 @@ BUSY_TURN = 0.00005
 GATHER_OCTETS = 512 * 1024
 """With this much the sync is the smaller part of the write: company would not make it cheaper."""
 
+O = TypeVar("O")
+O_contra = TypeVar("O_contra", contravariant=True)
 P = TypeVar("P")
+P_contra = TypeVar("P_contra", contravariant=True)
 W = TypeVar("W")
 
 
-class Committer(Protocol):
+class Writer(Protocol[P_contra]):
+    """Writes one job after the other and tells of each. `WriterThread` is one."""
+
+    @property
+    def put(self) -> Callable[[P_contra], None]: ...
+
+    def stop(self) -> None: ...
+
+
+class Committer(Protocol[O_contra]):
     """What the rest of the store needs."""
 
     def submit(
         self,
-        ops: Sequence[Op],
+        ops: Sequence[O_contra],
         *,
         size: int = 0,
         lazy: bool = False,
@@ -56,12 +67,12 @@ class Committer(Protocol):
     ) -> asyncio.Future[None]: ...
 
 
-class _Submission:
+class _Submission(Generic[O]):
     __slots__ = ("applied", "done", "ops", "size")
 
     def __init__(
         self,
-        ops: Sequence[Op],
+        ops: Sequence[O],
         size: int,
         applied: Callable[[], None] | None,
         done: asyncio.Future[None],
@@ -72,32 +83,33 @@ class _Submission:
         self.done = done
 
 
-class GroupCommitter(Generic[P, W]):
-    """Belongs to one event loop; owns the writer thread until `stop`."""
+class GroupCommitter(Generic[O, P, W]):
+    """Belongs to one event loop; owns the writer until `stop`."""
 
     def __init__(
         self,
-        prepare: Callable[[Batches, int], P],
-        write: Callable[[P], W],
+        prepare: Callable[[Sequence[Sequence[O]], int], P],
+        start_writer: Callable[[Callable[[W | Failed], None]], Writer[P]],
         *,
         clock: Clock,
         observe: Callable[[W], None],
         failed: Callable[[StoreError], None],
     ) -> None:
-        """`prepare(batches, octets)` runs on the loop, `write` of what it returns in the writer thread.
+        """`prepare(batches, octets)` runs on the loop; what it returns is put to the writer.
 
-        What `write` returns goes to `observe`; `failed` is told of a failure before any submitter is.
+        `start_writer(tell)` makes one that calls `tell` on the loop with the result of each job, or with how
+        it `Failed`. Results go to `observe`; `failed` is told of a failure before any submitter is.
         """
         self._loop = asyncio.get_running_loop()
         self._now = clock.monotonic
         self._prepare = prepare
         self._observe = observe
         self._failed = failed
-        self._thread = WriterThread("spool-writer", write, self._written)
-        self._pending: list[_Submission] = []
+        self._writer = start_writer(self._written)
+        self._pending: list[_Submission[O]] = []
         self._pending_size = 0
         self._urgent = 0
-        self._writing: list[_Submission] = []
+        self._writing: list[_Submission[O]] = []
         self._gathering = False
         self._gather_until = 0.0
         self._last_turn = 0.0
@@ -108,7 +120,7 @@ class GroupCommitter(Generic[P, W]):
 
     def submit(
         self,
-        ops: Sequence[Op],
+        ops: Sequence[O],
         *,
         size: int = 0,
         lazy: bool = False,
@@ -143,8 +155,8 @@ class GroupCommitter(Generic[P, W]):
         self._refusal = reason
 
     def stop(self) -> None:
-        """End the writer thread; `refuse` and `drain` come before."""
-        self._thread.stop()
+        """End the writer; `refuse` and `drain` come before."""
+        self._writer.stop()
 
     def _schedule(self) -> None:
         """Something is pending and nothing is being written."""
@@ -180,7 +192,7 @@ class GroupCommitter(Generic[P, W]):
         except Exception as error:  # noqa: BLE001 - whatever it is, the submitters have to hear of it
             self._loop.call_soon(self._written, Failed(error))
         else:
-            self._thread.put(job)
+            self._writer.put(job)
 
     def _take_batch(self) -> int:
         """Move what goes into the next write from `_pending` to `_writing`; returns its size."""
@@ -211,7 +223,7 @@ class GroupCommitter(Generic[P, W]):
             if self._pending and not self._gathering:
                 self._schedule()
 
-    def _succeed(self, batch: list[_Submission]) -> None:
+    def _succeed(self, batch: list[_Submission[O]]) -> None:
         for submission in batch:
             if not submission.done.done():
                 submission.done.set_result(None)
@@ -220,7 +232,7 @@ class GroupCommitter(Generic[P, W]):
             if submission.applied is not None:
                 submission.applied()
 
-    def _fail(self, batch: list[_Submission], error: BaseException) -> None:
+    def _fail(self, batch: list[_Submission[O]], error: BaseException) -> None:
         if isinstance(error, StoreError):
             refusal = error
         else:

@@ -28,13 +28,13 @@ from zonerelay.store.base import (
     Submit,
 )
 from zonerelay.store.body_cache import BodyCache
+from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message, split
 from zonerelay.store.ledger import NOTHING, Found, Ledger
 from zonerelay.store.leveldb_body import read_chunks
 from zonerelay.store.leveldb_claims import ZoneClaims
 from zonerelay.store.leveldb_engine import Op
 from zonerelay.store.leveldb_keeper import SpoolKeeper
-from zonerelay.store.leveldb_writer import LevelDbWriter
 from zonerelay.store.plan import Plan, due_time
 
 UPDATE_BATCH = 256
@@ -45,6 +45,7 @@ class LevelDbStore:
     """Built by `open_store`; belongs to the event loop that was running then."""
 
     survives_restart = True
+    node = 0
 
     def __init__(
         self, keeper: SpoolKeeper, ledger: Ledger, *, last_id: MessageId | None, empty: bool
@@ -65,8 +66,8 @@ class LevelDbStore:
 
     # --- taking mail
 
-    def begin(self, envelope: Envelope) -> LevelDbWriter:
-        return LevelDbWriter(self, envelope)
+    def begin(self, envelope: Envelope) -> BodyWriter:
+        return BodyWriter(self, envelope)
 
     def submit_chunks(
         self, message_id: MessageId, first: int, chunks: Sequence[bytes]

@@ -32,6 +32,7 @@ class MemoryStore:
     """Holds whole bodies in memory, without a bound."""
 
     survives_restart = False
+    node = 0
     WARNING = 'the spool is in memory (backend = "memory"): nothing in it survives a stop or a crash'
 
     def __init__(self) -> None:

@@ -1,12 +1,12 @@
-"""Taking one message's body into the LevelDB spool.
+"""Taking one message's body into a spool that stores it in chunks.
 
 Up to `GROUP_CHUNKS` chunks wait in memory; a message that ends before that is one atomic synced
 batch. A longer one is stored in groups while it arrives, each group in a synced batch (DESIGN
 rule 1), with one group being written while the next fills: `write` waits when both are full. The
 more large uploads there are, the smaller their groups, so that all together stay bounded.
 
-Chunks without `#` do not exist for anybody: abort removes them in the background, and a start
-removes what a crash left. After a failed write the message cannot be committed any more.
+Chunks of a message that was not committed do not exist for anybody: abort removes them in the background,
+and what a crash left the store removes by itself. After a failed write the message cannot be committed any more.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Spool(Protocol):
         """Remove the first `count` chunks, in the background."""
 
 
-class LevelDbWriter:
+class BodyWriter:
     """A message that is arriving."""
 
     __slots__ = (
