@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support.postgres import PostgresServer
 from zonerelay.config.models import Backend, SpoolSettings
 from zonerelay.model.clock import Clock, ManualClock
+from zonerelay.model.delivery import DeliveryKey
 from zonerelay.store.base import Store
 from zonerelay.store.open import open_store
 
@@ -28,12 +31,28 @@ class Spool:
         clock: Clock | None = None,
         min_free_space: int = 0,
         write_buffer: int = 256 * 1024,
+        postgres: PostgresServer | None = None,
+        node: int = 0,
+        lease: float = 60.0,
     ) -> None:
+        """`postgres`: its schema is the spool's, so that one path is one queue."""
         self.settings = SpoolSettings(
             backend=backend, path=path, min_free_space=min_free_space, write_buffer=write_buffer
         )
+        if postgres is not None:
+            schema = "spool_" + hashlib.sha256(bytes(path)).hexdigest()[:16]
+            self.settings = replace(
+                self.settings,
+                backend=Backend.POSTGRES,
+                url=postgres.url,
+                schema=schema,
+                node=node,
+                lease=lease,
+            )
         self.clock = clock or ManualClock()
         self.health: list[str | None] = []
+        self.news: list[str] = []
+        self.lost: list[DeliveryKey] = []
         self.syncs: list[float] = []
 
     async def open(self, *, min_free_space: int | None = None) -> Store:
@@ -41,7 +60,12 @@ class Spool:
         if min_free_space is not None:
             settings = replace(settings, min_free_space=min_free_space)
         self.store = await open_store(
-            settings, clock=self.clock, on_health=self.health.append, observe_commit=self.syncs.append
+            settings,
+            clock=self.clock,
+            on_health=self.health.append,
+            observe_commit=self.syncs.append,
+            on_news=self.news.append,
+            on_lost=self.lost.extend,
         )
         return self.store
 

@@ -19,7 +19,7 @@ REFUSED = [
     ('[[rewrite]]\naddress = ["a b@c"]\nto = "@c"', "rewrite[0].address[0]", "not an address pattern"),
     ('[[rewrite]]\naddress = ["*"]\nto = "c"', "rewrite[0].to", "is no address"),
     (f'{RULE}where = "from"', "rewrite[0].where", "must be"),
-    (f'{RULE}listener = ["127.0.0.1:2526"]', "rewrite[0].listener[0]", "did you mean 127.0.0.1:2525?"),
+    (f'{RULE}listener = ["127.0.0.1:2526"]', "rewrite[0].listener[0]", 'did you mean 127.0.0.1:2525?'),
     ('[[listener]]\ndrop_headers = ["Bcc:"]', "listener[0].drop_headers[0]", "not the name"),
     ('[[listener]]\ndrop_headers = ["Bcc", "RECEIVED"]', "listener[0].drop_headers[1]", "mail loop"),
     ('[[listener]]\ndrop_headers = ["from"]', "listener[0].drop_headers[0]", "RFC 5322"),

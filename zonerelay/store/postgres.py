@@ -202,6 +202,8 @@ class PostgresStore:
             return
         for key, new in job.changes.items():
             self._land_change(job, key, new)
+        for closed in job.closed:
+            self._forget_message(identity(closed))
         for added in (*job.messages, *(report for report, _ in job.reports)):
             if added.stored:
                 self._land_message(added)
@@ -219,8 +221,6 @@ class PostgresStore:
             self._counter.move(key.zone, _before(job, key, status), None)
             if key not in job.mine:
                 pool.due = 0.0
-            if job.simple:
-                self._forget_message(key.message_id)
             return
         self._counter.move(key.zone, _before(job, key, status), new)
         if key not in job.mine:
@@ -326,7 +326,7 @@ class PostgresStore:
         let_go = claims.let_go.pop(key, None)
         if new is None:
             claims.drop(key)
-            self._messages.pop(key.message_id, None)
+            self._forget_message(key.message_id)
         elif key in claims.handed:
             claims.handed[key] = new
         elif kept and let_go is not None:

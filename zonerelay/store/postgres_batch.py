@@ -84,6 +84,7 @@ class Job:
     news: set[str] = field(default_factory=set)
     simple: bool = False
     done: dict[DeliveryKey, Status] = field(default_factory=dict)
+    closed: set[int] = field(default_factory=set)
     error: StoreError | None = None
     outcome: asyncio.Future[None] | None = None
 
@@ -92,6 +93,7 @@ class Job:
 
     def forget_results(self) -> None:
         self.done.clear()
+        self.closed.clear()
         self.error = None
         for new in (*self.messages, *(new for new, _ in self.reports)):
             new.stored = False
@@ -201,10 +203,11 @@ class BatchWriter:
         ):
             job, delivery_key = wanted[RowKey(*key)]
             job.done[delivery_key] = Status(next_attempt, held)
-            if not alone:
-                shared.add(key[1])
+            (job.closed if alone else shared).add(key[1])
         if shared:
-            await close_messages(fetch, shared)
+            closed = await close_messages(fetch, shared)
+            for job in jobs:
+                job.closed |= closed
 
     async def _postpone(self, fetch: Fetch, jobs: Sequence[Job], session: int) -> None:
         wanted = _wanted(jobs, leaving=False)
@@ -234,13 +237,13 @@ class BatchWriter:
             new.stored = True
 
 
-async def close_messages(fetch: Fetch, numbers: Iterable[int]) -> None:
-    """Remove those that have no delivery any more. Two nodes may have finished the last two just now: whoever
-    gets the lock second sees what the first has done.
+async def close_messages(fetch: Fetch, numbers: Iterable[int]) -> set[int]:
+    """Remove those that have no delivery any more; they are returned. Two nodes may have finished the last two
+    just now: whoever gets the lock second sees what the first has done.
     """
     ids = sorted(numbers)
     await fetch(sql.LOCK_MESSAGES, ids)
-    await fetch(sql.CLOSE_MESSAGES, ids)
+    return {row[0] for row in await fetch(sql.CLOSE_MESSAGES, ids)}
 
 
 def _rounds(jobs: Sequence[Job]) -> list[list[Job]]:

@@ -18,6 +18,7 @@ from zonerelay.store.postgres_driver import Access, Link, load_driver
 from zonerelay.store.postgres_keeper import DatabaseKeeper
 from zonerelay.store.postgres_reader import DatabaseReader
 from zonerelay.store.postgres_schema import migrate
+from zonerelay.store.postgres_server import check_server
 
 
 async def open_postgres(
@@ -33,11 +34,12 @@ async def open_postgres(
     """Raises StoreOpenError. Delivering can begin at once; counting goes on behind it."""
     load_driver()
     access = _access(settings, environment)
+    unsafe = settings.allow_unsafe_server == UNSAFE_SERVER_WORDS
     keeper = DatabaseKeeper(
         access,
         node=settings.node,
         lease=settings.lease,
-        unsafe=settings.allow_unsafe_server == UNSAFE_SERVER_WORDS,
+        unsafe=unsafe,
         clock=clock,
         on_health=on_health,
         on_news=on_news,
@@ -49,7 +51,7 @@ async def open_postgres(
     news = _News(store, claims, on_news)
     keeper.on_news, keeper.all_zones = news.of_zone, news.of_all
     try:
-        await _prepare(access, settings.schema)
+        await _prepare(access, unsafe=unsafe)
         await keeper.start()
         await keeper.reap()
         ((last,),) = await claims.ask(sql.LAST_ID)
@@ -73,10 +75,11 @@ def _access(settings: SpoolSettings, environment: Mapping[str, str]) -> Access:
     return Access(settings.url, password, settings.schema, f"zonerelay {settings.node}")
 
 
-async def _prepare(access: Access, schema: str) -> None:
+async def _prepare(access: Access, *, unsafe: bool) -> None:
     link = await Link.open(access)
     try:
-        await migrate(link, schema)
+        await check_server(link, unsafe=unsafe)
+        await migrate(link, access.schema)
     finally:
         await link.close()
 

@@ -19,9 +19,7 @@ MOST_QUEUED = 6000
 AHEAD = 40
 """Messages for a line with a rate that are sent at once, before its rate counts."""
 
-_TEXT = (
-    b"From: <load@example.org>\r\nSubject: limits\r\nMessage-ID: <limits@example.org>\r\n\r\n" + b"x" * 800
-)
+_TEXT = b"From: <load@example.org>\r\nSubject: limits\r\nMessage-ID: <limits@example.org>\r\n\r\n" + b"x" * 800
 
 
 class Feed:
