@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from zonerelay import __version__
@@ -35,6 +35,7 @@ from zonerelay.inbound.listener import ListenError
 from zonerelay.inbound.listeners import Listeners
 from zonerelay.inbound.rewriting import Rewriting
 from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.queue.operations import Operations
 from zonerelay.queue.retry import RetryPolicy
@@ -88,6 +89,7 @@ class Worker:
         self._listeners: Listeners | None = None
         self._scheduler: Scheduler | None = None
         self._settler: Settler | None = None
+        self._ids: MessageIdSource | None = None
         self._control: ControlServer | None = None
         self._admin: AdminServer | None = None
         self._readiness: ReadinessCheck | None = None
@@ -117,8 +119,12 @@ class Worker:
             clock=self.clock,
             on_health=self._on_health,
             observe_commit=self.metrics.store_commit,
+            on_news=self._on_news,
+            on_lost=self._on_lost,
+            postgres=self.settings.postgres,
+            environment=self._environment,
         )
-        ids = MessageIdSource(self.clock, last=store.last_message_id())
+        ids = self._ids = MessageIdSource(self.clock, store.node, last=store.last_message_id())
         sending = self._sending = self._build_sending(store)
         scheduler = self._build_queue(store, ids, sending)
         sending.logins.resume = scheduler.resume
@@ -330,6 +336,18 @@ class Worker:
     def _notify(self, zone: str, due: float = 0.0) -> None:
         if self._scheduler is not None:
             self._scheduler.notify(zone, due)
+
+    def _on_news(self, zone: str) -> None:
+        """Others have left mail behind: some to be sent now, some that was deferred."""
+        if self._scheduler is not None:
+            self._scheduler.wake(zone)
+
+    def _on_lost(self, keys: Collection[DeliveryKey]) -> None:
+        """Others have taken over what was claimed: forget what waits; what is being sent ends by itself."""
+        if self._ids is not None and self.store is not None:
+            self._ids.renumber(self.store.node)
+        if self._scheduler is not None:
+            self._scheduler.give_back(self._scheduler.withdraw(keys))
 
     def _on_health(self, reason: str | None) -> None:
         if reason is None:

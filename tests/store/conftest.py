@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.store.spools import Spool
-from tests.support.postgres import PostgresServer
 from zonerelay.config.models import Backend
 from zonerelay.store.base import Store
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    """One server for all tests; each spool has a schema of its own. Who breaks a server starts another."""
-    with PostgresServer() as server:
-        yield server
 
 
 @pytest.fixture(params=list(Backend), ids=lambda backend: backend.value)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     """The contract: what is tested with this fixture holds for every backend."""
-    server = request.getfixturevalue("postgres") if request.param is Backend.POSTGRES else None
-    async with Spool(tmp_path / "spool", backend=request.param, postgres=server) as spool:
+    async with Spool(tmp_path / "spool", backend=request.param) as spool:
         yield spool.store
 
 

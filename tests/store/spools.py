@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.support.postgres import PostgresServer
-from zonerelay.config.models import Backend, SpoolSettings
+from tests.support.postgres import shared_postgres
+from zonerelay.config.models import Backend, PostgresSettings, SpoolSettings
 from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.store.base import Store
@@ -31,23 +31,15 @@ class Spool:
         clock: Clock | None = None,
         min_free_space: int = 0,
         write_buffer: int = 256 * 1024,
-        postgres: PostgresServer | None = None,
-        node: int = 0,
-        lease: float = 60.0,
+        postgres: PostgresSettings | None = None,
     ) -> None:
-        """`postgres`: its schema is the spool's, so that one path is one queue."""
         self.settings = SpoolSettings(
             backend=backend, path=path, min_free_space=min_free_space, write_buffer=write_buffer
         )
-        if postgres is not None:
-            schema = "spool_" + hashlib.sha256(bytes(path)).hexdigest()[:16]
-            self.settings = replace(
-                self.settings,
-                backend=Backend.POSTGRES,
-                url=postgres.url,
-                schema=schema,
-                node=node,
-                lease=lease,
+        self.postgres = postgres
+        if backend is Backend.POSTGRES and postgres is None:
+            self.postgres = PostgresSettings(
+                url=shared_postgres().url, schema=f"spool_{uuid.uuid4().hex[:16]}", lease=60.0
             )
         self.clock = clock or ManualClock()
         self.health: list[str | None] = []
@@ -66,6 +58,7 @@ class Spool:
             observe_commit=self.syncs.append,
             on_news=self.news.append,
             on_lost=self.lost.extend,
+            postgres=self.postgres,
         )
         return self.store
 

@@ -7,6 +7,8 @@ settings are the defaults but for memory and sockets, so what it says is durable
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import pwd
 import shutil
@@ -197,6 +199,14 @@ class PostgresServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+@functools.cache
+def shared_postgres() -> PostgresServer:
+    """One for the whole run; each spool has a schema of its own there. Who breaks a server starts another."""
+    server = PostgresServer()
+    atexit.register(server.stop)
+    return server
 
 
 def _unprivileged() -> pwd.struct_passwd | None:

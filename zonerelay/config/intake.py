@@ -32,7 +32,7 @@ from zonerelay.model.envelope import Priority
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 OPEN_RELAY_WORDS = "I understand that anybody may relay"
-UNSAFE_SERVER_WORDS = "I understand that acknowledged mail can be lost"
+LOSS_WORDS = "I understand that acknowledged mail may be lost"
 CLEARTEXT_AUTH_WORDS = "I understand that passwords can be read on the way"
 
 
@@ -65,9 +65,9 @@ class SpoolSettings:
 
     backend: Backend = choice(
         Backend.LEVELDB,
-        "leveldb keeps every acknowledged message through a crash or a power cut. postgres does, too, in a "
-        "database that several relays can share (docs/postgres.md). memory loses everything when the relay "
-        "stops: for tests and throw-away use.",
+        "leveldb keeps every acknowledged message through a crash or a power cut. memory loses everything "
+        "when the relay stops: for tests and throw-away use. postgres keeps it in a database that several "
+        "relays can share (docs/postgres.md); [postgres] says where.",
         later=("disk", "redis", "s3"),
     )
     path: Path = path(
@@ -89,38 +89,6 @@ class SpoolSettings:
         "here and cost about four times their size in memory.",
         least=MB,
         most=256 * MB,
-    )
-    url: str = text(
-        "",
-        'Where the database of a shared spool is, without a password: "postgresql://user@host:5432/mail", '
-        '"postgresql:///mail?host=/run/postgresql&user=zonerelay"; with ?sslmode=verify-full where it is '
-        "reached over a network.",
-    )
-    password: str = text(
-        "",
-        'Where its password is: a file, "env:NAME" or "credential:NAME" (systemd). Empty: it wants none.',
-        form=Form.SECRET,
-    )
-    schema: str = text(
-        "zonerelay", "The schema of the database for this queue; it is made if it is not there."
-    )
-    node: int = count(
-        0,
-        "The number of this relay among those that share a spool, 0 to 255; each needs its own, and keeps it.",
-        most=255,
-        optional=True,
-    )
-    lease: float = duration(
-        15 * MINUTE,
-        "How long a relay that shares a spool may be silent before others take over what it was sending. "
-        "What it has begun may have been delivered by then, so it should not be shorter than the longest "
-        "transaction ([delivery] final_dot_timeout).",
-        least=1.0,
-    )
-    allow_unsafe_server: str = text(
-        "",
-        f'The words "{UNSAFE_SERVER_WORDS}", exactly so, let the spool be on a server that would lose mail '
-        "in a crash or a power cut, for it does not sync what it writes. Without them it is refused.",
     )
 
 

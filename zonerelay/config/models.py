@@ -16,8 +16,8 @@ from pathlib import Path
 from zonerelay.config.access import AccessAction, AccessSettings, AuthSettings
 from zonerelay.config.intake import (
     CLEARTEXT_AUTH_WORDS,
+    LOSS_WORDS,
     OPEN_RELAY_WORDS,
-    UNSAFE_SERVER_WORDS,
     Backend,
     BareLineEnds,
     ListenerAuth,
@@ -49,6 +49,7 @@ from zonerelay.config.outbound import (
     OauthGrant,
     SourceSettings,
 )
+from zonerelay.config.postgres import PostgresSettings
 from zonerelay.config.rewriting import DkimSettings, RewriteSettings, RewriteWhere, SrsSettings
 from zonerelay.config.sending import (
     BounceSettings,
@@ -70,12 +71,12 @@ __all__ = [
     "DAY",
     "HOUR",
     "KB",
+    "LOSS_WORDS",
     "MB",
     "MINUTE",
     "OPEN_RELAY_WORDS",
     "REPEATED",
     "TABLES",
-    "UNSAFE_SERVER_WORDS",
     "AccessAction",
     "AccessSettings",
     "AdminSettings",
@@ -99,6 +100,7 @@ __all__ = [
     "Mechanism",
     "Network",
     "OauthGrant",
+    "PostgresSettings",
     "Priority",
     "RetryPolicyName",
     "RetrySettings",
@@ -160,6 +162,7 @@ class AdminSettings:
 
 Table = (
     SpoolSettings
+    | PostgresSettings
     | ListenerSettings
     | AuthSettings
     | AccessSettings
@@ -204,6 +207,7 @@ class Settings:
         least=16 * MB,
     )
     spool: SpoolSettings = field(default_factory=SpoolSettings)
+    postgres: PostgresSettings = field(default_factory=PostgresSettings)
     listener: tuple[ListenerSettings, ...] = (ListenerSettings(),)
     auth: AuthSettings = field(default_factory=AuthSettings)
     access: tuple[AccessSettings, ...] = ()
@@ -225,6 +229,7 @@ class Settings:
 
 TABLES: dict[str, type[Table]] = {
     "spool": SpoolSettings,
+    "postgres": PostgresSettings,
     "listener": ListenerSettings,
     "auth": AuthSettings,
     "access": AccessSettings,

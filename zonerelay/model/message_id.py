@@ -24,11 +24,15 @@ class MessageIdSource:
     """Hands out ids for one worker. Not thread-safe: one event loop owns it."""
 
     def __init__(self, clock: Clock, worker: int = 0, last: MessageId | None = None) -> None:
+        self._clock = clock
+        self._counter = int(last[:-2], 16) if last else 0
+        self.renumber(worker)
+
+    def renumber(self, worker: int) -> None:
+        """From now on hand out ids of this worker."""
         if not 0 <= worker < MAX_WORKERS:
             raise ValueError(f"worker must be 0 to {MAX_WORKERS - 1}, not {worker}")
-        self._clock = clock
         self._suffix = f"{worker:02x}"
-        self._counter = int(last[:-2], 16) if last else 0
 
     def next(self) -> MessageId:
         # Milliseconds and sequence are one integer, so a full sequence carries into the next millisecond.

@@ -31,6 +31,7 @@ class QueueCounter:
         self._tally = Tally()
         self._since: Tally | None = None
         self._counting: asyncio.Task[None] | None = None
+        self._link: Link | None = None
 
     def move(self, zone: str, old: Delivery | None, new: Delivery | None) -> None:
         self._tally.move(zone, old, new)
@@ -45,7 +46,7 @@ class QueueCounter:
         await self.stop()
         stack = contextlib.AsyncExitStack()
         try:
-            link = await Link.open(self._access)
+            link = self._link = await Link.open(self._access)
             stack.push_async_callback(link.close)
             fetch = await stack.enter_async_context(link.transaction(one_moment=True))
             await fetch("SELECT txid_current_snapshot()")
@@ -77,3 +78,7 @@ class QueueCounter:
             self._counting.cancel()
             await asyncio.gather(self._counting, return_exceptions=True)
             self._counting = None
+        if self._link is not None and not self._link.is_closed:
+            # A task that is cancelled before its first step does not clean up.
+            self._link.cut()
+            await asyncio.sleep(0)

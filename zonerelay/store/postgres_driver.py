@@ -157,6 +157,7 @@ class Link:
                 await self._connection.close(timeout=CLOSE_TIMEOUT)
         except StoreError:
             self._connection.terminate()
+        await asyncio.sleep(0)  # the loop lets go of the socket one turn later
 
     def cut(self) -> None:
         """End it at once; what was under way fails."""

@@ -186,7 +186,7 @@ class DatabaseKeeper:
         if not taken:
             raise StoreOpenError(
                 f"another relay is connected to the database as node {self.node}: give every relay that"
-                " shares it its own [spool] node"
+                " shares it its own [postgres] node"
             )
         await control.listen(self.channel, self._hear)
         renewed = bool(self.session) and await self._renew()

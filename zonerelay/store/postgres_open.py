@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from zonerelay.config.models import UNSAFE_SERVER_WORDS, SpoolSettings
+from zonerelay.config.models import LOSS_WORDS, PostgresSettings
 from zonerelay.config.secrets import SecretError, read_secret
 from zonerelay.model.clock import Clock
 from zonerelay.store import postgres_sql as sql
@@ -22,7 +22,7 @@ from zonerelay.store.postgres_server import check_server
 
 
 async def open_postgres(
-    settings: SpoolSettings,
+    settings: PostgresSettings,
     *,
     environment: Mapping[str, str],
     clock: Clock,
@@ -34,7 +34,7 @@ async def open_postgres(
     """Raises StoreOpenError. Delivering can begin at once; counting goes on behind it."""
     load_driver()
     access = _access(settings, environment)
-    unsafe = settings.allow_unsafe_server == UNSAFE_SERVER_WORDS
+    unsafe = settings.accept_loss == LOSS_WORDS
     keeper = DatabaseKeeper(
         access,
         node=settings.node,
@@ -65,13 +65,13 @@ async def open_postgres(
     return store
 
 
-def _access(settings: SpoolSettings, environment: Mapping[str, str]) -> Access:
+def _access(settings: PostgresSettings, environment: Mapping[str, str]) -> Access:
     password = ""
     if settings.password:
         try:
             password = read_secret(settings.password, environment)
         except SecretError as error:
-            raise StoreOpenError(f"spool.password: {error}") from error
+            raise StoreOpenError(f"postgres.password: {error}") from error
     return Access(settings.url, password, settings.schema, f"zonerelay {settings.node}")
 
 

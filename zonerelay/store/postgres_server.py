@@ -30,5 +30,5 @@ async def check_server(link: Link, *, unsafe: bool) -> None:
     if wrong and not unsafe:
         raise StoreOpenError(
             f"the database server has {' and '.join(wrong)}: it would lose mail that was acknowledged. Turn it on"
-            " (docs/postgres.md), or say the words of [spool] allow_unsafe_server"
+            " (docs/postgres.md), or say the words of [postgres] accept_loss"
         )
