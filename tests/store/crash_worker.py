@@ -2,6 +2,8 @@
 
     python -m tests.store.crash_worker take|one|check DIRECTORY [IMAGE] [SIZE]
 
+With `CRASH_POSTGRES` in the environment the spool is in that database.
+
 `one` takes a single message of SIZE octets and stops itself at the moment of its acknowledgement.
 
 One line per fact, each written before anything that depends on it: `stored ID`, `settling ID`,
@@ -20,6 +22,7 @@ from pathlib import Path
 from tests.store.builders import body_of, delivery_for, envelope_for
 from tests.store.disks import mount_image
 from tests.store.spools import Spool
+from zonerelay.config.models import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.store.base import Finish, Store
@@ -92,11 +95,18 @@ async def check(store: Store) -> None:
         say("whole" if whole else "broken", identity)
 
 
+def spool_in(directory: Path) -> Spool:
+    if url := os.environ.get("CRASH_POSTGRES"):
+        settings = PostgresSettings(url=url, schema="crash", lease=60.0)
+        return Spool(directory, backend=Backend.POSTGRES, clock=SystemClock(), postgres=settings)
+    # A small write buffer, so that LevelDB switches its log file many times a second.
+    return Spool(directory / "spool", clock=SystemClock(), write_buffer=256 * 1024)
+
+
 async def main(verb: str, directory: Path, image: Path | None, size: int) -> None:
     if image is not None:
         mount_image(directory, image)
-    # A small write buffer, so that LevelDB switches its log file many times a second.
-    async with Spool(directory / "spool", clock=SystemClock(), write_buffer=256 * 1024) as spool:
+    async with spool_in(directory) as spool:
         if verb == "one":
             await one(spool.store, size)
         else:

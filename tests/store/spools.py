@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -44,7 +44,7 @@ class Spool:
         self.clock = clock or ManualClock()
         self.health: list[str | None] = []
         self.news: list[str] = []
-        self.lost: list[DeliveryKey] = []
+        self.lost: list[Collection[DeliveryKey]] = []
         self.syncs: list[float] = []
 
     async def open(self, *, min_free_space: int | None = None) -> Store:
@@ -57,7 +57,7 @@ class Spool:
             on_health=self.health.append,
             observe_commit=self.syncs.append,
             on_news=self.news.append,
-            on_lost=self.lost.extend,
+            on_lost=self.lost.append,
             postgres=self.postgres,
         )
         return self.store

@@ -29,6 +29,7 @@ from zonerelay.store import (
     leveldb_claims,
     leveldb_scan,
     postgres,
+    postgres_jobs,
     postgres_reader,
     ready_window,
 )
@@ -49,7 +50,8 @@ TINY: dict[object, dict[str, int]] = {
     ledger: {"HOT_MESSAGES": 2},
     leveldb: {"UPDATE_BATCH": 2},
     claim_pool: {"POOL_LIMIT": 2},
-    postgres: {"UPDATE_BATCH": 2, "HOT_MESSAGES": 2},
+    postgres: {"UPDATE_BATCH": 2},
+    postgres_jobs: {"HOT_MESSAGES": 2},
     postgres_reader: {"PAGE_ROWS": 3, "CHUNKS_AT_ONCE": 2},
 }
 
@@ -416,7 +418,9 @@ class PostgresComparison(Comparison):
         await self.spool.store.close()
         assert self.spool.postgres is not None
         schema = self.spool.postgres.schema
-        parts = (f"(SELECT count(*) FROM {schema}.{name})" for name in ("message", "chunk", "delivery", "upload"))
+        parts = (
+            f"(SELECT count(*) FROM {schema}.{name})" for name in ("message", "chunk", "delivery", "upload")
+        )
         left = shared_postgres().psql(f"SELECT {' + '.join(parts)}")
         shared_postgres().psql(f"DROP SCHEMA {schema} CASCADE")
         return [] if left == "0" else [left.encode()]

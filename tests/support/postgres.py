@@ -46,7 +46,9 @@ class PostgresPrograms:
     """Where they are, and the environment that they need."""
 
     def __init__(self) -> None:
-        installed = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name))
+        installed = sorted(
+            Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name)
+        )
         self.environment = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
         for name in [name for name in self.environment if name.startswith("PG")]:
             del self.environment[name]

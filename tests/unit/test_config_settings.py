@@ -178,11 +178,10 @@ ONE_WRONG_VALUE = [
     (
         "[spool]\nbackend = 'redis'",
         "spool.backend",
-        'does not offer "redis" yet; it has "memory" and "leveldb"',
+        'does not offer "redis" yet; it has "memory", "leveldb" and "postgres"',
         "later",
     ),
     ("[spool]\nbackend = 'disk'", "spool.backend", 'does not offer "disk" yet', "later"),
-    ("[spool]\nbackend = 'postgres'", "spool.backend", 'does not offer "postgres" yet', "later"),
     ("[spool]\nbackend = 's3'", "spool.backend", 'does not offer "s3" yet', "later"),
     ("[spool]\nbackend = 'LevelDB'", "spool.backend", "did you mean leveldb?", "case"),
     ("[spool]\npath = ''", "spool.path", "must not be empty", "nowhere"),

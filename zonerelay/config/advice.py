@@ -12,6 +12,7 @@ from zonerelay.config.hostname import is_fully_qualified
 from zonerelay.config.limit_checks import limit_advice
 from zonerelay.config.listener_advice import listener_advice
 from zonerelay.config.models import Backend, Settings, TlsMode
+from zonerelay.config.postgres_checks import postgres_advice
 from zonerelay.config.rewrite_checks import rewrite_advice
 from zonerelay.config.route_advice import route_advice
 from zonerelay.config.source_checks import source_advice
@@ -23,6 +24,7 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
     return (
         *_hostname(hostname),
         *_spool(settings),
+        *postgres_advice(settings),
         *listener_advice(settings),
         *_zones(settings),
         *route_advice(settings),

@@ -1,7 +1,5 @@
 """The settings of a queue in PostgreSQL: [postgres]. Import them from `models`."""
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
 from dataclasses import dataclass

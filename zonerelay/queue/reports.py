@@ -16,7 +16,7 @@ from zonerelay.message.dsn import DsnKind, RecipientReport, can_return_whole, co
 from zonerelay.message.headers import parse_header
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Body, Envelope, Message, Origin, Recipient, Ret
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.queue.protocols import ChooseZone
@@ -85,11 +85,19 @@ class Reporter:
                 retry_until=retry_until,
                 whole_message=whole,
             )
-            return self._submit(dsn_id, message.envelope.sender, text, now)
+            about = tuple(report.delivery.key for report in reports)
+            return self._submit(dsn_id, message.envelope.sender, text, now, about)
         except Exception as error:
             raise ReportError(f"{kind} report: {type(error).__name__}: {error}") from error
 
-    def _submit(self, dsn_id: MessageId, sender: Mailbox, text: bytes, now: float) -> Submit:
+    def _submit(
+        self,
+        dsn_id: MessageId,
+        sender: Mailbox,
+        text: bytes,
+        now: float,
+        about: tuple[DeliveryKey, ...],
+    ) -> Submit:
         header, _, _ = text.partition(_END_OF_HEADER)
         envelope = Envelope(
             id=dsn_id,
@@ -111,7 +119,7 @@ class Reporter:
             trace=(f"protocol={PROTOCOL}", *zone_notes([(sender, choice)])),
         )
         delivery = Delivery(zone=choice.zone, message_id=dsn_id, recipient=sender, created=now)
-        return Submit(message, text, (delivery,))
+        return Submit(message, text, (delivery,), about)
 
     async def _original(self, message: Message, *, whole: bool) -> tuple[bytes, bytes]:
         """The header, and the message if it is wanted `whole` and can be returned."""

@@ -5,30 +5,26 @@ durable let claims and counts follow. What is claimed here is guarded by this re
 an outcome of a delivery that another node has taken over changes nothing.
 
 When the fate of a write is not known its submitters get StoreError; new messages in it are removed again as
-soon as the database is back (`_doubtful`), outcomes are written again by whoever has them.
+soon as the database is back, outcomes are written again by whoever has them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import replace
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store import postgres_sql as sql
 from zonerelay.store import records
 from zonerelay.store.base import CHUNK_SIZE, Change, Finish, Postpone, QueueCounts, StoreError, Submit
-from zonerelay.store.body_cache import BodyCache
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message, split
 from zonerelay.store.claim_pool import Claims
-from zonerelay.store.ledger import HOT_MESSAGES
-from zonerelay.store.postgres_batch import Job, NewMessage, Status
+from zonerelay.store.postgres_batch import Job, NewMessage
 from zonerelay.store.postgres_claims import DatabaseClaims
 from zonerelay.store.postgres_counts import QueueCounter
+from zonerelay.store.postgres_jobs import Jobs
 from zonerelay.store.postgres_keeper import DatabaseKeeper
 from zonerelay.store.postgres_reader import DatabaseReader
 from zonerelay.store.postgres_rows import identity, number
@@ -57,11 +53,9 @@ class PostgresStore:
         self._claims: Claims = claims.claims
         self._reader = reader
         self._counter = counter
-        self._bodies = BodyCache()
-        self._messages: dict[MessageId, Message] = {}
-        self._in_flight: dict[Job, None] = {}
-        self._doubtful: dict[int, set[str]] = {}
-        keeper.on_failure = self._batch_failed
+        self._jobs = Jobs(keeper, claims.claims, counter)
+        self._bodies = self._jobs.bodies
+        keeper.on_failure = self._jobs.batch_failed
         keeper.resync = self._resync
         self.check_writable = keeper.check_usable
         self.unhealthy = keeper.unhealthy
@@ -78,7 +72,7 @@ class PostgresStore:
         key = number(message_id)
         self._bodies.extend(message_id, first, chunks)
         job = Job(uploads=[(key, place, chunk) for place, chunk in enumerate(chunks, first)])
-        return self._submit(job, size=len(chunks) * CHUNK_SIZE)
+        return self._jobs.submit(job, size=len(chunks) * CHUNK_SIZE)
 
     def submit_message(
         self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
@@ -86,11 +80,11 @@ class PostgresStore:
         new = NewMessage(message, deliveries, chunks, self._keeps)
         job = Job(messages=[new], news=self._to_share(new))
         self._remember_body(message, chunks)
-        return self._submit(job, size=_size(new))
+        return self._jobs.submit(job, size=_size(new))
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         self._bodies.drop(message_id)
-        self._submit(Job(dropped=[number(message_id)]), lazy=True)
+        self._jobs.submit(Job(dropped=[number(message_id)]), lazy=True)
 
     def _keeps(self, delivery: Delivery) -> bool:
         """Claimed at once, so that delivering it asks nobody?"""
@@ -153,8 +147,8 @@ class PostgresStore:
             # Another node has it: what became of our attempt is no longer ours to tell.
             self._claims.drop(key)
         if job.changes or job.reports:
-            self._take_hold(job)
-            await self._submit(job, size=_job_size(job), lazy=lazy)
+            self._jobs.take_hold(job)
+            await self._jobs.submit(job, size=_job_size(job), lazy=lazy)
 
     def _plan(self, job: Job, change: Finish | Postpone) -> None:
         key = change.delivery.key
@@ -166,118 +160,12 @@ class PostgresStore:
             job.encoded[key] = records.encode_delivery(change.delivery)
             job.changes[key] = change.delivery
 
-    def _take_hold(self, job: Job) -> None:
-        """Nobody is handed these until the write is done."""
-        job.simple = True
-        for key, state in job.changes.items():
-            handed = self._claims.handed.get(key)
-            if handed is not None:
-                job.mine[key] = handed
-            elif (pooled := self._claims.zone(key.zone).forget(key)) is not None:
-                job.pooled.append(pooled)
-            known = self._messages.get(key.message_id)
-            if state is None and (known is None or len(known.envelope.recipients) != 1):
-                job.simple = False
-        self._claims.settling.update(job.changes)
-
-    def _submit(self, job: Job, *, size: int = 0, lazy: bool = False) -> asyncio.Future[None]:
-        """What it means takes effect when it is durable, waited for or not."""
-        outcome = job.outcome = asyncio.get_running_loop().create_future()
-        self._in_flight[job] = None
-        applied = functools.partial(self._landed, job)
-        written = self._keeper.committer.submit([job], size=size, lazy=lazy, applied=applied)
-        if written.done() and (error := written.exception()) is not None:
-            self._give_up(job, error)
-        return outcome
-
-    # --- what became of it
-
-    def _landed(self, job: Job) -> None:
-        """The batch is durable, and the job in it unless it was refused."""
-        if self._in_flight.pop(job, self) is self:
-            return
-        if job.error is not None:
-            self._let_go(job)
-            _tell(job, job.error)
-            return
-        for key, new in job.changes.items():
-            self._land_change(job, key, new)
-        for closed in job.closed:
-            self._forget_message(identity(closed))
-        for added in (*job.messages, *(report for report, _ in job.reports)):
-            if added.stored:
-                self._land_message(added)
-        _tell(job, None)
-
-    def _land_change(self, job: Job, key: DeliveryKey, new: Delivery | None) -> None:
-        claims = self._claims
-        claims.settling.discard(key)
-        claims.drop(key)
-        status = job.done.get(key)
-        if status is None:
-            return  # it was gone, or is another node's now
-        pool = claims.zone(key.zone)
-        if new is None:
-            self._counter.move(key.zone, _before(job, key, status), None)
-            if key not in job.mine:
-                pool.due = 0.0
-            return
-        self._counter.move(key.zone, _before(job, key, status), new)
-        if key not in job.mine:
-            pool.due = 0.0
-        if not new.held:
-            if new.next_attempt > 0:
-                pool.due = min(pool.due, new.next_attempt)
-            else:
-                pool.more = True
-
-    def _land_message(self, new: NewMessage) -> None:
-        self._keeper.last_id = max(self._keeper.last_id, new.id)
-        self._messages[new.message.id] = new.message
-        if len(self._messages) > HOT_MESSAGES:
-            del self._messages[next(iter(self._messages))]
-        for delivery in new.deliveries:
-            self._counter.move(delivery.zone, None, delivery)
-            pool = self._claims.zone(delivery.zone)
-            if delivery.key in new.claimed:
-                pool.put(delivery)
-            elif not delivery.held and delivery.next_attempt > 0:
-                pool.due = min(pool.due, delivery.next_attempt)
-            elif not delivery.held:
-                pool.more = True
-
-    def _forget_message(self, message_id: MessageId) -> None:
-        self._messages.pop(message_id, None)
-        self._bodies.drop(message_id)
-
-    def _let_go(self, job: Job) -> None:
-        """It did not happen."""
-        claims = self._claims
-        claims.settling.difference_update(job.changes)
-        for delivery in job.pooled:
-            claims.zone(delivery.zone).put(delivery)
-        for key, delivery in job.mine.items():
-            if key not in claims.handed and key not in claims.lost:
-                claims.zone(key.zone).put(delivery)
-
-    def _give_up(self, job: Job, error: BaseException) -> None:
-        self._in_flight.pop(job, None)
-        self._let_go(job)
-        for new in job.messages:
-            self._doubtful[new.id] = {delivery.zone for delivery in new.deliveries}
-        _tell(job, error)
-
-    def _batch_failed(self, error: StoreError) -> None:
-        for job in list(self._in_flight):
-            self._give_up(job, error)
-
     async def _resync(self, *, new_session: bool) -> None:
         """The database is back: it says what is true."""
         async with self._database.exclusive:
-            await self._reader.forget(self._doubtful)
-            self._doubtful.clear()
-            self._messages.clear()
-            self._bodies.clear()
+            await self._reader.forget(self._jobs.doubtful)
+            self._jobs.doubtful.clear()
+            self._jobs.clear()
             await self._database.resync(new_session=new_session)
             await self._counter.start()
 
@@ -326,7 +214,7 @@ class PostgresStore:
         let_go = claims.let_go.pop(key, None)
         if new is None:
             claims.drop(key)
-            self._forget_message(key.message_id)
+            self._jobs.forget_message(key.message_id)
         elif key in claims.handed:
             claims.handed[key] = new
         elif kept and let_go is not None:
@@ -337,7 +225,7 @@ class PostgresStore:
 
     async def read_message(self, message_id: MessageId) -> Message:
         self._check_claim(message_id)
-        known = self._messages.get(message_id)
+        known = self._jobs.messages.get(message_id)
         if known is not None:
             return known
         message, body = await self._reader.message(message_id)
@@ -393,8 +281,7 @@ class PostgresStore:
         await self._database.close()
         await self._counter.stop()
         await self._keeper.close()
-        self._messages.clear()
-        self._bodies.clear()
+        self._jobs.clear()
 
 
 def _size(new: NewMessage) -> int:
@@ -404,24 +291,3 @@ def _size(new: NewMessage) -> int:
 
 def _job_size(job: Job) -> int:
     return sum(_size(new) for new, _ in job.reports) + _RECORD_SIZE * len(job.changes)
-
-
-def _before(job: Job, key: DeliveryKey, status: Status) -> Delivery:
-    """The delivery as it was counted: of what counts, the database knows best."""
-    known = job.mine.get(key) or job.changes[key]
-    if known is None:
-        known = Delivery(zone=key.zone, message_id=key.message_id, recipient=key.recipient, created=0.0)
-    return replace(known, next_attempt=status.next_attempt, held=status.held)
-
-
-def _tell(job: Job, error: BaseException | None) -> None:
-    outcome = job.outcome
-    if outcome is None or outcome.done():
-        return
-    if error is None:
-        outcome.set_result(None)
-        return
-    refusal = type(error)(str(error)) if isinstance(error, StoreError) else StoreError(str(error))
-    refusal.__cause__ = error
-    outcome.set_exception(refusal)
-    outcome.exception()  # nobody may be waiting any more: that is no news for the loop

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Protocol
 
 from zonerelay.model.clock import Clock
@@ -84,7 +84,7 @@ class DatabaseKeeper:
         self._closed = False
         self._health = Health(on_health)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._recovery: asyncio.Task[None] | None = None
+        self._heart: asyncio.Task[None] | None = None
         self.committer: GroupCommitter[Job, Sequence[Job], float] = GroupCommitter(
             lambda batches, _size: [job for jobs in batches for job in jobs],
             self._start_writer,
@@ -143,7 +143,7 @@ class DatabaseKeeper:
             self._cut()
             self.committer.stop()
             raise
-        self._spawn(self._beat())
+        self._heart = self._spawn(self._beat())
 
     async def close(self) -> None:
         """Finish what was submitted, give every claim back, say good-bye."""
@@ -169,11 +169,11 @@ class DatabaseKeeper:
                 await link.close()
         await self.links.close()
 
-    def _spawn(self, work: object) -> None:
-        assert asyncio.iscoroutine(work)
+    def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # --- connecting
 
