@@ -57,7 +57,10 @@ async def until_empty(server: PostgresServer, schema: str) -> None:
 async def both(
     tmp_path: Path, server: PostgresServer, schema: str, sink: Sink
 ) -> AsyncIterator[tuple[RelayProcess, RelayProcess]]:
-    with relay(tmp_path, server, schema, sink) as first, relay(tmp_path, server, schema, sink, node=1) as second:
+    with (
+        relay(tmp_path, server, schema, sink) as first,
+        relay(tmp_path, server, schema, sink, node=1) as second,
+    ):
         yield first, second
 
 

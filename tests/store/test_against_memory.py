@@ -418,10 +418,9 @@ class PostgresComparison(Comparison):
         await self.spool.store.close()
         assert self.spool.postgres is not None
         schema = self.spool.postgres.schema
-        parts = (
-            f"(SELECT count(*) FROM {schema}.{name})" for name in ("message", "chunk", "delivery", "upload")
-        )
-        left = shared_postgres().psql(f"SELECT {' + '.join(parts)}")
+        tables = ("message", "chunk", "delivery", "upload")
+        rows = " + ".join(f"(SELECT count(*) FROM {schema}.{table})" for table in tables)
+        left = shared_postgres().psql(f"SELECT {rows}")
         shared_postgres().psql(f"DROP SCHEMA {schema} CASCADE")
         return [] if left == "0" else [left.encode()]
 

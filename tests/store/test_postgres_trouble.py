@@ -1,4 +1,4 @@
-"""What goes wrong between a relay and its database: callers hear StoreError, nothing is lost, it mends itself."""
+"""What goes wrong between a relay and its database: callers hear StoreError, and it mends itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server in a temporary directory: on a Unix socket and a free loopback port, for one test run.
+"""A real PostgreSQL server in a temporary directory, on a Unix socket and a free loopback port.
 
 The machine's own programs are used if it has them; else the Debian package is unpacked into `.cache` (see
 `debian`), never installed. PostgreSQL refuses to run as root: then it runs as an existing system user. Its
@@ -46,9 +46,8 @@ class PostgresPrograms:
     """Where they are, and the environment that they need."""
 
     def __init__(self) -> None:
-        installed = sorted(
-            Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name)
-        )
+        homes = Path("/usr/lib/postgresql").glob("*/bin")
+        installed = sorted(homes, key=lambda home: float(home.parent.name))
         self.environment = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
         for name in [name for name in self.environment if name.startswith("PG")]:
             del self.environment[name]
@@ -69,9 +68,15 @@ class PostgresPrograms:
 class PostgresServer:
     """Started at once. `kill` and `start` again is a crash; everything goes with `stop`."""
 
-    def __init__(self, settings: Mapping[str, str] | None = None, *, auth: str = "trust") -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, str] | None = None,
+        *,
+        auth: str = "trust",
+        parent: Path | None = None,
+    ) -> None:
         self._programs = PostgresPrograms()
-        self.directory = Path(tempfile.mkdtemp(prefix="zonerelay-postgres-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="zonerelay-postgres-", dir=parent))
         self.data = self.directory / "data"
         self.port = free_port()
         self._owner = _unprivileged()
@@ -93,6 +98,11 @@ class PostgresServer:
     @property
     def socket_url(self) -> str:
         return f"postgresql:///postgres?host={self.directory}&port={self.port}&user=mail"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def start(self) -> None:
         self._process = self._popen([str(self._programs.bin / "postgres"), "-D", str(self.data)])
@@ -135,8 +145,10 @@ class PostgresServer:
 
     def psql(self, statement: str, *, check: bool = True) -> str:
         done = subprocess.run(
-            [str(self._programs.bin / "psql"), "-XAtq", "-h", str(self.directory), "-p", str(self.port)]
-            + ["-U", "mail", "-d", "postgres", "-c", statement],
+            [
+                *(str(self._programs.bin / "psql"), "-XAtq", "-U", "mail", "-d", "postgres"),
+                *("-h", str(self.directory), "-p", str(self.port), "-c", statement),
+            ],
             env={**self._programs.environment, "PGPASSWORD": PASSWORD},
             capture_output=True,
             text=True,
@@ -163,8 +175,10 @@ class PostgresServer:
         secret.write_text(PASSWORD)
         secret.chmod(0o644)
         made = self._popen(
-            [str(self._programs.bin / "initdb"), "-D", str(self.data), "-U", "mail", "-E", "UTF8"]
-            + ["--locale=C", "--no-sync", f"--auth={auth}", f"--pwfile={secret}"]
+            [
+                *(str(self._programs.bin / "initdb"), "-D", str(self.data), "-U", "mail", "-E", "UTF8"),
+                *("--locale=C", "--no-sync", f"--auth={auth}", f"--pwfile={secret}"),
+            ]
         )
         if made.wait(60):
             raise PostgresError(f"initdb failed:\n{self.log()}")

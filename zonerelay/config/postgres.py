@@ -38,8 +38,8 @@ class PostgresSettings:
     lease: float = duration(
         15 * MINUTE,
         "How long a relay may be silent before others take over what it has claimed. It may still be sending "
-        "it, if only its way to the database is cut, so this should be longer than any transaction: [delivery] "
-        "final_dot_timeout alone is 10 minutes.",
+        "it, if only its way to the database is cut, so this should be longer than any transaction: "
+        "[delivery] final_dot_timeout alone is 10 minutes.",
         least=1.0,
     )
     accept_loss: str = text(

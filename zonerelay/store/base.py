@@ -86,8 +86,8 @@ News = Callable[[str], None]
 """`on_news(zone)` of a shared store: others may have left something to claim in the zone. Must not raise."""
 
 Lost = Callable[[Collection[DeliveryKey]], None]
-"""`on_lost(keys)` of a shared store: the claims on these are gone. What has not been begun must be dropped and
-its claim released; what is being attempted ends without an effect on the store. `node` may be another
+"""`on_lost(keys)` of a shared store: the claims on these are gone. What has not been begun must be dropped
+and its claim released; what is being attempted ends without an effect on the store. `node` may be another
 number from here on. Must not raise."""
 
 

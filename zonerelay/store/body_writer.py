@@ -5,8 +5,9 @@ batch. A longer one is stored in groups while it arrives, each group in a synced
 rule 1), with one group being written while the next fills: `write` waits when both are full. The
 more large uploads there are, the smaller their groups, so that all together stay bounded.
 
-Chunks of a message that was not committed do not exist for anybody: abort removes them in the background,
-and what a crash left the store removes by itself. After a failed write the message cannot be committed any more.
+Chunks of a message that was not committed do not exist for anybody: abort removes them in the
+background, and what a crash left the store removes by itself. After a failed write the message cannot be
+committed any more.
 """
 
 from __future__ import annotations

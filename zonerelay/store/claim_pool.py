@@ -64,7 +64,7 @@ class ZonePool:
         self._due.clear()
 
     def take(self, limit: int, skip: Collection[str], now: float) -> tuple[list[Delivery], list[Delivery]]:
-        """Up to `limit` deliveries, fresh and due ones in turns, and those of a domain in `skip` met on the way."""
+        """Up to `limit` deliveries, fresh and due ones in turns; and those met of a domain in `skip`."""
         found: list[Delivery] = []
         passed: list[Delivery] = []
         while len(found) < limit:

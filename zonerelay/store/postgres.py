@@ -1,8 +1,8 @@
 """The PostgreSQL store: `Store` over one database, which several relays may share.
 
 Owns the order of things: plan a change from what is known, hand it to the group committer, and when it is
-durable let claims and counts follow. What is claimed here is guarded by this relay's session in every write, so
-an outcome of a delivery that another node has taken over changes nothing.
+durable let claims and counts follow. What is claimed here is guarded by this relay's session in every
+write, so an outcome of a delivery that another node has taken over changes nothing.
 
 When the fate of a write is not known its submitters get StoreError; new messages in it are removed again as
 soon as the database is back, outcomes are written again by whoever has them.

@@ -1,9 +1,9 @@
 """Writing many submissions in one transaction: what is written, in which order, and what came of each.
 
-A batch of jobs is a handful of statements over arrays, whatever the number of messages. Jobs that change the
-same delivery are applied one after the other. When the database refuses a batch because of what is in it, each
-job is written by itself, so that a sick one is alone; `error` then tells its submitter. Anything else that goes
-wrong fails the batch, and whether it was committed is not known.
+A batch of jobs is a handful of statements over arrays, whatever the number of messages. Jobs that change
+the same delivery are applied one after the other. When the database refuses a batch because of what is in
+it, each job is written by itself, so that a sick one is alone; `error` then tells its submitter. Anything
+else that goes wrong fails the batch, and whether it was committed is not known.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ class NewMessage:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One submission. `changes` are outcomes, `None` when the delivery leaves; `mine` of them were handed out to
-    the submitter. `reports` come with what they are about. `simple`: each of its messages has one recipient.
+    """One submission. `changes` are outcomes, `None` when the delivery leaves; `mine` of them were handed out
+    to the submitter, `pooled` lay at hand. `reports` come with what they are about. `simple`: each message
+    that deliveries leave has one recipient. `done` and `closed` are what came of it.
     """
 
     uploads: list[tuple[int, int, bytes]] = field(default_factory=list)
@@ -152,11 +153,12 @@ class BatchWriter:
             for job in jobs:
                 job.forget_results()
             try:
-                return await self._together(jobs)
+                await self._together(jobs)
             except ClashError:
                 if not left:
                     raise
-                await asyncio.sleep(0)
+            else:
+                return
 
     async def _together(self, jobs: Sequence[Job]) -> None:
         rounds = _rounds(jobs)
@@ -238,8 +240,9 @@ class BatchWriter:
 
 
 async def close_messages(fetch: Fetch, numbers: Iterable[int]) -> set[int]:
-    """Remove those that have no delivery any more; they are returned. Two nodes may have finished the last two
-    just now: whoever gets the lock second sees what the first has done.
+    """Remove those that have no delivery any more; they are returned.
+
+    Two nodes may have finished the last two just now: whoever gets the lock second sees what the first did.
     """
     ids = sorted(numbers)
     await fetch(sql.LOCK_MESSAGES, ids)

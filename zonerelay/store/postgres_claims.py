@@ -1,8 +1,8 @@
 """Handing out deliveries from PostgreSQL: `FOR UPDATE SKIP LOCKED`, so that nodes never wait for each other.
 
-What is claimed belongs to the session of this relay. A claim is carried out to its end even when whoever asked
-has left: the deliveries are then at hand for the next one. `exclusive` keeps everything that changes claims in
-the database apart from a resync, which compares them with what is known here.
+What is claimed belongs to the session of this relay. A claim is carried out to its end even when whoever
+asked has left: the deliveries are then at hand for the next one. `exclusive` keeps everything that changes
+claims in the database apart from a resync, which compares them with what is known here.
 """
 
 from __future__ import annotations

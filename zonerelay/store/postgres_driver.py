@@ -1,6 +1,6 @@
 """Talking to PostgreSQL. The only module that knows asyncpg, which it imports when a connection is made.
 
-A `Link` is one connection that does one thing at a time; who comes later waits. Every failure is a StoreError:
+A `Link` is one connection that does one thing at a time; who comes later waits. Failures are StoreErrors:
 
 - `LostError`: the connection is gone or does not answer; whether the statement was carried out is unknown.
 - `SickError`: the statement itself is refused (a duplicate, an impossible value) and always will be.

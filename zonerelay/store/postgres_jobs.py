@@ -1,8 +1,8 @@
 """Jobs on their way into the database, and what follows from each once it is known what became of it.
 
-Nothing takes effect before it is durable: until then nobody is handed what an outcome is written of. A job that
-fails leaves everything as it was; when its batch may have been committed all the same, the new messages in it
-are `doubtful`: their clients were told no, so they are removed as soon as the database can be asked.
+Nothing takes effect before it is durable: until then nobody is handed what an outcome is written of. A job
+that fails leaves everything as it was; when its batch may have been committed all the same, the new messages
+in it are `doubtful`: their clients were told no, so they are removed as soon as the database can be asked.
 """
 
 from __future__ import annotations

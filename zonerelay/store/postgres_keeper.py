@@ -1,8 +1,8 @@
 """Keeps the database usable: connections, this relay's lease, what others tell, reconnecting after trouble.
 
-A relay is a session in the table `node`. While its heart beats the session lives, and with it every claim it has
-made; a session that has not been heard of for `lease` ends, and whoever notices frees its claims. The number
-of the node is held by an advisory lock, so no two relays make message ids with the same one.
+A relay is a session in the table `node`. While its heart beats the session lives, and with it every claim
+it has made; a session that has not been heard of for `lease` ends, and whoever notices frees its claims. The
+number of the node is held by an advisory lock, so no two relays make message ids with the same one.
 
 On any trouble nothing more is written, new mail is refused and nothing is handed out until everything was
 connected again, which is tried with growing pauses for as long as it takes. The store then compares what it

@@ -1,4 +1,6 @@
-"""Whether a server can keep what a 250 promises. One that cannot is refused, unless the operator says so in words."""
+"""Whether a server can keep what a 250 promises. One that cannot is refused, unless words of the operator's
+accept it.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +31,6 @@ async def check_server(link: Link, *, unsafe: bool) -> None:
     ]
     if wrong and not unsafe:
         raise StoreOpenError(
-            f"the database server has {' and '.join(wrong)}: it would lose mail that was acknowledged. Turn it on"
-            " (docs/postgres.md), or say the words of [postgres] accept_loss"
+            f"the database server has {' and '.join(wrong)}: it would lose mail that was acknowledged. Turn"
+            " it on (docs/postgres.md), or say the words of [postgres] accept_loss"
         )

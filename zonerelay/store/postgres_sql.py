@@ -33,8 +33,8 @@ SELECT * FROM unnest(
 
 ADD_CHUNKS = """
 WITH u AS (
-    INSERT INTO upload (message_id, session) SELECT id, $4 FROM (SELECT DISTINCT unnest($1::bigint[]) AS id) ids
-    ON CONFLICT DO NOTHING
+    INSERT INTO upload (message_id, session)
+    SELECT id, $4 FROM (SELECT DISTINCT unnest($1::bigint[]) AS id) ids ON CONFLICT DO NOTHING
 )
 INSERT INTO chunk (message_id, number, data) SELECT * FROM unnest($1::bigint[], $2::integer[], $3::bytea[])
 """
@@ -91,8 +91,9 @@ SELECT id FROM m
 
 POSTPONE = f"""
 WITH k AS (
-    SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[], $4::bool[], $6::float8[], $7::bool[], $8::bytea[])
-        AS k (zone, message_id, recipient, mine, next_attempt, held, record)
+    SELECT * FROM unnest(
+        $1::text[], $2::bigint[], $3::text[], $4::bool[], $6::float8[], $7::bool[], $8::bytea[]
+    ) AS k (zone, message_id, recipient, mine, next_attempt, held, record)
 ), old AS (
     SELECT d.zone, d.message_id, d.recipient, d.next_attempt, d.held FROM delivery d JOIN k ON {_SAME}
     WHERE d.claimed_by = $5 OR (d.claimed_by IS NULL AND NOT k.mine)
@@ -256,7 +257,8 @@ WITH RECURSIVE found AS (
     (SELECT claimed_by FROM delivery WHERE claimed_by IS NOT NULL ORDER BY claimed_by LIMIT 1)
     UNION ALL
     SELECT (
-        SELECT d.claimed_by FROM delivery d WHERE d.claimed_by > found.claimed_by ORDER BY d.claimed_by LIMIT 1
+        SELECT d.claimed_by FROM delivery d
+        WHERE d.claimed_by > found.claimed_by ORDER BY d.claimed_by LIMIT 1
     ) FROM found WHERE found.claimed_by IS NOT NULL
 )
 SELECT claimed_by FROM found
