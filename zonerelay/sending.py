@@ -7,6 +7,7 @@ that cannot be read): at start that ends the relay, on reload the old ones stay.
 
 from __future__ import annotations
 
+import os
 import random as random_module
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from zonerelay.delivery.courier import SmtpCourier
 from zonerelay.delivery.exchange import ReadBody
 from zonerelay.delivery.logins import Logins, senders_of, token_directory
 from zonerelay.delivery.rendering import Renderer
+from zonerelay.delivery.signing import Signing
 from zonerelay.delivery.source_ways import SourceWays
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import Clock
@@ -71,7 +73,8 @@ class Sending:
         self.sources = SourceWays(clock, events)
         self.logins = Logins(clock, events.smarthosts, environment, directory=token_directory(settings))
         events.metrics.smarthosts.attach(self.logins.standing)
-        self._renderer = Renderer(read_body=read_body, events=events, clock=clock)
+        self._signing = Signing(beside=len(os.sched_getaffinity(0)) > 1)
+        self._renderer = Renderer(read_body=read_body, events=events, clock=clock, signing=self._signing)
         self.courier = SmtpCourier(
             settings.delivery,
             hostname=hostname,
@@ -113,6 +116,7 @@ class Sending:
     async def close(self) -> None:
         """Say goodbye to peers, end what runs in the background."""
         await self.courier.close()
+        self._signing.close()
         await self.logins.close()
         await self._sts.close()
         await self.resolver.close()

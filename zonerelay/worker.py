@@ -217,6 +217,7 @@ class Worker:
                 suspended=self._suspended,
                 sources=SourcePlans(sending.sources, hostname=self.hostname),
                 rewrites=RewritePlans(self._rewriting, lambda: sending.srs, self.clock),
+                credential=sending.logins.explain,
             ),
             redactor=self._redactor,
         )
@@ -263,6 +264,9 @@ class Worker:
         self.problems = tuple(f"[{name}] has changed: it takes effect at the next start" for name in later)
         try:
             retry = self._build_retry(settings)
+            # Before anything has changed: who cannot be asked to change back is asked last.
+            Rewriting(settings.rewrite)  # the listeners make their own
+            Zones(settings.zone, settings.route)
             self._sending.configure(settings)
             self._zones.configure(settings.zone, settings.route)
         except ValueError as error:

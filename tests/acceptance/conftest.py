@@ -23,6 +23,7 @@ NEED_ROOT = [
     "test_peers.py",
     "test_receivers.py",
     "test_sending_servers.py",
+    "test_smarthosts.py",
 ]
 
 collect_ignore = [] if os.geteuid() == 0 or os.environ.get("CI") else NEED_ROOT

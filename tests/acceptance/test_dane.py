@@ -5,6 +5,7 @@ The resolver is unbound, as an operator has it; nothing in here sets an AD bit b
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import ssl
 import time
@@ -20,6 +21,9 @@ from tests.support.ports import LOOPBACK, free_port
 from tests.support.relay import Running, relay_with, settings
 from tests.support.validating import Records, ValidatingResolver
 from zonerelay.config.models import DnsSettings, TlsMode, ZoneSettings
+from zonerelay.control.client import ControlClient
+from zonerelay.control.messages import Explain, Explanation
+from zonerelay.control.paths import control_socket_path
 from zonerelay.sandbox.conversation import Manners, Script
 from zonerelay.sandbox.sink import Sink
 from zonerelay.telemetry.events import Field
@@ -155,6 +159,7 @@ def showing(made: Made, *above: Made) -> Manners:
 
 STRIPPED = Manners()
 BROKEN = Manners(broken_tls=True)
+BOGUS = "has TLSA records that cannot be looked up"
 
 
 # ---- who passes ----------------------------------------------------------------------------------
@@ -362,4 +367,24 @@ async def test_mandatory_dane_waits_for_what_is_missing(
         reply = await it.deferred(domain)
         assert reply.startswith("451 4.7.5 ")
         assert words in reply
+        assert it.sink.connections == 0
+
+
+# ---- what operators are told ---------------------------------------------------------------------
+
+
+async def test_explain_says_what_dane_makes_of_the_hosts(
+    tmp_path: Path, resolver: ValidatingResolver
+) -> None:
+    async with bed(tmp_path, resolver, showing(OURS)) as it:
+        client = ControlClient(control_socket_path(it.running.worker.settings))
+        told = {}
+        for domain in ("good.signed.example", "bogus.signed.example", "none.signed.example"):
+            found = await asyncio.to_thread(client.ask, Explain(address=domain), Explanation)
+            told[domain] = [(host.tlsa, host.problem) for host in found.hosts]
+        assert told == {
+            "good.signed.example": [(("3 1 1",), "")],
+            "bogus.signed.example": [((), f"mx.bogus.signed.example {BOGUS}: the name server failed")],
+            "none.signed.example": [((), "")],
+        }
         assert it.sink.connections == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import smtplib
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import no_wx
-from tests.support.certificates import DAY, make
+from tests.support.certificates import DAY, NOW, make
 from tests.support.credentials import file_of, user
 from tests.support.ports import LOOPBACK
 from tests.support.process import RelayFailed, RelayProcess
@@ -45,3 +46,17 @@ def test_with_tls_for_clients_the_relay_says_what_has_to_be_allowed(tmp_path: Pa
     (line,) = [line for line in relay.log_text().splitlines() if line.startswith("zonerelay: ")]
     assert "MemoryDenyWriteExecute=no" in line
     assert "Traceback" not in relay.log_text()
+
+
+def test_dane_makes_no_code_in_memory_either() -> None:
+    """A TLSA record of an authority needs the same library as TLS for clients, in another way."""
+    root = make(common_name="Root", authority=True)
+    server = make("mx.example.com", issuer=root)
+    record = f"TlsaRecord(2, 0, 0, {root.der!r})"
+    program = (
+        "from zonerelay.delivery.dane import verify; from zonerelay.routing.answers import TlsaRecord; "
+        f"print(verify([{server.der!r}], [{record}], ['mx.example.com'], now={NOW}))"
+    )
+    command = [*FORBIDDEN, sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert (done.stdout, done.stderr) == ("mx.example.com\n", "")

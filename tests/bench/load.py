@@ -18,7 +18,7 @@ from tests.bench.driver import Load
 from tests.bench.driver import Report as DriverReport
 from tests.bench.holder import Hold
 from tests.bench.probe import Latencies, Probe
-from tests.bench.rows import Row, Source, sink_address
+from tests.bench.rows import SENDER_DOMAIN, Row, Source, sink_address
 from tests.bench.sink import BACKLOG, CounterFile, Counts
 from tests.support.debian import REPOSITORY
 from tests.support.ports import LOOPBACK, greets, wait_until
@@ -100,7 +100,7 @@ def _process(
 def send_with_smtp_source(tools: PostfixTools, row: Row, port: int) -> tuple[float, float]:
     """When it began and ended. Recipients do not repeat (-N), so that no cache of addresses helps."""
     arguments = ["-s", str(row.sessions), "-m", str(row.messages), "-l", str(row.size), "-N", "-C", "20"]
-    arguments += ["-M", "bench.example.org", "-f", "sender@example.org", "-t", "rcpt@d0.example.com"]
+    arguments += ["-M", "bench.example.org", "-f", f"sender@{SENDER_DOMAIN}", "-t", "rcpt@d0.example.com"]
     if row.reuse:
         arguments.append("-d")
     began = time.monotonic()

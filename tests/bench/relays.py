@@ -16,9 +16,13 @@ from tests.bench.load import Sink
 from tests.bench.papers import Papers, make_papers
 from tests.bench.rows import (
     ASYNC_POLICY,
+    BOTH_KEYS,
+    ED25519_KEY,
     MIB,
     POLICY,
     POSTFIX,
+    RSA_KEY,
+    SENDER_DOMAIN,
     ZONERELAY,
     Row,
     Tls,
@@ -29,10 +33,11 @@ from tests.support.debian import REPOSITORY
 from tests.support.meters import ProcessGroup
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.postfix import PostfixInstance, PostfixSettings, PostfixTools
-from tests.support.process import RelayProcess
+from tests.support.process import PROGRAM, RelayProcess
 from tests.support.toml import Table
 
 POLICIES = {POLICY: "Nothing", ASYNC_POLICY: "AsyncNothing"}
+KEYS = {RSA_KEY: ("rsa",), ED25519_KEY: ("ed25519",), BOTH_KEYS: ("rsa", "ed25519")}
 PER_CLIENT = 1000
 DEFAULT_PER_NETWORK = 200
 
@@ -68,8 +73,13 @@ def next_hops(row: Row, sink_port: int) -> dict[str, str]:
     return {domain(number): f"{sink_address(number)}:{sink_port}" for number in range(row.domains)}
 
 
-def zonerelay_starter(*, policy: str = "", environment: Mapping[str, str] | None = None) -> Starter:
-    """One worker; limits that the row's sessions cannot reach; otherwise the defaults, LevelDB included."""
+def zonerelay_starter(
+    *, policy: str = "", keys: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Starter:
+    """One worker; limits that the row's sessions cannot reach; otherwise the defaults, LevelDB included.
+
+    `keys`: algorithms to sign with.
+    """
 
     @contextlib.contextmanager
     def start(directory: Path, row: Row, sink_port: int, launcher: Sequence[str]) -> Iterator[Running]:
@@ -83,7 +93,7 @@ def zonerelay_starter(*, policy: str = "", environment: Mapping[str, str] | None
             # One in clear text is always there, to see when the relay is ready.
             listener=_limits(row) if implicit else listener,
             more_listeners=[{"address": f"{LOOPBACK}:{implicit}", **listener}] if implicit else [],
-            tables=_tables(row, sink_port, papers),
+            tables=_tables(row, sink_port, papers) | _signing(directory, keys),
             launcher=launcher,
             environment=environment,
         )
@@ -91,6 +101,22 @@ def zonerelay_starter(*, policy: str = "", environment: Mapping[str, str] | None
             yield Running(relay, implicit or relay.smtp_port)
 
     return start
+
+
+def _signing(directory: Path, algorithms: Sequence[str]) -> dict[str, Table | Sequence[Table]]:
+    """A new key for each algorithm, for the sender of the load."""
+    entries: list[Table] = []
+    for algorithm in algorithms:
+        file = directory / f"{algorithm}.pem"
+        command = ["dkim", "new", "--domain", SENDER_DOMAIN, "--selector", algorithm]
+        subprocess.run(
+            [str(PROGRAM), *command, "--algorithm", algorithm, "--out", str(file)],
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+        entries.append({"domain": SENDER_DOMAIN, "selector": algorithm, "key_file": str(file)})
+    return {"dkim": entries} if entries else {}
 
 
 def _limits(row: Row) -> dict[str, str | int | list[str]]:
@@ -173,7 +199,8 @@ def starters(tools: PostfixTools) -> dict[str, Starter]:
         name: zonerelay_starter(policy=policy, environment={"PYTHONPATH": str(REPOSITORY)})
         for name, policy in POLICIES.items()
     }
-    return {ZONERELAY: zonerelay_starter(), POSTFIX: postfix_starter(tools), **with_policies}
+    signing = {name: zonerelay_starter(keys=algorithms) for name, algorithms in KEYS.items()}
+    return {ZONERELAY: zonerelay_starter(), POSTFIX: postfix_starter(tools), **with_policies, **signing}
 
 
 @dataclass(frozen=True, slots=True)

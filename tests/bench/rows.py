@@ -17,10 +17,14 @@ ZONERELAY = "zonerelay"
 POSTFIX = "postfix"
 POLICY = "with a policy"
 ASYNC_POLICY = "with an async policy"
+RSA_KEY = "DKIM, RSA-2048"
+ED25519_KEY = "DKIM, Ed25519"
+BOTH_KEYS = "DKIM, both keys"
 
 SESSIONS = 50
 CONNECTIONS_OUT = 50
 DOMAINS = 10
+SENDER_DOMAIN = "example.org"
 
 
 class Source(enum.StrEnum):
@@ -195,6 +199,15 @@ ROWS: tuple[Row, ...] = (
         messages=5000,
         size=4 * KIB,
         relays=(POLICY, ASYNC_POLICY, ZONERELAY),
+    ),
+    Row(
+        key="dkim",
+        shape="4 KiB, sessions reused, signed with DKIM when sent",
+        source=Source.POSTFIX,
+        messages=3000,
+        size=4 * KIB,
+        reuse=True,
+        relays=(BOTH_KEYS, RSA_KEY, ED25519_KEY, ZONERELAY),
     ),
     Row(
         key="idle",

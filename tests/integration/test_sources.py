@@ -14,7 +14,7 @@ from tests.support.dns import FakeDns
 from tests.support.guard import BLOCKED, Guard
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from zonerelay.cli.explain import offline
-from zonerelay.config.models import Settings, SourceBy, SourceSettings, ZoneSettings
+from zonerelay.config.models import RouteSettings, Settings, SourceBy, SourceSettings, ZoneSettings
 from zonerelay.control.client import ControlClient
 from zonerelay.control.messages import Explain, Explanation, RelayStatus, Status
 from zonerelay.sandbox.sink import Sink
@@ -193,3 +193,17 @@ async def test_sources_change_live(tmp_path: Path, sink: Sink) -> None:
         await running.send("app@example.org", ["ann@example.com"], MESSAGE)
         await running.until_logged("delivered", 22)
         assert sink.messages[-1].peer.startswith(f"{LOOPBACK}:")
+
+
+async def test_a_reload_with_a_route_that_cannot_be_used_leaves_the_sources_as_well(
+    tmp_path: Path, sink: Sink
+) -> None:
+    """Half of it would leave a zone with sources that nobody knows any more, and its mail would wait."""
+    first = with_sources(tmp_path, sink.port, TWO)
+    async with relay_with(first) as running:
+        bad = RouteSettings(zone="default", recipient=("-.example",))
+        await running.worker.reload(replace(with_sources(tmp_path, sink.port, THREE), route=(bad,)))
+        assert len(running.log.named("reload-refused")) == 1
+        await running.send("app@example.org", ["ann@example.com"], MESSAGE)
+        await running.until_empty()
+    assert [message.peer.partition(":")[0] for message in sink.messages] == ["127.0.0.2"]

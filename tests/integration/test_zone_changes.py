@@ -14,7 +14,14 @@ import pytest
 
 from tests.support.dkim import PEMS, entry, records, verified
 from tests.support.relay import HOSTNAME, LOOPBACK, Running, relay_with, settings
-from zonerelay.config.models import DkimMode, DkimSettings, Settings, SrsSettings, ZoneSettings
+from zonerelay.config.models import (
+    DkimMode,
+    DkimSettings,
+    RouteSettings,
+    Settings,
+    SrsSettings,
+    ZoneSettings,
+)
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import MessageId
@@ -233,6 +240,16 @@ async def test_rules_and_keys_change_on_reload_and_bad_ones_do_not(tmp_path: Pat
         assert received.body.startswith(b"X-New: 1\r\nReceived: ")
 
 
+async def test_bad_routes_leave_the_keys_as_they_are(tmp_path: Path) -> None:
+    async with staged(tmp_path, sign=True) as stage:
+        running = stage.running
+        await stage.reload(dkim=(), route=(RouteSettings(recipient=("a..b",)),))
+        assert "a..b" in running.worker.problems[0]
+        await running.send(f"app@{DOMAIN}", ["a@example.com"], MESSAGE)
+        [received] = await stage.sink.wait_for(1)
+        assert received.body.startswith(b"DKIM-Signature: ")
+
+
 async def test_senders_are_rewritten_and_reports_keep_the_first_one(tmp_path: Path) -> None:
     async with staged(tmp_path, srs=True) as stage:
         running = stage.running
@@ -263,3 +280,19 @@ async def test_a_report_to_a_rewritten_sender_reaches_the_first_one(tmp_path: Pa
         returned = (await stage.sink.wait_for(2))[-1]
         assert returned.mail_from == ""
         assert returned.recipients == ("ann@first.example",)
+
+
+async def test_nothing_is_signed_for_strangers_who_write_to_a_rewritten_sender(tmp_path: Path) -> None:
+    async with staged(tmp_path, srs=True, sign=True) as stage:
+        running = stage.running
+        await running.send("ann@first.example", ["a@example.com"], MESSAGE)
+        [forwarded] = await stage.sink.wait_for(1)
+        assert forwarded.body.startswith(b"DKIM-Signature: ")
+        # Whoever got an address of his own forwarded could else have any From signed, and send it to all.
+        strangers = replace(running.worker.settings.listener[0], allow_networks=())
+        await stage.reload(listener=(strangers,))
+        await running.send("x@other.example", [forwarded.mail_from], MESSAGE)
+        returned = (await stage.sink.wait_for(2))[-1]
+        assert returned.recipients == ("ann@first.example",)
+        assert returned.body.startswith(b"Received: ")
+        assert 'signatures_total{result="no_key"} 1.0' in metrics(running)

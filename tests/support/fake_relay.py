@@ -11,7 +11,6 @@ from zonerelay.control.client import ControlClient
 from zonerelay.control.errors import NotFoundError
 from zonerelay.control.messages import (
     Address,
-    AddressPlan,
     Changed,
     Count,
     DeliveryRow,
@@ -20,7 +19,6 @@ from zonerelay.control.messages import (
     Explain,
     Explanation,
     Filter,
-    HostPlan,
     MessageDetail,
     Ping,
     Pong,
@@ -32,13 +30,12 @@ from zonerelay.control.messages import (
     RelayStatus,
     Request,
     Resolve,
-    RouteCheck,
     SourcePenalty,
-    SourcePlan,
     Status,
     TraceStep,
     ZoneStatus,
 )
+from zonerelay.control.plans import AddressPlan, HostPlan, RouteCheck, SourcePlan
 from zonerelay.control.server import Answer, ControlServer
 
 

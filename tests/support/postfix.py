@@ -96,6 +96,8 @@ class PostfixSettings:
     certificate: Path | None = None  # of its server: STARTTLS on the one port, TLS at once on another
     key: Path | None = None
     users: Mapping[str, str] = field(default_factory=dict)  # who may log in there, with what password
+    mechanisms: str = "PLAIN LOGIN"
+    users_only: bool = False  # nobody relays without a log-in
 
 
 class PostfixInstance:
@@ -167,7 +169,9 @@ class PostfixInstance:
 
     def _write_users(self, settings: PostfixSettings, owner: str) -> Path:
         try:
-            folder, plugins = write_users(self._config, settings.users, realm=REALM, owner=owner)
+            folder, plugins = write_users(
+                self._config, settings.users, realm=REALM, owner=owner, mechanisms=settings.mechanisms
+            )
         except DebianError as error:
             raise PostfixError(str(error)) from error
         self._environment["SASL_PATH"] += f":{plugins}"
@@ -308,6 +312,8 @@ def _server_security(settings: PostfixSettings) -> dict[str, str]:
         }
     if settings.users:
         lines |= {"smtpd_sasl_auth_enable": "yes", "smtpd_sasl_local_domain": REALM}
+    if settings.users_only:
+        lines["smtpd_relay_restrictions"] = "permit_sasl_authenticated, reject"
     return lines
 
 

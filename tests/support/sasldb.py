@@ -18,7 +18,13 @@ PLUGIN = "usr/lib/*/sasl2/libsasldb.so"
 
 
 def write_users(
-    directory: Path, users: Mapping[str, str], *, realm: str, owner: str, say: Say = lambda _: None
+    directory: Path,
+    users: Mapping[str, str],
+    *,
+    realm: str,
+    owner: str,
+    mechanisms: str = "PLAIN LOGIN",
+    say: Say = lambda _: None,
 ) -> tuple[Path, Path]:
     """The folder with smtpd.conf (cyrus_sasl_config_path), and that of the plugin (for SASL_PATH).
 
@@ -41,6 +47,6 @@ def write_users(
         )
     shutil.chown(database, owner)
     (folder / "smtpd.conf").write_text(
-        f"pwcheck_method: auxprop\nauxprop_plugin: sasldb\nsasldb_path: {database}\nmech_list: PLAIN LOGIN\n"
+        f"pwcheck_method: auxprop\nauxprop_plugin: sasldb\nsasldb_path: {database}\nmech_list: {mechanisms}\n"
     )
     return folder, package.path(PLUGIN).parent

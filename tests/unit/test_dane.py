@@ -221,8 +221,13 @@ def test_one_record_that_fits_is_enough() -> None:
     assert check(CHAIN, record(STRANGER, 3, 1, 1), record(SERVER, 3, 1, 1)) == ""
 
 
-@pytest.mark.parametrize("chain", [[], [b"no certificate"], [b"\x30\x82\xff\xff"], [SERVER.der[:80]]])
+OF_NO_VERSION = SERVER.der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x09", 1)
+
+
+@pytest.mark.parametrize(
+    "chain", [[], [b"no certificate"], [b"\x30\x82\xff\xff"], [SERVER.der[:80]], [OF_NO_VERSION]]
+)
 def test_what_is_no_certificate_is_refused(chain: list[bytes]) -> None:
-    for each in (record(SERVER, 3, 1, 1), record(ROOT, 2, 0, 0), record(ROOT, 2, 1, 0)):
+    for each in (record(STRANGER, 3, 1, 1), record(ROOT, 2, 0, 0), record(MIDDLE, 2, 1, 0)):
         with pytest.raises(NotVouchedForError):
             verify(chain, [each], NAMES, now=NOW)

@@ -111,7 +111,8 @@ def test_an_entry_that_says_nothing_keeps_later_ones_away() -> None:
 def test_an_entry_with_tls_of_its_own_stands_alone(options: dict[str, object], demand: TlsDemand) -> None:
     met = DestinationTable((entry(**options),)).find("default", "", route().hosts)
     found = on_terms(ZoneSettings(tls=TlsMode.VERIFY), route(secure=True), met)
-    assert (found.tls, found.limits, found.terms) == (demand, None, "destination[0]")
+    terms = "destination[0] dane" if demand.dane else "destination[0]"
+    assert (found.tls, found.limits, found.terms) == (demand, None, terms)
 
 
 def test_lines_for_the_same_hosts_differ_in_their_terms_and_share_the_site() -> None:

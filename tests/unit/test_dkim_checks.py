@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.dkim import rsa_pem
 from zonerelay.cli.check_config import run
+from zonerelay.config.advice import advice
 from zonerelay.config.settings import ConfigError, load_text
 
 GOOD = '[[dkim]]\ndomain = "example.com"\nselector = "s1"\nkey_file = "s1.key"\n'
@@ -84,6 +85,21 @@ def config(tmp_path: Path) -> Path:
     path = tmp_path / "zonerelay.toml"
     path.write_text(GOOD.replace('"s1.key"', f'"{key}"'))
     return path
+
+
+@pytest.mark.parametrize(
+    ("domain", "noted"),
+    [
+        ("relay.example.com", False),
+        ("*.example.com", False),
+        ("example.com", True),
+        ("*.lay.example.com", True),
+    ],
+)
+def test_a_zone_that_requires_signatures_has_reports_to_sign_too(domain: str, noted: bool) -> None:
+    text = '[[zone]]\n[[zone]]\nname = "signed"\ndkim = "required"\n' + GOOD.replace("example.com", domain)
+    notes = advice(load_text(text), "Relay.example.com")
+    assert any(note.startswith("zone[1].dkim: required: reports of this relay") for note in notes) is noted
 
 
 def test_a_good_key_says_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

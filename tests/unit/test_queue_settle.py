@@ -247,6 +247,19 @@ async def test_the_whole_message_comes_back_with_a_failure_when_asked_for(
     assert (dsn.message.envelope.body is Body.EIGHT_BIT) is not text.isascii()
 
 
+async def test_a_report_brings_no_message_back_that_its_own_zone_would_not_send() -> None:
+    """It would be returned in its turn, to nobody: the sender would never hear of the failure."""
+    bench = Bench(zones=[ZoneSettings(max_message_size=4000)])
+    message = bench.relay.accept("b@example.com", text=BIG, tell=False)
+    message = replace(message, size=len(BIG), envelope=replace(message.envelope, ret=Ret.FULL))
+    deliveries = await bench.relay.store.deliveries_of(message.id)
+    bench.relay.settler.post(message, deliveries, [BOUNCED], destination="mx")
+    await bench.relay.settler.drain()
+    dsn = bench.dsn()
+    assert dsn.message.size < 4000
+    assert b"Content-Type: text/rfc822-headers\r\n" in dsn.body
+
+
 # Mail that its sender holds back: `created` is its release
 
 
@@ -273,6 +286,16 @@ async def test_after_the_release_the_time_counts_from_there() -> None:
     until = datetime.fromtimestamp(release + 5 * DAY, UTC)
     assert f"Will-Retry-Until: {format_datetime(until)}" in bench.dsn().body.decode()
     assert message.envelope.created == bench.now - 3 * DAY
+
+
+async def test_a_zone_has_its_own_horizon_and_a_warning_names_it() -> None:
+    bench = Bench(zones=[ZoneSettings(next_hop="hop", max_age=8 * DAY)])
+    message = await bench.settle("b@example.com", outcomes=[DEFERRED], age=6 * DAY)
+    until = datetime.fromtimestamp(message.envelope.created + 8 * DAY, UTC)
+    assert f"Will-Retry-Until: {format_datetime(until)}" in bench.dsn().body.decode()
+    brief = Bench(zones=[ZoneSettings(next_hop="hop", max_age=HOUR)])
+    await brief.settle("b@example.com", outcomes=[DEFERRED], age=HOUR)
+    assert brief.relay.sink.named("expired")
 
 
 async def test_mail_that_was_held_back_expires_its_whole_life_after_the_release() -> None:

@@ -19,7 +19,7 @@ REFUSED = [
     ('[[rewrite]]\naddress = ["a b@c"]\nto = "@c"', "rewrite[0].address[0]", "not an address pattern"),
     ('[[rewrite]]\naddress = ["*"]\nto = "c"', "rewrite[0].to", "is no address"),
     (f'{RULE}where = "from"', "rewrite[0].where", "must be"),
-    (f'{RULE}listener = ["127.0.0.1:2526"]', "rewrite[0].listener[0]", 'did you mean 127.0.0.1:2525?'),
+    (f'{RULE}listener = ["127.0.0.1:2526"]', "rewrite[0].listener[0]", "did you mean 127.0.0.1:2525?"),
     ('[[listener]]\ndrop_headers = ["Bcc:"]', "listener[0].drop_headers[0]", "not the name"),
     ('[[listener]]\ndrop_headers = ["Bcc", "RECEIVED"]', "listener[0].drop_headers[1]", "mail loop"),
     ('[[listener]]\ndrop_headers = ["from"]', "listener[0].drop_headers[0]", "RFC 5322"),
@@ -102,6 +102,13 @@ def test_reports_that_cannot_come_in_are_said() -> None:
     (line,) = noted(USERS.replace("optional", "required") + srs)
     assert line.startswith("srs.domain: reports to rewritten senders cannot come in")
     assert noted(USERS + srs) == noted(srs) == []
+
+
+def test_a_listener_for_reports_alone_lets_nobody_relay() -> None:
+    text = '[[listener]]\naddress = "[::]:25"\nallow_networks = []\n'
+    with pytest.raises(ConfigError, match="nobody could relay"):
+        load_text(text)
+    load_text(f'{text}[srs]\ndomain = "srs.example"\nsecret = "env:S"\n')
 
 
 def test_many_rules_are_compared_in_no_time() -> None:

@@ -174,7 +174,7 @@ def test_who_is_not_rewritten_stays_the_same_object() -> None:
     made = rewritten([rule("old.example")], recipients)
     assert [*made.recipients.values()] == recipients
     assert [*notes_of(made)] == []
-    assert made.rewritten == ()
+    assert made.rewritten == []
 
 
 def test_an_original_recipient_beyond_ascii_is_of_type_utf8() -> None:

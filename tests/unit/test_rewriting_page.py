@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from zonerelay.config.advice import advice
 from zonerelay.config.models import Settings
 from zonerelay.config.settings import ConfigError, load_text
+from zonerelay.inbound.rewriting import MAX_NAMED, MAX_NOTES, Place, Rewriting
+from zonerelay.message.address_fields import MAX_LINE, MAX_OCTETS
+from zonerelay.model.address import Mailbox
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewriting.md").read_text()
 EXAMPLES = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -48,3 +52,42 @@ def test_the_fields_that_no_rule_changes() -> None:
         ):
             with pytest.raises(ConfigError, match="not for a rule to change"):
                 load_text(f'[[zone]]\n{option} = ["{value}"]')
+
+
+def test_the_example_of_other_addresses_has_no_flaw_and_does_what_it_says() -> None:
+    settings = named("[[rewrite]]")
+    assert list(advice(settings, "relay.example.org")) == []
+    rewriting = Rewriting(settings.rewrite)
+
+    def becomes(place: Place, address: str, listener: str = "", user: str = "") -> tuple[str, int]:
+        return rewriting.of(listener, user).find(place, Mailbox(address))
+
+    assert becomes(Place.SENDER, "boss@old.example") == ("ceo@example.com", 1)
+    assert becomes(Place.RECIPIENT, "ann@old.example") == ("ann@example.com", 2)
+    assert becomes(Place.RECIPIENT, "x@y.example", "10.0.0.5:2525") == ("trash@example.com", 3)
+    assert becomes(Place.HEADER, "x@y.example", "10.0.0.5:2525") == ("x@y.example", 0)
+    assert becomes(Place.SENDER, "x@y.example", "[::]:465", "shop") == ("orders@example.com", 4)
+    for rule, line in ((1, "as sender     becomes ceo@"), (2, "as recipient  becomes ann@")):
+        assert f"{line}example.com (rewrite={rule})" in PAGE
+
+
+def test_the_bounds_are_those_of_the_code() -> None:
+    assert f"each names up to {MAX_NAMED} recipients, and there are at most\n{MAX_NOTES} for" in PAGE
+    assert f"beyond {MAX_OCTETS >> 10} KB of them" in PAGE
+    assert f"beyond {MAX_LINE}\n  octets" in PAGE
+
+
+def test_the_fields_that_are_dropped_are_those_of_the_default() -> None:
+    table = PAGE.partition("## What is dropped")[2].partition("\n\n- ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| `")]
+    names = [name for row in rows for name in re.findall(r"`([A-Z][\w-]+)`", row.split(" | ")[0])]
+    assert tuple(names) == load_text("").listener[0].drop_headers
+
+
+def test_rules_are_ascii_on_one_line() -> None:
+    for value in ("X: gr\\u00fcn", "X: a\\u0000b", "X: a\\nb", "X:", "X", "X Y: z", "X: \\u0007"):
+        with pytest.raises(
+            ConfigError,
+            match=r"^zone\[0\]\.header_add\[0\]: .*(not a header field|without control characters)",
+        ):
+            load_text(f'[[zone]]\nheader_add = ["{value}"]')

@@ -49,15 +49,24 @@ def test_forgiven_is_tried_at_once_but_the_problem_stands_until_a_log_in_succeed
     account.forgive()
     assert account.may_try(OLD, 1.0)
     assert account.problem
-    assert account.accept()
+    assert account.accept(OLD)
     assert not account.problem
-    assert not account.accept()
+    assert not account.accept(OLD)
 
 
 def test_a_refusal_changes_the_epoch_so_that_others_on_their_way_give_up() -> None:
     account = Account("default", "main")
-    account.accept()
+    account.accept(OLD)
     before = account.epoch
     refused(account, 0.0)
     assert account.epoch != before
-    assert not account.proven
+    assert not account.is_proven(OLD)
+
+
+def test_what_was_accepted_proves_nothing_about_another_secret() -> None:
+    account = Account("default", "main")
+    assert not account.is_known
+    account.accept(OLD)
+    assert account.is_known
+    assert account.is_proven(OLD)
+    assert not account.is_proven(NEW)

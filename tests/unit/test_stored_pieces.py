@@ -113,3 +113,14 @@ async def test_what_the_store_raises_is_raised_and_nothing_stays_open() -> None:
     with pytest.raises(StoreError):
         assert [piece async for piece in pieces.spliced(b"", 0)] == [b"never"]
     assert store.open_now == 0
+
+
+async def test_whoever_stops_in_the_middle_leaves_nothing_open() -> None:
+    store = Store([b"A: b\r\n\r\n", b"one", b"two"])
+    pieces = StoredPieces(store.read())
+    await pieces.header(LIMIT)
+    sending = pieces.spliced(b"", 0)
+    await anext(sending)
+    assert store.open_now == 1
+    await sending.aclose()
+    assert store.open_now == 0

@@ -120,3 +120,14 @@ def test_an_entry_with_tls_takes_no_demand_from_dane() -> None:
     route = judged(None, entry=entry(tls=DestinationTls.REQUIRED), secure=True)
     assert isinstance(route, Route)
     assert route.tls == TlsDemand(TlsMode.REQUIRED, because="destination")
+
+
+def test_an_entry_that_demands_dane_tells_secure_domains_from_others_at_the_same_hosts() -> None:
+    """In one line the route of either would have been used for both."""
+    dane = entry(tls=DestinationTls.DANE)
+    secure, forged = (judged(None, entry=dane, secure=secure) for secure in (True, False))
+    assert isinstance(secure, Route)
+    assert isinstance(forged, Route)
+    assert (secure.terms, forged.terms) == ("destination[0] dane", "destination[0]")
+    assert secure.site == forged.site
+    assert secure.destination != forged.destination

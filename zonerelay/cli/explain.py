@@ -17,11 +17,11 @@ from zonerelay.cli import output, text
 from zonerelay.cli.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.control.errors import NotRunningError
-from zonerelay.control.messages import Explain, Explanation, HostPlan
+from zonerelay.control.messages import Explain, Explanation
+from zonerelay.control.plans import HostPlan, StsPlan
 
 if TYPE_CHECKING:
     from zonerelay.config.models import Settings
-    from zonerelay.control.plans import StsPlan
     from zonerelay.message.srs import Srs
 
 _TLS = {
@@ -72,6 +72,7 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
     from zonerelay.control.explain import Explainer
     from zonerelay.control.rewrite_plans import RewritePlans
     from zonerelay.control.source_plans import SourcePlans, Untold
+    from zonerelay.delivery.logins import first_for, senders_of
     from zonerelay.delivery.source_ways import SourceWays
     from zonerelay.inbound.rewriting import Rewriting
     from zonerelay.model.clock import SystemClock
@@ -87,6 +88,7 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
         rewriting = Rewriting(settings.rewrite)
         zones = Zones(settings.zone, settings.route)
         destinations = DestinationTable(settings.destination)
+        senders = senders_of(settings.credential)
     except ValueError as error:
         raise CliError(str(error), USAGE) from error
     clock = SystemClock()
@@ -116,6 +118,7 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
             listeners=lambda: settings.listener,
             sources=SourcePlans(sources, hostname=hostname),
             rewrites=RewritePlans(lambda: rewriting, lambda: _srs(settings), clock),
+            credential=lambda zone, sender: first_for(sender, zone, senders),
             relay_running=False,
         )
         return await explainer.explain(request)
@@ -150,6 +153,8 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
     for host in found.hosts:
         yield from _host_facts(host)
     yield from _source_facts(found, now)
+    if found.credential:
+        yield "log-in", text.clean(found.credential)
     if found.suspended_until is not None:
         left = text.until(found.suspended_until, now)
         yield "suspended", Text(f"next try {left}: {text.clean(found.suspended_reply)}", style="yellow")
@@ -218,6 +223,8 @@ def _host_facts(host: HostPlan) -> Iterator[tuple[str, output.Cell]]:
     yield "host", f"{text.clean(host.name)} port {host.port}, preference {host.preference}"
     if host.problem:
         yield "", Text(text.clean(host.problem), style="yellow")
+    if host.tlsa:
+        yield "", f"its certificate must match a TLSA record (DANE): {', '.join(host.tlsa)}"
     for each in host.addresses:
         if each.problem:
             yield "", Text(f"{each.address}: {each.problem}", style="yellow")

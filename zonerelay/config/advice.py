@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from zonerelay.config.credential_checks import credential_advice
 from zonerelay.config.destination_checks import destination_advice
+from zonerelay.config.dkim_checks import dkim_advice
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.hostname import is_fully_qualified
 from zonerelay.config.limit_checks import limit_advice
@@ -33,6 +34,7 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
         *credential_advice(settings),
         *tls_advice(settings),
         *destination_advice(settings),
+        *dkim_advice(settings, hostname),
         *limit_advice(settings),
         *_admin(settings),
     )

@@ -28,6 +28,22 @@ def check_dkim(settings: Settings, report: Report) -> None:
         _check_zones(settings, report)
 
 
+def dkim_advice(settings: Settings, hostname: str) -> list[str]:
+    """The relay's own reports have its name in From (message/dsn.py)."""
+    if not settings.dkim or any(_covers(key.domain, hostname.lower()) for key in settings.dkim):
+        return []
+    return [
+        f"zone[{at}].dkim: required: reports of this relay are from MAILER-DAEMON@{hostname}, for which "
+        "there is no [[dkim]] key: in this zone they would wait"
+        for at, zone in enumerate(settings.zone)
+        if zone.dkim is DkimMode.REQUIRED
+    ]
+
+
+def _covers(domain: str, name: str) -> bool:
+    return name.endswith(domain[1:]) if domain.startswith("*.") else name == domain
+
+
 def read_key_file(path: Path) -> bytes:
     """Raises OSError. What is longer than any key is cut off, and is no key then."""
     with path.open("rb") as file:

@@ -35,7 +35,7 @@ def check_listeners(settings: Settings, report: Report) -> None:
     for at, listener in enumerate(settings.listener):
         path: Path = ("listener", at)
         _check_words(listener, path, report)
-        _check_relaying(listener, path, report)
+        _check_relaying(listener, path, report, takes_reports=bool(settings.srs.domain))
         _check_trusted(listener, path, report)
         _check_policy(listener, path, report)
         _check_zone_header(listener, path, report)
@@ -59,7 +59,8 @@ def _check_words(listener: ListenerSettings, path: Path, report: Report) -> None
         )
 
 
-def _check_relaying(listener: ListenerSettings, path: Path, report: Report) -> None:
+def _check_relaying(listener: ListenerSettings, path: Path, report: Report, *, takes_reports: bool) -> None:
+    """`takes_reports`: with [srs] a listener is of use to everybody, even if nobody may relay."""
     key = (*path, "allow_networks")
     wide = _open_to_all(listener.allow_networks)
     if wide and listener.auth is ListenerAuth.REQUIRED:
@@ -74,7 +75,8 @@ def _check_relaying(listener: ListenerSettings, path: Path, report: Report) -> N
             f'name your own networks, or say open_relay = "{OPEN_RELAY_WORDS}"',
         )
     ways = ("allow_networks", "allow_certificates", "auth")
-    if not _lets_somebody_relay(listener) and all(report.sound(*path, way) for way in ways):
+    useless = not takes_reports and not _lets_somebody_relay(listener)
+    if useless and all(report.sound(*path, way) for way in ways):
         report.refuse(
             key,
             'is empty, so nobody could relay: name a network, such as "127.0.0.0/8", or say '

@@ -147,7 +147,7 @@ class CredentialSettings:
     refresh_token: str = text(
         "",
         "XOAUTH2: where the refresh token is, as in password. A new one that the server gives is written to "
-        "the same file.",
+        "the same file, or kept beside the spool where that cannot be.",
         form=Form.SECRET,
     )
     scope: str = text("", 'XOAUTH2: what to ask for, as in "https://outlook.office365.com/.default".')

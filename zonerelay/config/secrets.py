@@ -24,6 +24,8 @@ def read_secret(reference: str, environment: Mapping[str, str]) -> str:
         secret = environment.get(name, "")
         if not secret:
             raise SecretError(f"the environment variable {name} is not set")
+        if not secret.isascii() and any("\ud800" <= c <= "\udfff" for c in secret):
+            raise SecretError(f"the environment variable {name} is not UTF-8")
         return secret
     path = secret_path(reference, environment)
     assert path is not None

@@ -15,17 +15,14 @@ from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.models import ListenerSettings, ZoneSettings
 from zonerelay.config.wording import did_you_mean, in_words
 from zonerelay.control.errors import ControlError
-from zonerelay.control.messages import (
-    AddressPlan,
-    Explain,
-    Explanation,
-    HostPlan,
-    RouteCheck,
-    SourcePlan,
-)
+from zonerelay.control.messages import Explain, Explanation
+from zonerelay.control.plans import AddressPlan, HostPlan, RouteCheck, SourcePlan
 from zonerelay.control.rewrite_plans import RewritePlans, Rewritten
 from zonerelay.control.source_plans import SourcePlans, candidates, own_addresses
 from zonerelay.control.terms_plans import limits_in_force, rates_in_force, sts_plan, tls_plan
+from zonerelay.delivery.sources import HostTrouble
+from zonerelay.delivery.tls_plan import TlsPlanner
+from zonerelay.delivery.way import Terms
 from zonerelay.inbound.header_changes import without
 from zonerelay.inbound.reception import dropped_headers
 from zonerelay.inbound.zone_header import ZoneHeader
@@ -33,6 +30,7 @@ from zonerelay.message.headers import Header
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.envelope import Priority
 from zonerelay.routing.addresses import is_private
+from zonerelay.routing.answers import TlsaRecord
 from zonerelay.routing.mx import Findings
 from zonerelay.routing.nexthop import DestinationKey, MxHost, Route, Unroutable
 from zonerelay.routing.resolver import Resolver
@@ -64,7 +62,7 @@ class Examiner(Protocol):
 class Explainer:
     """`hostname` is what the relay calls itself, `listeners` are those of now.
 
-    `suspended` knows the scheduler's suspensions.
+    `suspended` knows the scheduler's suspensions, `credential` as whom a zone logs in for a sender.
     """
 
     def __init__(
@@ -78,6 +76,7 @@ class Explainer:
         suspended: Suspensions = nothing_is_suspended,
         sources: SourcePlans | None = None,
         rewrites: RewritePlans | None = None,
+        credential: Callable[[ZoneSettings, str], str] | None = None,
         relay_running: bool = True,
     ) -> None:
         self._zones = zones
@@ -88,6 +87,7 @@ class Explainer:
         self._suspended = suspended
         self._sources = sources
         self._rewrites = rewrites
+        self._credential = credential
         self._relay_running = relay_running
 
     async def explain(self, request: Explain) -> Explanation:
@@ -132,6 +132,7 @@ class Explainer:
                 for check in choice.checks
             ),
             sources=sources,
+            credential=self._login(zone, sender),
             destination=findings.entry.name if findings.entry is not None else "",
             tls_demand=tls,
             mta_sts=sts_plan(findings.sts),
@@ -180,22 +181,36 @@ class Explainer:
             raise ControlError(f'no listener has the address "{address}"{near}')
         return listeners[address]
 
+    def _login(self, zone: ZoneSettings, sender: str) -> str:
+        if self._credential is None or not zone.credentials:
+            return ""
+        return self._credential(zone, sender) or "none: no credential of the zone is for this sender"
+
     async def _hosts(
         self, zone: ZoneSettings, found: Route | Unroutable, sources: Sequence[SourcePlan]
     ) -> tuple[HostPlan, ...]:
         if isinstance(found, Unroutable):
             return ()
-        return tuple(await asyncio.gather(*(self._host(zone, host, sources) for host in found.hosts)))
+        terms = Terms(zone, found)
+        return tuple(await asyncio.gather(*(self._host(terms, host, sources) for host in found.hosts)))
 
-    async def _host(self, zone: ZoneSettings, host: MxHost, sources: Sequence[SourcePlan]) -> HostPlan:
+    async def _host(self, terms: Terms, host: MxHost, sources: Sequence[SourcePlan]) -> HostPlan:
+        zone = terms.zone
         addresses = await self._resolver.addresses(host.name, ipv6=zone.ipv6)
         failure = addresses.failure
+        problem = failure.reply.text if failure is not None and not addresses.ips else ""
+        tlsa: tuple[TlsaRecord, ...] = ()
+        try:
+            tlsa = (await TlsPlanner(self._resolver).plan(terms, host, addresses)).tlsa
+        except HostTrouble as trouble:
+            problem = problem or trouble.reply.text
         return HostPlan(
             name=host.name,
             port=host.port,
             preference=host.preference,
             addresses=tuple(_address(zone, ip, host.port, sources) for ip in addresses.ips),
-            problem=failure.reply.text if failure is not None and not addresses.ips else "",
+            problem=problem,
+            tlsa=tuple(dict.fromkeys(f"{each.usage} {each.selector} {each.matching}" for each in tlsa)),
         )
 
 

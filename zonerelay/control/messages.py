@@ -14,7 +14,14 @@ from typing import Literal
 
 import msgspec
 
-from zonerelay.control.plans import RewritePlan, StsPlan, TlsPlan
+from zonerelay.control.plans import (
+    HostPlan,
+    RewritePlan,
+    RouteCheck,
+    SourcePlan,
+    StsPlan,
+    TlsPlan,
+)
 
 VERSION = 1
 MAX_REQUEST = 64 * 1024
@@ -265,57 +272,12 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     source_penalties: tuple[SourcePenalty, ...] = ()
 
 
-class AddressPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """An IP address of a host, and ours that packets to it leave from: several, with commas between, where
-    that depends on the message. `problem`: it would not be used.
-    """
-
-    address: str
-    source: str = ""
-    problem: str = ""
-
-
-class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One MX host, or the next hop. `problem` says why it has no address now."""
-
-    name: str
-    port: int
-    preference: int
-    addresses: tuple[AddressPlan, ...] = ()
-    problem: str = ""
-
-
-class SourcePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A source of the zone and its share of the mail. `chosen`: the mail would go out from it; `None` when
-    that depends on the message. `refused_until`: the destination has refused it; it, or its IPv6, is passed
-    over. `absent`: those of its addresses that this machine has not got.
-    """
-
-    name: str
-    addresses: tuple[str, ...]
-    ehlo_name: str
-    share: float
-    chosen: bool | None = None
-    refused_until: float | None = None
-    refused_reply: str = ""
-    refused_ipv6_only: bool = False
-    absent: tuple[str, ...] = ()
-
-
-class RouteCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What a `[[route]]` says; they count from 1. `unmatched` are the conditions that do not hold."""
-
-    rule: int
-    zone: str
-    matches: bool
-    unmatched: tuple[str, ...] = ()
-
-
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     """Where mail would go and under which policy. With `unroutable` it would get that reply instead, and
     `verdict` says whether that defers or bounces it. `relay_running` false: read from the configuration.
     `routes` are those that were asked, up to the one that matches. `sources` are the zone's, if it has any;
-    `ehlo_name` is theirs, several with commas between where that depends on the message.
+    `ehlo_name` is theirs, several with commas between where that depends on the message. `credential` is the
+    one that the zone logs in with, if it does, in words.
     `tls`, `limits` and `rates` are those in force, `destination` is the [[destination]] that was met.
     `address` and `sender` are as asked about; with `rewritten`, all else is about what they become.
     """
@@ -339,6 +301,7 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     relay_running: bool = True
     routes: tuple[RouteCheck, ...] = ()
     sources: tuple[SourcePlan, ...] = ()
+    credential: str = ""
     destination: str = ""
     tls_demand: TlsPlan | None = None
     mta_sts: StsPlan | None = None

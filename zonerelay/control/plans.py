@@ -39,3 +39,53 @@ class RewritePlan(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     becomes: str = ""
     problem: str = ""
+
+
+class AddressPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """An IP address of a host, and ours that packets to it leave from: several, with commas between, where
+    that depends on the message. `problem`: it would not be used.
+    """
+
+    address: str
+    source: str = ""
+    problem: str = ""
+
+
+class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One MX host, or the next hop. `problem` says why it cannot be used now.
+
+    `tlsa`: the kinds of its TLSA records that its certificate must match, as "3 1 1" (DANE).
+    """
+
+    name: str
+    port: int
+    preference: int
+    addresses: tuple[AddressPlan, ...] = ()
+    problem: str = ""
+    tlsa: tuple[str, ...] = ()
+
+
+class SourcePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A source of the zone and its share of the mail. `chosen`: the mail would go out from it; `None` when
+    that depends on the message. `refused_until`: the destination has refused it; it, or its IPv6, is passed
+    over. `absent`: those of its addresses that this machine has not got.
+    """
+
+    name: str
+    addresses: tuple[str, ...]
+    ehlo_name: str
+    share: float
+    chosen: bool | None = None
+    refused_until: float | None = None
+    refused_reply: str = ""
+    refused_ipv6_only: bool = False
+    absent: tuple[str, ...] = ()
+
+
+class RouteCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What a `[[route]]` says; they count from 1. `unmatched` are the conditions that do not hold."""
+
+    rule: int
+    zone: str
+    matches: bool
+    unmatched: tuple[str, ...] = ()

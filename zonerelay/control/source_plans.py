@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zonerelay.config.models import ZoneSettings
-from zonerelay.control.messages import SourcePenalty, SourcePlan
+from zonerelay.control.messages import SourcePenalty
+from zonerelay.control.plans import SourcePlan
 from zonerelay.delivery.source_ways import SourceWays, Standing
 from zonerelay.model.reply import Reply
 from zonerelay.routing.nexthop import SiteKey

@@ -35,12 +35,12 @@ class Account:
         self.problem = ""
         self.host = ""
         self.address = ""
-        self.proven = False
         self.epoch = 0
         self.refused = False
         self._failures = 0
         self._until = 0.0
         self._material = ""
+        self._proven = ""
 
     def may_try(self, material: str, now: float) -> bool:
         """`material` stands for the secrets as they are now. True may be the one try after a pause."""
@@ -56,20 +56,32 @@ class Account:
 
     def refuse(self, problem: str, *, host: str, address: str, material: str, now: float) -> None:
         self.problem, self.host, self.address = problem, host, address
-        self.proven = False
+        self.doubt()
         self.refused = True
         self.epoch += 1
         self._material = material
         self._until = now + min(FIRST_PAUSE * 2.0 ** min(self._failures, 30), LONGEST_PAUSE)
         self._failures += 1
 
-    def accept(self) -> bool:
+    def accept(self, material: str) -> bool:
         """True when that is news: there was a problem."""
         news = bool(self.problem)
         self.forgive()
-        self.proven = True
+        self._proven = material
         self.problem = ""
         return news
+
+    def is_proven(self, material: str) -> bool:
+        """Accepted before, with these secrets, and nothing has spoken against it since."""
+        return bool(self._proven) and self._proven == material
+
+    @property
+    def is_known(self) -> bool:
+        """Its last log-in says something about the next."""
+        return bool(self._proven or self.problem)
+
+    def doubt(self) -> None:
+        self._proven = ""
 
     def forgive(self) -> None:
         """Try as if never refused; the problem stands until a log-in has shown that it is gone."""

@@ -23,6 +23,10 @@ _EXPIRED, _NOT_YET = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_Y
 _UNKNOWN_ISSUER = frozenset((2, 7, 18, 19, 20, 21))  # 7: of the same name, with another key
 
 
+# What cryptography raises about a certificate, by the time it looks at the part that is wrong.
+_UNREADABLE = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
+
+
 class ChainError(Exception):
     """The chain does not hold; says where."""
 
@@ -51,7 +55,7 @@ def _is_for_servers(der: bytes) -> bool:
         usage = x509.load_der_x509_certificate(der).extensions.get_extension_for_class(x509.ExtendedKeyUsage)
     except x509.ExtensionNotFound:
         return True
-    except ValueError:
+    except _UNREADABLE:
         return False
     fitting = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE)
     return any(each in usage.value for each in fitting)
@@ -69,7 +73,7 @@ def names(der: bytes) -> tuple[str, ...]:
         if not found:
             common = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
             found = [each.value for each in common if isinstance(each.value, str)]
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise ChainError("the names in the server's certificate cannot be read") from error
     return tuple(name.lower().rstrip(".") for name in found)
 
@@ -90,7 +94,7 @@ def is_signed_by(der: bytes, key_der: bytes) -> bool:
             key.verify(signature, signed, parameters)
         else:
             return False
-    except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature):
+    except (*_UNREADABLE, TypeError, UnsupportedAlgorithm, InvalidSignature):
         return False
     return True
 

@@ -12,8 +12,8 @@ Policies:
   is a deferral, because a second host would be asked to take what the first may have taken.
 - All failures of hosts are deferrals, also a 5yz greeting and addresses that are not allowed. Bounced is
   only what a peer refuses with 5yz, and what it announced it would: a message beyond its SIZE (5.3.4), and
-  where no host of the route has the extension, 8-bit content without 8BITMIME (5.6.3), addresses
-  and header fields in UTF-8 without SMTPUTF8 (5.6.7).
+  where no host of the route has the extension (each has been asked), 8-bit content without 8BITMIME (5.6.3),
+  addresses and header fields in UTF-8 without SMTPUTF8 (5.6.7).
 - In a zone with sources the batch has one, and what it says about our address is remembered against it
   (`source_ways.py`). A refusal of our address bounces nothing, and suspends nobody, while another source is
   left: the next attempt goes out from there. A source whose address this machine has not got, or that
@@ -25,7 +25,8 @@ Policies:
   same host as long as each one brings somebody further.
 - Unknown trouble is a deferral of scope LOCAL, and goes to the event loop's exception handler.
 
-A cancelled delivery aborts its connection: a reply that came late could be paired with another message.
+A cancelled delivery aborts its connection: a reply that came late could be paired with another message. It
+ends as cancelled while nobody is answered for; later with outcomes, for what was taken is not sent again.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from zonerelay.delivery.slots import Slot
 from zonerelay.delivery.source_ways import SourceWays, from_elsewhere
 from zonerelay.delivery.sources import HostTrouble, NoSource, SourceTrouble
 from zonerelay.delivery.tls import TlsPolicy
-from zonerelay.delivery.tls_plan import TlsaLookup, TlsPlan, TlsPlanner
+from zonerelay.delivery.tls_plan import TlsaLookup, TlsPlan, TlsPlanner, named_after
 from zonerelay.delivery.way import ANY_WAY, Terms, Way
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
@@ -59,6 +60,9 @@ from zonerelay.model.reply import Reply
 from zonerelay.routing.nexthop import Addresses, MxHost
 from zonerelay.smtp.transaction import Transaction
 from zonerelay.store.base import StoreError
+
+MAX_LACKING = 20
+"""Addresses of hosts that are found, in one attempt, to lack what the message needs."""
 
 
 class AddressLookup(TlsaLookup, Protocol):
@@ -102,25 +106,24 @@ class SmtpCourier:
         self._pool = Pool(quit_timeout=settings.quit_timeout)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
-        """One outcome per delivery, in order. Raises nothing but CancelledError."""
-        errand = Errand(Terms(batch.zone, batch.route, ANY_WAY), batch, self._read_body)
+        """One outcome per delivery, in order. Raises nothing but CancelledError, and that only while no peer
+        has answered for anybody.
+        """
+        route = named_after(batch.deliveries, batch.route, batch.zone)
+        errand = Errand(Terms(batch.zone, route, ANY_WAY), batch, self._read_body)
         progress = errand.progress
         try:
-            if self._renderer.changes(batch.zone):
-                errand.send(await self._renderer.render(batch.zone, batch.message))
-            await errand.body.open()
-            if batch.zone.credentials or batch.zone.next_hop_share:
-                errand.terms = Terms(batch.zone, batch.route, self._way_to_next_hop(batch))
-            if batch.zone.sources:
-                await self._attempt_from_sources(errand)
-            else:
-                await self._attempt(errand)
+            await self._carry(errand)
         except StoreError as error:
             progress.settle_open(_local(unreadable(error)))
         except RenderError as error:
             progress.settle_open(_local(error.reply))
+        except asyncio.CancelledError:
+            if not progress.answered:
+                raise
+            progress.settle_open(_CUT_SHORT)
         except NoTurnError:
-            pass  # what peers have said so far stands; who is still open is tried again later
+            progress.undecided(_NO_TURN)  # what peers have said so far stands
         except NoLogin as trouble:
             progress.host_failed("", trouble)
         except Exception as error:  # noqa: BLE001  DESIGN rule 3: unknown trouble is temporary
@@ -135,6 +138,18 @@ class SmtpCourier:
         if errand.address_blamed and self._sources.another_left(errand.terms, errand.unfit):
             return [from_elsewhere(outcome) for outcome in outcomes]
         return outcomes
+
+    async def _carry(self, errand: Errand) -> None:
+        batch = errand.batch
+        if self._renderer.changes(batch.zone):
+            errand.send(await self._renderer.render(batch.zone, batch.message))
+        await errand.body.open()
+        if batch.zone.credentials or batch.zone.next_hop_share:
+            errand.terms = Terms(batch.zone, errand.terms.route, self._way_to_next_hop(batch))
+        if batch.zone.sources:
+            await self._attempt_from_sources(errand)
+        else:
+            await self._attempt(errand)
 
     async def close(self) -> None:
         """Say goodbye to idle peers, within `quit_timeout`; active sessions end when they are done."""
@@ -174,7 +189,7 @@ class SmtpCourier:
             if way is None or way.source is None:
                 errand.progress.host_failed("", NoSource(batch.zone.name))
                 return
-            errand.terms = Terms(batch.zone, batch.route, errand.terms.way.from_source(way))
+            errand.terms = Terms(batch.zone, errand.terms.route, errand.terms.way.from_source(way))
             errand.source_unfit = errand.family_missed = False
             await self._attempt(errand)
             if not errand.source_unfit:
@@ -239,28 +254,40 @@ class SmtpCourier:
             self._order.troubled(host, ip, trouble)
 
     async def _endpoints(self, errand: Errand) -> AsyncGenerator[tuple[MxHost, str, TlsPlan], None]:
-        """Hosts and addresses to try; a host that cannot be found counts as one that was tried."""
-        left = self._max_hosts
+        """Hosts and addresses to try; a host that cannot be found counts as one that was tried.
+
+        One that lacks what the message needs does not count.
+        """
+        left, lacking = self._max_hosts, MAX_LACKING
         found = False
         dead: list[tuple[MxHost, str, TlsPlan]] = []
         for host in self._order.hosts(errand.terms):
+            if left <= 0 or lacking <= 0:
+                errand.progress.undecided(_MORE_HOSTS)
+                break
             known = await self._addresses_of(host, errand)
             plan = await self._plan(host, known, errand) if known.ips else None
             if plan is None:
                 left -= 1
-            else:
-                for ip in known.ips:
-                    if left > 0 and self._order.is_down(host, ip):
-                        dead.append((host, ip, plan))
-                    elif left > 0:
-                        found = True
-                        left -= 1
-                        yield host, ip, plan
-            if left <= 0:
-                break
+                continue
+            for ip in known.ips:
+                if left <= 0 or lacking <= 0:
+                    break
+                if self._order.is_down(host, ip):
+                    dead.append((host, ip, plan))
+                else:
+                    found = True
+                    left -= 1
+                    errand.lacking = False
+                    yield host, ip, plan
+                    if errand.lacking:
+                        left += 1
+                        lacking -= 1
         for endpoint in dead[:left]:
             found = True
             yield endpoint
+        if len(dead) > left:
+            errand.progress.undecided(_MORE_HOSTS)
         errand.source_unfit = errand.source_unfit or (errand.family_missed and not found)
 
     async def _addresses_of(self, host: MxHost, errand: Errand) -> Addresses:
@@ -344,4 +371,12 @@ def _local(reply: Reply) -> Outcome:
     return Outcome(Verdict.DEFERRED, reply, Scope.LOCAL, local=True, counts=False)
 
 
+_CUT_SHORT = _local(Reply(451, "3.2", "this relay stopped before the rest was asked"))
+_NO_TURN = _local(Reply(451, "4.5", "the rate of the destination leaves no turn for the rest soon"))
+_MORE_HOSTS = Outcome(
+    Verdict.DEFERRED,
+    Reply(451, "4.4", "the route has more hosts than one attempt tries"),
+    Scope.MESSAGE,
+    local=True,
+)
 _NO_HOST = _local(Reply(451, "4.4", "the route has no host to try"))

@@ -30,7 +30,7 @@ class Turn(Protocol):
     """Of a rate: one is taken before each transaction."""
 
     async def take(self) -> bool:
-        """Wait for it; false when it would be too long, never for the first."""
+        """Wait for it; false when it would be too long."""
 
 
 class NoTurnError(Exception):
@@ -71,6 +71,7 @@ class Errand:
         "batch",
         "body",
         "family_missed",
+        "lacking",
         "left_out",
         "message",
         "progress",
@@ -93,6 +94,8 @@ class Errand:
         self.address_blamed = False
         self.left_out = False
         """True when the peer's limits kept somebody out of the latest transaction."""
+        self.lacking = False
+        """Set when a peer lacks an extension that somebody needs."""
 
     def send(self, rendered: Rendered) -> None:
         """This instead of the stored message; before anything is sent."""
@@ -138,6 +141,7 @@ class Errand:
             servable = self._without_smtputf8(session)
         if message.eight_bit and not capabilities.eight_bit_mime:
             progress.unsupported(servable, NO_8BITMIME, session.peer)
+            self.lacking = True
             return []
         return servable
 
@@ -146,6 +150,7 @@ class Errand:
         if not needs_smtputf8(self.message):
             needy = [index for index in wanted if not self.batch.deliveries[index].recipient.isascii()]
         self.progress.unsupported(needy, NO_SMTPUTF8, session.peer)
+        self.lacking = self.lacking or bool(needy)
         return [index for index in wanted if index not in needy] if needy else wanted
 
     def _within_limits(self, servable: list[int], session: Session) -> list[int]:

@@ -33,7 +33,7 @@ class KeptTokens:
         try:
             with path.open("rb") as file:
                 kept = json.loads(file.read(MAX_KEPT))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return original
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is damaged"

@@ -35,6 +35,7 @@ from zonerelay.smtp.sasl_client import (
 )
 
 MAX_SHOWN = 200
+MAX_WORDS = 500  # of a reply: it is stored with every message that waits
 
 
 class Dialog(Protocol):
@@ -66,7 +67,7 @@ class StaleTokenError(Exception):
 class Ledger(Protocol):
     """Where it is written down what came of a log-in; `logins.py` has it."""
 
-    def accepted(self, account: Account, dialog: Dialog) -> None: ...
+    def accepted(self, account: Account, dialog: Dialog, material: str) -> None: ...
 
     def failed(self, account: Account) -> None: ...
 
@@ -124,7 +125,7 @@ class Login:
             offered = ", ".join(sorted(capabilities.auth)) or "no AUTH at all"
             missing = "a mechanism that takes a password" if wanted == ANY_PASSWORD else wanted
             raise self._refused(dialog, f"it does not offer {missing}, but {printable(offered)[:MAX_SHOWN]}")
-        if self._account.proven:
+        if self._account.is_proven(self._prepared.material):
             await self._log_in(dialog, name)
             return
         async with self._account.turn:
@@ -149,10 +150,10 @@ class Login:
         except SaslError as error:
             raise self._refused(dialog, str(error)) from error
         if reply.is_positive:
-            self._ledger.accepted(account, dialog)
+            self._ledger.accepted(account, dialog, self._prepared.material)
             return
         words = f"{reply} ({talking.mechanism.explanation})" if talking.mechanism.explanation else str(reply)
-        words = without_secrets(words, self._identity)
+        words = without_secrets(words, self._identity)[:MAX_WORDS]
         if reply.is_transient:
             self._ledger.failed(account)
             text = f"{dialog.who} did not let us log in: {words}"

@@ -92,7 +92,7 @@ class Logins:
                 del self._accounts[key]
                 continue
             if self._credentials.get(key[1]) != old.get(key[1]):
-                account.proven = False
+                account.doubt()
             if account.problem:
                 self.forgive(key[0])
                 self.resume(key[0])
@@ -116,7 +116,7 @@ class Logins:
     def standing(self) -> Iterator[tuple[str, str, bool]]:
         """Zone, credential and whether it can log in, of those that have tried."""
         for account in self._accounts.values():
-            if account.proven or account.problem:
+            if account.is_known:
                 yield account.zone, account.credential, not account.problem
 
     async def close(self) -> None:
@@ -133,14 +133,17 @@ class Logins:
 
     def credential_for(self, zone: ZoneSettings, sender: str) -> CredentialSettings:
         """The zone's first that is for this envelope sender. Raises NoLogin."""
-        for name in zone.credentials:
-            patterns = self._patterns.get(name)
-            if patterns is None or patterns.match(sender):
-                credential = self._credentials.get(name)
-                if credential is not None:
-                    return credential
+        credential = self._credentials.get(first_for(sender, zone, self._patterns))
+        if credential is not None:
+            return credential
         text = f"no credential of zone {zone.name} is for this sender"
         raise NoLogin(Reply(451, "7.0", text), Scope.LOCAL)
+
+    def explain(self, zone: ZoneSettings, sender: str) -> str:
+        """As whom a zone with credentials logs in for this sender, and what keeps it from that."""
+        name = first_for(sender, zone, self._patterns)
+        account = self._accounts.get((zone.name, name))
+        return f"{name}, which cannot log in: {account.problem}" if account and account.problem else name
 
     async def opening(self, terms: Terms, open_with: Callable[[Login], Awaitable[_Session]]) -> _Session:
         """A session that is logged in. `open_with` connects, and has the log-in `run`. Raises HostTrouble."""
@@ -160,7 +163,7 @@ class Logins:
         stop = Stop(account, Scope.HOST if len(zone.credentials) == 1 else Scope.MESSAGE)
         try:
             material = await self._material(credential)
-            if not account.may_try(material, self._clock.monotonic()):
+            if not refused and not account.may_try(material, self._clock.monotonic()):
                 raise stop.exception()
             identity, new = await self._identity(credential, refused)
         except (SecretError, TokenError) as error:
@@ -213,7 +216,7 @@ class Logins:
         news = problem != account.problem
         if material is None:
             account.problem, account.host, account.address = problem, "", ""
-            account.proven = False
+            account.doubt()
         else:
             now = self._clock.monotonic()
             account.refuse(problem, host="", address="", material=material, now=now)
@@ -222,6 +225,8 @@ class Logins:
             self._reports.broken(account.zone, account.credential, problem)
 
     def refused(self, account: Account, dialog: Dialog, problem: str, material: str) -> None:
+        if account.credential in self._tokens:
+            self._tokens[account.credential].forget()
         now = self._clock.monotonic()
         account.refuse(problem, host=dialog.who, address=dialog.address, material=material, now=now)
         self._reports.answered(account.zone, "refused")
@@ -230,8 +235,8 @@ class Logins:
     def failed(self, account: Account) -> None:
         self._reports.answered(account.zone, "failed")
 
-    def accepted(self, account: Account, dialog: Dialog) -> None:
-        news = account.accept()
+    def accepted(self, account: Account, dialog: Dialog, material: str) -> None:
+        news = account.accept(material)
         self._reports.answered(account.zone, "ok")
         if news:
             self._reports.restored(account.zone, account.credential, dialog.who)
@@ -240,6 +245,11 @@ class Logins:
 def senders_of(credentials: Sequence[CredentialSettings]) -> Senders:
     """Whom each is for, of those that are not for everybody. Raises ValueError."""
     return {each.name: AddressPatterns(each.sender) for each in credentials if each.sender}
+
+
+def first_for(sender: str, zone: ZoneSettings, senders: Senders) -> str:
+    """The name of the zone's first credential that is for this envelope sender; `""` when none is."""
+    return next((name for name in zone.credentials if name not in senders or senders[name].match(sender)), "")
 
 
 def token_directory(settings: Settings) -> Path:

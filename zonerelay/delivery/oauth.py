@@ -77,6 +77,7 @@ class TokenSource:
         self._failures = 0
         self._pause_until = 0.0
         self._trouble: TokenError | SecretError | None = None
+        self._failed_with: tuple[str, str] | None = None
 
     async def material(self) -> tuple[str, str]:
         """Client secret and refresh token as they are now. Raises SecretError."""
@@ -107,15 +108,24 @@ class TokenSource:
     async def _fresh(self) -> str:
         if self._fetching is None:
             if self._trouble is not None and self._clock.monotonic() < self._pause_until:
-                raise self._trouble
-            self._begin()
+                await self._raise_unless_corrected(self._trouble)
+            if self._fetching is None:
+                self._begin()
         assert self._fetching is not None
         # Who waits may be cancelled; the others, and the token that comes, may not.
         return await asyncio.shield(self._fetching)
 
+    async def _raise_unless_corrected(self, trouble: TokenError | SecretError) -> None:
+        """What was said about other secrets than those of now says nothing."""
+        if self._failed_with is None or await self.material() == self._failed_with:
+            raise trouble
+
     def retry_now(self) -> None:
-        """Something has changed: ask the server again without waiting, with whatever counts now."""
+        """An operator wants it: ask the server again without waiting."""
         self._pause_until = 0.0
+
+    def forget(self) -> None:
+        """A smarthost does not take the present token, and maybe never will."""
         self._good_until = 0.0
 
     async def close(self) -> None:
@@ -156,19 +166,17 @@ class TokenSource:
 
     async def _ask(self) -> Grant:
         settings = self._settings
-        client_secret, refresh_token = await self.material()
+        self._failed_with = None
+        client_secret, refresh_token = self._failed_with = await self.material()
         form = request_form(settings, client_secret=client_secret, refresh_token=refresh_token)
         host = urlsplit(settings.token_url).hostname or ""
         try:
             answer = await self._post(settings.token_url, form)
-            grant = read_answer(answer.status, answer.body)
+            grant = read_answer(answer.status, answer.body, secrets=(client_secret, refresh_token))
         except WebError as error:
             raise TokenError(f"no token from {host}: {error}") from error
         except TokenError as error:
-            text = str(error)
-            for secret in (client_secret, refresh_token):
-                text = text.replace(secret, "[secret]") if secret else text
-            raise TokenError(f"no token from {host}: {text}", refused=error.refused) from None
+            raise TokenError(f"no token from {host}: {error}", refused=error.refused) from None
         if grant.refresh_token and grant.refresh_token != refresh_token:
             await self._keep(grant.refresh_token)
         return grant

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from zonerelay.config.models import CredentialSettings, OauthGrant
@@ -74,8 +75,8 @@ def request_form(settings: CredentialSettings, *, client_secret: str, refresh_to
     return {name: value for name, value in form.items() if value}
 
 
-def read_answer(status: int, body: bytes) -> Grant:
-    """Raises TokenError."""
+def read_answer(status: int, body: bytes, *, secrets: Sequence[str] = ()) -> Grant:
+    """Raises TokenError, without the `secrets` should the server repeat them."""
     document = _document(body)
     if status == 200:
         return _granted(document)
@@ -86,6 +87,8 @@ def read_answer(status: int, body: bytes) -> Grant:
         raise TokenError(text, refused=status == 401)
     described = document.get("error_description")
     words = f"{error}: {described}" if isinstance(described, str) and described else error
+    for secret in filter(None, secrets):  # before it is cut: a part of one is a secret, too
+        words = words.replace(secret, "[secret]")
     text = f"it answered {status} {_printable(words)}"
     raise TokenError(text, refused=error in _REFUSALS or status == 401)
 

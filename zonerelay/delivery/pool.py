@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from typing import TypeVar
 
 from zonerelay.delivery.session import Session
 from zonerelay.delivery.slots import Slot, Slots
 from zonerelay.delivery.way import Kind, Terms
-from zonerelay.routing.nexthop import Route, SiteKey
+from zonerelay.routing.nexthop import Route
 
 # In the order in which they became idle.
 _Idle = dict[Slot, Session]
-_Key = TypeVar("_Key")
 
 
 class Pool:
@@ -34,7 +32,6 @@ class Pool:
         self._quit_timeout = quit_timeout
         self._slots = Slots(self._on_release)
         self._idle_of: dict[Kind, _Idle] = {}
-        self._idle_at: dict[SiteKey, _Idle] = {}
         self._idle_in: defaultdict[str, _Idle] = defaultdict(dict)  # zones are few and stay
         self._waiters: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -86,9 +83,12 @@ class Pool:
 
     def take(self, terms: Terms) -> Session | None:
         """An idle connection, if there is one."""
-        while waiting := self._idle_of.get(terms.kind):
-            session = waiting[next(reversed(waiting))]
-            self._forget(session)
+        kind = terms.kind
+        while waiting := self._idle_of.get(kind):
+            slot, session = waiting.popitem()
+            if not waiting:
+                del self._idle_of[kind]  # destinations come and go by the million
+            del self._idle_in[slot.zone][slot]
             wire = session.wire
             wire.idle = False
             if not wire.usable:
@@ -104,8 +104,11 @@ class Pool:
         session.wire.idle = True
         loop = asyncio.get_running_loop()
         session.idle_until = loop.time() + timeout
-        _put(self._idle_of, session.terms.kind, slot, session)
-        _put(self._idle_at, slot.site, slot, session)
+        waiting = self._idle_of.get(session.kind)
+        if waiting is None:
+            self._idle_of[session.kind] = {slot: session}
+        else:
+            waiting[slot] = session
         self._idle_in[slot.zone][slot] = session
         if self._timer is None or self._timer.when() > session.idle_until:
             if self._timer is not None:
@@ -117,8 +120,10 @@ class Pool:
     def _forget(self, session: Session) -> None:
         slot = session.slot
         del self._idle_in[slot.zone][slot]
-        _drop(self._idle_of, session.terms.kind, slot)
-        _drop(self._idle_at, slot.site, slot)
+        waiting = self._idle_of[session.kind]
+        del waiting[slot]
+        if not waiting:
+            del self._idle_of[session.kind]
 
     def _dismiss(self, session: Session) -> None:
         self._forget(session)
@@ -157,10 +162,11 @@ class Pool:
 
     def _evict_at(self, route: Route) -> None:
         """One of the line's own first: another line's may be no use to it."""
-        idle = self._idle_at.get(route.site)
-        if idle:
-            of_line = (session for slot, session in idle.items() if slot.line == route.destination)
-            self._dismiss(next(of_line, None) or next(iter(idle.values())))
+        idle = self._idle_in.get(route.zone)
+        there = [session for slot, session in (idle or {}).items() if slot.site == route.site]
+        if there:
+            own = (session for session in there if session.slot.line == route.destination)
+            self._dismiss(next(own, there[0]))
 
     def _on_release(self, slot: Slot) -> None:
         session = self._idle_in[slot.zone].get(slot)
@@ -180,18 +186,3 @@ class Pool:
             await waiter
         finally:
             self._waiters.discard(waiter)
-
-
-def _put(groups: dict[_Key, _Idle], key: _Key, slot: Slot, session: Session) -> None:
-    group = groups.get(key)
-    if group is None:
-        groups[key] = {slot: session}
-    else:
-        group[slot] = session
-
-
-def _drop(groups: dict[_Key, _Idle], key: _Key, slot: Slot) -> None:
-    group = groups[key]
-    del group[slot]
-    if not group:
-        del groups[key]  # destinations come and go by the million

@@ -30,6 +30,11 @@ class Progress:
         self._known: list[Outcome | None] = [None] * len(deliveries)
         self._tentative: list[Outcome | None] = [None] * len(deliveries)
 
+    @property
+    def answered(self) -> bool:
+        """Somebody has an outcome."""
+        return len(self.open) < len(self._known)
+
     def settle_open(self, outcome: Outcome) -> None:
         """The same final outcome for everybody who has none."""
         for index in self.open:
@@ -53,10 +58,14 @@ class Progress:
         if trouble.scope is not Scope.LOCAL:
             self._suppose(outcome)
         else:
-            for index in self.open:
-                known = self._tentative[index]
-                if known is None or known.verdict is Verdict.BOUNCED:
-                    self._tentative[index] = outcome
+            self.undecided(outcome)
+
+    def undecided(self, outcome: Outcome) -> None:
+        """There are hosts that were not asked: this deferral, for whom no host has deferred so far."""
+        for index in self.open:
+            known = self._tentative[index]
+            if known is None or known.verdict is Verdict.BOUNCED:
+                self._tentative[index] = outcome
 
     def refuse_open(self, reply: Reply, peer: Peer) -> None:
         """The peer announced that it would refuse the message, so it is not asked."""
@@ -98,7 +107,7 @@ class Progress:
 
     def outcomes(self, otherwise: Outcome) -> list[Outcome]:
         """The result. A host that answered for some would talk, so the rest is no HOST trouble."""
-        answered = len(self.open) < len(self._known)
+        answered = self.answered
         for index in self.open:
             outcome = self._tentative[index] or otherwise
             if answered and outcome.scope is Scope.HOST:

@@ -27,9 +27,10 @@ from typing import Protocol
 
 from zonerelay.config.models import DkimMode, ZoneSettings
 from zonerelay.delivery.exchange import ReadBody
+from zonerelay.delivery.signing import Signing
 from zonerelay.delivery.stored_pieces import StoredPieces
 from zonerelay.message.authors import author_domain
-from zonerelay.message.dkim import DkimKey, sign
+from zonerelay.message.dkim import DkimKey
 from zonerelay.message.edits import edit_header
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import Mailbox
@@ -120,8 +121,11 @@ class _Rendition:
 class Renderer:
     """One per worker. `configure` may come at any time: what is under way then is finished as it began."""
 
-    def __init__(self, *, read_body: ReadBody, events: Events, clock: Clock) -> None:
+    def __init__(
+        self, *, read_body: ReadBody, events: Events, clock: Clock, signing: Signing | None = None
+    ) -> None:
         self._read_body = read_body
+        self._signing = signing or Signing(beside=False)
         self._events = events
         self._clock = clock
         self._kept: OrderedDict[_Key, _Rendition] = OrderedDict()
@@ -262,14 +266,17 @@ class Renderer:
             self._not_signed(plan, "there are no keys")
             return b""
         domain = author_domain(header)
-        keys = plan.keys.for_author(domain, now) if domain else ()
+        # From anybody who may not relay is anybody's word: our signature under it would be theirs to spread.
+        stranger = message.envelope.origin.stranger
+        keys = plan.keys.for_author(domain, now) if domain and not stranger else ()
         if not keys:
             self._events.metrics.dkim_signature(NO_KEY)
-            self._not_signed(plan, f"no key for {domain}" if domain else "From names no author")
+            why = f"no key for {domain}" if domain else "From names no author"
+            self._not_signed(plan, "it comes from a stranger" if stranger else why)
             return b""
         try:
             body_hash = message.body_hash or await pieces.body_hash()
-            fields = sign(header, body_hash, keys, now=now)
+            fields = await self._signing.sign(header, body_hash, keys, now=now)
         except Exception:
             self._events.metrics.dkim_signature(FAILED)
             raise

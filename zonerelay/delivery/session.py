@@ -34,7 +34,7 @@ from zonerelay.delivery.sources import HostTrouble, display_address, open_socket
 from zonerelay.delivery.tls import TlsPolicy
 from zonerelay.delivery.tls_check import ENCRYPTED, Proof, WrongPeerError, handshake_words, prove
 from zonerelay.delivery.tls_plan import TlsPlan
-from zonerelay.delivery.way import Terms
+from zonerelay.delivery.way import Kind, Terms
 from zonerelay.delivery.wire import Wire
 from zonerelay.model.reply import Reply
 from zonerelay.routing.nexthop import MxHost
@@ -68,6 +68,8 @@ class Session:
     slot: Slot
     transactions: int = 0
     idle_until: float = 0.0
+    kind: Kind = field(init=False)
+    """What mail it may carry."""
     max_transactions: int = field(init=False)
     """What the zone and the peer (MAILMAX, RFC 9422) allow."""
     domains: set[str] = field(default_factory=set)
@@ -79,6 +81,7 @@ class Session:
     proof: Proof = IN_CLEAR
 
     def __post_init__(self) -> None:
+        self.kind = self.terms.kind
         most = self.terms.limits.max_messages_per_connection
         self.max_transactions = min(most, self.capabilities.limits.mailmax or most)
 
@@ -293,9 +296,11 @@ class _Greeter:
 
     async def _introduce_again(self) -> Capabilities:
         # With TLS 1.3 the peer may refuse after our side of the handshake is done, so a
-        # connection that breaks here is a failed handshake too.
+        # connection that breaks here is a failed handshake too. A refusal in words has come by TLS.
         try:
             reply = await self._client.ehlo(timeout=self._settings.ehlo_timeout)
+        except aiosmtplib.SMTPHeloError as error:
+            raise self._trouble("EHLO", error) from error
         except (aiosmtplib.SMTPException, OSError) as error:
             raise self._broken_handshake(error) from error
         return parse_ehlo(reply.message)

@@ -16,16 +16,19 @@ Raises HostTrouble when the host cannot be used.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from zonerelay.config.models import TlsMode
+from zonerelay.config.models import TlsMode, ZoneSettings
 from zonerelay.delivery import dane
 from zonerelay.delivery.sources import HostTrouble
 from zonerelay.delivery.way import Terms
+from zonerelay.model.delivery import Delivery
 from zonerelay.model.reply import Reply
 from zonerelay.routing.answers import DnsAnswer, TlsaRecord
-from zonerelay.routing.nexthop import Addresses, MxHost, TlsDemand
+from zonerelay.routing.idna import ascii_domain
+from zonerelay.routing.nexthop import Addresses, MxHost, Route, TlsDemand
 
 MTA_STS = "mta-sts"
 
@@ -69,6 +72,22 @@ class TlsPlan:
 
     def in_clear(self) -> TlsPlan:
         return TlsPlan(TlsMode.NONE, self.name)
+
+
+def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings) -> Route:
+    """With DANE, the route with the name of the domain that the mail is for; of several, all their names.
+
+    Domains at the same hosts share a route, named after one of them, and with DANE-TA a certificate for the
+    domain alone will do (RFC 7672 3.2.2): that is to be no other domain's.
+    """
+    if route.tls is None or not route.tls.dane or zone.next_hop:
+        return route
+    domains = dict.fromkeys(delivery.domain for delivery in deliveries)
+    try:
+        name = ", ".join(dict.fromkeys(ascii_domain(domain) for domain in domains))
+    except ValueError:  # an address literal
+        return route
+    return route if name == route.name else replace(route, name=name)
 
 
 class TlsPlanner:

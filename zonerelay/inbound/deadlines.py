@@ -134,7 +134,9 @@ class Deadlines:
         due = self._data_due()
         handshake = theirs if self._handshake is None else self._handshake
         began = theirs if self._began is None else self._began
-        earliest = min(self.heard + self._idle, handshake + HANDSHAKE, began + self._transaction)
+        # What began while we paused counts from the end of the pause, which may be now.
+        heard = self.heard if self.heard < theirs else theirs
+        earliest = min(heard + self._idle, handshake + HANDSHAKE, began + self._transaction)
         if due is not None and due < earliest:
             earliest = due
         return earliest + (now - theirs)

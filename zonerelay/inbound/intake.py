@@ -77,6 +77,7 @@ class Intake:
         self._hash = BodyHash() if reception.hash_bodies else None
         self._eight_bit = False
         self._size = 0
+        self._stored = 0  # with our own fields
         self._wire = 0
         self._ready: list[bytes] = []
         self._ready_size = 0
@@ -253,6 +254,7 @@ class Intake:
         lines = self._edited(held)
         self._ready.insert(0, lines)
         self._ready_size += len(lines)
+        self._stored += len(lines)
         self.backlog += len(lines) - len(held)
         self._charge()
 
@@ -267,6 +269,7 @@ class Intake:
             self._ready = [b"".join(self._ready)]
         self._ready.append(piece)
         self._ready_size += len(piece)
+        self._stored += len(piece)
         self.backlog += len(piece)
 
     def _refuse(self, answer: Answer, detail: str = "") -> None:
@@ -315,6 +318,12 @@ class Intake:
             self.envelope, headers=self._header.fields, size=self._size, named=self._zone_named
         )
         deliveries, zones = deliveries_of(self.envelope, self.transaction, zone_of)
+        sizes = self._reception.zone_sizes
+        if sizes and all(self._stored > sizes.get(each.zone, self._stored) for each in deliveries):
+            # Too large for some of its zones only, it would be returned from those alone.
+            self._refuse(answers.TOO_BIG, "larger than its zones send")
+            assert self.refusal is not None
+            return self.refusal
         message = await writer.commit(
             deliveries,
             headers=self._header.fields,

@@ -79,6 +79,7 @@ class Listener:
             rewriting=shared.rewriting,
             srs=shared.srs,
             hash_bodies=shared.hash_bodies,
+            zone_sizes=shared.zone_sizes,
             certificates=certificates,
         )
         self._metrics = events.metrics
@@ -161,6 +162,7 @@ class Listener:
             rewriting=shared.rewriting,
             srs=shared.srs,
             hash_bodies=shared.hash_bodies,
+            zone_sizes=shared.zone_sizes,
             certificates=certificates,
         )
         self._access = AccessPolicy(settings)

@@ -132,7 +132,7 @@ class Listeners:
         try:
             self._share(settings)
         except ValueError as error:
-            problems.append(f"access rules and other addresses stay as they were: {error}")
+            problems.append(f"the access rules stay as they were: {error}")
         wanted = {each.address: each for each in settings.listener}
         for kept in list(self._kept):
             new = wanted.pop(kept.listener.settings.address, None)
@@ -174,7 +174,7 @@ class Listeners:
     # Building.
 
     def _share(self, settings: Settings) -> None:
-        """Raises ValueError; then everything but rules, other addresses, SRS and DKIM has been taken up."""
+        """Raises ValueError; then everything but the rules has been taken up."""
         self._shared.memory.change(settings.max_session_memory)
         needs_users = any(each.auth is not ListenerAuth.OFF for each in settings.listener)
         if self._users is not None:
@@ -190,6 +190,7 @@ class Listeners:
             rewriting=Rewriting(settings.rewrite) if settings.rewrite else None,
             srs=self._srs(),
             hash_bodies=bool(settings.dkim),
+            zone_sizes={zone.name: zone.max_message_size for zone in settings.zone if zone.max_message_size},
         )
 
     def _build(self, settings: ListenerSettings) -> _Kept:

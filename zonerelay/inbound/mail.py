@@ -172,7 +172,7 @@ def _rcpt_refusal(dialog: Dialog, transaction: Transaction, key: str, given: Mai
 def _add(dialog: Dialog, transaction: Transaction, key: str, recipient: Recipient, given: Mailbox) -> None:
     transaction.recipients[key] = recipient
     if recipient.address is not given:
-        transaction.rewritten += (("recipient srs", recipient.address),)
+        transaction.rewritten.append(("recipient srs", recipient.address))
     transaction.cost += RECIPIENT_COST
     memory = dialog.reception.memory
     memory.used += RECIPIENT_COST

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,6 +48,7 @@ class Reception:
     """`certificates` is `None` when the listener has no TLS, `access`, `rewriting` and `srs` without rules.
 
     `hash_bodies`: their hash for DKIM is wanted. `dropped` are fields that no message keeps, in lower case.
+    `zone_sizes`: the largest message of zones that limit it.
     """
 
     settings: ListenerSettings
@@ -63,6 +65,7 @@ class Reception:
     rewriting: Rewriting | None = None
     srs: Srs | None = None
     hash_bodies: bool = False
+    zone_sizes: Mapping[str, int] = field(default_factory=dict)
     certificates: TlsContexts | None = None
     turns: Turns = field(default_factory=Turns)
     greeting: Greeting = field(init=False)

@@ -102,7 +102,7 @@ class Rewriting:
         sender, rule = rewrites.find(Place.SENDER, transaction.mail.sender)
         if rule:
             transaction.mail = replace(transaction.mail, sender=sender)
-            transaction.rewritten += ((f"sender rewrite={rule}", sender),)
+            transaction.rewritten.append((f"sender rewrite={rule}", sender))
         if rewrites.changes(Place.RECIPIENT):
             _rewrite_recipients(transaction, rewrites)
 
@@ -184,7 +184,7 @@ def _rewrite_recipients(transaction: Transaction, rewrites: Rewrites) -> None:
             zones.setdefault(recipient.address, zone)
     if rewritten:
         transaction.recipients, transaction.zones = recipients, zones
-        transaction.rewritten += tuple(rewritten)
+        transaction.rewritten += rewritten
 
 
 def renamed(recipient: Recipient, address: Mailbox) -> Recipient:

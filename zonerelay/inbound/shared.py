@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from zonerelay.inbound.access_rules import AccessRules
@@ -21,6 +22,7 @@ class Shared:
     """`access` is `None` when there are no rules, `users` when no listener has AUTH.
 
     `rewriting` is `None` without [[rewrite]], `srs` without [srs].
+    `zone_sizes`: the largest message of each zone that limits it.
     `hash_bodies`: mail may be signed (DKIM), and the body's hash is cheapest while it arrives.
     """
 
@@ -31,3 +33,4 @@ class Shared:
     rewriting: Rewriting | None = None
     srs: Srs | None = None
     hash_bodies: bool = False
+    zone_sizes: Mapping[str, int] = field(default_factory=dict)

@@ -126,6 +126,7 @@ class Standing:
             user=self.user.name if self.user is not None else "",
             tls=self.tls.version if self.tls is not None else "",
             certificate=self.tls.certificate if self.tls is not None else "",
+            stranger=not self.grants.may_relay,
         )
 
 

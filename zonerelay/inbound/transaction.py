@@ -69,7 +69,7 @@ class Transaction:
         self.cost = 0
         self.octets = 0
         self.rewrites: Rewrites | None = None  # for this client's mail, once the envelope is complete
-        self.rewritten: tuple[tuple[str, Mailbox], ...] = ()
+        self.rewritten: list[tuple[str, Mailbox]] = []
         self.chunked = False  # BDAT has begun: no RCPT, no DATA any more
 
     def decide(self, decision: Decision, recipient: Mailbox | None = None) -> None:

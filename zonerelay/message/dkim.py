@@ -47,12 +47,30 @@ _PIECE = 72  # of base64 on a line
 
 @dataclass(frozen=True)
 class DkimKey:
-    """`domain` is d=. `sign` takes the SHA-256 of the header, 32 octets, and gives the bare signature."""
+    """`domain` is d=. `sign` takes the SHA-256 of the header, 32 octets, and gives the bare signature.
+
+    `slow`: long enough for a thread to be worth it.
+    """
 
     domain: str
     selector: str
     algorithm: str
     sign: Callable[[bytes], bytes] = field(repr=False)
+    slow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A field that lacks its signature: `key.sign` of `digest`. What is left to do is the expensive part."""
+
+    key: DkimKey
+    digest: bytes
+    unsigned: bytes
+
+    def signed(self, signature: bytes) -> bytes:
+        text = base64.b64encode(signature)
+        lines = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+        return self.unsigned + b"\r\n ".join(lines) + b"\r\n"
 
 
 def sign(header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) -> bytes:
@@ -61,18 +79,22 @@ def sign(header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) 
     `header` is all of it as it will be sent, without the empty line at its end; `body_hash` is from
     `RelaxedBody`.
     """
+    drafts = draft(header, body_hash, keys, now=now)
+    return b"".join(each.signed(each.key.sign(each.digest)) for each in drafts)
+
+
+def draft(header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) -> list[Draft]:
+    """As `sign`, up to the signatures."""
     names, canonical = _signed_fields(header)
     middle = b"\r\n t=%d; bh=%b;\r\n %b\r\n b=" % (now, body_hash.encode("ascii"), _names_tag(names))
     hashed = hashlib.sha256(canonical)
-    fields: list[bytes] = []
+    drafts = []
     for key in sorted(keys, key=_rsa_first):
         unsigned = _first_tags(key.algorithm, key.domain, key.selector) + middle
         whole = hashed.copy()
         whole.update(b"dkim-signature:" + _relaxed(unsigned).partition(b":")[2].strip(b" "))
-        signature = base64.b64encode(key.sign(whole.digest()))
-        lines = [signature[at : at + _PIECE] for at in range(0, len(signature), _PIECE)]
-        fields += (unsigned, b"\r\n ".join(lines), b"\r\n")
-    return b"".join(fields)
+        drafts.append(Draft(key, whole.digest(), unsigned))
+    return drafts
 
 
 def _relaxed(header: bytes) -> bytes:

@@ -134,7 +134,13 @@ def _chosen(entries: Sequence[Entry], name: str, now: float) -> tuple[DkimKey, .
             if other is None or entry.not_before > other.not_before:
                 chosen[kind] = entry
     return tuple(
-        DkimKey(entry.signing_domain or name, entry.selector, entry.key.algorithm, entry.key.sign)
+        DkimKey(
+            entry.signing_domain or name,
+            entry.selector,
+            entry.key.algorithm,
+            entry.key.sign,
+            slow=entry.key.algorithm == RSA and entry.key.bits >= GOOD_RSA_BITS,
+        )
         for _, entry in sorted(chosen.items(), key=lambda item: item[0])
     )
 

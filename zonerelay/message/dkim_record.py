@@ -24,8 +24,8 @@ class RecordStatus(enum.StrEnum):
     MISMATCH = "mismatch"
     REVOKED = "revoked"
     TESTING = "testing"
-    MALFORMED = "malformed"
     SEVERAL = "several"
+    MALFORMED = "malformed"
     UNKNOWN = "unknown"
 
 

@@ -57,7 +57,8 @@ class Recipient:
 class Origin:
     """Where a message came from: for the Received header, the trace and routing, never for metrics.
 
-    `certificate` is the SHA-256 fingerprint of the client's, `""` when it showed none.
+    `certificate` is the SHA-256 fingerprint of the client's, `""` when it showed none. `stranger`: a client
+    that may not relay, whose mail was taken for a sender that SRS has made.
     """
 
     client_address: str = ""
@@ -68,6 +69,7 @@ class Origin:
     user: str = ""
     tls: str = ""
     certificate: str = ""
+    stranger: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,14 @@ no report can be made at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from zonerelay.config.models import BounceSettings
 from zonerelay.message.dsn import DsnKind, RecipientReport, can_return_whole, compose
 from zonerelay.message.headers import parse_header
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Body, Envelope, Message, Origin, Recipient, Ret
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.queue.protocols import ChooseZone
@@ -53,6 +53,7 @@ class Reporter:
         self._ids = ids
         self._choose_zone = choose_zone
         self.bounce = bounce
+        self.zone_sizes: Mapping[str, int] = {}  # the largest message of zones that limit it
         self._hostname = hostname
         self._events = events
         self._clock = clock
@@ -72,7 +73,8 @@ class Reporter:
             wants_whole = not any(report.outcome.reply.detail == "6.3" for report in reports)
         header, whole = await self._original(message, whole=wants_whole)
         now = self._clock.now()
-        try:
+
+        def made(whole: bytes) -> Submit:
             dsn_id = self._ids.next()
             text = compose(
                 kind,
@@ -85,19 +87,21 @@ class Reporter:
                 retry_until=retry_until,
                 whole_message=whole,
             )
-            about = tuple(report.delivery.key for report in reports)
-            return self._submit(dsn_id, message.envelope.sender, text, now, about)
+            return self._submit(dsn_id, message.envelope.sender, text, now)
+
+        try:
+            submit = made(whole)
+            # Its zone would return it, and nobody is told of a report.
+            submit = made(b"") if whole and self._is_too_large(submit) else submit
+            return replace(submit, about=tuple(report.delivery.key for report in reports))
         except Exception as error:
             raise ReportError(f"{kind} report: {type(error).__name__}: {error}") from error
 
-    def _submit(
-        self,
-        dsn_id: MessageId,
-        sender: Mailbox,
-        text: bytes,
-        now: float,
-        about: tuple[DeliveryKey, ...],
-    ) -> Submit:
+    def _is_too_large(self, submit: Submit) -> bool:
+        size = submit.message.size
+        return any(size > self.zone_sizes.get(each.zone, size) for each in submit.deliveries)
+
+    def _submit(self, dsn_id: MessageId, sender: Mailbox, text: bytes, now: float) -> Submit:
         header, _, _ = text.partition(_END_OF_HEADER)
         envelope = Envelope(
             id=dsn_id,
@@ -119,7 +123,7 @@ class Reporter:
             trace=(f"protocol={PROTOCOL}", *zone_notes([(sender, choice)])),
         )
         delivery = Delivery(zone=choice.zone, message_id=dsn_id, recipient=sender, created=now)
-        return Submit(message, text, (delivery,), about)
+        return Submit(message, text, (delivery,))
 
     async def _original(self, message: Message, *, whole: bool) -> tuple[bytes, bytes]:
         """The header, and the message if it is wanted `whole` and can be returned."""

@@ -103,6 +103,9 @@ class Settler:
         self._default_in_doubt = self._in_doubt.get("default", InDoubt.RETRY)
         self._judge = Judge(retry, bounce)
         self._reporter.bounce = bounce
+        self._reporter.zone_sizes = {
+            zone.name: zone.max_message_size for zone in zones if zone.max_message_size
+        }
 
     # For the scheduler
 

@@ -4,9 +4,10 @@ The scheduler starts a batch when a turn is due, but only when its connection st
 written; connections that come late and together would else bring their mail together. So the turn is taken
 there. Waiting is the exception: the batch has started when a turn was due.
 
-The first turn is waited for as long as it takes: few batches wait (`rates.HORIZON`). A further one, for
-recipients that the peer wants in another transaction or for another try elsewhere, only for `PATIENCE`,
-because the lane keeps a connection meanwhile; what is left is tried again later.
+The first turn is waited for up to `LONGEST_FIRST`: few batches wait (`rates.HORIZON`), and longer than that
+only where a reload has made the rate much slower meanwhile. A further one, for recipients that the peer wants
+in another transaction or for another try elsewhere, only for `PATIENCE`, because the lane keeps a connection
+meanwhile; what is left is tried again later.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from zonerelay.model.clock import Clock
 from zonerelay.queue.rates import Ticket
 
 PATIENCE = 5.0
+LONGEST_FIRST = 120.0
+"""Seconds; servers hang up on clients that are silent for five minutes (RFC 5321 4.5.3.2.7)."""
 
 
 class Turn:
@@ -33,7 +36,7 @@ class Turn:
         ticket = self._ticket
         # Looked at again after each sleep: others may have been faster, and the rate may have changed.
         while (wait := ticket.due - self._clock.monotonic()) > 0:
-            if ticket.taken and wait > PATIENCE:
+            if wait > (PATIENCE if ticket.taken else LONGEST_FIRST):
                 return False
             await asyncio.sleep(min(wait, PATIENCE))
         ticket.take(self._clock.monotonic())

@@ -33,15 +33,14 @@ def on_terms(zone: ZoneSettings, route: Route, entry: Entry | None, *, enforced:
     """`enforced`: by the domain's MTA-STS policy, which the hosts have passed."""
     words = [entry.name] if entry is not None and not entry.changes_nothing else []
     if entry is not None and entry.has_tls:
-        tls: TlsDemand | None = entry.tls(secure=route.secure)
+        demand = entry.tls(secure=route.secure)
     else:
-        tls = _of_zone(zone, secure=route.secure, enforced=enforced)
-        if tls.because == MTA_STS:
+        demand = _of_zone(zone, secure=route.secure, enforced=enforced)
+        if demand.because == MTA_STS:
             words.append(MTA_STS)
-        if tls.dane:
-            words.append("dane")
-        if tls == TlsDemand(zone.tls):
-            tls = None
+    if demand.dane:  # in one line with an insecure domain's mail the last look-up would decide for both
+        words.append("dane")
+    tls = None if demand == TlsDemand(zone.tls) else demand
     limits = None if entry is None else entry.limits(zone)
     if tls is None and limits is None:
         return route

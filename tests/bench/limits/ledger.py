@@ -27,7 +27,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
 
 class Seen(msgspec.Struct, kw_only=True):
     """Under one promise. `spare`: by how much the tightest `count + 1` transactions were further apart than
-    the time of the rate; `allowed`: how many the rate would have let through.
+    the time of the rate. `first` and `last`: when transactions began.
     """
 
     promise: Promise
@@ -37,7 +37,8 @@ class Seen(msgspec.Struct, kw_only=True):
     in_window: int = 0
     spare: float | None = None
     transactions: int = 0
-    seconds: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
 
     @property
     def exceeded(self) -> list[str]:
@@ -56,35 +57,30 @@ class Seen(msgspec.Struct, kw_only=True):
     @property
     def used(self) -> float | None:
         """Part of the rate that was used."""
-        if self.promise.rate is None or not self.seconds:
+        if self.promise.rate is None or self.transactions < 2:
             return None
         count, seconds = self.promise.rate
-        return self.transactions / (count * self.seconds / seconds)
+        return (self.transactions - 1) / (self.last - self.first) / (count / seconds)
 
 
 class Tally:
     """One observer's count."""
 
-    def __init__(self, promise: Promise, now: float) -> None:
+    def __init__(self, promise: Promise) -> None:
         self.history: list[Seen] = []
         self.open = 0
-        self._begin(promise, now)
+        self._begin(promise)
 
-    def _begin(self, promise: Promise, now: float) -> None:
+    def _begin(self, promise: Promise) -> None:
         self._promise = promise
-        self._began = now
         self._times: deque[float] = deque()
         self.seen = Seen(promise=promise)
         self.history.append(self.seen)
 
-    def change(self, promise: Promise, now: float) -> None:
+    def change(self, promise: Promise) -> None:
         """Something else is promised from now on."""
-        self.close(now)
-        self._begin(promise, now)
+        self._begin(promise)
         self.seen.connections = self.open
-
-    def close(self, now: float) -> None:
-        self.seen.seconds = now - self._began
 
     @property
     def is_full(self) -> bool:
@@ -101,6 +97,8 @@ class Tally:
     def mail(self, now: float) -> None:
         """A transaction begins."""
         seen = self.seen
+        seen.first = seen.first or now
+        seen.last = now
         seen.transactions += 1
         if self._promise.rate is None:
             return

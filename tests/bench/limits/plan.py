@@ -25,7 +25,7 @@ class Mood(enum.StrEnum):
 
     PLAIN = "plain"
     SLOW = "slow"  # each reply takes a while
-    SLEEPY = "sleepy"  # the greeting takes a while, never the same
+    SLEEPY = "sleepy"  # greets once in a while, then all who wait at the same moment
     GREYLIST = "greylist"  # a recipient is taken at the second try
     MOODY = "moody"  # 421 now and then, at any point, and broken connections
     FEW = "few"  # takes three recipients, and ten messages on a connection
@@ -134,7 +134,7 @@ def standard(port: int) -> Plan:
         alone("provider", Host(1), Host(2), domains=5, weight=30),
         _shared(),
         alone("rated", Host(4), promise=rated(20, 1.0)),
-        alone("sleepy", Host(5, Mood.SLEEPY), promise=rated(10, 2.0, messages=1)),
+        alone("sleepy", Host(5, Mood.SLEEPY), promise=rated(4, 1.0, messages=1)),
         alone("few", Host(6), promise=_but(connections=2, messages=5), weight=3),
         alone("greylist", Host(7, Mood.GREYLIST), promise=rated(15, 1.0)),
         alone("moody", Host(8, Mood.MOODY), promise=rated(30, 1.0, connections=4)),

@@ -1,10 +1,10 @@
 """All receivers of a plan in one process, each on its own address, recording by this process's clock.
 
-`python -m tests.bench.limits.receivers` reads the plan from its first line of input, answers "ready", then takes
-`Change`s, one a line; at the end of the input it writes its `Report` and goes.
+`python -m tests.bench.limits.receivers` reads the plan from its first line of input, answers "ready", then
+takes `Change`s, one a line; at the end of the input it writes its `Report` and goes.
 
-Counted are connections from accept to the end as seen here (one whose client has closed it is over even if that
-has not been read yet), and MAIL commands, whatever is answered to them.
+Counted are connections from accept to the end as seen here (one whose client has closed it is over even if
+that has not been read yet), and MAIL commands, whatever is answered to them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import random
 import socket
 import sys
 import time
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -25,6 +26,7 @@ from tests.bench.limits.plan import Host, Mood, Plan, Site
 BACKLOG = 1024
 ESTABLISHED = 1  # of enum tcp_state, the first octet of TCP_INFO
 OFTEN = 0.04
+SLEEP = 2.5
 _END = b"\r\n.\r\n"
 
 
@@ -53,7 +55,7 @@ class Group:
     def __init__(self, kind: str, name: str, promise: Promise) -> None:
         self.kind = kind
         self.name = name
-        self.tally = Tally(promise, time.monotonic())
+        self.tally = Tally(promise)
         self.connections = 0
         self._members: set[Connection] = set()
 
@@ -68,7 +70,6 @@ class Group:
         self.tally.closed()
 
     def observed(self) -> Observed:
-        self.tally.close(time.monotonic())
         return Observed(self.kind, self.name, self.tally.history, self.connections)
 
 
@@ -91,15 +92,11 @@ class Receivers:
         for site in self._plan.sites:
             for host in site.hosts:
                 if host.mood is not Mood.DEAD:
-                    await loop.create_server(
-                        lambda site=site, host=host: Connection(self, site, host),  # type: ignore[misc]  # bound now
-                        host.address,
-                        self._plan.port,
-                        backlog=BACKLOG,
-                    )
+                    make = partial(Connection, self, site, host)
+                    await loop.create_server(make, host.address, self._plan.port, backlog=BACKLOG)
 
     def change(self, change: Change) -> None:
-        self.sites[change.site].tally.change(change.promise, time.monotonic())
+        self.sites[change.site].tally.change(change.promise)
 
     def report(self) -> Report:
         groups = [*self.zones.values(), *self.sites.values(), *dict.fromkeys(self.lines.values())]
@@ -143,7 +140,8 @@ class Connection(asyncio.Protocol):
             self._end(b"421 4.3.2 not now\r\n")
             return
         if self._mood is Mood.SLEEPY:
-            self._answer_at = time.monotonic() + self._all.random.uniform(0, 1.5)
+            now = time.monotonic()
+            self._answer_at = now + SLEEP - now % SLEEP
         self._answer(b"220 receiver ESMTP\r\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -259,8 +257,13 @@ class Connection(asyncio.Protocol):
             self._answer_at = max(now, self._answer_at) + self._all.random.uniform(0.05, 0.2)
         wait = self._answer_at - now
         if wait > 0:
-            asyncio.get_running_loop().call_later(wait, self._transport.write, data)
+            asyncio.get_running_loop().call_later(wait, self._write, data)
         else:
+            self._transport.write(data)
+
+    def _write(self, data: bytes) -> None:
+        assert self._transport is not None
+        if not self._transport.is_closing():
             self._transport.write(data)
 
 

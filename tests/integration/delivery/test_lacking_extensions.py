@@ -8,8 +8,10 @@ import pytest
 
 from tests.integration.delivery.conftest import StartCourier, StartSink
 from tests.support.mail import Bodies, Names, make_batch, make_message, route_to
+from zonerelay.config.models import DeliverySettings
+from zonerelay.delivery.courier import MAX_LACKING
 from zonerelay.model.envelope import Body
-from zonerelay.model.outcome import Verdict
+from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.sandbox.conversation import Manners
 
 D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
@@ -129,3 +131,49 @@ async def test_nobody_is_given_up_while_a_host_could_not_be_asked(
     route = replace(route, hosts=(*route.hosts, *named))
     [outcome] = await start_courier(Bodies(TEXT), names=Names()).deliver(make_batch(message, route))
     assert outcome.verdict is F, "a host whose name cannot be looked up might take it"
+
+
+async def test_hosts_that_lack_it_do_not_use_up_the_hosts_of_an_attempt(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    plain, capable = await start_sink(NO_8BIT), await start_sink()
+    courier = start_courier(Bodies(TEXT), settings=DeliverySettings(max_hosts_per_attempt=1))
+    message = make_message(TEXT, eight_bit=True)
+    [outcome] = await courier.deliver(make_batch(message, route_to(plain.port, plain.port, capable.port)))
+    assert outcome.verdict is D
+
+
+async def test_nobody_is_given_up_while_there_are_hosts_that_an_attempt_does_not_come_to(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    plain, busy, capable = await start_sink(NO_8BIT), await start_sink(BUSY), await start_sink()
+    courier = start_courier(Bodies(TEXT), settings=DeliverySettings(max_hosts_per_attempt=1))
+    message = make_message(TEXT, eight_bit=True)
+    route = route_to(*[plain.port] * (MAX_LACKING + 1), capable.port)
+    [outcome] = await courier.deliver(make_batch(message, route))
+    assert (outcome.verdict, outcome.scope, outcome.counts) == (F, Scope.MESSAGE, True)
+    [outcome] = await courier.deliver(make_batch(message, route_to(busy.port, capable.port)))
+    assert (outcome.verdict, outcome.reply.code) == (F, 451), "what the host said itself stands"
+
+
+class OnlyTheFirst:
+    """A rate's turns: the next one is too far away."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    async def take(self) -> bool:
+        self.taken += 1
+        return self.taken == 1
+
+
+async def test_nobody_is_given_up_while_a_host_waits_for_its_turn(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    plain, capable = await start_sink(NO_UTF8), await start_sink()
+    message = make_message(recipients=["a@example.com", "ü@example.com"])
+    batch = replace(make_batch(message, route_to(plain.port, capable.port)), turn=OnlyTheFirst())
+    outcomes = await start_courier().deliver(batch)
+    assert [outcome.verdict for outcome in outcomes] == [D, F]
+    assert not outcomes[1].counts
+    assert "turn" in outcomes[1].reply.text

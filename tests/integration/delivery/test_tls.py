@@ -192,6 +192,31 @@ async def test_capabilities_are_asked_again_inside_tls(
     assert outcome.verdict is D
 
 
+@pytest.mark.parametrize("reply", ["421 4.7.0 too many connections", "554 5.7.1 bad reputation"])
+async def test_a_host_that_does_not_want_us_inside_tls_is_not_asked_in_clear_text(
+    start_sink: StartSink, start_courier: StartCourier, certificates: Certificates, reply: str
+) -> None:
+    asked = 0
+
+    def script(verb: str, _: str) -> str | None:
+        nonlocal asked
+        asked += verb == "EHLO"
+        return reply if verb == "EHLO" and asked == 2 else None
+
+    sink = await start_sink(Manners(tls=certificates.right), script=script)
+    courier = start_courier(names=NAMES)
+    batch = make_batch(
+        make_message(),
+        route_to(sink.port, host="mx.example.com", literal=False),
+        zone(TlsMode.OPPORTUNISTIC),
+    )
+    [outcome] = await courier.deliver(batch)
+    assert (outcome.verdict, outcome.scope, sink.connections) == (F, Scope.HOST, 1)
+    assert reply in outcome.reply.text
+    [outcome] = await courier.deliver(batch)
+    assert (outcome.verdict, outcome.tls) == (D, "TLSv1.3")
+
+
 async def test_long_body_through_tls_is_byte_exact(
     start_sink: StartSink, start_courier: StartCourier, certificates: Certificates
 ) -> None:

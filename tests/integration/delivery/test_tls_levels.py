@@ -67,9 +67,15 @@ def to(sink: Sink, demand: TlsDemand, *, domain: str = "example.com") -> Route:
 
 
 async def deliver(
-    courier: SmtpCourier, sink: Sink, demand: TlsDemand, zone: ZoneSettings = ZONE, **changes: str
+    courier: SmtpCourier,
+    sink: Sink,
+    demand: TlsDemand,
+    zone: ZoneSettings = ZONE,
+    *,
+    domain: str = "example.com",
 ) -> Outcome:
-    [outcome] = await courier.deliver(make_batch(make_message(), to(sink, demand, **changes), zone))
+    message = make_message(recipients=[f"anybody@{domain}"])
+    [outcome] = await courier.deliver(make_batch(message, to(sink, demand, domain=domain), zone))
     return outcome
 
 
@@ -323,6 +329,26 @@ async def test_a_certificate_for_the_domain_alone_carries_no_other_domains_mail(
         assert (outcome.verdict, sink.connections) == (Verdict.DELIVERED, connections)
     outcome = await deliver(courier, sink, demand, domain="example.org")
     assert "not for mx.example.com or example.org" in outcome.reply.text
+
+
+async def test_what_counts_is_whose_mail_it_is_and_not_whose_route(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    """Domains with the same hosts share a line, which has the route of whoever was looked up last."""
+    root = certificate()
+    sink = await start_sink(showing(certificate("attacker.example", issuer=root), root))
+    records = {f"_{sink.port}._tcp.{HOST}": vouching(root, usage=2)}
+    courier = start_courier(names=names(**records), clock=_Today())
+    route = to(sink, TlsDemand(dane=True), domain="attacker.example")
+    for recipients in (["a@example.com"], ["x@attacker.example", "a@example.com"]):
+        batch = make_batch(make_message(recipients=recipients), route)
+        outcomes = await courier.deliver(batch)
+        assert {outcome.verdict for outcome in outcomes} == {Verdict.DEFERRED}
+        assert "not for mx.example.com" in outcomes[0].reply.text
+    batch = make_batch(make_message(recipients=["x@Attacker.example"]), replace(route, name="example.com"))
+    assert [outcome.verdict for outcome in await courier.deliver(batch)] == [Verdict.DELIVERED]
+    batch = make_batch(make_message(recipients=["a@example.com"]), route)
+    assert [outcome.verdict for outcome in await courier.deliver(batch)] == [Verdict.DEFERRED]
 
 
 # ---- TLS from the first octet --------------------------------------------------------------------

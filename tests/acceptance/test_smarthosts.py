@@ -1,0 +1,170 @@
+"""Logging in at real smarthosts: Postfix with Cyrus SASL, and another relay of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import smtplib
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.submission import PASSWORD, USER, Papers, Submission, submission
+from tests.support.ports import LOOPBACK, free_ports, wait_until
+from tests.support.postfix import REALM, PostfixInstance, PostfixSettings, PostfixTools
+from tests.support.process import PROGRAM, RelayProcess
+from tests.support.senders import Tls
+from tests.support.toml import Value
+from zonerelay.sandbox.sink import Sink
+
+SECRET = "pencil, and a comma="
+POSTFIX_USER = f"relay@{REALM}"
+
+
+def send(relay: RelayProcess) -> None:
+    with smtplib.SMTP(LOOPBACK, relay.smtp_port, timeout=20) as client:
+        client.sendmail("app@example.org", ["b@example.com"], b"Subject: hello\r\n\r\nhello\r\n")
+
+
+def retry(relay: RelayProcess) -> None:
+    command = [str(PROGRAM), "queue", "retry", "--all", "--yes", "--config", str(relay.config)]
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+
+
+def smarthost_relay(
+    directory: Path, papers: Papers, *, port: int, tls: Tls, credential: Mapping[str, Value], password: str
+) -> RelayProcess:
+    directory.mkdir()
+    file = directory / "password"
+    file.write_text(f"{password}\n")
+    file.chmod(0o600)
+    return RelayProcess(
+        directory,
+        next_hop=f"{LOOPBACK}:{port}",
+        zone={"tls": "verify", "tls_on_connect": tls is Tls.IMPLICIT, "credentials": ["main"]},
+        tables={
+            "credential": [{"name": "main", "password": str(file), **credential}],
+            "retry": {"schedule": ["1s"], "suspend_min": "1s", "suspend_max": "1s"},
+        },
+        environment={"SSL_CERT_FILE": str(papers.ca)},
+    )
+
+
+@pytest.fixture
+async def doors(open_path: Path, sink: Sink, papers: Papers, credentials: Path) -> AsyncIterator[Submission]:
+    async with submission(open_path / "submission", sink, papers, credentials) as doors:
+        yield doors
+
+
+@dataclass
+class Cyrus:
+    """A Postfix that asks Cyrus SASL, and where it sends what it takes."""
+
+    postfix: PostfixInstance
+    sink_port: int
+
+
+@pytest.fixture(scope="module")
+def cyrus(
+    tmp_path_factory: pytest.TempPathFactory, papers: Papers, postfix_tools: PostfixTools
+) -> Iterator[Cyrus]:
+    directory = tmp_path_factory.mktemp("cyrus")
+    for folder in (*directory.parents, directory):
+        if folder != Path("/") and folder.stat().st_mode & 0o001 == 0:
+            folder.chmod(0o711)
+    (port,) = free_ports(1)
+    settings = PostfixSettings(
+        next_hop=f"[{LOOPBACK}]:{port}",
+        certificate=papers.server,
+        users={"relay": SECRET},
+        mechanisms="PLAIN LOGIN SCRAM-SHA-1 SCRAM-SHA-256",
+        users_only=True,
+    )
+    with PostfixInstance(postfix_tools, directory / "postfix", settings) as postfix:
+        yield Cyrus(postfix, port)
+
+
+@pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
+@pytest.mark.parametrize("mechanism", ["scram-sha-256", "scram-sha-1", "plain", "login", "auto"])
+async def test_postfix_lets_us_log_in(
+    tmp_path: Path, papers: Papers, cyrus: Cyrus, mechanism: str, tls: Tls
+) -> None:
+    postfix = cyrus.postfix
+    before = len(postfix.log.read_text())
+    sink = Sink(port=cyrus.sink_port)
+    await sink.start()
+    try:
+        with smarthost_relay(
+            tmp_path / "relay",
+            papers,
+            port=postfix.smtps_port if tls is Tls.IMPLICIT else postfix.smtp_port,
+            tls=tls,
+            credential={"user": POSTFIX_USER, "mechanism": mechanism},
+            password=SECRET,
+        ) as relay:
+            await asyncio.to_thread(send, relay)
+            await sink.wait_for(1, timeout=10)
+    finally:
+        await sink.close()
+    used = "SCRAM-SHA-256" if mechanism == "auto" else mechanism.upper()
+    log = postfix.log.read_text()[before:]
+    assert f"sasl_method={used}, sasl_username={POSTFIX_USER}" in log, log
+
+
+async def test_a_wrong_password_at_postfix_is_tried_once_and_the_corrected_one_delivers(
+    open_path: Path, sink: Sink, papers: Papers, postfix_tools: PostfixTools
+) -> None:
+    settings = PostfixSettings(
+        next_hop=f"[{LOOPBACK}]:{sink.port}",
+        certificate=papers.server,
+        users={"relay": "right"},
+        mechanisms="SCRAM-SHA-256",
+        users_only=True,
+    )
+    with (
+        PostfixInstance(postfix_tools, open_path / "postfix", settings) as postfix,
+        smarthost_relay(
+            open_path / "relay",
+            papers,
+            port=postfix.smtp_port,
+            tls=Tls.STARTTLS,
+            credential={"user": POSTFIX_USER},
+            password="wrong",
+        ) as relay,
+    ):
+        for _ in range(3):
+            await asyncio.to_thread(send, relay)
+        await asyncio.to_thread(wait_until, lambda: len(relay.events("deferred")) >= 3, timeout=10)
+        refused = [each["credential"] for each in relay.events("login-refused")]
+        assert refused == ["main"]
+        assert postfix.log_tail().count(f"sasl_username={POSTFIX_USER}") == 1, postfix.log_tail()
+        assert not relay.events("bounced")
+        assert relay.http("/readyz")[0] == 200
+        assert 'zonerelay_smarthost_login{credential="main",zone="default"} 0.0' in relay.http("/metrics")[1]
+        (open_path / "relay" / "password").write_text("right\n")
+        retry(relay)
+        await sink.wait_for(3, timeout=10)
+        await asyncio.to_thread(wait_until, lambda: bool(relay.events("login-restored")), timeout=5)
+        assert relay.events("login-restored")
+        assert "wrong" not in relay.log.read_text()
+
+
+@pytest.mark.parametrize("tls", [Tls.STARTTLS, Tls.IMPLICIT])
+@pytest.mark.parametrize("mechanism", ["plain", "login"])
+async def test_another_zonerelay_lets_us_log_in(
+    open_path: Path, papers: Papers, doors: Submission, mechanism: str, tls: Tls
+) -> None:
+    with smarthost_relay(
+        open_path / "relay",
+        papers,
+        port=doors.door(tls).port,
+        tls=tls,
+        credential={"user": USER, "mechanism": mechanism},
+        password=PASSWORD,
+    ) as relay:
+        await asyncio.to_thread(send, relay)
+        message = await doors.delivered()
+    assert message.body.endswith(b"\r\n\r\nhello\r\n")
+    assert b" with ESMTPSA (TLSv1.3) id " in message.body

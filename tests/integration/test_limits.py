@@ -1,0 +1,249 @@
+"""Limits in a running relay: lines that share hosts, rates as the receiver sees them, sizes, and reloads."""
+
+from __future__ import annotations
+
+import asyncio
+import smtplib
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.dns import FakeDns
+from tests.support.relay import LOOPBACK, QUICK, Running, relay_with, settings
+from tests.unit.test_rates import fullest
+from zonerelay.config.models import DestinationSettings, RouteSettings, Settings, ZoneSettings
+from zonerelay.config.units import parse_rate
+from zonerelay.sandbox.sink import Sink
+
+MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
+LARGE = MESSAGE + b"x" * 70 + b"\r\n" + b"y" * 2000 + b"\r\n"
+
+
+class Timed(Sink):
+    """Remembers when MAIL came; `seconds` are spent on each."""
+
+    def __init__(self, **options: object) -> None:
+        self.mails: list[float] = []
+        super().__init__(script=self._note, **options)  # type: ignore[arg-type]  # a sink's, by name
+
+    def _note(self, verb: str, argument: str) -> None:
+        if verb == "MAIL":
+            self.mails.append(time.monotonic())
+
+
+@asynccontextmanager
+async def receiver() -> AsyncIterator[Timed]:
+    sink = Timed(keep_bodies=False)
+    await sink.start()
+    try:
+        yield sink
+    finally:
+        await sink.close()
+
+
+def to_mx(sink: Sink, **more: object) -> ZoneSettings:
+    return ZoneSettings(port=sink.port, allow_private_addresses=True, ipv6=False, **more)  # type: ignore[arg-type]  # fields by name
+
+
+def names(*domains: str) -> Mapping[str, Mapping[str, Sequence[str]]]:
+    """All at one host."""
+    hosts = {"mx.test": {"A": [LOOPBACK]}}
+    return {**hosts, **{domain: {"MX": ["10 mx.test"]} for domain in domains}}
+
+
+def chosen(
+    directory: Path, dns: FakeDns, *zones: ZoneSettings, destination: Sequence[DestinationSettings] = ()
+) -> Settings:
+    return replace(settings(directory, zone=zones, dns=dns.address), destination=tuple(destination))
+
+
+async def send(running: Running, domain: str, count: int = 1, recipients: int = 1) -> None:
+    for n in range(count):
+        to = [f"u{n}.{one}@{domain}" for one in range(recipients)]
+        await running.send("app@example.org", to, MESSAGE)
+
+
+# Lines at one site
+
+
+async def test_two_lines_at_one_host_share_its_connections(tmp_path: Path) -> None:
+    domains = ("a.example", "b.example")
+    other = DestinationSettings(domain=("b.example",), max_recipients_per_transaction=2)
+    async with FakeDns(names(*domains)) as dns, receiver() as sink:
+        zone = to_mx(sink, max_connections_per_destination=2)
+        async with relay_with(chosen(tmp_path, dns, zone, destination=[other])) as running:
+            await asyncio.gather(*(send(running, domain, 10, 3) for domain in domains))
+            await running.until_empty()
+        assert sink.open_peak == 2
+        sizes = {domain: set[int]() for domain in domains}
+        for message in sink.messages:
+            sizes[message.recipients[0].partition("@")[2]].add(len(message.recipients))
+        assert sizes == {"a.example": {3}, "b.example": {1, 2}}
+
+
+# Rates
+
+
+async def test_a_rate_holds_as_the_receiver_sees_it(tmp_path: Path) -> None:
+    rate = parse_rate("4/400ms")
+    async with FakeDns(names("a.example", "b.example")) as dns, receiver() as sink:
+        zone = to_mx(sink, max_rate_per_destination=rate)
+        async with relay_with(chosen(tmp_path, dns, zone)) as running:
+            await asyncio.gather(*(send(running, domain, 6) for domain in ("a.example", "b.example")))
+            await running.until_empty()
+    assert len(sink.mails) == 12
+    assert fullest(sink.mails, rate.seconds) <= rate.count
+    assert sink.mails[-1] - sink.mails[0] < 11 * 0.125 + 0.5
+
+
+async def test_the_zones_rate_holds_over_its_destinations(tmp_path: Path) -> None:
+    rate = parse_rate("3/300ms")
+    hosts = {"a.example": {"A": [LOOPBACK]}, "b.example": {"A": [LOOPBACK]}}
+    async with FakeDns(hosts) as dns, receiver() as sink:
+        async with relay_with(chosen(tmp_path, dns, to_mx(sink, max_rate=rate))) as running:
+            await asyncio.gather(*(send(running, domain, 4) for domain in hosts))
+            await running.until_empty()
+        assert len(sink.mails) == 8
+        assert fullest(sink.mails, rate.seconds) <= rate.count
+
+
+async def test_a_limited_destination_holds_up_nobody(tmp_path: Path) -> None:
+    slow = DestinationSettings(domain=("slow.example",), max_rate=parse_rate("1/1d"))
+    async with FakeDns(names("slow.example", "quick.example")) as dns, receiver() as sink:
+        zone = to_mx(sink, max_connections=1, max_connections_per_destination=1)
+        async with relay_with(chosen(tmp_path, dns, zone, destination=[slow])) as running:
+            await send(running, "slow.example", 3)
+            await send(running, "quick.example", 5)
+            await running.until(lambda: running.queued() == 2, what="all but two are gone")
+            await running.until_logged("delivered", 6)
+
+
+async def test_a_message_in_several_transactions_takes_several_turns(tmp_path: Path) -> None:
+    """The peer takes one recipient at a time; what cannot have its turn soon is tried later."""
+    rare = DestinationSettings(domain=("rare.example",), max_rate=parse_rate("2/1h"))
+    async with FakeDns(names("rare.example")) as dns, receiver() as sink:
+        sink.manners = replace(sink.manners, max_recipients=1)
+        async with relay_with(chosen(tmp_path, dns, to_mx(sink), destination=[rare])) as running:
+            await send(running, "rare.example", 1, 3)
+            await running.until_logged("deferred", 2)
+            assert len(sink.mails) == 1
+            (first, second) = running.log.named("deferred")
+            assert "more recipients" in f"{first['reply']}{second['reply']}"
+            assert running.queued() == 2
+
+
+async def test_what_a_peer_has_taken_is_not_sent_again_after_a_stop_between_two_turns(tmp_path: Path) -> None:
+    slow = DestinationSettings(domain=("slow.example",), max_rate=parse_rate("1/4s"))
+    async with FakeDns(names("slow.example")) as dns, receiver() as sink:
+        sink.manners = replace(sink.manners, max_recipients=1)
+        soon = replace(chosen(tmp_path, dns, to_mx(sink), destination=[slow]), shutdown_timeout=0.2)
+        async with relay_with(soon) as running:
+            await send(running, "slow.example", 1, 2)
+            await running.until(lambda: len(sink.messages) == 1, what="one has been taken")
+        async with relay_with(replace(soon, destination=())) as running:
+            assert running.queued() == 1
+            assert running.log.named("accepted") == []
+        assert len(sink.messages) == 1
+
+
+async def test_a_reload_neither_resets_a_rate_nor_delays_a_new_one(tmp_path: Path) -> None:
+    def rated(rate: str) -> DestinationSettings:
+        return DestinationSettings(domain=("a.example",), max_rate=parse_rate(rate))
+
+    async with FakeDns(names("a.example")) as dns, receiver() as sink:
+        zone = to_mx(sink)
+        first = chosen(tmp_path, dns, zone, destination=[rated("1/1d")])
+        async with relay_with(first) as running:
+            await send(running, "a.example", 3)
+            await running.until_logged("delivered")
+            other_zone = replace(zone, connection_idle_timeout=7.0)
+            await running.worker.reload(replace(first, zone=(other_zone,)))
+            await asyncio.sleep(0.2)
+            assert len(sink.mails) == 1
+            await running.worker.reload(replace(first, destination=(rated("100/1s"),)))
+            await running.until_empty()
+
+
+# Sizes and times
+
+
+async def test_too_large_mail_of_a_zone_is_returned_without_a_connection(tmp_path: Path) -> None:
+    async with FakeDns(names("small.example", "large.example")) as dns, receiver() as sink:
+        zones = (to_mx(sink), to_mx(sink, name="small", max_message_size=1024))
+        base = chosen(tmp_path, dns, *zones)
+        route = RouteSettings(zone="small", recipient_domain=("small.example",))
+        async with relay_with(replace(base, route=(route,))) as running:
+            await running.send("a@large.example", ["b@small.example", "c@large.example"], LARGE)
+            await running.until_empty()
+            (bounced,) = running.log.named("bounced")
+            assert "552 5.3.4" in str(bounced["reply"])
+            assert "zone small sends no more than 1 KB" in str(bounced["reply"])
+        sent = {message.mail_from: message.recipients for message in sink.messages}
+        assert sent == {"a@large.example": ("c@large.example",), "": ("a@large.example",)}
+
+
+async def test_mail_that_no_zone_of_its_recipients_sends_is_refused_at_the_door(tmp_path: Path) -> None:
+    async with FakeDns(names("small.example")) as dns, receiver() as sink:
+        zone = to_mx(sink, max_message_size=1024)
+        async with relay_with(chosen(tmp_path, dns, zone)) as running:
+            with pytest.raises(smtplib.SMTPDataError) as refused:
+                await running.send("a@x.example", ["b@small.example"], LARGE)
+            assert refused.value.smtp_code == 552
+            assert "5.3.4" in str(refused.value.smtp_error)
+            assert running.queued() == 0
+            await running.send("a@x.example", ["b@small.example"], MESSAGE)
+            bigger = replace(running.worker.settings, zone=(replace(zone, max_message_size=4096),))
+            await running.worker.reload(bigger)
+            await running.send("a@x.example", ["b@small.example"], LARGE)
+            await running.until_empty()
+        assert len(sink.messages) == 2
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_the_door_and_the_zone_count_the_same_octets(tmp_path: Path, *, chunked: bool) -> None:
+    """What is accepted must not be returned for the fields that we have put in front."""
+    async with FakeDns(names("small.example")) as dns, receiver() as sink:
+        zone = to_mx(sink, max_message_size=2048)
+        async with relay_with(chosen(tmp_path, dns, zone)) as running:
+            accepted = 0
+            for size in range(1500, 2060, 20):
+                text = MESSAGE + b"x" * (size - len(MESSAGE) - 2) + b"\r\n"
+                accepted += await asyncio.to_thread(_was_taken, running, text, chunked=chunked)
+            assert 0 < accepted < 28
+            await running.until_empty()
+            assert running.log.named("bounced") == []
+        assert len(sink.messages) == accepted
+
+
+def _was_taken(running: Running, text: bytes, *, chunked: bool) -> bool:
+    """All commands are written at once."""
+    end = b"BDAT %d LAST\r\n%b" % (len(text), text) if chunked else b"DATA\r\n"
+    with smtplib.SMTP(*running.address, timeout=20) as client:
+        client.ehlo("a.example")
+        client.send(b"MAIL FROM:<a@x.example>\r\nRCPT TO:<b@small.example>\r\n" + end)
+        assert [client.getreply()[0], client.getreply()[0]] == [250, 250]
+        if not chunked:
+            assert client.getreply()[0] == 354
+            client.send(text + b".\r\n")
+        code, said = client.getreply()
+        assert (code, said[:5]) in [(250, b"2.0.0"), (552, b"5.3.4")]
+        assert client.noop()[0] == 250
+        return code == 250
+
+
+async def test_a_zone_gives_up_by_its_own_terms(tmp_path: Path) -> None:
+    async with FakeDns(names("a.example", "brief.example")) as dns, receiver() as sink:
+        zones = (to_mx(sink), to_mx(sink, name="brief", max_attempts=2, schedule=(0.1,)))
+        base = chosen(tmp_path, dns, *zones)
+        route = RouteSettings(zone="brief", recipient_domain=("brief.example",))
+        patient = replace(QUICK, schedule=(3600.0,))
+        async with relay_with(replace(base, route=(route,), retry=patient)) as running:
+            await running.send("", ["temperror@brief.example", "temperror@a.example"], MESSAGE)
+            (gone,) = await running.until_logged("expired")
+            assert gone["zone"] == "brief"
+            assert {fields["zone"] for fields in running.log.named("deferred")} == {"default", "brief"}
+            assert running.queued() == 1

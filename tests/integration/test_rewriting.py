@@ -1,0 +1,242 @@
+"""Other addresses in a running relay: routes know them, reports name those given; rules change."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import smtplib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from dkim.canonicalization import Relaxed
+
+from tests.support.dkim import PEMS
+from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from zonerelay.config.models import (
+    DkimSettings,
+    ListenerSettings,
+    RetrySettings,
+    RewriteSettings,
+    RewriteWhere,
+    RouteSettings,
+    Settings,
+    SrsSettings,
+    ZoneSettings,
+)
+from zonerelay.control.client import ControlClient
+from zonerelay.control.messages import Explain, Explanation, QueueTrace, TraceStep
+from zonerelay.model.address import Mailbox
+from zonerelay.model.message_id import MessageId
+from zonerelay.sandbox.sink import Sink
+
+MESSAGE = (
+    b"From: App <app@old.example>\r\nTo: ann@old.example\r\nBcc: x@y.example\r\nSubject: x\r\n\r\n"
+    b"hello \t x\r\n"
+)
+MOVED = RewriteSettings(address=("old.example",), to="@new.example")
+STANDSTILL = RetrySettings(schedule=(3600.0,), suspend_min=3000.0, suspend_max=3600.0)
+NOWHERE = ZoneSettings(next_hop=f"{LOOPBACK}:1")
+
+
+@pytest.fixture
+async def sink() -> AsyncIterator[Sink]:
+    sink = Sink()
+    await sink.start()
+    yield sink
+    await sink.close()
+
+
+def to_sink(sink: Sink, name: str = "default", *, srs: bool = False) -> ZoneSettings:
+    return ZoneSettings(name=name, next_hop=f"{LOOPBACK}:{sink.port}", srs=srs)
+
+
+async def ask(running: Running, address: str, sender: str = "", user: str = "") -> Explanation:
+    client = ControlClient(running.worker.settings.admin.socket or Path())
+    request = Explain(address=address, sender=sender, user=user)
+    return await asyncio.to_thread(client.ask, request, Explanation)
+
+
+async def test_routes_and_queue_know_the_other_addresses_and_the_header_has_them(
+    tmp_path: Path, sink: Sink
+) -> None:
+    zones = (NOWHERE, to_sink(sink, "new"))
+    routes = (RouteSettings(recipient=("ann@new.example",), header=("From: app@new",), zone="new"),)
+    chosen = replace(settings(tmp_path, zone=zones, route=routes), rewrite=(MOVED,))
+    async with relay_with(chosen) as running:
+        await running.send("app@old.example", ["ann@old.example"], MESSAGE)
+        (received,) = await sink.wait_for(1)
+        assert (received.mail_from, received.recipients) == ("app@new.example", ("ann@new.example",))
+        assert b"\r\nFrom: App <app@new.example>\r\nTo: ann@new.example\r\nSubject: x\r\n" in received.body
+        assert b"Bcc" not in received.body
+        found = await ask(running, "ann@old.example", "app@old.example")
+        assert [(each.what, each.becomes, each.by) for each in found.rewritten] == [
+            ("sender", "app@new.example", "rewrite=1"),
+            ("recipient", "ann@new.example", "rewrite=1"),
+        ]
+        assert (found.address, found.sender, found.domain) == (
+            "ann@old.example",
+            "app@old.example",
+            "new.example",
+        )
+
+
+async def test_a_report_names_the_recipient_that_the_sender_knows(tmp_path: Path, sink: Sink) -> None:
+    rules = (
+        RewriteSettings(
+            address=("ann@old.example",), to="permerror@new.example", where=RewriteWhere.RECIPIENT
+        ),
+    )
+    chosen = replace(settings(tmp_path, zone=to_sink(sink)), rewrite=rules)
+    async with relay_with(chosen) as running:
+        await running.send("app@x.example", ["ann@old.example"], b"Subject: x\r\n\r\nx\r\n")
+        (report,) = await sink.wait_for(1)
+        assert (report.mail_from, report.recipients) == ("", ("app@x.example",))
+        assert b"\r\nOriginal-Recipient: rfc822; ann@old.example\r\n" in report.body
+        assert b"\r\nFinal-Recipient: rfc822; permerror@new.example\r\n" in report.body
+
+
+async def test_the_trace_names_the_rules(tmp_path: Path) -> None:
+    chosen = replace(settings(tmp_path, zone=NOWHERE, retry=STANDSTILL), rewrite=(MOVED,))
+    async with relay_with(chosen) as running:
+        await running.send("app@old.example", ["ann@old.example", "bob@x.example"], MESSAGE)
+        (accepted,) = await running.until_logged("accepted")
+        client = ControlClient(chosen.admin.socket or Path())
+        request = QueueTrace(message_id=str(accepted["id"]))
+        frames = await asyncio.to_thread(lambda: [*client.stream(request)])
+        texts = " | ".join(frame.text for frame in frames if isinstance(frame, TraceStep))
+        assert "rewritten sender rewrite=1: app@new.example" in texts
+        assert "rewritten recipient rewrite=1: ann@new.example" in texts
+        assert "rewritten header rewrite=1" in texts
+
+
+async def test_other_rules_are_for_sessions_that_begin_later(tmp_path: Path, sink: Sink) -> None:
+    chosen = replace(settings(tmp_path, zone=to_sink(sink)), rewrite=(MOVED,))
+    async with relay_with(chosen) as running:
+        before = await asyncio.to_thread(smtplib.SMTP, *running.address, timeout=10)
+
+        async def old_session() -> None:
+            await asyncio.to_thread(before.sendmail, "app@old.example", ["ann@old.example"], MESSAGE)
+
+        await old_session()
+        other = replace(MOVED, to="@other.example")
+        current = running.worker.settings
+        await running.worker.reload(replace(current, rewrite=(other,)))
+        assert list(running.worker.problems) == []
+        await old_session()
+        await running.send("app@old.example", ["ann@old.example"], MESSAGE)
+        assert (await ask(running, "ann@old.example")).domain == "other.example"
+        await running.worker.reload(replace(current, rewrite=(replace(MOVED, address=("a..b",)),)))
+        (problem,) = running.worker.problems
+        assert problem.startswith('the configuration on disk is wrong: rewrite[0]: "a..b" cannot be matched')
+        await running.send("app@old.example", ["ann@old.example"], MESSAGE)
+        await running.worker.reload(replace(current, rewrite=()))
+        await running.send("app@old.example", ["ann@old.example"], MESSAGE)
+        received = await sink.wait_for(5)
+        domains = sorted(each.recipients[0].partition("@")[2] for each in received)
+        assert domains == ["new.example"] * 2 + ["old.example"] + ["other.example"] * 2
+        await asyncio.to_thread(before.quit)
+
+
+# Reports to senders that SRS has made.
+
+
+def with_srs(directory: Path, sink: Sink) -> Settings:
+    secret = directory / "srs.secret"
+    secret.write_text("a secret of some length\n")
+    chosen = settings(directory, zone=to_sink(sink, srs=True))
+    return replace(chosen, srs=SrsSettings(domain="srs.example", secret=str(secret)))
+
+
+async def rcpt(running: Running, recipient: str) -> int:
+    def talk() -> int:
+        with smtplib.SMTP(*running.address, timeout=10) as client:
+            client.ehlo()
+            client.mail("")
+            return client.rcpt(recipient)[0]
+
+    return await asyncio.to_thread(talk)
+
+
+async def test_a_report_to_a_sender_that_we_made_comes_back_to_the_first_one(
+    tmp_path: Path, sink: Sink
+) -> None:
+    chosen = with_srs(tmp_path, sink)
+    async with relay_with(chosen) as running:
+        await running.send("ann@first.example", ["bob@x.example"], MESSAGE)
+        (forwarded,) = await sink.wait_for(1)
+        assert forwarded.mail_from.startswith("SRS0=")
+        strangers = replace(running.worker.settings.listener[0], allow_networks=())
+        await running.worker.reload(replace(running.worker.settings, listener=(strangers,)))
+        assert await rcpt(running, "ann@first.example") == 550
+        await running.send("", [forwarded.mail_from], b"Subject: failed\r\n\r\nx\r\n")
+        report = (await sink.wait_for(2))[1]
+        assert (report.mail_from, report.recipients) == ("", ("ann@first.example",))
+        found = await ask(running, forwarded.mail_from)
+        assert [(each.becomes, each.by) for each in found.rewritten] == [("ann@first.example", "srs")]
+        wrong = await ask(running, "SRS0=aaaa=AA=first.example=ann@srs.example")
+        assert wrong.rewritten[0].problem == "refused with 550 5.1.1: wrong hash"
+
+
+async def test_srs_is_switched_on_and_off_and_keeps_to_a_secret_that_works(
+    tmp_path: Path, sink: Sink
+) -> None:
+    chosen = with_srs(tmp_path, sink)
+    strangers = ListenerSettings(address=f"{LOOPBACK}:0", allow_networks=())
+    off = replace(chosen, srs=SrsSettings(), zone=(to_sink(sink),), listener=(strangers,))
+    async with relay_with(off) as running:
+
+        async def reload(srs: SrsSettings) -> None:
+            await running.worker.reload(replace(running.worker.settings, srs=srs))
+
+        await reload(chosen.srs)
+        assert running.worker._sending is not None
+        srs = running.worker._sending.srs
+        assert srs is not None
+        address = srs.forward(Mailbox("ann@first.example"), running.worker.clock.now())
+        assert await rcpt(running, address) == 250
+        missing = tmp_path / "none"
+        await reload(replace(chosen.srs, secret=str(missing)))
+        assert "cannot be read" in running.worker.problems[0]
+        assert await rcpt(running, address) == 250
+        missing.write_text("another secret of some length")
+        await reload(replace(chosen.srs, secret=str(missing), old_secrets=(chosen.srs.secret,)))
+        assert await rcpt(running, address) == 250
+        await reload(replace(chosen.srs, secret=str(missing)))
+        assert await rcpt(running, address) == 550
+        await reload(SrsSettings())
+        assert await rcpt(running, address) == 550
+
+
+# The body's hash.
+
+
+async def stored_hash(running: Running) -> str:
+    """Of the message that was accepted last."""
+    assert running.worker.store is not None
+    accepted = running.log.named("accepted")[-1]
+    return (await running.worker.store.read_message(MessageId(str(accepted["id"])))).body_hash
+
+
+async def test_the_bodys_hash_is_stored_while_there_are_keys_and_outlives_a_restart(tmp_path: Path) -> None:
+    key = tmp_path / "rsa.pem"
+    key.write_bytes(PEMS["rsa.pem"]())
+    signing = (DkimSettings(domain="new.example", selector="s", key_file=key),)
+    chosen = settings(tmp_path, zone=NOWHERE, retry=STANDSTILL)
+    form = Relaxed.canonicalize_body(b"hello \t x\r\n")
+    wanted = base64.b64encode(hashlib.sha256(form).digest()).decode()
+    async with relay_with(chosen) as running:
+        await running.send("app@old.example", ["ann@old.example"], MESSAGE)
+        assert await stored_hash(running) == ""
+        await running.worker.reload(replace(running.worker.settings, dkim=signing))
+        await running.send("app@old.example", ["ann@old.example"], MESSAGE)
+        assert await stored_hash(running) == wanted
+        kept = MessageId(str(running.log.named("accepted")[-1]["id"]))
+        await running.worker.reload(replace(running.worker.settings, dkim=()))
+        await running.send("app@old.example", ["ann@old.example"], MESSAGE)
+        assert await stored_hash(running) == ""
+    async with relay_with(chosen) as running:
+        assert running.worker.store is not None
+        assert (await running.worker.store.read_message(kept)).body_hash == wanted

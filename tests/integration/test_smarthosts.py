@@ -1,0 +1,145 @@
+"""A relay whose smarthost wants a log-in: nothing bounces, the operator sees why, a correction resumes."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import trustme
+
+from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from tests.support.smarthost import Smarthost
+from zonerelay.config.models import CredentialSettings, RetrySettings, Settings, TlsMode, ZoneSettings
+from zonerelay.control.client import ControlClient
+from zonerelay.control.messages import (
+    Changed,
+    Explain,
+    Explanation,
+    QueueChange,
+    RelayStatus,
+    Request,
+    Status,
+)
+from zonerelay.control.paths import control_socket_path
+
+Answer = TypeVar("Answer", RelayStatus, Changed, Explanation)
+MESSAGE = b"Subject: hello\r\n\r\nhello\r\n"
+
+
+@pytest.fixture
+async def smarthost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Smarthost]:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(LOOPBACK).configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    host = Smarthost(tls=context, users={"relay": "right"})
+    await host.start()
+    yield host
+    await host.close()
+
+
+def configured(directory: Path, next_hop: str) -> Settings:
+    password = directory / "password"
+    password.write_text("wrong\n")
+    zone = ZoneSettings(next_hop=next_hop, tls=TlsMode.VERIFY, credentials=("main",))
+    credential = CredentialSettings(name="main", user="relay", password=str(password))
+    retry = RetrySettings(jitter=0.0, suspend_min=600.0, suspend_max=600.0)
+    return replace(settings(directory, zone=zone, retry=retry), credential=(credential,))
+
+
+async def ask(running: Running, request: Request, kind: type[Answer]) -> Answer:
+    client = ControlClient(control_socket_path(running.worker.settings))
+    return await asyncio.to_thread(client.ask, request, kind)
+
+
+async def test_a_wrong_password_is_a_problem_in_status_and_bounces_nothing(
+    tmp_path: Path, smarthost: Smarthost
+) -> None:
+    host = f"{LOOPBACK}:{smarthost.port}"
+    async with relay_with(configured(tmp_path, host)) as running:
+        for _ in range(3):
+            await running.send("app@example.org", ["b@example.com"], MESSAGE)
+        await running.until_logged("deferred", 3)
+        found = await ask(running, Status(), RelayStatus)
+        reply = "535 5.7.8 no such user or password"
+        assert f"zone default cannot log in at {host} as main: {reply}" in found.problems
+        assert found.destinations[0].suspended_until is not None
+        assert smarthost.logins == [("PLAIN", "relay", 535)]
+        assert running.queued() == 3
+        assert not running.log.named("bounced")
+        exposed = running.worker.metrics.exposition().decode()
+        assert 'zonerelay_smarthost_login{credential="main",zone="default"} 0.0' in exposed
+        assert 'zonerelay_smarthost_logins_total{result="refused",zone="default"} 1.0' in exposed
+
+
+async def test_a_reload_lifts_the_suspension_and_retry_has_the_waiting_mail_sent(
+    tmp_path: Path, smarthost: Smarthost
+) -> None:
+    chosen = configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")
+    async with relay_with(chosen) as running:
+        await running.send("app@example.org", ["b@example.com"], MESSAGE)
+        await running.until_logged("deferred")
+        (tmp_path / "password").write_text("right\n")
+        await running.worker.reload(chosen)
+        await running.send("app@example.org", ["b@example.com"], MESSAGE)
+        await running.until_logged("delivered")
+        assert running.log.named("login-restored")
+        assert not [each for each in (await ask(running, Status(), RelayStatus)).problems if "log in" in each]
+        await ask(running, QueueChange(action="retry", everything=True), Changed)
+        await running.until_empty()
+        assert smarthost.messages == ["relay", "relay"]
+
+
+async def test_retry_has_a_refused_login_tried_again_at_once(tmp_path: Path, smarthost: Smarthost) -> None:
+    async with relay_with(configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")) as running:
+        await running.send("app@example.org", ["b@example.com"], MESSAGE)
+        await running.until_logged("deferred")
+        smarthost.users = {"relay": "wrong"}  # corrected at the other end: nothing of ours has changed
+        await ask(running, QueueChange(action="retry", everything=True), Changed)
+        await running.until_empty()
+        assert smarthost.messages == ["relay"]
+
+
+async def test_mail_of_a_removed_credential_goes_by_the_new_settings(
+    tmp_path: Path, smarthost: Smarthost
+) -> None:
+    chosen = configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")
+    (tmp_path / "password").write_text("right\n")
+    async with relay_with(chosen) as running:
+        await running.send("app@example.org", ["b@example.com"], MESSAGE)
+        await running.until_empty()
+        other = replace(chosen.credential[0], name="other")
+        zone = replace(chosen.zone[0], credentials=("other",))
+        await running.worker.reload(replace(chosen, credential=(other,), zone=(zone,)))
+        await running.send("app@example.org", ["b@example.com"], MESSAGE)
+        await running.until_empty()
+        assert [code for _, _, code in smarthost.logins] == [235, 235]
+        exposed = running.worker.metrics.exposition().decode()
+        assert 'credential="other"' in exposed
+        assert 'credential="main"' not in exposed
+
+
+async def test_explain_says_which_credential_a_sender_has(tmp_path: Path, smarthost: Smarthost) -> None:
+    chosen = configured(tmp_path, f"{LOOPBACK}:{smarthost.port}")
+    first = replace(chosen.credential[0], name="first", sender=("example.net",))
+    for credentials, expected in (
+        (("first", "main"), {"a@example.net": "first", "a@example.org": "main"}),
+        (("first",), {"a@example.org": "none: no credential of the zone is for this sender"}),
+    ):
+        zone = replace(chosen.zone[0], credentials=credentials)
+        with_both = replace(chosen, credential=(first, *chosen.credential), zone=(zone,))
+        async with relay_with(with_both) as running:
+            for sender, credential in expected.items():
+                found = await ask(running, Explain(address="b@example.com", sender=sender), Explanation)
+                assert found.credential == credential
+            if len(credentials) == 2:
+                await running.send("a@example.org", ["b@example.com"], MESSAGE)
+                await running.until_logged("login-refused")
+                found = await ask(running, Explain(address="b@example.com", sender=""), Explanation)
+                assert found.credential.startswith("main, which cannot log in: 535 5.7.8")
