@@ -72,7 +72,7 @@ async def test_second_relay_takes_over_from_one_that_was_killed(
         Submitter(each.smtp_port, prefix=f"node{number}", size=5000) for number, each in enumerate(both)
     ]
     loads = [asyncio.create_task(client.run(SESSIONS, 100_000)) for client in clients]
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(0.7)
     await asyncio.to_thread(first.kill)
     await loads[0]
     await asyncio.to_thread(second.terminate)
@@ -94,7 +94,7 @@ async def test_relay_outlives_a_crash_of_its_database(
     with relay(tmp_path, server, schema, sink) as running:
         before = Submitter(running.smtp_port, prefix="before", size=5000)
         load = asyncio.create_task(before.run(SESSIONS, 100_000))
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.7)
         await asyncio.to_thread(server.kill)
         await asyncio.to_thread(running.wait_for, lambda: running.http("/readyz")[0] == 503, what="not ready")
         load.cancel()
@@ -117,7 +117,7 @@ async def test_relay_that_stood_still_beyond_its_lease_repeats_only_what_was_in_
     first, second = both
     client = Submitter(first.smtp_port, prefix="stopped", size=5000)
     load = asyncio.create_task(client.run(SESSIONS, 100_000))
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(0.7)
     first.signal(signal.SIGSTOP)
     await until_empty(server, schema)
     first.signal(signal.SIGCONT)

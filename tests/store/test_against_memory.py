@@ -435,4 +435,4 @@ _SETTINGS = settings(
 TestAgainstMemory = Comparison.TestCase
 TestAgainstMemory.settings = _SETTINGS
 TestPostgresAgainstMemory = PostgresComparison.TestCase
-TestPostgresAgainstMemory.settings = _SETTINGS
+TestPostgresAgainstMemory.settings = settings(_SETTINGS, max_examples=8)

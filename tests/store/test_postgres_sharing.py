@@ -26,8 +26,16 @@ from tests.store.spools import Spool, until
 from tests.support.postgres import shared_postgres
 from zonerelay.config.models import Backend, PostgresSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.store import claim_pool
-from zonerelay.store.base import CHUNK_SIZE, Finish, MessageNotFoundError, Postpone, StoreError, Submit
+from zonerelay.store import claim_pool, postgres_counts
+from zonerelay.store.base import (
+    CHUNK_SIZE,
+    Finish,
+    MessageNotFoundError,
+    Postpone,
+    QueueCounts,
+    StoreError,
+    Submit,
+)
 from zonerelay.store.postgres import PostgresStore
 
 LEASE = 1.2
@@ -214,9 +222,12 @@ async def test_upload_of_a_node_that_was_given_up_cannot_be_committed(nodes: Nod
     assert await second.store.zones() == set()
 
 
-async def test_every_node_counts_the_whole_queue_it_finds(nodes: Nodes) -> None:
+async def test_every_node_counts_the_whole_queue(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_counts, "RECOUNT", 0.1)
     first = await nodes.add()
     await store_message(first.store, 1, "a@x.example", "b@x.example")
     second = await nodes.add()
-    await until(lambda: second.store.counts() == first.store.counts())
+    await until(lambda: second.store.counts() == {"default": QueueCounts(ready=2)})
     assert second.store.last_message_id() == message_id(1)
+    await store_message(first.store, 2, zone="other")
+    await until(lambda: second.store.counts().get("other") == QueueCounts(ready=1))

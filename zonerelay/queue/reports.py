@@ -10,6 +10,7 @@ no report can be made at all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from zonerelay.config.models import BounceSettings
 from zonerelay.message.dsn import DsnKind, RecipientReport, can_return_whole, compose

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.store import postgres_sql as sql
@@ -26,8 +27,11 @@ _log = logging.getLogger("zonerelay.store")
 class QueueCounter:
     """One per store; changed only on the event loop."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, has_company: Callable[[], bool]) -> None:
+        """`has_company`: there are other nodes."""
         self._access = access
+        self._has_company = has_company
+        self._again: asyncio.Task[None] | None = None
         self._tally = Tally()
         self._since: Tally | None = None
         self._counting: asyncio.Task[None] | None = None
@@ -43,7 +47,9 @@ class QueueCounter:
 
     async def start(self) -> None:
         """Take the snapshot now and count it in the background. Raises StoreError when it cannot be taken."""
-        await self.stop()
+        await self._give_up()
+        if self._again is None:
+            self._again = asyncio.get_running_loop().create_task(self._count_again())
         stack = contextlib.AsyncExitStack()
         try:
             link = self._link = await Link.open(self._access)
@@ -73,7 +79,27 @@ class QueueCounter:
         finally:
             self._since = None
 
+    async def _count_again(self) -> None:
+        """For as long as others change what we cannot see, and once more when they have gone."""
+        had_company = False
+        while True:
+            await asyncio.sleep(RECOUNT)
+            has_company = self._has_company()
+            if (has_company or had_company) and self._since is None:
+                try:
+                    await self.start()
+                except StoreError as error:
+                    _log.warning("the queue could not be counted: %s", error)
+            had_company = has_company
+
     async def stop(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            await asyncio.gather(self._again, return_exceptions=True)
+            self._again = None
+        await self._give_up()
+
+    async def _give_up(self) -> None:
         if self._counting is not None:
             self._counting.cancel()
             await asyncio.gather(self._counting, return_exceptions=True)

@@ -85,6 +85,9 @@ class DatabaseKeeper:
         self._health = Health(on_health)
         self._tasks: set[asyncio.Task[None]] = set()
         self._heart: asyncio.Task[None] | None = None
+        self._pause = FIRST_PAUSE
+        self.has_company = False
+        """Other nodes were there at the last beat."""
         self.committer: GroupCommitter[Job, Sequence[Job], float] = GroupCommitter(
             lambda batches, _size: [job for jobs in batches for job in jobs],
             self._start_writer,
@@ -241,6 +244,7 @@ class DatabaseKeeper:
                 if not await self._renew():
                     self.lease_lost()
                     continue
+                self._pause = FIRST_PAUSE
                 await self.reap()
             except ClashError:
                 continue  # somebody else was at the same; there is a next time
@@ -249,6 +253,8 @@ class DatabaseKeeper:
 
     async def reap(self) -> None:
         """Free what dead nodes have left, and let everybody know."""
+        ((others,),) = await self._usable(self._control).fetch(sql.OTHERS, self.session)
+        self.has_company = others > 0
         zones, some_died = await self._reaper().reap(self.session)
         for zone in zones:
             self.on_news(zone)
@@ -286,10 +292,11 @@ class DatabaseKeeper:
         self._spawn(self._recover())
 
     async def _recover(self) -> None:
-        pause, said = FIRST_PAUSE, ""
+        said = ""
         while True:
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE)
+            await asyncio.sleep(self._pause)
+            # Not shorter again before a heart has beaten: a full disk lets us in and takes nothing.
+            self._pause = min(self._pause * 2, LONGEST_PAUSE)
             try:
                 await self._reconnect()
             except StoreError as error:

@@ -45,7 +45,7 @@ async def open_postgres(
         on_news=on_news,
         observe_commit=observe_commit,
     )
-    counter = QueueCounter(access)
+    counter = QueueCounter(access, lambda: keeper.has_company)
     claims = DatabaseClaims(keeper, Claims(), on_lost)
     store = PostgresStore(keeper, claims, DatabaseReader(keeper, access), counter)
     news = _News(store, claims, on_news)

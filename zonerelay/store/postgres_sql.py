@@ -246,6 +246,8 @@ UPDATE node SET expires = clock_timestamp() + $2 * interval '1 second', last_id 
 WHERE session = $1 RETURNING session
 """
 
+OTHERS = "SELECT count(*) FROM node WHERE session IS NOT NULL AND session <> $1"
+
 RETIRE = "UPDATE node SET session = NULL, last_id = greatest(last_id, $2) WHERE session = $1"
 
 REAP = """
