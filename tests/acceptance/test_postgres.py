@@ -48,7 +48,7 @@ def queued(server: PostgresServer, schema: str) -> int:
 
 
 async def until_empty(server: PostgresServer, schema: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(20):
         while await asyncio.to_thread(queued, server, schema):
             await asyncio.sleep(0.1)
 

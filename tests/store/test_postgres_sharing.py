@@ -37,6 +37,7 @@ from zonerelay.store.base import (
     Submit,
 )
 from zonerelay.store.postgres import PostgresStore
+from zonerelay.store.postgres_driver import Link
 
 LEASE = 1.2
 
@@ -231,3 +232,29 @@ async def test_every_node_counts_the_whole_queue(nodes: Nodes, monkeypatch: pyte
     assert second.store.last_message_id() == message_id(1)
     await store_message(first.store, 2, zone="other")
     await until(lambda: second.store.counts().get("other") == QueueCounts(ready=1))
+
+
+async def test_node_that_stands_still_within_a_transaction_holds_nobody_up(nodes: Nodes) -> None:
+    first, second = await nodes.add(), await nodes.add()
+    (delivery,) = await store_message(first.store, 1)
+    await first.store.claim("default", 1, now=NOW)
+    assert isinstance(first.store, PostgresStore)
+    link = await Link.open(first.store._keeper._access)
+    stopped = asyncio.Event()
+
+    async def half_done() -> None:
+        async with link.transaction() as fetch:
+            await fetch("UPDATE node SET last_id = 7 WHERE node = 0")
+            await fetch("UPDATE delivery SET held = true")
+            stopped.set()
+            await asyncio.Event().wait()
+
+    standing = asyncio.create_task(half_done())
+    await stopped.wait()
+    stop_heart(first)
+    await until(lambda: "default" in second.news)
+    assert await second.store.claim("default", 1, now=NOW) == [delivery]
+    assert second.health == []
+    link.cut()
+    standing.cancel()
+    await asyncio.gather(standing, return_exceptions=True)

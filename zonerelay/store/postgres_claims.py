@@ -43,7 +43,7 @@ class DatabaseClaims:
     async def claim(self, zone: str, limit: int, skip: Collection[str], now: float) -> list[Delivery]:
         pool = self.claims.zone(zone)
         found: list[Delivery] = []
-        async with self._locks.setdefault(zone, asyncio.Lock()):
+        async with self._alone(zone):
             try:
                 while len(found) < limit:
                     came = 0
@@ -64,7 +64,7 @@ class DatabaseClaims:
         return sorted(found, key=_by_message)
 
     async def claim_domain(self, zone: str, domain: str, limit: int, now: float) -> list[Delivery]:
-        async with self._locks.setdefault(zone, asyncio.Lock()):
+        async with self._alone(zone):
             found = await self._taken(self._take_parked(zone, word(domain), limit, now))
         return sorted(found, key=_by_message)
 
@@ -74,8 +74,9 @@ class DatabaseClaims:
 
     async def next_due(self, zone: str) -> float | None:
         pool = self.claims.zone(zone)
-        if pool.due == 0.0:
-            await self._finish(self._look_for_due(zone, pool))
+        async with self._alone(zone):
+            if pool.due == 0.0:
+                await self._finish(self._look_for_due(zone, pool))
         first = min(pool.due, pool.next_due())
         return None if first == NEVER else first
 
@@ -96,6 +97,14 @@ class DatabaseClaims:
                 claims.zone(key.zone).put(delivery)
         if lost:
             self._on_lost(lost)
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, zone: str) -> AsyncIterator[None]:
+        """With nothing under way for the zone, not even for somebody who has left."""
+        async with self._locks.setdefault(zone, asyncio.Lock()):
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            yield
 
     # --- asking the database
 

@@ -52,7 +52,7 @@ class QueueCounter:
             self._again = asyncio.get_running_loop().create_task(self._count_again())
         stack = contextlib.AsyncExitStack()
         try:
-            link = self._link = await Link.open(self._access)
+            link = self._link = await Link.open(self._access, reads=True)
             stack.push_async_callback(link.close)
             fetch = await stack.enter_async_context(link.transaction(one_moment=True))
             await fetch("SELECT txid_current_snapshot()")

@@ -29,6 +29,9 @@ CONNECT_TIMEOUT = 10.0
 COMMAND_TIMEOUT = 30.0
 """Seconds after which a server that does not answer counts as lost."""
 CLOSE_TIMEOUT = 3.0
+MOST_PATIENCE = 60.0
+READ_PATIENCE = 600.0
+"""Seconds that the server waits for the next statement of a transaction."""
 
 _INSTALL = (
     'backend = "postgres" needs asyncpg, which is not installed: pip install "zonerelay[postgres]"'
@@ -71,18 +74,24 @@ class Access:
     password: str
     schema: str
     name: str
+    lease: float
 
     def __repr__(self) -> str:
         return f"Access({self.url!r}, schema={self.schema!r})"
 
-    def settings(self) -> dict[str, str]:
-        """Of every session. Statistics of a queue are always old: a plan must never walk the whole table."""
+    def settings(self, *, reads: bool = False) -> dict[str, str]:
+        """Of every session. Statistics of a queue are always old: a plan must never walk the whole table.
+
+        A relay that stops in the middle of a transaction holds its locks on what others are to take over: the
+        server ends it. One that only `reads` may wait for whom it reads to.
+        """
+        patience = READ_PATIENCE if reads else min(self.lease, MOST_PATIENCE)
         return {
             "application_name": self.name,
             "search_path": f'"{self.schema}"',
             "enable_seqscan": "off",
             "jit": "off",
-            "idle_in_transaction_session_timeout": "120s",
+            "idle_in_transaction_session_timeout": f"{patience:.0f}s",
             # A relay whose machine has died must not keep its number for the two hours of TCP's default.
             "tcp_keepalives_idle": "10",
             "tcp_keepalives_interval": "5",
@@ -99,7 +108,17 @@ class Link:
         self._lock = asyncio.Lock()
 
     @classmethod
-    async def open(cls, access: Access) -> Link:
+    async def open(cls, access: Access, *, reads: bool = False) -> Link:
+        """Whoever leaves meanwhile leaves no half-made connection behind."""
+        task = asyncio.get_running_loop().create_task(cls._open(access, reads=reads))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_discard)
+            raise
+
+    @classmethod
+    async def _open(cls, access: Access, *, reads: bool) -> Link:
         driver = load_driver()
         with translated(driver, access.password):
             connection = await driver.connect(
@@ -107,7 +126,7 @@ class Link:
                 password=access.password or None,
                 timeout=CONNECT_TIMEOUT,
                 command_timeout=COMMAND_TIMEOUT,
-                server_settings=access.settings(),
+                server_settings=access.settings(reads=reads),
             )
         return cls(connection, driver)
 
@@ -162,6 +181,11 @@ class Link:
     def cut(self) -> None:
         """End it at once; what was under way fails."""
         self._connection.terminate()
+
+
+def _discard(task: asyncio.Task[Link]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().cut()
 
 
 def load_driver() -> ModuleType:

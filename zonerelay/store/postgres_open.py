@@ -72,7 +72,8 @@ def _access(settings: PostgresSettings, environment: Mapping[str, str]) -> Acces
             password = read_secret(settings.password, environment)
         except SecretError as error:
             raise StoreOpenError(f"postgres.password: {error}") from error
-    return Access(settings.url, password, settings.schema, f"zonerelay {settings.node}")
+    name = f"zonerelay {settings.node}"
+    return Access(settings.url, password, settings.schema, name, settings.lease)
 
 
 async def _prepare(access: Access, *, unsafe: bool) -> None:

@@ -79,7 +79,7 @@ class DatabaseReader:
 
     async def scan(self, zone: str | None) -> AsyncIterator[Delivery]:
         """From one snapshot."""
-        link = await Link.open(self._access)
+        link = await Link.open(self._access, reads=True)
         try:
             async with link.transaction(one_moment=True) as fetch:
                 place: tuple[object, ...] = ("" if zone is None else word(zone), -1, "")

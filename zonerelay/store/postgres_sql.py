@@ -251,7 +251,9 @@ OTHERS = "SELECT count(*) FROM node WHERE session IS NOT NULL AND session <> $1"
 RETIRE = "UPDATE node SET session = NULL, last_id = greatest(last_id, $2) WHERE session = $1"
 
 REAP = """
-UPDATE node SET session = NULL WHERE expires < clock_timestamp() AND session <> $1 RETURNING node
+UPDATE node SET session = NULL WHERE node IN (
+    SELECT node FROM node WHERE expires < clock_timestamp() AND session <> $1 FOR UPDATE SKIP LOCKED
+) RETURNING node
 """
 
 ORPHANS = """
