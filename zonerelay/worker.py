@@ -23,6 +23,7 @@ from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.config.changes import needs_restart
 from zonerelay.config.models import Settings
+from zonerelay.control.change_plans import ChangePlans
 from zonerelay.control.errors import ControlError
 from zonerelay.control.explain import Explainer, Suspended
 from zonerelay.control.handler import ControlHandler
@@ -218,6 +219,7 @@ class Worker:
                 sources=SourcePlans(sending.sources, hostname=self.hostname),
                 rewrites=RewritePlans(self._rewriting, lambda: sending.srs, self.clock),
                 credential=sending.logins.explain,
+                changes=ChangePlans(lambda: sending.dkim_keys, lambda: sending.srs, self.clock),
             ),
             redactor=self._redactor,
         )
@@ -273,6 +275,7 @@ class Worker:
             self.problems = (f"the configuration on disk is wrong: {error}",)
             self.events.lifecycle("reload-refused", problems=1, first=str(error))
             return
+        self.metrics.declare_zones(self._zones.names)
         self._settler.configure(zones=settings.zone, retry=retry, bounce=settings.bounce)
         other_routes = settings.destination != self.settings.destination
         self._scheduler.configure(settings.zone, settings.retry, other_routes=other_routes)

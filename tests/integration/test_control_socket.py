@@ -142,6 +142,12 @@ async def test_what_is_not_found_is_told_apart(relay: Relay) -> None:
         await relay.ask(QueueShow(message_id="0"))
 
 
+async def test_a_question_that_is_no_text_is_refused_in_words(relay: Relay) -> None:
+    """A shell passes on octets that are not UTF-8."""
+    with pytest.raises(ControlError, match="not UTF-8"):
+        await relay.ask(QueueShow(message_id="\udcff"))
+
+
 async def test_an_unexpected_error_is_answered_blandly_and_reported(relay: Relay) -> None:
     with pytest.raises(ControlError, match="unexpected RuntimeError") as caught:
         await relay.ask(messages.Resolve(pseudonym="u-x"))

@@ -247,3 +247,14 @@ async def test_a_zone_gives_up_by_its_own_terms(tmp_path: Path) -> None:
             assert gone["zone"] == "brief"
             assert {fields["zone"] for fields in running.log.named("deferred")} == {"default", "brief"}
             assert running.queued() == 1
+
+
+async def test_a_zone_that_a_reload_brings_has_its_counters_from_the_start(tmp_path: Path) -> None:
+    """One that appears with its first delivery hides it from whoever asks for the increase."""
+    first = settings(tmp_path, zone=ZoneSettings())
+    async with relay_with(first) as running:
+        await running.worker.reload(replace(first, zone=(ZoneSettings(), ZoneSettings(name="new"))))
+        assert (
+            b'zonerelay_deliveries_total{outcome="delivered",zone="new"} 0.0'
+            in running.worker.metrics.exposition()
+        )

@@ -77,6 +77,8 @@ async def test_mail_that_one_source_is_refused_with_arrives_from_the_other(
         assert refused["destination"] == f"{LOOPBACK}:{guard.port}"
         assert refused["reply"] == f"554 5.7.1 {BLOCKED}"
         assert "will be tried from another source" in str(running.log.named("deferred")[0]["reply"])
+        assert {each["source"] for each in running.log.named("deferred")} == {"two"}
+        assert {each["source"] for each in running.log.named("delivered")} == {"three"}
         assert not running.log.named("suspended")
         assert await metric(running, 'zonerelay_source_penalties{source="two"}') == 1
         assert await metric(running, 'zonerelay_source_penalties{source="three"}') == 0

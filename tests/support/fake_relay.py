@@ -175,8 +175,16 @@ def _status() -> RelayStatus:
                 suspended_until=4_000_000_000.0,
                 reply="421 4.4.1 no answer",
             ),
+            DestinationStatus(
+                zone="default",
+                destination="slow.example",
+                hosts="mx.slow.example:25",
+                active=0,
+                waiting=3,
+                next_turn=4_000_000_000.0,
+            ),
         ),
-        destinations_total=3,
+        destinations_total=4,
         problems=("the disk is full",),
         source_penalties=tuple(
             SourcePenalty(

@@ -56,11 +56,11 @@ def test_what_is_right_is_accepted(text: str) -> None:
         ),
         (
             ZONE.replace("verify", "opportunistic") + USED + PLAIN,
-            "zone[0].tls: opportunistic: credentials are never sent in clear text",
+            "zone[0].tls: is opportunistic, and credentials are never sent in clear text",
         ),
         (
             ZONE.replace("verify", "none") + USED + PLAIN,
-            "zone[0].tls: none: credentials are never sent in clear text",
+            "zone[0].tls: is none, and credentials are never sent in clear text",
         ),
         (
             '[[zone]]\nname = "default"\ntls = "verify"\n' + USED + PLAIN,

@@ -111,6 +111,13 @@ async def _emit_and_wait(sink: LogWriter) -> None:
     await asyncio.sleep(0)
 
 
+def test_text_format_has_times_that_can_be_read(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as file:
+        lines = Lines(file, LogFormat.TEXT)
+        lines.sink.emit("info", "deferred", {"age": 1.5, "next_attempt": 1_700_000_060.25, "until": None})
+    assert lines.text().endswith(" deferred age=1.5 next_attempt=2023-11-14T22:14:20Z\n")
+
+
 def test_text_format_is_for_eyes_and_quotes_what_could_mislead(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as file:
         lines = Lines(file, LogFormat.TEXT)

@@ -15,6 +15,8 @@ from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.models import Settings
 from zonerelay.config.settings import load
 from zonerelay.config.units import parse_duration
+from zonerelay.delivery.logins import token_directory
+from zonerelay.routing.sts_files import policy_directory
 
 ROOT = Path(__file__).parents[2]
 CONFIG_EXIT_STATUS = "2"
@@ -164,6 +166,20 @@ def test_the_build_context_has_everything_that_is_copied_and_little_else() -> No
             for source in rest.split()[:-1]:
                 assert (ROOT / source).exists(), source
                 assert f"!{source}" in allowed, source
+
+
+def test_the_wheel_has_every_module() -> None:
+    """It takes what is a package, and no other files than Python's."""
+    files = [path for path in (ROOT / "zonerelay").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    assert [path for path in files if path.suffix != ".py"] == []
+    assert {path.parent for path in files} == {path.parent for path in files if path.name == "__init__.py"}
+
+
+def test_what_is_kept_beside_the_spool_is_in_the_state_directory() -> None:
+    state = Path("/var/lib") / unit()["StateDirectory"][0]
+    for directory in (policy_directory(Settings()), token_directory(Settings())):
+        assert directory.parent == state
+        assert directory.name in (ROOT / "systemd/zonerelay.service").read_text(encoding="utf-8")
 
 
 def test_the_image_has_no_development_packages() -> None:

@@ -40,7 +40,7 @@ class Bench:
 def make_work() -> Work:
     route = route_to("default", "mx.example.com")
     destination = Destination(route, Site(route.site), RetrySettings())
-    return Work(destination, route, (), 0, 0.0)
+    return Work(destination, route, (), 0)
 
 
 async def turns(count: int = 5) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery, route_to
+from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery, prove, route_to
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
@@ -92,6 +92,7 @@ def test_limits_hold() -> None:
     queue = make(max_connections=3, max_connections_per_destination=2)
     queue.add([number(n, f"u@d{n % 2}.example") for n in range(20)], NOW)
     resolve(queue)
+    prove(queue)
     works = start_all(queue)
     assert len(works) == 3
     assert max(Counter(work.destination.key for work in works).values()) == 2
@@ -127,6 +128,7 @@ def test_a_busy_line_does_not_prolong_the_routes_of_its_domains() -> None:
     queue.add([number(1, "a@one.example")], NOW)
     queue.take_look_ups()
     queue.found("one.example", route_to("default", "mx", expires=NOW + 60), NOW)
+    prove(queue)
     for at in range(5):
         queue.add([number(at + 10, f"b@d{at}.example")], NOW + 10 * at)
         queue.take_look_ups()
@@ -256,12 +258,8 @@ def test_idle_destinations_are_forgotten_and_suspended_ones_are_not(monkeypatch:
 # Suspension
 
 
-def failed(
-    suspension: Suspension, now: float, *, started: float | None = None, others: int = 0
-) -> Transition:
-    return suspension.failed(
-        suspension.epoch, now if started is None else started, NO_HOST.reply, others, now
-    )
+def failed(suspension: Suspension, now: float, *, others: int = 0) -> Transition:
+    return suspension.failed(suspension.epoch, NO_HOST.reply, others, now)
 
 
 def test_suspension_doubles_up_to_its_longest() -> None:
@@ -274,7 +272,7 @@ def test_suspension_doubles_up_to_its_longest() -> None:
         assert suspension.limit(10, suspension.until) == 1
         now = suspension.until
     assert lengths == [30, 60, 120, 240, 480, 600, 600]
-    assert suspension.succeeded(suspension.epoch, now) is Transition.RESUMED
+    assert suspension.succeeded(suspension.epoch) is Transition.RESUMED
     assert suspension.limit(10, now) == 10
     failed(suspension, now)
     assert suspension.until - now == 30
@@ -283,22 +281,58 @@ def test_suspension_doubles_up_to_its_longest() -> None:
 def test_connections_that_fail_together_are_one_failure() -> None:
     suspension = Suspension(RETRY)
     epoch = suspension.epoch
-    results = [suspension.failed(epoch, NOW, NO_HOST.reply, 0, NOW + n) for n in range(10)]
-    assert results == [Transition.SUSPENDED] + [Transition.NONE] * 9
-    assert suspension.until == NOW + 30
-    # One that got through before does not end it either.
-    assert suspension.succeeded(epoch, NOW + 11) is Transition.NONE
-    assert suspension.is_suspended(NOW + 12)
+    results = [suspension.failed(epoch, NO_HOST.reply, 9 - n, NOW + n) for n in range(10)]
+    assert results == [Transition.NONE] * 9 + [Transition.SUSPENDED]
+    assert suspension.until == NOW + 9 + 30
+    # One that comes in later does not prolong it, and one that got through before does not end it.
+    assert suspension.failed(epoch, NO_HOST.reply, 0, NOW + 10) is Transition.NONE
+    assert suspension.succeeded(epoch) is Transition.NONE
+    assert suspension.is_suspended(NOW + 38)
 
 
-def test_a_refused_connection_beside_working_ones_lowers_the_ceiling() -> None:
+def test_a_refused_connection_beside_others_lowers_the_ceiling() -> None:
     suspension = Suspension(RETRY)
-    suspension.succeeded(suspension.epoch, NOW + 1)
-    assert failed(suspension, NOW + 2, started=NOW, others=4) is Transition.NONE
+    assert failed(suspension, NOW + 2, others=4) is Transition.NONE
     assert suspension.limit(10, NOW + 2) == 4
     for _ in range(4):
-        suspension.succeeded(suspension.epoch, NOW + 3)
+        suspension.succeeded(suspension.epoch)
     assert suspension.limit(10, NOW + 3) == 5
+
+
+def test_a_host_that_takes_two_connections_is_not_suspended_for_refusing_a_third() -> None:
+    """4 connections at once; S: 220, S: 220, S: 421 too many connections, S: 421 too many connections."""
+    queue = make(next_hop="hop", max_connections_per_destination=4)
+    queue.add([number(n) for n in range(20)], NOW)
+    resolve(queue)
+    first, second, third, fourth = start_all(queue)
+    assert queue.finished(third, [NO_HOST], NOW + 0.1) is Transition.NONE
+    assert queue.finished(fourth, [NO_HOST], NOW + 0.1) is Transition.NONE
+    assert start_all(queue, NOW + 0.1) == []
+    assert queue.finished(first, [DELIVERED], NOW + 0.5) is Transition.NONE
+    assert len(start_all(queue, NOW + 0.5)) == 1
+    assert queue.finished(second, [DELIVERED], NOW + 0.5) is Transition.NONE
+    assert len(start_all(queue, NOW + 0.5)) == 2  # two successes at a ceiling of two: a third one is tried
+    assert queue.take_parked() == []
+
+
+def test_a_ceiling_that_was_raised_in_vain_is_raised_ever_later() -> None:
+    suspension = Suspension(RETRY)
+    failed(suspension, NOW, others=2)
+    needed = []
+    for _ in range(8):
+        successes = 0
+        while suspension.limit(10, NOW) == 2:
+            suspension.succeeded(suspension.epoch)
+            successes += 1
+        needed.append(successes)
+        failed(suspension, NOW, others=2)
+    assert needed == [2, 4, 8, 16, 32, 64, 128, 128]
+    # One that holds ends the patience.
+    while suspension.limit(10, NOW) < 4:
+        suspension.succeeded(suspension.epoch)
+    for _ in range(4):
+        suspension.succeeded(suspension.epoch)
+    assert suspension.limit(10, NOW) == 5
 
 
 def test_nothing_waits_for_a_suspended_destination() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.queueing import DELIVERED, LOCAL, NO_HOST, delivery
+from tests.support.queueing import DELIVERED, LOCAL, NO_HOST, delivery, prove
 from tests.unit.test_rates import fullest
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
@@ -24,9 +25,13 @@ PLAIN = Limits(max_connections=2, max_recipients_per_transaction=50, max_message
 
 
 class Plan:
-    """A queue, the terms of its domains, and what is active. `tick` is its monotonic clock."""
+    """A queue, the terms of its domains, and what is active. `tick` is its monotonic clock.
 
-    def __init__(self, rates: Rates | None = None, **zone: object) -> None:
+    With `proven` all destinations have answered before.
+    """
+
+    def __init__(self, rates: Rates | None = None, *, proven: bool = True, **zone: object) -> None:
+        self._proven = proven
         self.zone = ZoneSettings(**zone)  # type: ignore[arg-type]  # fields by name
         self.rates = rates or Rates()
         self.queue = ZoneQueue(self.zone, RETRY, self.rates)
@@ -52,6 +57,8 @@ class Plan:
             self.queue.add([_to(key, f"u{n}@{domain}") for n in range(recipients)], NOW)
         for wanted in self.queue.take_look_ups():
             self.queue.found(wanted, self._route(wanted), NOW)
+        if self._proven:
+            prove(self.queue)
 
     def _route(self, domain: str) -> Route:
         hosts = (MxHost(f"mx.{self.site.get(domain, domain)}", 25),)
@@ -157,6 +164,20 @@ def test_a_full_site_holds_no_connection_of_the_zone() -> None:
     assert Counter(plan.start()) == {"a.example": 1, "elsewhere.example": 2}
 
 
+def test_hundreds_of_lines_at_one_site_cost_a_batch_no_square_of_them() -> None:
+    """A table of [[destination]] with an entry for each customer, and all of them at one provider."""
+    plan = Plan(max_connections=20)
+    for n in range(1000):
+        plan.domain(f"d{n}.example", "hosts", replace(PLAIN, max_connections=10))
+        plan.add(f"d{n}.example", 2)
+    plan.start()
+    began = time.process_time()
+    for _ in range(40):
+        plan.finish(plan.works[0].deliveries[0].domain)
+        assert len(plan.start()) == 1
+    assert time.process_time() - began < 1.0
+
+
 def test_recipients_of_one_transaction_are_as_many_as_the_destination_takes() -> None:
     plan = Plan(max_recipients_per_transaction=50)
     plan.domain("picky.example", limits=replace(PLAIN, max_recipients_per_transaction=3))
@@ -188,6 +209,21 @@ def test_a_limited_destination_waits_aside_and_holds_nothing() -> None:
     plan.until_turn()
     plan.finish("quick.example")
     assert plan.start() == ["slow.example"]
+
+
+def test_a_status_says_how_long_mail_waits_for_its_turn() -> None:
+    plan = Plan(max_rate=parse_rate("1/1m"))
+    plan.add("a.example", 2)
+    assert [each.turn_in for each in plan.queue.status(NOW, plan.tick)] == [None]
+    assert plan.start() == ["a.example"]
+    plan.finish("a.example")
+    (status,) = plan.queue.status(NOW, plan.tick + 10)
+    assert status.turn_in is not None
+    assert 50 <= status.turn_in <= 52
+    plan.until_turn()
+    assert [each.turn_in for each in plan.queue.status(NOW, plan.tick)] == [None]
+    plan.start()
+    assert [each.turn_in for each in plan.queue.status(NOW, plan.tick)] == [None], "nothing waits"
 
 
 def test_the_zones_rate_is_shared_in_turns() -> None:
@@ -266,6 +302,22 @@ def test_a_suspended_destination_is_not_brought_back_by_its_rate() -> None:
     assert plan.start() == []
 
 
+def test_mail_behind_a_probe_is_not_forgotten_when_the_clock_is_set_back() -> None:
+    plan = Plan()
+    plan.add("dead.example")
+    plan.start()
+    plan.finish("dead.example", NO_HOST)
+    later = NOW + RETRY.suspend_min + 1
+    plan.queue.add([_to(f"{n:016x}", "u@dead.example") for n in (8, 9)], later)
+    probe = plan.queue.next_work(later)
+    assert probe is not None
+    assert plan.queue.next_work(later) is None
+    plan.queue.finished(probe, [LOCAL], NOW)
+    [(_, parked)] = plan.queue.take_parked()
+    assert len(parked) == 1
+    assert plan.queue.waiting == plan.queue.active == 0
+
+
 # Any order of events
 
 
@@ -289,7 +341,7 @@ LIMITS = [
 def test_no_limit_is_exceeded_and_nothing_gets_stuck(
     domains: list[tuple[int, int]], steps: list[tuple[int, int]], connections: int, zone_rate: Rate | None
 ) -> None:
-    plan = Plan(max_connections=connections, max_rate=zone_rate)
+    plan = Plan(proven=False, max_connections=connections, max_rate=zone_rate)
     for n, (site, limits) in enumerate(domains):
         plan.domain(f"d{n}.example", f"site{site}", LIMITS[limits])
     run = _Run(plan)

@@ -59,11 +59,20 @@ def summary(settings: Settings, hostname: str) -> Iterator[str]:
         yield f"users in {settings.auth.credentials}"
     if settings.access:
         yield f"access {plural(len(settings.access), 'rule')}"
+    if settings.rewrite:
+        yield f"rewrite {plural(len(settings.rewrite), 'rule')}"
     yield f"spool {settings.spool.backend} {settings.spool.path}"
     yield from (_route(route) for route in settings.route)
+    for source in settings.source:
+        name = f" as {source.ehlo_name}" if source.ehlo_name else ""
+        yield f"source {source.name} {' and '.join(source.address)}{name}"
     yield from (_zone(zone) for zone in settings.zone)
+    if settings.destination:
+        yield f"destinations {plural(len(settings.destination), 'table')}"
     if settings.dkim:
         yield f"dkim {plural(len(settings.dkim), 'key')}"
+    if settings.srs.domain:
+        yield f"srs at {settings.srs.domain}, in {_srs_zones(settings)}"
     yield _retry(settings)
     yield f"bounces {'to the sender' if settings.bounce.enabled else 'off'}"
     yield f"admin {settings.admin.address or 'off'}"
@@ -113,6 +122,11 @@ def _zone(zone: ZoneSettings) -> str:
     sources = f", from {', '.join(zone.sources)}" if zone.sources else ""
     login = f", logs in as {' | '.join(zone.credentials)}" if zone.credentials else ""
     return f"zone {zone.name} {to}{sources}, tls {zone.tls}{login}, {limits}"
+
+
+def _srs_zones(settings: Settings) -> str:
+    named = [zone.name for zone in settings.zone if zone.srs]
+    return f"zone {' | '.join(named)}" if named else "no zone"
 
 
 def _next_hops(zone: ZoneSettings) -> str:

@@ -18,7 +18,7 @@ from zonerelay.cli.exits import FAILED, OK, USAGE, CliError
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.control.errors import NotRunningError
 from zonerelay.control.messages import Explain, Explanation
-from zonerelay.control.plans import HostPlan, StsPlan
+from zonerelay.control.plans import ChangePlan, HostPlan, StsPlan
 
 if TYPE_CHECKING:
     from zonerelay.config.models import Settings
@@ -69,6 +69,7 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
     """The same answer without a relay; suspensions are a running scheduler's and stay unknown."""
     from zonerelay.config.endpoints import parse_listen
     from zonerelay.config.hostname import resolve_hostname
+    from zonerelay.control.change_plans import ChangePlans
     from zonerelay.control.explain import Explainer
     from zonerelay.control.rewrite_plans import RewritePlans
     from zonerelay.control.source_plans import SourcePlans, Untold
@@ -83,6 +84,7 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
     from zonerelay.routing.sts_files import StsFiles, policy_directory
     from zonerelay.routing.sts_policies import StsPolicies, StsUntold
     from zonerelay.routing.zones import Zones
+    from zonerelay.sending import build_dkim_keys
 
     try:
         rewriting = Rewriting(settings.rewrite)
@@ -119,6 +121,7 @@ async def offline(settings: Settings, request: Explain) -> Explanation:
             sources=SourcePlans(sources, hostname=hostname),
             rewrites=RewritePlans(lambda: rewriting, lambda: _srs(settings), clock),
             credential=lambda zone, sender: first_for(sender, zone, senders),
+            changes=ChangePlans(lambda: build_dkim_keys(settings), lambda: _srs(settings), clock),
             relay_running=False,
         )
         return await explainer.explain(request)
@@ -158,10 +161,15 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
     if found.suspended_until is not None:
         left = text.until(found.suspended_until, now)
         yield "suspended", Text(f"next try {left}: {text.clean(found.suspended_reply)}", style="yellow")
+    yield from _change_facts(found.changes)
     yield from _terms_facts(found)
     yield "EHLO name", found.ehlo_name
-    limits = {**found.limits, **found.rates}
-    yield "limits", "\n".join(f"{name} = {value}" for name, value in limits.items())
+    limits: dict[str, int | str] = {**found.limits, **found.rates}
+    yield "limits", "\n".join(f"{name} = {_limit(name, value)}" for name, value in limits.items())
+
+
+def _limit(name: str, value: int | str) -> str:
+    return text.size(int(value)) if name == "max_message_size" else str(value)
 
 
 def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
@@ -180,6 +188,25 @@ def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
             yield "", "hosts with TLSA records are held to them (DANE)"
     if found.mta_sts is not None:
         yield "mta-sts", _policy(found.mta_sts)
+
+
+def _change_facts(plan: ChangePlan | None) -> Iterator[tuple[str, output.Cell]]:
+    """What is changed before mail is sent, and who signs it."""
+    if plan is None:
+        return
+    if plan.sender:
+        yield "sent as", f"{text.clean(plan.sender)} (SRS)"
+    for what, rules in (("removes", plan.removed), ("replaces", plan.replaced), ("adds", plan.added)):
+        if rules:
+            yield what, "\n".join(map(text.clean, rules))
+    of = f"for {text.clean(plan.author)}" if plan.author else ""
+    if of and plan.author_assumed:
+        of += ", if that is the domain in From"
+    for signature in plan.signed_by:
+        yield "signs", f"{signature} {of}"
+    if plan.unsigned:
+        waits = Text(f"{text.clean(plan.unsigned)}: the mail would wait", style="yellow")
+        yield "signs", waits if plan.must_sign else f"not: {text.clean(plan.unsigned)}"
 
 
 def _policy(policy: StsPlan) -> output.Cell:

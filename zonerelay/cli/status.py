@@ -82,6 +82,12 @@ def _penalties(penalties: Sequence[SourcePenalty], now: float) -> Table:
     return output.table(columns, rows, cut=("refused by", "reply"))
 
 
+def _why(each: DestinationStatus, now: float) -> str:
+    if each.reply or each.next_turn is None:
+        return text.clean(each.reply)
+    return f"waits for its turn at a rate: {text.until(each.next_turn, now)}"
+
+
 def _destinations(destinations: Sequence[DestinationStatus], now: float) -> Table:
     rows = [
         (
@@ -92,7 +98,7 @@ def _destinations(destinations: Sequence[DestinationStatus], now: float) -> Tabl
             ""
             if each.suspended_until is None
             else Text(text.until(each.suspended_until, now), style="yellow"),
-            text.clean(each.reply),
+            _why(each, now),
         )
         for each in destinations
     ]

@@ -92,7 +92,7 @@ def _bounded(number: float, option: Option, show: Callable[[float], str]) -> flo
         return number
     # Written so that nan, which TOML can say, is refused too.
     if not option.least <= number <= option.most:
-        zero = " (or 0 for none)" if option.optional else ""
+        zero = " (or 0 for none)" if option.optional and option.least else ""
         raise ValueError(
             f"must be from {show(option.least)} to {show(option.most)}{zero}, not {show(number)}"
         )
@@ -184,10 +184,16 @@ def _domain(value: object, option: Option) -> str:
             f"{quoted(text)} is an address: write the domain alone, {quoted(text.rpartition('@')[2])}"
         )
     if text != "*" and name.isascii() and not endpoints.is_ehlo_name(name):
-        raise ValueError(
-            f'{quoted(text)} is not a domain: write "example.com", or "*.example.com" for all below it'
-        )
+        raise ValueError(_no_domain(text))
     return text
+
+
+def _no_domain(text: str) -> str:
+    try:
+        literal = endpoints.address_literal(ipaddress.ip_address(text))
+    except ValueError:
+        return f'{quoted(text)} is not a domain: write "example.com", or "*.example.com" for all below it'
+    return f"{quoted(text)} is not a domain: an address goes in brackets, {quoted(literal)}"
 
 
 def _header(value: object, option: Option) -> str:

@@ -152,8 +152,8 @@ def _check_zone(
         report.refuse((*path, "credentials"), text)
     if zone.tls in _WEAK and report.sound(*path, "tls"):
         text = (
-            f"{zone.tls}: credentials are never sent in clear text: write verify; required where the next "
-            "hop's certificate cannot be verified"
+            f"is {zone.tls}, and credentials are never sent in clear text: write verify; or required, where "
+            "the next hop's certificate cannot be verified"
         )
         report.refuse((*path, "tls"), text)
     names = [credential.name for credential in credentials]

@@ -57,7 +57,9 @@ def toml_value(value: object, option: Option) -> str:
 def _number(value: float, form: Form) -> str:
     if form is Form.DATE:
         return date_text(value)
-    if value == 0 or form not in {Form.SIZE, Form.DURATION}:
+    if value == 0:
+        return "0"
+    if form not in {Form.SIZE, Form.DURATION}:
         return str(value)
     return quote(format_size(int(value)) if form is Form.SIZE else format_duration(value))
 

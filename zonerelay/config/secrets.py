@@ -6,11 +6,14 @@ the service (`credential:NAME`, a file in $CREDENTIALS_DIRECTORY).
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 MAX_SECRET = 64 * 1024
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class SecretError(Exception):
@@ -42,6 +45,8 @@ def read_secret(reference: str, environment: Mapping[str, str]) -> str:
         raise SecretError(f"{path} is not UTF-8") from error
     if not secret:
         raise SecretError(f"{path} is empty")
+    if _CONTROLS.search(secret):
+        raise SecretError(f"{path} has more than one line, or is no text: write the secret alone")
     return secret
 
 

@@ -80,6 +80,9 @@ class ZoneSettings:
         "underscore. Mail that no route matches goes to the zone named default.",
         form=Form.ZONE_NAME,
     )
+
+    # Where it goes
+
     next_hop: str = text(
         "",
         "Where all mail of this zone goes. Empty: to the MX hosts of each recipient's domain. A "
@@ -95,11 +98,15 @@ class ZoneSettings:
     port: int = count(
         25, "The port of MX hosts, and of a next hop that names none. 25 is the port of mail.", most=65_535
     )
+    ipv6: bool = switch(True, "Also deliver over IPv6. Turn it off when this machine has no working IPv6.")
     allow_private_addresses: bool = switch(
         False,
         "Deliver to MX hosts that resolve to loopback or private addresses. Off, because anybody can "
         "point an MX at them and so reach servers inside your network. A next_hop is not affected.",
     )
+
+    # TLS, and logging in at next hops
+
     tls: TlsMode = choice(
         TlsMode.OPPORTUNISTIC,
         "none; opportunistic: STARTTLS when it is offered, any certificate, clear text when it fails, as "
@@ -125,6 +132,9 @@ class ZoneSettings:
         "Names of [[credential]] to log in at the next hop with; the first that matches the sender. Needs "
         "tls = verify, or required where the certificate cannot be verified.",
     )
+
+    # From which address
+
     sources: tuple[str, ...] = texts(
         (), "Names of [[source]] to send from. Empty: the address that the system chooses."
     )
@@ -140,6 +150,9 @@ class ZoneSettings:
         most=7 * DAY,
     )
     ehlo_name: str = text("", "The name to say in EHLO. Empty: the relay's hostname.", form=Form.EHLO_NAME)
+
+    # How much: connections, rates, sizes
+
     max_connections: int = count(
         20, "Open connections of this zone, so that one zone's mail cannot crowd out another's.", most=10_000
     )
@@ -160,6 +173,11 @@ class ZoneSettings:
         "Messages after which a connection is closed and made anew, so that load spreads over the hosts "
         "again.",
     )
+    connection_idle_timeout: float = duration(
+        5.0,
+        "How long an idle connection is kept for the next message; longer is impolite to busy servers.",
+        most=HOUR,
+    )
     max_rate: Rate | None = rate(
         'Transactions of this zone in a time, spread evenly: "600/1m". Empty: no limit.'
     )
@@ -169,32 +187,30 @@ class ZoneSettings:
     max_message_size: int = size(
         0, "Larger messages are returned to the sender (5.3.4). 0: no limit.", optional=True
     )
+
+    # How long it is tried
+
+    schedule: tuple[float, ...] = durations(
+        (), "Delays between attempts of this zone, instead of those of [retry]. Empty: those."
+    )
+    max_attempts: int = count(
+        0, "As max_attempts in [retry], for this zone. 0: that.", optional=True, most=10_000
+    )
     max_age: float = duration(
         0.0,
         "How long this zone's mail is tried. 0: as [retry] says.",
         optional=True,
         most=YEAR,
     )
-    max_attempts: int = count(
-        0, "As max_attempts in [retry], for this zone. 0: that.", optional=True, most=10_000
+    in_doubt: InDoubt = choice(
+        InDoubt.RETRY,
+        "The connection broke after the message was sent and before the reply: it may have been "
+        "delivered. retry risks a duplicate, hold waits for an operator, bounce risks a false report. "
+        "None loses mail.",
     )
-    schedule: tuple[float, ...] = durations(
-        (), "Delays between attempts of this zone, instead of those of [retry]. Empty: those."
-    )
-    chunking: bool = switch(
-        True,
-        "Send messages with BDAT (RFC 3030) to servers that offer CHUNKING: small ones go in one write "
-        "with their commands, which saves a round trip, and no line end in them can be taken for the end of "
-        "the message. The price: when a connection breaks before a small message is answered, all of it is "
-        "in doubt, also what the server has refused (zones with another in_doubt than retry do not send in "
-        "one write). Servers that offer it and do not know it are sent DATA.",
-    )
-    connection_idle_timeout: float = duration(
-        5.0,
-        "How long an idle connection is kept for the next message; longer is impolite to busy servers.",
-        most=HOUR,
-    )
-    ipv6: bool = switch(True, "Also deliver over IPv6. Turn it off when this machine has no working IPv6.")
+
+    # What is changed in it, and how it is sent
+
     dkim: DkimMode = choice(
         DkimMode.SIGN,
         "sign: with the [[dkim]] keys of the domain in From, if there are any; required: mail without a key "
@@ -210,11 +226,13 @@ class ZoneSettings:
         form=Form.NEW_FIELDS,
     )
     header_add: tuple[str, ...] = texts((), 'Header fields to add: "Name: value".', form=Form.NEW_FIELDS)
-    in_doubt: InDoubt = choice(
-        InDoubt.RETRY,
-        "The connection broke after the message was sent and before the reply: it may have been "
-        "delivered. retry risks a duplicate, hold waits for an operator, bounce risks a false report. "
-        "None loses mail.",
+    chunking: bool = switch(
+        True,
+        "Send messages with BDAT (RFC 3030) to servers that offer CHUNKING: small ones go in one write "
+        "with their commands, which saves a round trip, and no line end in them can be taken for the end of "
+        "the message. The price: when a connection breaks before a small message is answered, all of it is "
+        "in doubt, also what the server has refused (zones with another in_doubt than retry do not send in "
+        "one write). Servers that offer it and do not know it are sent DATA.",
     )
 
 

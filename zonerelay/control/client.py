@@ -27,9 +27,13 @@ class ControlClient:
 
     def stream(self, request: Request) -> Iterator[Frame]:
         """Every frame of the answer as it comes, `End` last."""
+        try:
+            octets = messages.encode(request)
+        except UnicodeEncodeError as error:  # what the shell passed on is no text
+            raise ControlError("what you ask about is not UTF-8") from error
         with self._connect() as connection:
             try:
-                connection.sendall(messages.encode(request))
+                connection.sendall(octets)
                 yield from self._frames(connection)
             except TimeoutError as error:
                 raise ControlError(

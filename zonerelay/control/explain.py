@@ -14,12 +14,13 @@ from typing import NamedTuple, Protocol
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.models import ListenerSettings, ZoneSettings
 from zonerelay.config.wording import did_you_mean, in_words
+from zonerelay.control.change_plans import ChangePlans
 from zonerelay.control.errors import ControlError
 from zonerelay.control.messages import Explain, Explanation
 from zonerelay.control.plans import AddressPlan, HostPlan, RouteCheck, SourcePlan
 from zonerelay.control.rewrite_plans import RewritePlans, Rewritten
 from zonerelay.control.source_plans import SourcePlans, candidates, own_addresses
-from zonerelay.control.terms_plans import limits_in_force, rates_in_force, sts_plan, tls_plan
+from zonerelay.control.terms_plans import limits_in_force, rates_in_force, sts_plan, tls_plan, too_large_for
 from zonerelay.delivery.sources import HostTrouble
 from zonerelay.delivery.tls_plan import TlsPlanner
 from zonerelay.delivery.way import Terms
@@ -77,6 +78,7 @@ class Explainer:
         sources: SourcePlans | None = None,
         rewrites: RewritePlans | None = None,
         credential: Callable[[ZoneSettings, str], str] | None = None,
+        changes: ChangePlans | None = None,
         relay_running: bool = True,
     ) -> None:
         self._zones = zones
@@ -88,6 +90,7 @@ class Explainer:
         self._sources = sources
         self._rewrites = rewrites
         self._credential = credential
+        self._changes = changes
         self._relay_running = relay_running
 
     async def explain(self, request: Explain) -> Explanation:
@@ -99,6 +102,7 @@ class Explainer:
         domain = domain_of(Mailbox(address))
         findings = await self._router.examine(zone, "" if zone.next_hop else domain)
         found = findings.answer
+        too_large = too_large_for(zone, request.size)
         tls = tls_plan(zone, findings)
         site = found.site if isinstance(found, Route) else None
         sources = () if self._sources is None else self._sources.of(zone, site, sender)
@@ -114,8 +118,8 @@ class Explainer:
             next_hop=zone.next_hop,
             route=found.name,
             hosts=hosts,
-            unroutable=str(found.outcome.reply) if isinstance(found, Unroutable) else "",
-            verdict=found.outcome.verdict.value if isinstance(found, Unroutable) else "",
+            unroutable=too_large or (str(found.outcome.reply) if isinstance(found, Unroutable) else ""),
+            verdict="bounced" if too_large else _verdict(found),
             tls=tls.mode,
             ehlo_name=", ".join(dict.fromkeys(each.ehlo_name for each in candidates(sources)))
             or zone.ehlo_name
@@ -137,6 +141,7 @@ class Explainer:
             tls_demand=tls,
             mta_sts=sts_plan(findings.sts),
             rewritten=rewritten,
+            changes=None if self._changes is None else self._changes.of(zone, sender, request.headers),
         )
 
     def _rewritten(self, request: Explain, listener: ListenerSettings | None) -> Rewritten:
@@ -212,6 +217,10 @@ class Explainer:
             problem=problem,
             tlsa=tuple(dict.fromkeys(f"{each.usage} {each.selector} {each.matching}" for each in tlsa)),
         )
+
+
+def _verdict(found: Route | Unroutable) -> str:
+    return found.outcome.verdict.value if isinstance(found, Unroutable) else ""
 
 
 def _sender(text: str) -> str:

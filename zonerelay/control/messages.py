@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from zonerelay.control.plans import (
+    ChangePlan,
     HostPlan,
     RewritePlan,
     RouteCheck,
@@ -233,6 +234,7 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
     """`active` and `waiting` are deliveries in the scheduler's window; the rest of the queue is on disk.
 
     `destination` is the MX domain or next hop that it was first seen as, `hosts` what it stands for.
+    `next_turn`: mail waits for its turn at a rate, and that is when the next one is.
     """
 
     zone: str
@@ -242,6 +244,7 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     suspended_until: float | None = None
     reply: str = ""
+    next_turn: float | None = None
 
 
 class SourcePenalty(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,6 +283,7 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     one that the zone logs in with, if it does, in words.
     `tls`, `limits` and `rates` are those in force, `destination` is the [[destination]] that was met.
     `address` and `sender` are as asked about; with `rewritten`, all else is about what they become.
+    `changes` are the zone's, if it changes anything.
     """
 
     address: str
@@ -307,6 +311,7 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     mta_sts: StsPlan | None = None
     rates: dict[str, str] = {}
     rewritten: tuple[RewritePlan, ...] = ()
+    changes: ChangePlan | None = None
 
 
 class End(_Frame, frozen=True, kw_only=True, tag="end"):

@@ -41,6 +41,24 @@ class RewritePlan(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
+class ChangePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the zone changes. `sender` is what SRS makes of it, "" where it stays; `removed`, `replaced` and
+    `added` are its rules. `signed_by` are the signatures for the domain `author`, `unsigned` is why there is
+    none, and with `must_sign` mail waits then. `author_assumed`: no From was given, the sender's domain is
+    taken for it.
+    """
+
+    sender: str = ""
+    removed: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    author: str = ""
+    author_assumed: bool = False
+    signed_by: tuple[str, ...] = ()
+    unsigned: str = ""
+    must_sign: bool = False
+
+
 class AddressPlan(msgspec.Struct, frozen=True, kw_only=True):
     """An IP address of a host, and ours that packets to it leave from: several, with commas between, where
     that depends on the message. `problem`: it would not be used.

@@ -124,6 +124,7 @@ class StatusBoard:
 
     def _destinations(self) -> list[DestinationStatus]:
         """The busiest first, suspended ones before idle ones."""
+        now = self._clock.now()
         rows = [
             DestinationStatus(
                 zone=zone.zone,
@@ -133,6 +134,7 @@ class StatusBoard:
                 waiting=destination.waiting,
                 suspended_until=destination.suspended_until,
                 reply=destination.reply,
+                next_turn=None if destination.turn_in is None else now + destination.turn_in,
             )
             for zone in self._scheduler.snapshot()
             for destination in zone.destinations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zonerelay.config.models import ZoneSettings
-from zonerelay.config.units import Rate
+from zonerelay.config.units import Rate, format_size
 from zonerelay.control.plans import StsPlan, TlsPlan
 from zonerelay.routing.mx import Findings
 from zonerelay.routing.nexthop import Limits, Route, TlsDemand
@@ -40,12 +40,23 @@ def _limits(zone: ZoneSettings, found: Findings) -> Limits:
 
 def limits_in_force(zone: ZoneSettings, found: Findings) -> dict[str, int]:
     limits = _limits(zone, found)
-    return {
+    in_force = {
         "max_connections": zone.max_connections,
         "max_connections_per_destination": limits.max_connections,
         "max_recipients_per_transaction": limits.max_recipients_per_transaction,
         "max_messages_per_connection": limits.max_messages_per_connection,
     }
+    if zone.max_message_size:
+        in_force["max_message_size"] = zone.max_message_size
+    return in_force
+
+
+def too_large_for(zone: ZoneSettings, size: int | None) -> str:
+    """The reply that a message of this size is returned with; "" if it is not."""
+    if not zone.max_message_size or size is None or size <= zone.max_message_size:
+        return ""
+    most = format_size(zone.max_message_size)
+    return f"552 5.3.4 the message has {size} octets; zone {zone.name} sends no more than {most}"
 
 
 def rates_in_force(zone: ZoneSettings, found: Findings) -> dict[str, str]:

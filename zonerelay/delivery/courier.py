@@ -49,7 +49,7 @@ from zonerelay.delivery.pool import Pool
 from zonerelay.delivery.rendering import Renderer, RenderError
 from zonerelay.delivery.session import Session, SessionOpener, TlsObserver
 from zonerelay.delivery.slots import Slot
-from zonerelay.delivery.source_ways import SourceWays, from_elsewhere
+from zonerelay.delivery.source_ways import SourceWays, from_elsewhere, sent_from
 from zonerelay.delivery.sources import HostTrouble, NoSource, SourceTrouble
 from zonerelay.delivery.tls import TlsPolicy
 from zonerelay.delivery.tls_plan import TlsaLookup, TlsPlan, TlsPlanner, named_after
@@ -136,8 +136,9 @@ class SmtpCourier:
                 await errand.body.close()
         outcomes = progress.outcomes(_NO_HOST)
         if errand.address_blamed and self._sources.another_left(errand.terms, errand.unfit):
-            return [from_elsewhere(outcome) for outcome in outcomes]
-        return outcomes
+            outcomes = [from_elsewhere(outcome) for outcome in outcomes]
+        source = errand.terms.way.source
+        return outcomes if source is None else [sent_from(source, outcome) for outcome in outcomes]
 
     async def _carry(self, errand: Errand) -> None:
         batch = errand.batch

@@ -238,6 +238,11 @@ def from_elsewhere(outcome: Outcome) -> Outcome:
     return outcome
 
 
+def sent_from(source: SourceSettings, outcome: Outcome) -> Outcome:
+    """For the log, where a peer was reached."""
+    return replace(outcome, source=source.name) if outcome.peer else outcome
+
+
 def _hosts(site: SiteKey) -> str:
     """Reputation is lost with hosts, whichever zone sent the mail."""
     return site.partition(" ")[2]

@@ -28,6 +28,8 @@ ADDRESS_FIELDS = frozenset(
 MAX_OCTETS = 64 * 1024
 """Of the address fields of one message; those beyond are left as they are. Some 1,500 addresses: ten times as
 many would keep everybody else waiting."""
+MAX_ADDRESSES = 4000
+"""Likewise: as many octets could be ten times as many addresses of a letter or two."""
 
 MAX_ADDRESS = 320  # RFC 5321 4.5.3.1: 64 octets, "@", 255. Nothing longer is an address of anybody
 MAX_LINE = 998
@@ -56,12 +58,13 @@ _Token = tuple[str, int, int]
 
 def change_addresses(header: bytes, change: Change) -> bytes:
     """`header` is complete lines of a header section; the same object when nothing is different."""
-    left = MAX_OCTETS
+    octets, addresses = MAX_OCTETS, MAX_ADDRESSES
 
     def changed(field: bytes) -> bytes:
-        nonlocal left
-        left -= len(field)
-        return change_field(field, change) if left >= 0 else field
+        nonlocal octets, addresses
+        octets -= len(field)
+        addresses -= field.count(b"@")
+        return change_field(field, change) if octets >= 0 and addresses >= 0 else field
 
     return change_fields(header, ADDRESS_FIELDS, changed)
 

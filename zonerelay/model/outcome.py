@@ -59,7 +59,8 @@ class Outcome:
     reply (RFC 1047), so the peer may or may not have taken the message. `tls` is the protocol
     version used, `""` for clear text. `counts` false: no peer was asked, so no attempt was used up.
     `dsn_passed`: the peer offers DSN and was told the wishes for reports, so if it took the message,
-    reporting the success is its duty and no longer ours (RFC 3461 5.2).
+    reporting the success is its duty and no longer ours (RFC 3461 5.2). `source` is the [[source]] that the
+    peer was reached from, `""` without any.
     """
 
     verdict: Verdict
@@ -72,6 +73,7 @@ class Outcome:
     in_doubt: bool = False
     counts: bool = True
     dsn_passed: bool = False
+    source: str = ""
 
     def attempt(self, at: float) -> Attempt:
         return Attempt(

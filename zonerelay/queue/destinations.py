@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -113,26 +114,38 @@ class Site:
     exceeds its own, and all together never the largest. `blocked` are lines that had their turn and no room.
     """
 
-    __slots__ = ("blocked", "key", "lines")
+    __slots__ = ("_counts", "blocked", "key", "lines")
 
     def __init__(self, key: SiteKey) -> None:
         self.key = key
         self.lines: dict[Destination, None] = {}
         self.blocked: dict[Destination, None] = {}
+        # How many are active of lines with at most this limit. Kept: a provider's hosts may have hundreds of
+        # lines, and each asks whenever one transaction ends.
+        self._counts: list[tuple[int, int]] | None = None
+
+    def changed(self) -> None:
+        """Another line, another limit, or another number of active transactions."""
+        self._counts = None
 
     def has_room(self, destination: Destination, now: float) -> bool:
         """Another transaction of the line may start."""
         limit = destination.limits.max_connections
         if destination.active >= destination.suspension.limit(limit, now):
             return False
-        return len(self.lines) == 1 or self._has_room_for_all(limit)
+        if len(self.lines) == 1:
+            return True
+        if self._counts is None:
+            self._counts = self._counted()
+        return all(active < most for most, active in self._counts if most >= limit)
 
-    def _has_room_for_all(self, limit: int) -> bool:
-        limits = {line.limits.max_connections for line in self.lines}
-        return all(self._active_within(most) < most for most in limits if most >= limit)
-
-    def _active_within(self, most: int) -> int:
-        return sum(line.active for line in self.lines if line.limits.max_connections <= most)
+    def _counted(self) -> list[tuple[int, int]]:
+        active: dict[int, int] = {}
+        for line in self.lines:
+            limit = line.limits.max_connections
+            active[limit] = active.get(limit, 0) + line.active
+        limits = sorted(active)
+        return list(zip(limits, accumulate(active[limit] for limit in limits), strict=True))
 
 
 class Destination(Line):
@@ -141,6 +154,7 @@ class Destination(Line):
     __slots__ = (
         "active",
         "in_ring",
+        "is_probed",
         "key",
         "label",
         "limits",
@@ -148,6 +162,7 @@ class Destination(Line):
         "route",
         "site",
         "suspension",
+        "unproven",
         "usable_until",
     )
 
@@ -158,6 +173,9 @@ class Destination(Line):
         self.label = self.key.partition(" ")[2] or route.name
         self.active = 0
         self.in_ring = False
+        self.unproven = 0
+        """Transactions that were started before anything had come back (`probation.py`)."""
+        self.is_probed = False
         self.suspension = Suspension(settings)
         self.usable_until = 0.0
 
@@ -168,10 +186,14 @@ class Destination(Line):
         # One domain's look-up must not prolong another's route: that one may demand TLS by tomorrow.
         self.usable_until = min(until, self.usable_until) if self.domains else until
         self.limits: Limits = route.limits_in(zone)
+        self.site.changed()
         self.pace: Pace | None = rates.pace(route.site, self.key, self.limits.max_rate)
 
-    def status(self) -> DestinationStatus:
+    def status(self, tick: float) -> DestinationStatus:
+        """`tick` is a monotonic clock's reading."""
         suspension = self.suspension
+        pacers = self.pace.pacers if self.waiting and self.pace is not None else ()
+        due = max((pacer.due for pacer in pacers), default=tick)
         return DestinationStatus(
             key=self.key,
             name=self.route.name,
@@ -179,6 +201,7 @@ class Destination(Line):
             waiting=self.waiting,
             suspended_until=suspension.until if suspension.is_troubled else None,
             reply=str(suspension.reply or ""),
+            turn_in=due - tick if due > tick else None,
         )
 
     def is_forgettable(self, now: float) -> bool:
@@ -193,7 +216,6 @@ class Work:
     route: Route
     deliveries: tuple[Delivery, ...]
     epoch: int
-    started: float
     ticket: Ticket | None = None
     """To its turns, where there is a rate."""
 
@@ -204,7 +226,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class DestinationStatus:
-    """For `status`. `reply` is the reason of the last failure to reach any host, `""` if none."""
+    """For `status`. `reply` is the reason of the last failure to reach any host, `""` if none. `turn_in`:
+    seconds until a rate lets the next one go, where mail waits for that.
+    """
 
     key: DestinationKey
     name: str
@@ -212,3 +236,4 @@ class DestinationStatus:
     waiting: int
     suspended_until: float | None
     reply: str
+    turn_in: float | None = None

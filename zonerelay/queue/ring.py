@@ -5,6 +5,7 @@
   is some: lines that share hosts alternate.
 - One whose rate says later waits aside until then (`next_turn`): it holds no connection of the zone
   meanwhile. Where the zone's own rate says later, everybody waits, in the order of the ring.
+- In a zone routed by MX, one that nothing has come back from yet is on probation (`probation.py`).
 
 `now` is the wall clock, `tick` a monotonic one, needed where a rate is set.
 """
@@ -16,6 +17,7 @@ from collections import deque
 
 from zonerelay.config.models import ZoneSettings
 from zonerelay.queue.destinations import Destination, Site
+from zonerelay.queue.probation import Probation
 from zonerelay.queue.rates import Rates, Ticket
 from zonerelay.routing.nexthop import SiteKey
 
@@ -26,6 +28,7 @@ class Ring:
     def __init__(self, zone: ZoneSettings, rates: Rates) -> None:
         self._most = zone.max_connections
         self._rates = rates
+        self._probation = None if zone.next_hop else Probation(zone.max_connections)
         self._ring: deque[Destination] = deque()
         self._aside: list[tuple[float, int, Destination]] = []
         self._count = 0
@@ -45,18 +48,22 @@ class Ring:
     def enter(self, destination: Destination) -> None:
         """A destination that is new here."""
         destination.site.lines[destination] = None
+        destination.site.changed()
 
     def leave(self, destination: Destination) -> None:
         """A destination that is forgotten; nothing of it waits or is active."""
         site = destination.site
         site.lines.pop(destination, None)
         site.blocked.pop(destination, None)
+        site.changed()
         if not site.lines:
             self._sites.pop(site.key, None)
 
     def clear(self) -> None:
         self._ring.clear()
         self._aside.clear()
+        if self._probation is not None:
+            self._probation.clear()
         self.next_turn = None
 
     def offer(self, destination: Destination, now: float) -> None:
@@ -72,7 +79,12 @@ class Ring:
         """Who may start a batch now; it leaves the ring until it is offered again."""
         if self._aside:
             self._bring_back(tick)
-        while self._ring and self.active < self._most:
+        probation = self._probation
+        while self.active < self._most:
+            if probation and (waiting := probation.next()) is not None:
+                self._ring.appendleft(waiting)
+            if not self._ring:
+                break
             zone = self._rates.zone
             if zone is not None and zone.due > tick:
                 self.next_turn = min(zone.due, self._aside[0][0]) if self._aside else zone.due
@@ -84,6 +96,10 @@ class Ring:
             if not destination.site.has_room(destination, now):
                 destination.site.blocked[destination] = None
                 continue
+            if probation is not None and not (
+                destination.suspension.is_proven or self._is_admitted(destination)
+            ):
+                continue
             if destination.pace is not None and not self._is_due(destination, tick):
                 continue
             return destination
@@ -93,16 +109,27 @@ class Ring:
     def start(self, destination: Destination, tick: float) -> Ticket | None:
         """One more is active there; the ticket to its turns, where there is a rate."""
         destination.active += 1
+        destination.site.changed()
         self.active += 1
+        if self._probation is not None and not destination.suspension.is_proven:
+            self._probation.started(destination)
         return None if destination.pace is None else destination.pace.start(tick)
 
     def end(self, destination: Destination, ticket: Ticket | None, now: float) -> None:
         """One fewer is active there: those that were waiting for it come first."""
         destination.active -= 1
+        destination.site.changed()
         self.active -= 1
+        if destination.unproven and self._probation is not None:
+            self._probation.ended(destination)
         if ticket is not None:
             ticket.end()
         self._unblock(destination.site, now)
+
+    def proven(self, destination: Destination) -> None:
+        """It has answered, for the first time or again."""
+        if self._probation is not None and self._probation.proven(destination):
+            self._ring.append(destination)
 
     def changed(self, key: SiteKey, now: float, *, earlier: bool) -> None:
         """A batch for the site took its turn, or ended without one: then who waits there may be due
@@ -113,6 +140,18 @@ class Ring:
             if earlier:
                 self._hurry(site)
             self._unblock(site, now)
+
+    def _is_admitted(self, destination: Destination) -> bool:
+        """On probation: it has room as well. Otherwise it waits where it will be found."""
+        assert self._probation is not None
+        if destination.active >= self._probation.first:
+            destination.site.blocked[destination] = None
+            return False
+        if not self._probation.admits(destination):
+            destination.in_ring = True
+            self._probation.put_aside(destination)
+            return False
+        return True
 
     def _unblock(self, site: Site, now: float) -> None:
         if site.blocked:

@@ -5,9 +5,10 @@
                                                    └────────── failure, twice as long ──┘
 
 A failure of a transaction that began before the present suspension says nothing new and changes
-nothing: ten connections that time out together are one failure, not ten doublings. A failure while
-other transactions get through is not the destination's end either (a peer that answers 421 to the
-eleventh connection): it lowers the ceiling on connections instead, and successes raise it again.
+nothing. A failure while other transactions are under way is not the destination's end either (a peer that
+answers 421 to the third connection): it lowers the ceiling to those others, and no more are opened. Do they
+fail as well, the last one suspends, as one failure, and nothing was learned about ceilings. Successes raise
+a ceiling again; where it was raised in vain, each time more of them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from collections.abc import Sequence
 from zonerelay.config.models import RetrySettings
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
+
+MOST_PATIENCE = 64
+"""How many times as many successes it takes to raise a ceiling that was raised in vain again and again: each
+try costs a message a deferral.
+"""
 
 
 class Transition(enum.Enum):
@@ -32,11 +38,13 @@ class Suspension:
     __slots__ = (
         "_ceiling",
         "_failures",
-        "_last_success",
         "_longest",
+        "_patience",
+        "_raised",
         "_shortest",
         "_since_raise",
         "epoch",
+        "is_proven",
         "reply",
         "until",
     )
@@ -45,11 +53,14 @@ class Suspension:
         self._shortest = settings.suspend_min
         self._longest = max(settings.suspend_min, settings.suspend_max)
         self._failures = 0
-        self._last_success = float("-inf")
         self._ceiling: int | None = None
         self._since_raise = 0
+        self._raised = False
+        self._patience = 1
         self.until = 0.0
         self.epoch = 0
+        self.is_proven = False
+        """What was heard last from a peer was an answer, for somebody's mail."""
         self.reply: Reply | None = None
 
     def is_suspended(self, now: float) -> bool:
@@ -74,26 +85,28 @@ class Suspension:
         """Of the present or the last suspension."""
         return min(self._shortest * 2.0 ** min(self._failures - 1, 30), self._longest)
 
-    def failed(self, epoch: int, started: float, reply: Reply, others: int, now: float) -> Transition:
-        """A transaction begun at `started` reached no host while `others` are active."""
+    def failed(self, epoch: int, reply: Reply, others: int, now: float) -> Transition:
+        """A transaction reached no host while `others` are active."""
         self.reply = reply
         if epoch != self.epoch:
             return Transition.NONE
-        if others and self._last_success >= started and not self._failures:
-            self._ceiling = others
-            self._since_raise = 0
+        if others and not self._failures:
+            self._lower_ceiling(others)
             return Transition.NONE
         self._failures += 1
         self.epoch += 1
+        self.is_proven = False
+        self._ceiling, self._raised, self._patience = None, False, 1
         self.until = now + self.duration()
         return Transition.SUSPENDED
 
-    def succeeded(self, epoch: int, now: float) -> Transition:
+    def succeeded(self, epoch: int) -> Transition:
         """A peer talked to us, whatever it said about the mail."""
-        self._last_success = now
         if self._failures:
             # A connection from before the suspension proves nothing about new ones.
-            return self.resume() if epoch == self.epoch else Transition.NONE
+            self.is_proven = epoch == self.epoch
+            return self.resume() if self.is_proven else Transition.NONE
+        self.is_proven = True
         if self._ceiling is not None:
             self._raise_ceiling(self._ceiling)
         return Transition.NONE
@@ -106,11 +119,17 @@ class Suspension:
         self.until = 0.0
         return Transition.RESUMED
 
+    def _lower_ceiling(self, others: int) -> None:
+        if self._raised:
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
+        self._ceiling, self._since_raise, self._raised = others, 0, False
+
     def _raise_ceiling(self, ceiling: int) -> None:
         self._since_raise += 1
-        if self._since_raise >= ceiling:
-            self._ceiling = ceiling + 1
-            self._since_raise = 0
+        if self._since_raise >= ceiling * self._patience:
+            if self._raised:
+                self._patience = 1
+            self._ceiling, self._since_raise, self._raised = ceiling + 1, 0, True
 
 
 def learn(
@@ -118,19 +137,21 @@ def learn(
     outcomes: Sequence[Outcome],
     *,
     epoch: int,
-    started: float,
     others: int,
     now: float,
 ) -> Transition:
     """What an attempt says about the hosts; no outcomes: it never reached out."""
     if outcomes and outcomes[0].verdict is Verdict.DELIVERED:
-        return suspension.succeeded(epoch, now)
+        return suspension.succeeded(epoch)
     failure = _host_failure(outcomes)
     if failure is not None:
-        return suspension.failed(epoch, started, failure.reply, others, now)
-    if any(_talked(outcome) for outcome in outcomes):
-        return suspension.succeeded(epoch, now)
-    return Transition.NONE
+        return suspension.failed(epoch, failure.reply, others, now)
+    if not any(_talked(outcome) for outcome in outcomes):
+        return Transition.NONE
+    transition = suspension.succeeded(epoch)
+    if all(outcome.local for outcome in outcomes):  # it began to talk, and then we heard no more
+        suspension.is_proven = False
+    return transition
 
 
 def _talked(outcome: Outcome) -> bool:

@@ -58,7 +58,8 @@ def _of(delivery: Delivery, state: DeliveryState, accepted: float) -> Iterator[S
         yield Step(at, "warned", recipient, "the sender was told of the delay")
     if delivery.created > accepted:
         yield Step(delivery.created, "release", recipient, "its sender wants it held back until then")
+    after = f"after {delivery.attempts} attempt{'s' if delivery.attempts != 1 else ''}"
     if state is DeliveryState.DEFERRED:
-        yield Step(delivery.next_attempt, "next attempt", recipient, f"after {delivery.attempts} attempts")
+        yield Step(delivery.next_attempt, "next attempt", recipient, after)
     else:
-        yield Step(at, state.value, recipient, f"after {delivery.attempts} attempts")
+        yield Step(at, state.value, recipient, after)

@@ -7,6 +7,8 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
 
 - Fair turns (`ring.py`): destinations with work and a free slot stand in a ring and get one batch per turn
   → a destination with a long line cannot starve the others of the zone's connections.
+- Probation (`probation.py`): destinations that have not answered yet have a part of the zone's connections
+  → hosts that accept connections and say nothing cannot hold all of them.
 - Rates (`rates.py`): who has to wait for the next turn of a rate waits aside
   → a limited destination holds no connection while it waits.
 - Oldest message first within a destination → nothing waits for ever behind newer mail.
@@ -126,15 +128,19 @@ class ZoneQueue:
         destination = work.destination
         self._ring.end(destination, work.ticket, now)
         self._works.discard(work)
+        suspension = destination.suspension
+        was_proven = suspension.is_proven
         transition = learn(
-            destination.suspension,
+            suspension,
             outcomes,
             epoch=work.epoch,
-            started=work.started,
             others=destination.active,
             now=now,
         )
-        if transition is Transition.SUSPENDED:
+        if suspension.is_proven and not was_proven:
+            self._ring.proven(destination)
+        # Suspended again without a transition: the wall clock was set back, and nobody else would wake it.
+        if transition is Transition.SUSPENDED or suspension.is_suspended(now):
             self._park(destination)
         else:
             self._ring.offer(destination, now)
@@ -260,9 +266,9 @@ class ZoneQueue:
         self._to_look_up.clear()
         return [delivery for line in lines for delivery in line.drain()]
 
-    def status(self, now: float) -> tuple[DestinationStatus, ...]:
+    def status(self, now: float, tick: float = 0.0) -> tuple[DestinationStatus, ...]:
         return tuple(
-            destination.status()
+            destination.status(tick)
             for destination in self._destinations.values()
             if destination.waiting or destination.active or not destination.suspension.is_forgettable(now)
         )
@@ -352,7 +358,7 @@ class ZoneQueue:
         deliveries = destination.take(destination.limits.max_recipients_per_transaction)
         self.waiting -= len(deliveries)
         ticket = self._ring.start(destination, tick)
-        work = Work(destination, destination.route, deliveries, destination.suspension.epoch, now, ticket)
+        work = Work(destination, destination.route, deliveries, destination.suspension.epoch, ticket)
         self._works.add(work)
         self._ring.offer(destination, now)
         if self._by_domain:

@@ -180,7 +180,7 @@ class ZoneRunner:
         return self._queue.waiting
 
     def destinations(self) -> tuple[DestinationStatus, ...]:
-        return self._queue.status(self._clock.now())
+        return self._queue.status(self._clock.now(), self._clock.monotonic())
 
     # Doing what the plan says
 

@@ -108,7 +108,8 @@ def _introduce(console: Console, worker: Worker, sink: Sink) -> None:
     console.print(f"[bold]A relay listens on {smtp}[/], a sink behind it on {_LOOPBACK}:{sink.port}.")
     console.print(f"Metrics: http://{_LOOPBACK}:{worker.http_port}/metrics   Stop: Ctrl-C\n")
     console.print("Send it something; all mail goes to the sink, whatever the domain:\n")
-    console.print(f"    swaks --server {smtp} --from you@example.org --to someone@example.com\n")
+    example = f"    swaks --server {smtp} --from you@example.org --to someone@example.com\n"
+    console.print(example, soft_wrap=True)  # one line, to be copied
     table = Table(title="What the recipient's local part makes the sink do", title_justify="left", box=None)
     table.add_column("recipient", style="cyan")
     table.add_column("then")

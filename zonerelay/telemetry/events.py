@@ -147,6 +147,8 @@ class Events:
             "reply": self._redact.text(str(outcome.reply)),
             "age": round(age, 3),
         }
+        if outcome.source:
+            fields["source"] = outcome.source
         if seconds is not None:
             fields["seconds"] = round(seconds, 3)
         if next_attempt is not None:
@@ -187,7 +189,7 @@ class Events:
         self._emit("info", "resumed", {"zone": zone, "destination": destination})
 
     def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
-        """A destination refuses one of our addresses; another one is used there until then, if there is one."""
+        """A destination refuses one of our addresses; until then another one is used, if there is one."""
         self.metrics.source_refused(source)
         self._emit(
             "warning",

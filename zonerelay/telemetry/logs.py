@@ -38,6 +38,9 @@ CLOSE_SECONDS = 1.0
 # A pipe that polls as writable takes this much without blocking (POSIX write(2), PIPE_BUF).
 PIPE_BUF = select.PIPE_BUF
 
+_TIMES = frozenset(("until", "kept_until", "next_attempt", "expires"))
+"""Fields with Unix times. People, who read format "text", get them as that of the line."""
+
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:@/+,<>[]…")
 
 
@@ -168,8 +171,18 @@ def _json_line(stamp: str, level: str, event: str, fields: Mapping[str, Field]) 
 
 def _text_line(stamp: str, level: str, event: str, fields: Mapping[str, Field]) -> bytes:
     words = [stamp, f"{level:<7}", event]
-    words += [f"{name}={_text_value(value)}" for name, value in fields.items() if value not in ("", None)]
+    words += [
+        f"{name}={_time(value) if name in _TIMES else _text_value(value)}"
+        for name, value in fields.items()
+        if value not in ("", None)
+    ]
     return (" ".join(words) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _time(value: Field) -> str:
+    if not isinstance(value, int | float):
+        return _text_value(value)
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(value))
 
 
 def _text_value(value: Field) -> str:

@@ -1,0 +1,1 @@
+"""Large receivers as they are, on loopback addresses: a process that plays all of them, strictly."""

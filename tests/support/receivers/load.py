@@ -1,0 +1,139 @@
+"""A mixed load for the cast, each message with a token of its own, and what has to become of it.
+
+A message has the sender `b-TOKEN@origin.test`, so that receivers know the message by its sender, and reports
+about it say in their recipient what they are about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tests.support.receivers.cast import NOWHERE, NULL_MX, Member
+
+ORIGIN = "origin.test"
+SESSIONS = 8
+LIST = 100
+SIZES, WEIGHTS = (1_000, 10_000, 60_000, 300_000), (80, 15, 4, 1)
+_NOISE = base64.encodebytes(random.Random(1).randbytes(230_000)).replace(b"\n", b"\r\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mail:
+    """`failing` are those of its recipients whose mail has to come back."""
+
+    token: str
+    to: str
+    """The member it is for, or the domain of one that does not exist."""
+    recipients: tuple[str, ...]
+    failing: frozenset[str]
+    size: int
+
+    @property
+    def message(self) -> bytes:
+        body = b"%b\r\n%b\r\n" % (self.token.encode(), _NOISE[: self.size - self.size % 78])
+        header = (
+            f"From: News <news@{ORIGIN}>\r\nTo: readers@{ORIGIN}\r\nSubject: {self.token}\r\n"
+            f"Date: Sat, 21 Nov 2026 10:00:00 +0000\r\nMessage-ID: <{self.token}@{ORIGIN}>\r\n"
+            f"X-Digest: {hashlib.sha256(body).hexdigest()}\r\n\r\n"
+        )
+        return header.encode() + body
+
+
+def plan(cast: Sequence[Member], *, seed: int, prefix: str = "m", part: float = 1.0) -> list[Mail]:
+    """In the order to send them; `part` of what the cast has."""
+    chance = random.Random(seed)
+    mails: list[Mail] = []
+
+    def add(to: str, domains: Sequence[str], count: int, *, mixed: bool, hopeless: bool) -> None:
+        token = f"{prefix}{len(mails)}"
+        kinds = [_kind(chance) if mixed else "r" for _ in range(count)]
+        recipients = tuple(f"{kind}{n}-{token}@{chance.choice(domains)}" for n, kind in enumerate(kinds))
+        failing = frozenset(each for each in recipients if hopeless or each.startswith("nobody"))
+        size = chance.choices(SIZES, WEIGHTS)[0] if count < LIST else SIZES[0]
+        mails.append(Mail(token=token, to=to, recipients=recipients, failing=failing, size=size))
+
+    for member in cast:
+        for number in range(round(member.mails * part)):
+            domains = [member.all_domains[number % len(member.all_domains)]]
+            count = chance.randint(1, member.recipients)
+            add(member.name, domains, count, mixed=False, hopeless=member.hopeless)
+        for _ in range(round(member.lists * part)):
+            add(member.name, member.all_domains, LIST, mixed=True, hopeless=member.hopeless)
+    for domain in (NULL_MX, NOWHERE):
+        for _ in range(round(10 * part)):
+            add(domain, [domain], 1, mixed=False, hopeless=True)
+    chance.shuffle(mails)
+    return mails
+
+
+def _kind(chance: random.Random) -> str:
+    """Of a recipient on a list: good, unknown there, or full for a moment."""
+    return chance.choices(("r", "nobody", "full"), (90, 5, 5))[0]
+
+
+@dataclass
+class Sender:
+    """`sent`: when each token was acknowledged, by the monotonic clock. `unclear`: no answer came."""
+
+    port: int
+    rate: float
+    """Messages in a second, at most."""
+    sent: dict[str, float] = field(default_factory=dict)
+    unclear: set[str] = field(default_factory=set)
+    refusals: list[str] = field(default_factory=list)
+
+    async def run(self, mails: Sequence[Mail]) -> None:
+        """Ends when all is sent, or the relay has gone."""
+        left, began = iter(enumerate(mails)), time.monotonic()
+        await asyncio.gather(*(self._session(left, began) for _ in range(SESSIONS)))
+
+    async def _session(self, left: Iterator[tuple[int, Mail]], began: float) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            try:
+                await _replies(reader, 1)
+                writer.write(b"EHLO load.origin.test\r\n")
+                await _replies(reader, 1)
+                for number, mail in left:
+                    await asyncio.sleep(began + number / self.rate - time.monotonic())
+                    await self._send(reader, writer, mail)
+                writer.write(b"QUIT\r\n")
+                await _replies(reader, 1)
+            finally:
+                writer.close()
+
+    async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mail: Mail) -> None:
+        recipients = [f"RCPT TO:<{each}>\r\n" for each in mail.recipients]
+        commands = [f"MAIL FROM:<b-{mail.token}@{ORIGIN}>\r\n", *recipients, "DATA\r\n"]
+        writer.write("".join(commands).encode())
+        refused = await _replies(reader, len(commands))
+        if refused:
+            self.refusals += refused
+            return
+        self.unclear.add(mail.token)
+        writer.write(mail.message + b".\r\n")
+        refused = await _replies(reader, 1)
+        self.unclear.discard(mail.token)
+        if refused:
+            self.refusals += refused
+        else:
+            self.sent[mail.token] = time.monotonic()
+
+
+async def _replies(reader: asyncio.StreamReader, count: int) -> list[str]:
+    """Those that are refusals."""
+    refused = []
+    while count:
+        line = await reader.readuntil(b"\r\n")
+        if line[3:4] != b"-":
+            count -= 1
+            if line[:1] not in b"23":
+                refused.append(line.decode())
+    return refused

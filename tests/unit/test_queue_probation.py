@@ -1,0 +1,193 @@
+"""Hosts that say nothing do not hold all of a zone's connections."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery, route_to
+from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.model.outcome import Outcome, Scope
+from zonerelay.model.reply import Reply
+from zonerelay.queue.destinations import Work
+from zonerelay.queue.zone_queue import ZoneQueue
+
+IN_DOUBT = replace(
+    DEFERRED, reply=Reply(451, "4.2", "timed out"), scope=Scope.MESSAGE, local=True, in_doubt=True
+)
+NOW = 1_700_000_000.0
+RETRY = RetrySettings(suspend_min=30.0, suspend_max=600.0)
+
+
+class Plan:
+    """The defaults: 20 connections, 10 to one destination."""
+
+    def __init__(self, **zone: object) -> None:
+        self.queue = ZoneQueue(ZoneSettings(**zone), RETRY)  # type: ignore[arg-type]  # fields by name
+        self.now = NOW
+        self.works: list[Work] = []
+        self._number = 0
+
+    def add(self, name: str, count: int = 30) -> None:
+        for _ in range(count):
+            self._number += 1
+            mail = delivery(f"u@{name}.example", message_id=f"{self._number:016x}")
+            self.queue.add([mail], self.now)
+        for wanted in self.queue.take_look_ups():
+            self.queue.found(wanted, route_to("default", f"mx.{wanted}", expires=1e12), self.now)
+
+    def start(self) -> Counter[str]:
+        """How many are active where, once no more start."""
+        while (work := self.queue.next_work(self.now)) is not None:
+            self.works.append(work)
+        return Counter(_name(work) for work in self.works)
+
+    def finish(self, name: str, outcome: Outcome = DELIVERED) -> None:
+        work = next(each for each in self.works if _name(each) == name)
+        self.works.remove(work)
+        self.queue.finished(work, [outcome], self.now)
+
+    def fail(self, name: str) -> None:
+        """All that is active there finds no host."""
+        for _ in range(sum(_name(work) == name for work in self.works)):
+            self.finish(name, NO_HOST)
+
+
+def _name(work: Work) -> str:
+    return work.deliveries[0].domain.partition(".")[0]
+
+
+def test_two_silent_hosts_do_not_hold_up_everybody_elses_mail() -> None:
+    """As was seen: ten connections each, no greeting, and no other mail for five minutes."""
+    plan = Plan()
+    plan.add("silent1")
+    plan.add("silent2")
+    assert plan.start() == {"silent1": 2, "silent2": 2}
+    plan.add("good")
+    assert plan.start()["good"] == 2
+    plan.finish("good")
+    assert plan.start()["good"] == 10
+
+
+def test_many_silent_hosts_leave_half_to_those_that_answer() -> None:
+    plan = Plan()
+    plan.add("good")
+    plan.start()
+    plan.finish("good")
+    for n in range(25):
+        plan.add(f"silent{n}")
+    active = plan.start()
+    assert active["good"] == 10
+    assert active.total() == 20
+    for _ in range(15):
+        plan.finish("good")
+        plan.start()
+    assert plan.start()["good"] == 10
+
+
+def test_hosts_that_have_failed_leave_room_for_new_ones() -> None:
+    plan = Plan()
+    for n in range(25):
+        plan.add(f"silent{n}", 3)
+    while any(name.startswith("silent") for name in plan.start()):
+        plan.fail(_name(plan.works[0]))
+    plan.queue.take_parked()
+    plan.now += 31
+    for n in range(25):
+        plan.add(f"silent{n}", 3)
+    assert sorted(plan.start().values()) == [1] * 5
+    for n in range(3):
+        plan.add(f"new{n}")
+    active = plan.start()
+    assert [active[f"new{n}"] for n in range(3)] == [2, 2, 1]
+
+
+def test_whoever_finds_no_room_gets_the_next_that_is_given_back() -> None:
+    plan = Plan()
+    for n in range(6):
+        plan.add(f"silent{n}")
+        plan.start()
+    plan.add("good", 1)
+    assert plan.start() == {f"silent{n}": 2 for n in range(5)}
+    plan.fail("silent3")
+    assert plan.start() == {**{f"silent{n}": 2 for n in (0, 1, 2, 4)}, "silent5": 1, "good": 1}
+
+
+@pytest.mark.parametrize("outcome", [DELIVERED, DEFERRED, BOUNCED])
+def test_any_answer_ends_the_probation(outcome: Outcome) -> None:
+    plan = Plan()
+    plan.add("a")
+    assert plan.start() == {"a": 2}
+    plan.finish("a", outcome)
+    assert plan.start() == {"a": 10}
+
+
+@pytest.mark.parametrize("outcome", [LOCAL, NO_HOST, IN_DOUBT])
+def test_no_answer_does_not(outcome: Outcome) -> None:
+    plan = Plan()
+    plan.add("a")
+    plan.start()
+    plan.finish("a", outcome)
+    assert plan.start()["a"] <= 2
+
+
+def test_one_that_had_to_wait_and_then_answers_waits_no_longer() -> None:
+    plan = Plan()
+    plan.add("good")
+    plan.start()
+    for n in range(5):
+        plan.add(f"silent{n}")
+        plan.start()
+    assert plan.start() == {"good": 2, "silent0": 2, "silent1": 2, "silent2": 2, "silent3": 2}
+    plan.finish("good")
+    active = plan.start()
+    assert active["good"] == 10
+    assert active["silent4"] == 2
+
+
+def test_suspension_puts_back_on_probation() -> None:
+    plan = Plan()
+    plan.add("a", 100)
+    plan.start()
+    plan.finish("a")
+    assert plan.start() == {"a": 10}
+    plan.fail("a")
+    plan.queue.take_parked()
+    plan.now += 31
+    plan.add("a")
+    assert plan.start() == {"a": 1}
+    plan.finish("a")
+    assert plan.start() == {"a": 10}
+
+
+def test_a_host_that_takes_messages_and_does_not_say_so_is_on_probation_again() -> None:
+    plan = Plan()
+    plan.add("mute", 100)
+    plan.start()
+    plan.finish("mute")
+    assert plan.start() == {"mute": 10}
+    for _ in range(9):
+        plan.finish("mute", IN_DOUBT)
+        plan.start()
+    assert plan.start() == {"mute": 2}
+    plan.finish("mute")
+    assert plan.start() == {"mute": 10}
+
+
+def test_a_next_hop_is_on_no_probation() -> None:
+    plan = Plan(next_hop="hop")
+    plan.add("a")
+    assert plan.start() == {"a": 10}
+
+
+def test_a_zone_of_one_connection_works() -> None:
+    plan = Plan(max_connections=1, max_connections_per_destination=1)
+    for n in range(4):
+        plan.add(f"d{n}", 2)
+    served = []
+    while plan.start():
+        served.append(_name(plan.works[0]))
+        plan.finish(served[-1], NO_HOST if len(served) == 1 else DELIVERED)
+    assert Counter(served) == {"d0": 1, "d1": 2, "d2": 2, "d3": 2}
