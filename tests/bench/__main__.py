@@ -16,10 +16,11 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.bench.fsyncs import find_strace
-from tests.bench.relays import Starter, starters, tree_starter
+from tests.bench.relays import Starter, starters, tree_starter, zonerelay_starter
 from tests.bench.report import Found, describe_machine, print_profile, print_row, write_json
 from tests.bench.rows import POSTFIX, ZONERELAY, Row, Source, rows_named
 from tests.bench.runner import Plan, profile_path, run_row
+from tests.bench.spools import SPOOLS
 from tests.bench.trials import run_trial
 from tests.support.meters import busy_share, open_group
 from tests.support.postfix import PostfixError, PostfixTools
@@ -40,6 +41,12 @@ def arguments() -> argparse.Namespace:
         nargs="+",
         metavar="TREE",
         help="zonerelay from these source trees in Postfix's place; the ratio is to the last",
+    )
+    parser.add_argument(
+        "--spool",
+        choices=sorted(SPOOLS.keys() - {"leveldb"}),
+        nargs="+",
+        help="zonerelay with these spools in Postfix's place; the ratio is to the last",
     )
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="timed repetitions (default 3)")
     parser.add_argument(
@@ -79,11 +86,18 @@ def chosen(options: argparse.Namespace, found: dict[str, Starter]) -> list[Row]:
         # Goals are about Postfix; and of rows that compare something else, the other tree may lack it.
         relays = (ZONERELAY, *(tree_name(tree) for tree in options.against))
         rows = [replace(row, relays=relays, goals=()) for row in rows if row.relays[-1] == POSTFIX]
+    if options.spool:
+        relays = (ZONERELAY, *map(spool_name, options.spool))
+        rows = [replace(row, relays=relays, goals=()) for row in rows if row.relays[-1] == POSTFIX]
     return [row for row in rows if any(name in found for name in row.relays)]
 
 
 def tree_name(tree: Path) -> str:
     return tree.resolve().name
+
+
+def spool_name(spool: str) -> str:
+    return f"on {spool}"
 
 
 def available(options: argparse.Namespace, tools: PostfixTools, console: Console) -> dict[str, Starter]:
@@ -92,6 +106,9 @@ def available(options: argparse.Namespace, tools: PostfixTools, console: Console
     if options.against:
         trees = {tree_name(tree): tree_starter(tree.resolve()) for tree in options.against}
         return {ZONERELAY: found[ZONERELAY], **trees}
+    if options.spool:
+        others = {spool_name(name): zonerelay_starter(spool=SPOOLS[name]) for name in options.spool}
+        return {ZONERELAY: found[ZONERELAY], **others}
     if options.only == POSTFIX:
         return {POSTFIX: found[POSTFIX]}
     if options.only == ZONERELAY:

@@ -29,6 +29,7 @@ from tests.bench.rows import (
     domain,
     sink_address,
 )
+from tests.bench.spools import SpoolStarter, leveldb
 from tests.support.debian import REPOSITORY
 from tests.support.meters import ProcessGroup
 from tests.support.ports import LOOPBACK, free_port
@@ -74,9 +75,13 @@ def next_hops(row: Row, sink_port: int) -> dict[str, str]:
 
 
 def zonerelay_starter(
-    *, policy: str = "", keys: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    *,
+    policy: str = "",
+    keys: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    spool: SpoolStarter = leveldb,
 ) -> Starter:
-    """One worker; limits that the row's sessions cannot reach; otherwise the defaults, LevelDB included.
+    """One worker; limits that the row's sessions cannot reach; otherwise the defaults.
 
     `keys`: algorithms to sign with.
     """
@@ -88,16 +93,23 @@ def zonerelay_starter(
         if policy:
             listener["policy"] = f"tests.bench.policies:{policy}"
         implicit = free_port() if row.tls is Tls.IMPLICIT else 0
-        relay = RelayProcess(
-            directory,
-            # One in clear text is always there, to see when the relay is ready.
-            listener=_limits(row) if implicit else listener,
-            more_listeners=[{"address": f"{LOOPBACK}:{implicit}", **listener}] if implicit else [],
-            tables=_tables(row, sink_port, papers) | _signing(directory, keys),
-            launcher=launcher,
-            environment=environment,
-        )
-        with relay:
+        with (
+            spool(launcher) as server,
+            RelayProcess(
+                directory,
+                spool=server.tables["spool"],
+                # One in clear text is always there, to see when the relay is ready.
+                listener=_limits(row) if implicit else listener,
+                more_listeners=[{"address": f"{LOOPBACK}:{implicit}", **listener}] if implicit else [],
+                tables={
+                    **_tables(row, sink_port, papers),
+                    **_signing(directory, keys),
+                    **{name: table for name, table in server.tables.items() if name != "spool"},
+                },
+                launcher=launcher,
+                environment=environment,
+            ) as relay,
+        ):
             yield Running(relay, implicit or relay.smtp_port)
 
     return start

@@ -1,7 +1,8 @@
-"""What the LevelDB spool costs by itself: `python -m tests.bench.store_bench [directory]`.
+"""What a spool costs by itself: `python -m tests.bench.store_bench [directory] [leveldb disk …]`.
 
 Rows: durable commits by 50 concurrent committers (4 KiB), the whole life of a message (commit,
-claim, read, settle), and 2 MiB bodies written and read.
+claim, read, settle), and 2 MiB bodies written and read. CPU and octets written are those of this
+process and of the spool's server.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import uvloop
 
+from tests.bench.spools import SPOOLS, SpoolServer
 from tests.store.builders import delivery_for, envelope_for
+from tests.support.meters import read_stat
 from zonerelay.config.models import Backend, SpoolSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
@@ -31,28 +34,37 @@ SMALL = os.urandom(4096)
 LARGE = os.urandom(256 * 1024)
 
 
-def cpu() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+def cpu(pids: Sequence[int]) -> float:
+    ticks = [sum(stat.ticks) for pid in pids if (stat := read_stat(pid)) is not None]
+    return sum(ticks) / os.sysconf("SC_CLK_TCK")
+
+
+def written(pids: Sequence[int]) -> int:
+    """Octets that went towards the disk."""
+    texts = [Path(f"/proc/{pid}/io").read_text() for pid in pids]
+    return sum(int(text.partition("\nwrite_bytes: ")[2].split()[0]) for text in texts)
 
 
 class Bench:
     """A store and the figures of one row."""
 
-    def __init__(self, store: Store, syncs: list[float]) -> None:
+    def __init__(self, store: Store, pids: Sequence[int]) -> None:
         self.store = store
-        self.syncs = syncs
+        self.pids = pids
+        self.waits: list[float] = []
         self.clock = SystemClock()
         self.ids = MessageIdSource(self.clock)
         self.mail = asyncio.Event()
         self.window = asyncio.Semaphore(IN_FLIGHT)
 
     async def commit(self, pieces: int, piece: bytes) -> None:
+        began = time.perf_counter()
         envelope = envelope_for(self.ids.next(), "to@example.net", created=self.clock.now())
         async with self.store.begin(envelope) as writer:
             for _ in range(pieces):
                 await writer.write(piece)
             await writer.commit([delivery_for(envelope, "to@example.net")])
+        self.waits.append(time.perf_counter() - began)
         self.mail.set()
 
     async def deliver(self, count: int) -> None:
@@ -83,23 +95,28 @@ class Bench:
         await asyncio.gather(*(session() for _ in range(sessions)))
 
     async def row(self, name: str, count: int, octets: int, work: Callable[[], Awaitable[object]]) -> None:
-        self.syncs.clear()
-        started, used = time.perf_counter(), cpu()
+        self.waits.clear()
+        started, used, before = time.perf_counter(), cpu(self.pids), written(self.pids)
         await work()
-        took, used = time.perf_counter() - started, cpu() - used
+        took, used = time.perf_counter() - started, cpu(self.pids) - used
+        waits = sorted(self.waits) or [0.0]
+        half, nearly = (1e3 * waits[len(waits) * percent // 100] for percent in (50, 99))
         print(
-            f"{name:28} {count / took:8.0f} msg/s {1e3 * used / count:7.3f} ms CPU/msg"
-            f" {len(self.syncs) / count:6.3f} syncs/msg {count * octets / took / 1e6:7.0f} MB/s"
+            f"{name:28} {count / took:7.0f} msg/s {1e3 * used / count:7.3f} ms CPU/msg"
+            f"  commit p50 {half:6.1f} p99 {nearly:6.1f} ms"
+            f"  {(written(self.pids) - before) / (count * octets):5.2f} written/octet"
         )
 
 
-async def main(directory: Path) -> None:
-    syncs: list[float] = []
-    settings = SpoolSettings(backend=Backend.LEVELDB, path=directory / "spool")
+async def measure(directory: Path, spool: str, server: SpoolServer) -> None:
+    print(f"{spool}:")
     store = await open_store(
-        settings, clock=SystemClock(), on_health=lambda _reason: None, observe_commit=syncs.append
+        SpoolSettings(backend=Backend(spool), path=directory / "spool"),
+        clock=SystemClock(),
+        on_health=lambda _reason: None,
+        observe_commit=lambda _seconds: None,
     )
-    bench = Bench(store, syncs)
+    bench = Bench(store, [os.getpid(), *([server.pid] if server.pid else [])])
     small, large = 10_000, 100
     await bench.row("commit 4 KiB", small, 4096, lambda: bench.committers(small, COMMITTERS, 1, SMALL))
     await bench.row("claim, read, settle 4 KiB", small, 4096, lambda: bench.deliver(small))
@@ -122,7 +139,12 @@ async def main(directory: Path) -> None:
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB")
 
 
+def main(place: str | None, spools: Sequence[str]) -> None:
+    for spool in spools:
+        with tempfile.TemporaryDirectory(dir=place) as name, SPOOLS[spool](()) as server:
+            uvloop.run(measure(Path(name), spool, server))
+
+
 if __name__ == "__main__":
     sys.setswitchinterval(0.0005)
-    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as name:
-        uvloop.run(main(Path(name)))
+    main(sys.argv[1] if len(sys.argv) > 1 else None, sys.argv[2:] or ["leveldb"])

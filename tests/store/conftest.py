@@ -11,11 +11,20 @@ from tests.store.spools import Spool
 from zonerelay.config.models import Backend
 from zonerelay.store.base import Store
 
+VARIANTS: dict[str, tuple[Backend, tuple[str, ...]]] = {
+    **{backend.value: (backend, ()) for backend in Backend},
+    "memory-shelve": (Backend.MEMORY, ("shelve",)),
+    "disk-apart": (Backend.DISK, ("env_directory", "meta_directory", "scratch_directory")),
+}
+"""Every backend, and what else changes the way it works."""
 
-@pytest.fixture(params=list(Backend), ids=lambda backend: backend.value)
+
+@pytest.fixture(params=VARIANTS)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     """The contract: what is tested with this fixture holds for every backend."""
-    async with Spool(tmp_path / "spool", backend=request.param) as spool:
+    backend, paths = VARIANTS[request.param]
+    places = {name: tmp_path / name for name in paths}
+    async with Spool(tmp_path / "spool", backend=backend, places=places) as spool:
         yield spool.store
 
 

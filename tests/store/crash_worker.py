@@ -1,8 +1,8 @@
 """A process to be killed: takes mail into a spool and says what it has acknowledged, or checks a spool.
 
-    python -m tests.store.crash_worker take|one|check DIRECTORY [IMAGE] [SIZE]
+    python -m tests.store.crash_worker take|one|check BACKEND DIRECTORY [IMAGE] [SIZE]
 
-With `CRASH_POSTGRES` in the environment the spool is in that database.
+A spool in PostgreSQL is in the database that `CRASH_POSTGRES` of the environment names.
 
 `one` takes a single message of SIZE octets and stops itself at the moment of its acknowledgement.
 
@@ -95,18 +95,18 @@ async def check(store: Store) -> None:
         say("whole" if whole else "broken", identity)
 
 
-def spool_in(directory: Path) -> Spool:
-    if url := os.environ.get("CRASH_POSTGRES"):
-        settings = PostgresSettings(url=url, schema="crash", lease=60.0)
-        return Spool(directory, backend=Backend.POSTGRES, clock=SystemClock(), postgres=settings)
+def spool_in(directory: Path, backend: Backend) -> Spool:
+    if backend is Backend.POSTGRES:
+        settings = PostgresSettings(url=os.environ["CRASH_POSTGRES"], schema="crash", lease=60.0)
+        return Spool(directory, backend=backend, clock=SystemClock(), postgres=settings)
     # A small write buffer, so that LevelDB switches its log file many times a second.
-    return Spool(directory / "spool", clock=SystemClock(), write_buffer=256 * 1024)
+    return Spool(directory / "spool", backend=backend, clock=SystemClock(), write_buffer=256 * 1024)
 
 
-async def main(verb: str, directory: Path, image: Path | None, size: int) -> None:
+async def main(verb: str, backend: Backend, directory: Path, image: Path | None, size: int) -> None:
     if image is not None:
         mount_image(directory, image)
-    async with spool_in(directory) as spool:
+    async with spool_in(directory, backend) as spool:
         if verb == "one":
             await one(spool.store, size)
         else:
@@ -117,8 +117,9 @@ if __name__ == "__main__":
     asyncio.run(
         main(
             sys.argv[1],
-            Path(sys.argv[2]),
-            Path(sys.argv[3]) if len(sys.argv) > 3 else None,
-            int(sys.argv[4]) if len(sys.argv) > 4 else 0,
+            Backend(sys.argv[2]),
+            Path(sys.argv[3]),
+            Path(sys.argv[4]) if len(sys.argv) > 4 else None,
+            int(sys.argv[5]) if len(sys.argv) > 5 else 0,
         )
     )

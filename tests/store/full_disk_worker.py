@@ -1,6 +1,6 @@
 """Fills a tmpfs of its own with mail, frees some space and looks what is left: all of it.
 
-python -m tests.store.full_disk_worker DIRECTORY SIZE-OF-A-MESSAGE
+python -m tests.store.full_disk_worker BACKEND DIRECTORY SIZE-OF-A-MESSAGE
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.store.builders import NOW, body_of, message_id, store_message
 from tests.store.disks import mount_tmpfs
 from tests.store.spools import Spool, until
+from zonerelay.config.models import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.base import Finish, StoreError, StoreFullError
 
@@ -25,11 +26,13 @@ def incompressible(number: int, size: int) -> bytes:
     return random.Random(number).randbytes(size)
 
 
-async def main(directory: Path, size: int) -> None:
+async def main(backend: Backend, directory: Path, size: int) -> None:
     mount_tmpfs(directory, TMPFS_SIZE)
     ballast = directory / "ballast"
     ballast.write_bytes(bytes(BALLAST))
-    async with Spool(directory / "spool", clock=SystemClock(), write_buffer=1024 * 1024) as spool:
+    async with Spool(
+        directory / "spool", backend=backend, clock=SystemClock(), write_buffer=1024 * 1024
+    ) as spool:
         store = spool.store
         number = 1
         try:
@@ -55,6 +58,6 @@ async def main(directory: Path, size: int) -> None:
 
 if __name__ == "__main__":
     try:
-        asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))
+        asyncio.run(main(Backend(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))
     except StoreError as error:
         sys.exit(f"{type(error).__name__}: {error}")

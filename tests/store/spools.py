@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tests.support.postgres import shared_postgres
 from zonerelay.config.models import Backend, PostgresSettings, SpoolSettings
@@ -31,11 +31,14 @@ class Spool:
         clock: Clock | None = None,
         min_free_space: int = 0,
         write_buffer: int = 256 * 1024,
+        places: Mapping[str, Any] | None = None,  # Any: `replace` takes them by name
         postgres: PostgresSettings | None = None,
     ) -> None:
-        self.settings = SpoolSettings(
+        """`places` are other paths of [spool] by their names."""
+        settings = SpoolSettings(
             backend=backend, path=path, min_free_space=min_free_space, write_buffer=write_buffer
         )
+        self.settings = replace(settings, **(places or {}))
         self.postgres = postgres
         if backend is Backend.POSTGRES and postgres is None:
             self.postgres = PostgresSettings(

@@ -1,4 +1,4 @@
-"""A durable store and memory do the same under any sequence of verbs; nothing committed is ever missed.
+"""Every durable store and memory do the same under any sequence of verbs; nothing committed is ever missed.
 
 The limits of the window are made tiny, so that a handful of messages overflows every one of them.
 """
@@ -24,6 +24,10 @@ from zonerelay.config.models import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store import (
     claim_pool,
+    disk,
+    disk_index,
+    disk_scan,
+    disk_states,
     ledger,
     leveldb,
     leveldb_claims,
@@ -53,6 +57,10 @@ TINY: dict[object, dict[str, int]] = {
     postgres: {"UPDATE_BATCH": 2},
     postgres_jobs: {"HOT_MESSAGES": 2},
     postgres_reader: {"PAGE_ROWS": 3, "CHUNKS_AT_ONCE": 2},
+    disk: {"UPDATE_BATCH": 2},
+    disk_states: {"HOT_DELIVERIES": 3},
+    disk_index: {"_SLACK": 1},
+    disk_scan: {"GROUP": 2},
 }
 
 recipients = st.lists(st.sampled_from(RECIPIENTS), min_size=1, max_size=4, unique=True)
@@ -323,10 +331,9 @@ class Comparison(RuleBasedStateMachine):
         assert await store.zones() == set()
         await store.close()
         await self.spool.open()
-        assert not await self.left_behind()
+        assert not await self.left_behind(), "something was left behind"
 
-    async def left_behind(self) -> list[bytes]:
-        """Keys that a store without mail should not hold."""
+    async def left_behind(self) -> list[object]:
         rows = await leveldb_rows(self.spool)
         return [key for key in rows if not key.startswith(b"meta ") or key.startswith(b"meta open")]
 
@@ -410,11 +417,24 @@ async def leveldb_rows(spool: Spool) -> list[bytes]:
         db.close()
 
 
+class DiskComparison(Comparison):
+    """The same with files."""
+
+    backend = Backend.DISK
+
+    async def left_behind(self) -> list[object]:
+        await self.spool.store.close()
+        names = {path.name for path in self.spool.settings.path.rglob("*")}
+        return [name for name in names if not name.endswith((".last", ".lock")) and name != "scratch"]
+
+
 class PostgresComparison(Comparison):
+    """The same with a database."""
+
     backend = Backend.POSTGRES
     remembers_passed_over = True  # for the other relays of the database
 
-    async def left_behind(self) -> list[bytes]:
+    async def left_behind(self) -> list[object]:
         await self.spool.store.close()
         assert self.spool.postgres is not None
         schema = self.spool.postgres.schema
@@ -422,7 +442,7 @@ class PostgresComparison(Comparison):
         rows = " + ".join(f"(SELECT count(*) FROM {schema}.{table})" for table in tables)
         left = shared_postgres().psql(f"SELECT {rows}")
         shared_postgres().psql(f"DROP SCHEMA {schema} CASCADE")
-        return [] if left == "0" else [left.encode()]
+        return [] if left == "0" else [left]
 
 
 _SETTINGS = settings(
@@ -432,7 +452,10 @@ _SETTINGS = settings(
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )
+
 TestAgainstMemory = Comparison.TestCase
 TestAgainstMemory.settings = _SETTINGS
+TestDiskAgainstMemory = DiskComparison.TestCase
+TestDiskAgainstMemory.settings = _SETTINGS
 TestPostgresAgainstMemory = PostgresComparison.TestCase
 TestPostgresAgainstMemory.settings = settings(_SETTINGS, max_examples=8)

@@ -15,6 +15,7 @@ import pytest
 
 from tests.store.builders import NOW, body_of, message_id, own_message, store_message
 from tests.store.spools import Spool, until
+from zonerelay.config.models import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.base import Finish, QueueCounts, StoreError, StoreFullError, Submit
 
@@ -138,9 +139,12 @@ def can_mount() -> bool:
 
 
 @pytest.mark.parametrize("size", [4_000, 900_000] if can_mount() else [])
-def test_full_file_system_answers_full_and_recovers_when_space_is_freed(tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize("backend", [Backend.LEVELDB, Backend.DISK])
+def test_full_file_system_answers_full_and_recovers_when_space_is_freed(
+    tmp_path: Path, backend: Backend, size: int
+) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "tests.store.full_disk_worker", str(tmp_path), str(size)],
+        [sys.executable, "-m", "tests.store.full_disk_worker", backend, str(tmp_path), str(size)],
         capture_output=True,
         text=True,
         check=False,

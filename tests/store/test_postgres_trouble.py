@@ -207,10 +207,10 @@ def test_acknowledged_mail_survives_kill_9_of_the_relay(
     monkeypatch.setenv("CRASH_POSTGRES", server.url)
     facts = Facts()
     for number in range(3):
-        with subprocess.Popen(command("take", tmp_path), stdout=subprocess.PIPE) as process:
+        with subprocess.Popen(command("take", Backend.POSTGRES, tmp_path), stdout=subprocess.PIPE) as process:
             first = work_for(0.3 + 0.1 * number, process)
             process.kill()
             assert process.stdout is not None
             facts.hear(whole_lines(first + process.stdout.read()))
-        check(facts, tmp_path)
+        check(facts, Backend.POSTGRES, tmp_path)
     assert len(facts.stored) > 10

@@ -74,8 +74,11 @@ class PostgresServer:
         *,
         auth: str = "trust",
         parent: Path | None = None,
+        launcher: Sequence[str] = (),
     ) -> None:
+        """`launcher` is put before the server's command line, and runs as whoever runs this."""
         self._programs = PostgresPrograms()
+        self._launcher = launcher
         self.directory = Path(tempfile.mkdtemp(prefix="zonerelay-postgres-", dir=parent))
         self.data = self.directory / "data"
         self.port = free_port()
@@ -105,7 +108,8 @@ class PostgresServer:
         return self._process.pid
 
     def start(self) -> None:
-        self._process = self._popen([str(self._programs.bin / "postgres"), "-D", str(self.data)])
+        command = [str(self._programs.bin / "postgres"), "-D", str(self.data)]
+        self._process = self._launched(command) if self._launcher else self._popen(command)
         deadline = time.monotonic() + START_TIMEOUT
         while self.psql("SELECT 1", check=False) != "1":
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -201,6 +205,20 @@ class PostgresServer:
                 user=None if owner is None else owner.pw_uid,
                 group=None if owner is None else owner.pw_gid,
                 extra_groups=None if owner is None else [],
+            )
+
+    def _launched(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        owner = self._owner
+        become = [] if owner is None else ["setpriv", f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}"]
+        groups = ["--clear-groups"] if become else []
+        with (self.directory / "log").open("ab") as log:
+            return subprocess.Popen(
+                [*self._launcher, *become, *groups, *command],
+                cwd=self.directory,
+                env=self._programs.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     def _signal_all(self, number: signal.Signals) -> None:

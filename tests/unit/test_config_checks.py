@@ -319,6 +319,12 @@ ADVICE = [
     ),
     ("", "relay", "hostname", "an EHLO name that is not a full name"),
     ('[spool]\nbackend = "memory"', "relay.example.org", "spool.backend", "nothing survives"),
+    (
+        '[spool]\nbackend = "memory"\nshelve = "/q"',
+        "relay.example.org",
+        "spool.shelve",
+        "nothing survives a crash",
+    ),
     ("[spool]\nmin_free_space = 0", "relay.example.org", "spool.min_free_space", "full disks"),
     (f"[[listener]]\n{WORDS}", "relay.example.org", "listener[0].open_relay", "anybody may relay"),
     ('[[zone]]\ntls = "none"', "relay.example.org", "zone[0].tls", "clear text over the Internet"),

@@ -17,16 +17,19 @@ from zonerelay.config.endpoints import split_next_hops
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.models import (
     OPEN_RELAY_WORDS,
+    Backend,
     ListenerAuth,
     ListenerSettings,
     ListenerTls,
     RetryPolicyName,
     RouteSettings,
     Settings,
+    SpoolSettings,
     ZoneSettings,
 )
 from zonerelay.config.settings import ConfigError, read
 from zonerelay.config.units import format_duration, format_size
+from zonerelay.store.disk_directories import places
 
 _TLS = {ListenerTls.NONE: "", ListenerTls.STARTTLS: " with STARTTLS", ListenerTls.IMPLICIT: " with TLS"}
 
@@ -61,7 +64,7 @@ def summary(settings: Settings, hostname: str) -> Iterator[str]:
         yield f"access {plural(len(settings.access), 'rule')}"
     if settings.rewrite:
         yield f"rewrite {plural(len(settings.rewrite), 'rule')}"
-    yield f"spool {settings.spool.backend} {settings.spool.path}"
+    yield f"spool {settings.spool.backend} {_spool_places(settings.spool)}".rstrip()
     yield from (_route(route) for route in settings.route)
     for source in settings.source:
         name = f" as {source.ehlo_name}" if source.ehlo_name else ""
@@ -143,3 +146,12 @@ def _retry(settings: Settings) -> str:
     else:
         how = f"by policy {retry.policy}"
     return f"retry {how}, for {format_duration(retry.max_age)}"
+
+
+def _spool_places(spool: SpoolSettings) -> str:
+    """The directories, or the one file; with a disk queue there may be three."""
+    if spool.backend is Backend.MEMORY:
+        return "" if spool.shelve is None else f"in a shelf {spool.shelve}"
+    if spool.backend is not Backend.DISK:
+        return str(spool.path)
+    return " ".join(map(str, dict.fromkeys(places(spool))))

@@ -49,7 +49,13 @@ def _hostname(hostname: str) -> list[str]:
 def _spool(settings: Settings) -> list[str]:
     found = []
     if settings.spool.backend is Backend.MEMORY:
-        found.append("spool.backend: memory: every queued message is lost when the relay stops")
+        if settings.spool.shelve is None:
+            found.append("spool.backend: memory: every queued message is lost when the relay stops")
+        else:
+            found.append(
+                "spool.shelve: a shelf is not durable: a crash loses the queued messages written last, and "
+                "can damage all of them"
+            )
     if settings.spool.min_free_space == 0:
         found.append("spool.min_free_space: 0: nothing is refused before the disk is full")
     return found

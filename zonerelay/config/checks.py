@@ -26,6 +26,7 @@ from zonerelay.config.postgres_checks import check_postgres
 from zonerelay.config.problems import Report
 from zonerelay.config.rewrite_checks import check_rewrites
 from zonerelay.config.source_checks import check_sources
+from zonerelay.config.spool_checks import check_spool
 from zonerelay.config.srs_checks import check_srs
 from zonerelay.config.tls_checks import check_tls
 from zonerelay.config.toml_lines import Path
@@ -36,6 +37,7 @@ DEFAULT_ZONE = "default"
 
 
 def check(settings: Settings, report: Report) -> Settings:
+    check_spool(settings, report)
     check_postgres(settings, report)
     check_listeners(settings, report)
     _check_access(settings.access, report)

@@ -39,6 +39,7 @@ CLEARTEXT_AUTH_WORDS = "I understand that passwords can be read on the way"
 class Backend(enum.StrEnum):
     MEMORY = "memory"
     LEVELDB = "leveldb"
+    DISK = "disk"
     POSTGRES = "postgres"
 
 
@@ -65,15 +66,31 @@ class SpoolSettings:
 
     backend: Backend = choice(
         Backend.LEVELDB,
-        "leveldb keeps every acknowledged message through a crash or a power cut. memory loses everything "
-        "when the relay stops: for tests and throw-away use. postgres keeps it in a database that several "
-        "relays can share (docs/postgres.md); [postgres] says where.",
-        later=("disk", "redis", "s3"),
+        "leveldb keeps every acknowledged message through a crash or a power cut. disk does too, in files "
+        "that people and tools can read, for more work per message (docs/disk-queue.md). memory loses "
+        "everything when the relay stops: for tests and throw-away use. postgres keeps it in a database that "
+        "several relays can share (docs/postgres.md); [postgres] says where.",
+        later=("redis", "s3"),
     )
     path: Path = path(
         Path("/var/lib/zonerelay/spool"),
         "The spool's directory, for one relay alone; the default is the systemd unit's state directory. A "
         "relative path starts at the directory the relay is started in.",
+    )
+    env_directory: Path | None = optional_path(
+        "With disk: where the messages lie (<id>.env). Absent: in path."
+    )
+    meta_directory: Path | None = optional_path(
+        "With disk: where the states of their deliveries lie (<id>.meta); it may be the same directory. "
+        "Absent: in path."
+    )
+    scratch_directory: Path | None = optional_path(
+        "With disk: where files are written before they are renamed into those two, so it has to be on the "
+        'same file system, and a directory of its own. Absent: "scratch" in path.'
+    )
+    shelve: Path | None = optional_path(
+        "With memory: a file of Python's shelve that the queue is also written to, so that it survives an "
+        "orderly restart. It is not durable: a crash loses what was written last, and can damage all of it."
     )
     min_free_space: int = size(
         100 * MB,

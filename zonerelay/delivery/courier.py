@@ -218,26 +218,42 @@ class SmtpCourier:
                     same_again = True
                     while same_again:
                         slot = slot or await self._pool.reserve(terms)
-                        try:
-                            session = await self._opener.open(terms, host, ip, slot, plan)
-                        except HostTrouble as trouble:
-                            self._failed(trouble, host, ip, errand)
-                            if errand.source_unfit or isinstance(trouble, NoLogin):
+                        opened = await self._open(errand, slot, host, ip, plan)
+                        if isinstance(opened, HostTrouble):
+                            if errand.source_unfit or isinstance(opened, NoLogin):
                                 return
                             break
                         slot = None  # the session's now
-                        self._order.talked(host, ip)
-                        if terms.way.source is not None:
-                            self._sources.bound(terms.way.source, ip)
-                        self._chunking.allow(session)
                         before = len(errand.progress.open)
-                        limited = await self._use(session, errand)
+                        limited = await self._use(opened, errand)
                         if not errand.progress.open:
                             return
                         same_again = limited and len(errand.progress.open) < before
         finally:
             if slot is not None:
                 slot.release()
+
+    async def _open(
+        self, errand: Errand, slot: Slot, host: MxHost, ip: str, plan: TlsPlan
+    ) -> Session | HostTrouble:
+        """A new connection, which takes the slot, or why there is none."""
+        terms = errand.terms
+        try:
+            try:
+                session = await self._opener.open(terms, host, ip, slot, plan)
+            except HostTrouble as trouble:
+                # It may take fewer connections than we allow: those that are idle there give way to this one.
+                if not (trouble.is_not_now and await self._pool.clear(terms.route)):
+                    raise
+                session = await self._opener.open(terms, host, ip, slot, plan)
+        except HostTrouble as trouble:
+            self._failed(trouble, host, ip, errand)
+            return trouble
+        self._order.talked(host, ip)
+        if terms.way.source is not None:
+            self._sources.bound(terms.way.source, ip)
+        self._chunking.allow(session)
+        return session
 
     def _failed(self, trouble: HostTrouble, host: MxHost, ip: str, errand: Errand) -> None:
         errand.progress.host_failed(host.name, trouble)

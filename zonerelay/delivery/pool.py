@@ -3,7 +3,8 @@
 - The connection that became idle last is reused first: few stay warm, the others time out.
 - A connection serves mail of its own destination and way only: same TLS demand, same source, same log-in.
 - An idle connection never keeps a new one from opening. When a limit is reached the one that has been
-  idle longest makes room: at the same site if that is full, else of the zone.
+  idle longest makes room: at the same site if that is full, else of the zone. Where the host itself refuses
+  one more, all that are idle there do.
 - One timer closes idle connections on time; taking one and giving it back touch no timer.
 - A connection ends with QUIT, bounded by `quit_timeout`. One on which the peer has said anything unasked is
   not used again.
@@ -20,6 +21,9 @@ from zonerelay.delivery.session import Session
 from zonerelay.delivery.slots import Slot, Slots
 from zonerelay.delivery.way import Kind, Terms
 from zonerelay.routing.nexthop import Route
+
+NOTICE_TIME = 0.3
+"""Seconds that a host has to notice that we have closed connections."""
 
 # In the order in which they became idle.
 _Idle = dict[Slot, Session]
@@ -67,6 +71,18 @@ class Pool:
         for idle in list(self._idle_in.values()):
             for session in list(idle.values()):
                 self._dismiss(session)
+
+    async def clear(self, route: Route) -> bool:
+        """Close what is idle at the route's hosts, and give them time to notice. False when nothing was."""
+        idle = self._idle_in.get(route.zone)
+        there = [session for slot, session in (idle or {}).items() if slot.site == route.site]
+        for session in there:
+            self._dismiss(session)
+        while not all(session.slot.released for session in there):
+            await self._change()
+        if there:
+            await asyncio.sleep(NOTICE_TIME)
+        return bool(there)
 
     async def close(self) -> None:
         """Close what is idle and wait until it is; what is active is closed when it is given back."""

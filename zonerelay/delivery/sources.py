@@ -47,6 +47,11 @@ class HostTrouble(Exception):
         self.said = said
         self.down = down
 
+    @property
+    def is_not_now(self) -> bool:
+        """The host itself said so."""
+        return self.said is not None and self.said.is_transient
+
 
 class SourceTrouble(HostTrouble):
     """An address of ours cannot be sent from. `ip` is that address, `reason` the system's."""

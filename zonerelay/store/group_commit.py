@@ -38,8 +38,8 @@ BUSY_TURN = 0.00005
 GATHER_OCTETS = 512 * 1024
 """With this much the sync is the smaller part of the write: company would not make it cheaper."""
 
-T = TypeVar("T")
-T_contra = TypeVar("T_contra", contravariant=True)
+Change = TypeVar("Change")
+Change_contra = TypeVar("Change_contra", contravariant=True)
 P = TypeVar("P")
 P_contra = TypeVar("P_contra", contravariant=True)
 W = TypeVar("W")
@@ -54,12 +54,12 @@ class Writer(Protocol[P_contra]):
     def stop(self) -> None: ...
 
 
-class Committer(Protocol[T_contra]):
+class Committer(Protocol[Change_contra]):
     """What the rest of the store needs."""
 
     def submit(
         self,
-        ops: Sequence[T_contra],
+        ops: Sequence[Change_contra],
         *,
         size: int = 0,
         lazy: bool = False,
@@ -67,12 +67,12 @@ class Committer(Protocol[T_contra]):
     ) -> asyncio.Future[None]: ...
 
 
-class _Submission(Generic[T]):
+class _Submission(Generic[Change]):
     __slots__ = ("applied", "done", "ops", "size")
 
     def __init__(
         self,
-        ops: Sequence[T],
+        ops: Sequence[Change],
         size: int,
         applied: Callable[[], None] | None,
         done: asyncio.Future[None],
@@ -83,12 +83,12 @@ class _Submission(Generic[T]):
         self.done = done
 
 
-class GroupCommitter(Generic[T, P, W]):
-    """Belongs to one event loop; owns the writer until `stop`."""
+class GroupCommitter(Generic[Change, P, W]):
+    """Belongs to one event loop; owns the writer until `stop`. `Change` is what a store writes."""
 
     def __init__(
         self,
-        prepare: Callable[[Sequence[Sequence[T]], int], P],
+        prepare: Callable[[Sequence[Sequence[Change]], int], P],
         start_writer: Callable[[Callable[[W | Failed], None]], Writer[P]],
         *,
         clock: Clock,
@@ -106,10 +106,10 @@ class GroupCommitter(Generic[T, P, W]):
         self._observe = observe
         self._failed = failed
         self._writer = start_writer(self._written)
-        self._pending: list[_Submission[T]] = []
+        self._pending: list[_Submission[Change]] = []
         self._pending_size = 0
         self._urgent = 0
-        self._writing: list[_Submission[T]] = []
+        self._writing: list[_Submission[Change]] = []
         self._gathering = False
         self._gather_until = 0.0
         self._last_turn = 0.0
@@ -120,7 +120,7 @@ class GroupCommitter(Generic[T, P, W]):
 
     def submit(
         self,
-        ops: Sequence[T],
+        ops: Sequence[Change],
         *,
         size: int = 0,
         lazy: bool = False,
@@ -223,7 +223,7 @@ class GroupCommitter(Generic[T, P, W]):
             if self._pending and not self._gathering:
                 self._schedule()
 
-    def _succeed(self, batch: list[_Submission[T]]) -> None:
+    def _succeed(self, batch: list[_Submission[Change]]) -> None:
         for submission in batch:
             if not submission.done.done():
                 submission.done.set_result(None)
@@ -232,7 +232,7 @@ class GroupCommitter(Generic[T, P, W]):
             if submission.applied is not None:
                 submission.applied()
 
-    def _fail(self, batch: list[_Submission[T]], error: BaseException) -> None:
+    def _fail(self, batch: list[_Submission[Change]], error: BaseException) -> None:
         if isinstance(error, StoreError):
             refusal = error
         else:

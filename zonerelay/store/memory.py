@@ -1,4 +1,5 @@
-"""A store in plain dictionaries, for tests and for throw-away use: nothing survives the process.
+"""A store in plain dictionaries, for tests and for throw-away use: nothing survives the process, or, with
+a `Shelf`, nothing but an orderly restart.
 
 It is the reference that other stores are compared with, so it is written to be obviously right and
 not to be fast: every claim looks at the whole queue.
@@ -14,7 +15,7 @@ from typing import Self
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store import health
+from zonerelay.store import health, records
 from zonerelay.store.base import (
     Change,
     Finish,
@@ -25,22 +26,30 @@ from zonerelay.store.base import (
     Submit,
 )
 from zonerelay.store.checks import check_deliveries, check_own_message, split
+from zonerelay.store.shelf import Op, Shelf, Shelved, delivery_op, message_ops, removal_ops
 from zonerelay.store.tally import Tally
 
 
 class MemoryStore:
     """Holds whole bodies in memory, without a bound."""
 
-    survives_restart = False
     node = 0
     WARNING = 'the spool is in memory (backend = "memory"): nothing in it survives a stop or a crash'
+    SHELF_WARNING = (
+        "the spool is in memory and in a shelf (%s): it survives an orderly restart; a crash loses what was"
+        " written last, and can damage all of it"
+    )
 
-    def __init__(self) -> None:
-        self._messages: dict[MessageId, tuple[Message, list[bytes]]] = {}
-        self._deliveries: dict[DeliveryKey, Delivery] = {}
+    def __init__(self, shelf: Shelf | None = None, shelved: Shelved | None = None) -> None:
+        """`shelved` is what the shelf has brought."""
+        shelved = shelved or Shelved()
+        self.survives_restart = shelf is not None
+        self._shelf = shelf
+        self._messages: dict[MessageId, tuple[Message, list[bytes]]] = shelved.messages
+        self._deliveries: dict[DeliveryKey, Delivery] = {d.key: d for d in shelved.deliveries}
         self._claimed: set[DeliveryKey] = set()
         self._passed_over: set[DeliveryKey] = set()
-        self._last_id: MessageId | None = None
+        self._last_id: MessageId | None = shelved.last_id
         self._closed = False
 
     def begin(self, envelope: Envelope) -> MemoryWriter:
@@ -48,8 +57,11 @@ class MemoryStore:
 
     def add(self, message: Message, chunks: list[bytes], deliveries: Iterable[Delivery]) -> None:
         self._check()
+        new = {delivery.key: delivery for delivery in deliveries}
+        if self._shelf is not None:
+            self._write([*message_ops(message, chunks), *map(delivery_op, new.values())])
         self._messages[message.id] = (message, chunks)
-        self._deliveries |= {delivery.key: delivery for delivery in deliveries}
+        self._deliveries |= new
         self._last_id = max(self._last_id or message.id, message.id)
 
     # --- handing out
@@ -157,12 +169,19 @@ class MemoryStore:
             return
         self._passed_over.discard(key)
         if new is not None:
+            self._write([] if self._shelf is None else [delivery_op(new)])
             self._deliveries[key] = new
             return
         del self._deliveries[key]
         self._claimed.discard(key)
+        self._write([(records.delivery_key(key), None)])
         if not any(other.message_id == key.message_id for other in self._deliveries):
-            del self._messages[key.message_id]
+            message, chunks = self._messages.pop(key.message_id)
+            self._write(removal_ops(message.id, len(chunks)))
+
+    def _write(self, ops: Sequence[Op]) -> None:
+        if self._shelf is not None:
+            self._shelf.write(ops)
 
     # --- reading
 
@@ -220,7 +239,10 @@ class MemoryStore:
         self._check()
 
     async def close(self) -> None:
-        self._closed = True
+        if not self._closed:
+            self._closed = True
+            if self._shelf is not None:
+                await self._shelf.close(self._last_id)
 
     def _check(self) -> None:
         if self._closed:

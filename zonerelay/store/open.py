@@ -9,9 +9,11 @@ from zonerelay.config.models import Backend, PostgresSettings, SpoolSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.store.base import Lost, News, Store
+from zonerelay.store.disk_open import open_disk
 from zonerelay.store.leveldb_open import open_leveldb
 from zonerelay.store.memory import MemoryStore
 from zonerelay.store.postgres_open import open_postgres
+from zonerelay.store.shelf import Shelf
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -39,19 +41,32 @@ async def open_store(
 
     `on_health` hears of every change of `unhealthy()`; `observe_commit` of the seconds of each durable
     write; `on_news` and `on_lost` of what other relays do to a shared store. All are called on the event
-    loop that is running now and must not raise.
+    loop that is running now and must not raise. `environment` is where secrets may be.
     """
     if settings.backend is Backend.MEMORY:
+        return await _open_memory(settings)
+    if settings.backend is Backend.DISK:
+        return await open_disk(settings, clock=clock, on_health=on_health, observe_commit=observe_commit)
+    if settings.backend is Backend.POSTGRES:
+        return await open_postgres(
+            postgres or PostgresSettings(),
+            environment=environment or {},
+            clock=clock,
+            on_health=on_health,
+            observe_commit=observe_commit,
+            on_news=on_news,
+            on_lost=on_lost,
+        )
+    return await open_leveldb(settings, clock=clock, on_health=on_health, observe_commit=observe_commit)
+
+
+async def _open_memory(settings: SpoolSettings) -> MemoryStore:
+    if settings.shelve is None:
         _log.warning("%s", MemoryStore.WARNING)
         return MemoryStore()
-    if settings.backend is Backend.LEVELDB:
-        return await open_leveldb(settings, clock=clock, on_health=on_health, observe_commit=observe_commit)
-    return await open_postgres(
-        postgres or PostgresSettings(),
-        environment=environment or {},
-        clock=clock,
-        on_health=on_health,
-        observe_commit=observe_commit,
-        on_news=on_news,
-        on_lost=on_lost,
-    )
+    _log.warning(MemoryStore.SHELF_WARNING, settings.shelve)
+    shelf = Shelf(settings.shelve)
+    shelved = await shelf.open()
+    if not shelved.was_closed:
+        _log.error("the shelf %s was not closed in order: mail may be missing in it", settings.shelve)
+    return MemoryStore(shelf, shelved)

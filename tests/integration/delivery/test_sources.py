@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from tests.bench.limits.ledger import Promise
 from tests.integration.delivery.conftest import StartSink
 from tests.support.guard import BLOCKED, Guard
 from tests.support.mail import (
@@ -22,6 +23,9 @@ from tests.support.mail import (
     make_sources,
     route_to,
 )
+from tests.support.receivers.conversation import Crowd, Receiver
+from tests.support.receivers.manners import Reader
+from tests.support.receivers.nature import Nature
 from zonerelay.config.models import SourceBy, SourceSettings, ZoneSettings
 from zonerelay.delivery import source_ways
 from zonerelay.delivery.courier import SmtpCourier
@@ -491,3 +495,36 @@ async def test_an_address_that_comes_back_is_used_again(
     here.clock.advance(61.0)
     assert (await here.send(route_to(sink.port))).verdict is D
     assert here.told.events == [("absent", "two", "127.0.0.2"), ("back", "two", "127.0.0.2")]
+
+
+async def test_an_idle_connection_of_one_source_makes_room_where_a_host_takes_one_in_all(
+    office: StartOffice,
+) -> None:
+    """From two: 250, and the connection is kept. From three, S: 421 4.7.0 too many connections from you."""
+    receiver = Receiver(
+        "here", Nature(most_connections=1), Manners(), ehlo_names={}, everybody=Crowd(Promise())
+    )
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: asyncio.StreamReaderProtocol(Reader(), receiver.serve, loop=loop), "127.0.0.1", 0
+    )
+    one = office(TWO, THREE)
+    route = route_to(server.sockets[0].getsockname()[1])
+    for name in ("two", "three", "two"):
+        outcome = await one.send(route, one.number_of(name, route))
+        assert outcome.verdict is D, outcome
+    assert receiver.journal.counts["connections refused"] == 2
+    assert [each.client for each in receiver.journal.arrivals] == ["127.0.0.2", "127.0.0.3", "127.0.0.2"]
+    # Where nothing of ours is open the refusal is believed.
+    async with asyncio.timeout(5):
+        one.courier.close_idle()
+        while receiver.here.tally.open:
+            await asyncio.sleep(0.01)
+        _reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        while not receiver.here.tally.open:
+            await asyncio.sleep(0.01)
+    outcome = await one.send(route, one.number_of("two", route))
+    assert (outcome.verdict, outcome.scope) == (F, Scope.HOST)
+    assert receiver.journal.counts["connections refused"] == 3
+    writer.close()
+    server.close()

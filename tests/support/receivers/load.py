@@ -70,6 +70,8 @@ def plan(cast: Sequence[Member], *, seed: int, prefix: str = "m", part: float = 
         for _ in range(round(10 * part)):
             add(domain, [domain], 1, mixed=False, hopeless=True)
     chance.shuffle(mails)
+    # Those that nobody takes first: they are what good ones must not wait for, and what takes longest.
+    mails.sort(key=lambda mail: len(mail.failing) < len(mail.recipients))
     return mails
 
 

@@ -1,0 +1,365 @@
+"""The disk queue: `Store` over files, for one process, after the custom of traditional MTAs.
+
+Owns the order of things: plan a change, hand it to the group committer, and when it is durable let
+index and walks follow. On any failed write everything unconfirmed is given up, callers get StoreError,
+and `DiskKeeper` repairs the directories; what was touched is then read from disk again, and only claims
+survive, so that nothing is handed out twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Envelope, Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.store import disk_files as files
+from zonerelay.store import disk_format
+from zonerelay.store.base import (
+    Change,
+    Finish,
+    QueueCounts,
+    StoreCorruptError,
+    StoreError,
+    Submit,
+)
+from zonerelay.store.body_cache import BodyCache
+from zonerelay.store.body_writer import BodyWriter
+from zonerelay.store.checks import check_own_message, split
+from zonerelay.store.disk_body import read_chunks
+from zonerelay.store.disk_index import Index
+from zonerelay.store.disk_keeper import DiskKeeper
+from zonerelay.store.disk_scan import Walk
+from zonerelay.store.disk_states import MessageState, Plan, States
+from zonerelay.store.disk_stock import Stock
+from zonerelay.store.disk_uploads import Uploads
+
+UPDATE_BATCH = 256
+"""Deliveries that an operator's bulk change rewrites in one write."""
+
+
+class DiskStore:
+    """Built by `open_store`; belongs to the event loop that was running then."""
+
+    survives_restart = True
+    node = 0
+
+    def __init__(self, keeper: DiskKeeper, stock: Stock) -> None:
+        self._keeper = keeper
+        self._committer = keeper.committer
+        self._index = Index()
+        self._states = States(self._read_states)
+        self._bodies = BodyCache()
+        self._uploads = Uploads(keeper, self._bodies)
+        self._walks: set[Walk] = set()
+        self._uncertain: list[MessageState] = []
+        self._last_id = stock.last_id
+        keeper.last_id = self.last_message_id
+        keeper.on_failure = self._reset
+        keeper.on_repair = self._repaired
+        self.check_writable = keeper.check_writable
+        self.unhealthy = keeper.unhealthy
+        for message_id, records in stock.entries:
+            for record in records:
+                key = disk_format.key_of(message_id, record)
+                self._index[key.zone].put(key, record.created, record.next_attempt, held=record.held)
+
+    # --- taking mail
+
+    def begin(self, envelope: Envelope) -> BodyWriter:
+        return BodyWriter(self, envelope)
+
+    @property
+    def uploads(self) -> int:
+        return self._uploads.count
+
+    @uploads.setter
+    def uploads(self, count: int) -> None:
+        self._uploads.count = count
+
+    def submit_chunks(
+        self, message_id: MessageId, first: int, chunks: Sequence[bytes]
+    ) -> asyncio.Future[None]:
+        return self._uploads.append(message_id, first, chunks)
+
+    def remove_chunks(self, message_id: MessageId, count: int) -> None:
+        self._uploads.discard(message_id)
+
+    def submit_message(
+        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+    ) -> asyncio.Future[None]:
+        plan = Plan()
+        if message.id not in self._uploads:
+            self._add_message(plan, message, deliveries, chunks)
+            return self._submit(plan)
+        new = self._add_message(plan, message, deliveries, None)
+        first = message.chunks - len(chunks) + 1
+        return self._uploads.finish(new, first, chunks, functools.partial(self._submit, plan))
+
+    def _add_message(
+        self,
+        plan: Plan,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes] | None,
+    ) -> files.NewMessage:
+        """`chunks` None: they are in scratch."""
+        new = plan.add_message(message, deliveries, chunks)
+        if chunks is not None:
+            self._bodies.extend(message.id, 1, chunks)
+        if self._last_id is None or message.id > self._last_id:
+            self._last_id = message.id
+        return new
+
+    # --- handing out
+
+    async def claim(
+        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        index = self._index[zone]
+        return await self._claim(limit, lambda wanted: index.take(wanted, skip_domains, now), now)
+
+    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
+        index = self._index[zone]
+        return await self._claim(limit, lambda wanted: index.take_domain(domain, wanted, now), now)
+
+    async def _claim(
+        self, limit: int, take: Callable[[int], list[DeliveryKey]], now: float
+    ) -> list[Delivery]:
+        self._keeper.check_usable()
+        found: list[Delivery] = []
+        try:
+            while len(found) < limit and (keys := take(limit - len(found))):
+                found += await self._read_claimed(keys, now)
+        except BaseException:
+            self.release([delivery.key for delivery in found])
+            raise
+        return sorted(found, key=lambda delivery: delivery.message_id)
+
+    async def _read_claimed(self, keys: Sequence[DeliveryKey], now: float) -> list[Delivery]:
+        """Those of the claimed deliveries that are still there and due; the other claims are given up."""
+        try:
+            held = await self._states.hold({key.message_id for key in keys})
+        except BaseException:
+            self.release(keys)
+            raise
+        found: list[Delivery] = []
+        for key in keys:
+            state = held.get(key.message_id)
+            delivery = None if state is None else state.deliveries.get(key)
+            if delivery is not None and delivery.is_due(now):
+                found.append(delivery)
+            else:
+                self._correct(key, delivery)
+        self._states.drop(held.values())
+        return found
+
+    def _correct(self, key: DeliveryKey, delivery: Delivery | None) -> None:
+        """The file says something else than the index: dropped meanwhile, unreadable, or changed by hand."""
+        zone = self._index[key.zone]
+        zone.drop_claim(key)
+        if not zone.is_changing(key):
+            self._show(key, delivery)
+
+    def _show(self, key: DeliveryKey, delivery: Delivery | None) -> None:
+        """This is durable."""
+        zone = self._index[key.zone]
+        if delivery is None:
+            zone.remove(key)
+        else:
+            zone.put(key, delivery.created, delivery.next_attempt, held=delivery.held)
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        for key in keys:
+            self._index[key.zone].release(key)
+
+    async def next_due(self, zone: str) -> float | None:
+        self._keeper.check_usable()
+        return self._index[zone].next_due()
+
+    def has_ready(self, zone: str) -> bool:
+        return self._index[zone].has_ready()
+
+    # --- settling
+
+    async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
+        self._keeper.check_usable()
+        for change in changes:
+            if isinstance(change, Submit):
+                check_own_message(change)
+        keys = [change.delivery.key for change in changes if not isinstance(change, Submit)]
+        held = await self._states.hold({key.message_id for key in keys})
+        try:
+            plan = Plan()
+            for change in changes:
+                if isinstance(change, Submit):
+                    self._add_message(plan, change.message, change.deliveries, split(change.body))
+                elif (state := held.get(change.delivery.message_id)) is not None:
+                    new = None if isinstance(change, Finish) else change.delivery
+                    plan.change(state, change.delivery.key, new)
+            if not plan.states:
+                self.release(keys)
+                return
+            written = self._submit(plan, settled=keys, lazy=lazy)
+        finally:
+            self._states.drop(held.values())
+        await written
+
+    async def update(
+        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
+    ) -> int:
+        wanted = list(dict.fromkeys(keys))
+        existed = 0
+        for start in range(0, len(wanted), UPDATE_BATCH):
+            existed += await self._update(wanted[start : start + UPDATE_BATCH], change)
+        return existed
+
+    async def _update(
+        self, keys: Sequence[DeliveryKey], change: Callable[[Delivery], Delivery | None]
+    ) -> int:
+        self._keeper.check_usable()
+        held = await self._states.hold({key.message_id for key in keys})
+        written = None
+        existed = 0
+        try:
+            plan = Plan()
+            for key in keys:
+                state = held.get(key.message_id)
+                old = None if state is None else plan.current(state, key)
+                if state is None or old is None:
+                    continue
+                existed += 1
+                new = change(old)
+                if new is not None and new.key != key:
+                    raise StoreError("a change may not turn a delivery into another one")
+                if new != old:
+                    plan.change(state, key, new)
+            if plan.states:
+                written = self._submit(plan)
+        finally:
+            self._states.drop(held.values())
+        if written is not None:
+            await written
+        return existed
+
+    def _submit(
+        self, plan: Plan, *, settled: Sequence[DeliveryKey] = (), lazy: bool = False
+    ) -> asyncio.Future[None]:
+        """Hand a plan to the committer. What it means takes effect when it is durable, waited for or not."""
+        # Before the states run ahead: a refused write would leave them ahead for good.
+        self._keeper.check_usable()
+        plan.seal(self._states)
+        for key in plan.transitions:
+            self._index[key.zone].begin_change(key)
+        applied = functools.partial(self._apply, plan, settled)
+        return self._committer.submit(plan.ops, size=plan.size, lazy=lazy, applied=applied)
+
+    def _apply(self, plan: Plan, settled: Sequence[DeliveryKey]) -> None:
+        """The plan is durable."""
+        for key in settled:
+            self._index[key.zone].drop_claim(key)
+        for key, (old, new) in plan.transitions.items():
+            for walk in self._walks:
+                walk.changed(key, old)
+            self._index[key.zone].end_change(key)
+            self._show(key, new)
+        for state in plan.states.values():
+            state.is_new = False
+            if not state.deliveries:
+                self._states.forget(state)
+                self._bodies.drop(state.id)
+        self._states.drop(plan.states.values())
+
+    # --- after a failed write
+
+    def _reset(self) -> tuple[list[MessageId], list[MessageId]]:
+        """Which messages were new, and which touched: nothing that memory says of them is certain now."""
+        uncertain = self._states.reset()
+        self._bodies.clear()
+        self._uncertain = uncertain
+        return [state.id for state in uncertain if state.is_new], [state.id for state in uncertain]
+
+    def _repaired(self, found: dict[MessageId, files.State]) -> None:
+        """This is what the touched messages look like on disk."""
+        for state in self._uncertain:
+            now = found.get(state.id, [])
+            there = {} if isinstance(now, StoreCorruptError) else {d.key: d for d in now}
+            for key in state.known:
+                self._index[key.zone].clear_changes(key)
+                self._show(key, there.get(key))
+        self._uncertain = []
+
+    # --- reading
+
+    async def _read_states(self, ids: Sequence[MessageId]) -> dict[MessageId, files.State]:
+        return await self._keeper.read(files.read_states, ids)
+
+    async def read_message(self, message_id: MessageId) -> Message:
+        self._keeper.check_usable()
+        state = self._states.get(message_id)
+        if state is not None and state.message is not None:
+            return state.message
+        stored, body = await self._keeper.read(files.read_message_and_body, message_id)
+        state = self._states.get(message_id)
+        if state is not None and state.deliveries:
+            state.message = stored.message
+            if body is not None:
+                self._bodies.put(message_id, body)
+        return stored.message
+
+    async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+        message = await self.read_message(message_id)
+        cached = self._bodies.get(message_id, message.chunks)
+        if cached is not None:
+            for chunk in cached:
+                yield chunk
+            return
+        async with contextlib.aclosing(read_chunks(self._keeper, message_id)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def oldest(self, zone: str, *, now: float) -> float | None:
+        self._keeper.check_usable()
+        return self._index[zone].oldest(now)
+
+    async def zones(self) -> set[str]:
+        self._keeper.check_usable()
+        return self._index.zones()
+
+    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        self._keeper.check_usable()
+        held = await self._states.hold([message_id])
+        self._states.drop(held.values())
+        found = [delivery for state in held.values() for delivery in state.deliveries.values()]
+        return sorted(found, key=lambda delivery: (delivery.recipient, delivery.zone))
+
+    async def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
+        self._keeper.check_usable()
+        walk = Walk(self._keeper, self._index.sorted_keys(zone))
+        self._walks.add(walk)
+        try:
+            async with contextlib.aclosing(walk.deliveries()) as deliveries:
+                async for delivery in deliveries:
+                    yield delivery
+        finally:
+            self._walks.discard(walk)
+
+    def counts(self) -> dict[str, QueueCounts]:
+        return dict(self._index.counts())
+
+    def last_message_id(self) -> MessageId | None:
+        return self._last_id
+
+    # --- health
+
+    async def probe(self) -> None:
+        await self._keeper.probe()
+
+    async def close(self) -> None:
+        await self._uploads.close()
+        await self._keeper.close()
+        self._states.reset()
+        self._bodies.clear()

@@ -1,0 +1,246 @@
+"""Keeps the disk queue usable: its threads, free space, and what happens after a failed write.
+
+After a failed write nothing more is written until the directories were repaired, which is tried with
+growing pauses for as long as it takes. Meanwhile new mail is refused, nothing is handed out, and all that
+was acknowledged stays where it is. Below `min_free_space` new mail is refused while outcomes are still
+stored: they free space. Half of it is kept back as ballast and given up when the disk is full, because a
+deferral needs a new file before it can replace the old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, TypeVarTuple
+
+from zonerelay.model.clock import Clock
+from zonerelay.model.message_id import MessageId
+from zonerelay.store import disk_batch, health
+from zonerelay.store.ballast import Ballast
+from zonerelay.store.base import StoreError, StoreFullError
+from zonerelay.store.disk_batch import Batch, BatchWriter, Op
+from zonerelay.store.disk_directories import Directories
+from zonerelay.store.disk_files import State
+from zonerelay.store.group_commit import GroupCommitter
+from zonerelay.store.health import Health
+from zonerelay.store.writer_thread import WriterThread
+
+SPACE_INTERVAL = 1.0
+"""Seconds between two looks at the free space."""
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+"""Seconds between two attempts to repair a failed queue."""
+READ_THREADS = 2
+UPLOAD_THREADS = 4
+
+_log = logging.getLogger("zonerelay.store")
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class DiskKeeper:
+    """Open directories with their threads."""
+
+    def __init__(
+        self,
+        directories: Directories,
+        *,
+        noted_id: MessageId | None,
+        ballast: Ballast,
+        min_free_space: int,
+        clock: Clock,
+        on_health: Callable[[str | None], None],
+        observe_commit: Callable[[float], None],
+    ) -> None:
+        self.directories = directories
+        self.last_id: Callable[[], MessageId | None] = lambda: None
+        self.on_failure: Callable[[], tuple[list[MessageId], list[MessageId]]] = lambda: ([], [])
+        self.on_repair: Callable[[dict[MessageId, State]], None] = lambda _found: None
+        self._readers = ThreadPoolExecutor(READ_THREADS, "queue-reader")
+        # Apart, so that a batch of small messages does not wait for large ones to be synced.
+        self._uploaders = ThreadPoolExecutor(UPLOAD_THREADS, "queue-upload")
+        self._stagers = ThreadPoolExecutor(disk_batch.IO_THREADS - 1, "queue-writer")
+        self._writer = BatchWriter(directories, self._stagers)
+        self._writer.found_last_id(noted_id)
+        self.committer: GroupCommitter[Op, Batch, float] = GroupCommitter(
+            self._prepare,
+            functools.partial(WriterThread, "spool-writer", self._write),
+            clock=clock,
+            observe=observe_commit,
+            failed=self._fail,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._ballast = ballast
+        self._min_free_space = min_free_space
+        self._may_write = 0
+        self._look_at_space = asyncio.Event()
+        self._clock = clock
+        self._health = Health(on_health)
+        self._refusal: StoreError | None = None
+        self._closed = False
+        self._number = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        self._spawn(self._watch_space())
+
+    # --- may it be used?
+
+    def check_usable(self) -> None:
+        """Raises StoreError while the queue is failed or closed."""
+        if self._refusal is not None:
+            raise type(self._refusal)(str(self._refusal))
+
+    def check_writable(self) -> None:
+        """Also raises StoreFullError when there is too little space for new mail."""
+        if self._health.reason is not None:
+            self.check_usable()
+            raise StoreFullError(health.NO_SPACE)
+
+    def unhealthy(self) -> str | None:
+        return self._health.reason
+
+    async def probe(self) -> None:
+        self.check_writable()
+        await self.committer.submit([disk_batch.Probe()])
+
+    # --- threads
+
+    async def read(self, function: Callable[[Directories, *Ts], T], *args: *Ts) -> T:
+        """`function(directories, …)` in a reader thread. Raises what it raises: StoreError."""
+        self._check_open()
+        return await self._loop.run_in_executor(self._readers, function, self.directories, *args)
+
+    def work(self, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        """Part of an upload, in one of the threads for them."""
+        self._check_open()
+        return self._loop.run_in_executor(self._uploaders, function, *args)
+
+    def note_upload(self, octets: int) -> None:
+        """So much more has arrived of a large message."""
+        self._may_write -= octets
+        if self._may_write < 0:
+            self._look_at_space.set()
+
+    def note_full(self) -> None:
+        """An upload found no room. The next look at the free space says whether there is some again."""
+        self._health.set("space", health.NO_SPACE)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(health.CLOSED)
+
+    # --- writing
+
+    def _prepare(self, submissions: Sequence[Sequence[Op]], size: int) -> Batch:
+        """On the event loop."""
+        self.note_upload(size)
+        self._number += 1
+        batch = Batch(self._number, self.last_id())
+        for ops in submissions:
+            batch.add(ops)
+        return batch
+
+    def _write(self, batch: Batch) -> float:
+        """In the writer thread; the seconds that it took."""
+        started = self._clock.monotonic()
+        self._writer.write(batch)
+        return self._clock.monotonic() - started
+
+    # --- free space
+
+    async def _watch_space(self) -> None:
+        while True:
+            self._look_at_space.clear()
+            try:
+                self._note_space(await self.read(_free_space, self._ballast, self._min_free_space))
+            except StoreError as error:
+                _log.warning("cannot look after the free space of the queue: %s", error)
+            timer = self._loop.call_later(SPACE_INTERVAL, self._look_at_space.set)
+            await self._look_at_space.wait()
+            timer.cancel()
+
+    def _note_space(self, free: int) -> None:
+        left = free - self._min_free_space
+        self._health.set("space", health.NO_SPACE if left < 0 else None)
+        # Fast writers must not get from here to the end before the next look.
+        self._may_write = left // 2 if left >= 0 else sys.maxsize
+
+    # --- failure and repair
+
+    def _fail(self, error: StoreError) -> None:
+        _log.error("the queue directories cannot be written and are being repaired: %s", error)
+        self._refusal = error
+        full = isinstance(error, StoreFullError)
+        new, touched = self.on_failure()
+        if not self._closed:
+            self._spawn(self._repair(new, touched, full=full))
+        self._health.set("write", health.NO_SPACE if full else health.WRITE_FAILED)
+
+    async def _repair(self, new: list[MessageId], touched: list[MessageId], *, full: bool) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                found = await self.read(_repair, self._ballast, new, touched, full)
+                free = await self.read(_free_space, self._ballast, self._min_free_space)
+                break
+            except StoreError as error:
+                _log.warning("the queue directories cannot be repaired yet: %s", error)
+                pause = min(pause * 2, LONGEST_PAUSE)
+        self.on_repair(found)
+        self._refusal = None
+        self.committer.resume()
+        self._note_space(free)
+        self._health.set("write", None)
+
+    # --- closing
+
+    async def close(self) -> None:
+        """Write what was submitted, then release everything. A second call does nothing."""
+        if self._closed:
+            return
+        self._health.close()
+        self._refusal = StoreError(health.CLOSED)
+        self.committer.refuse(self._refusal)
+        await self.committer.drain()
+        self._closed = True
+        self.committer.stop()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loop.run_in_executor(None, self._release)
+
+    def _release(self) -> None:
+        self._uploaders.shutdown()
+        self._stagers.shutdown()
+        self._readers.shutdown()
+        self.directories.close()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _free_space(directories: Directories, ballast: Ballast, min_free_space: int) -> int:
+    """What is left, the room that is kept back included; keeps it back again once there is plenty."""
+    free = directories.free_space()
+    counted = free + ballast.held
+    if not ballast.is_whole and free >= min_free_space:
+        ballast.make()
+    return counted
+
+
+def _repair(
+    directories: Directories, ballast: Ballast, new: list[MessageId], touched: list[MessageId], full: bool
+) -> dict[MessageId, State]:
+    if full:
+        ballast.drop()
+    return disk_batch.repair(directories, new, touched)
