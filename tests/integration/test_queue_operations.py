@@ -22,7 +22,7 @@ ALL = QueueFilter()
 @pytest.fixture
 async def relay() -> AsyncIterator[Relay]:
     retry = RetrySettings(jitter=0.0, suspend_min=60.0, suspend_max=60.0)
-    relay = Relay(zones=(ZoneSettings(max_connections=50),), retry=retry)
+    relay = Relay(zones=(ZoneSettings(max_connections=100),), retry=retry)
     relay.courier.script = lambda batch: [DEFERRED] * len(batch.deliveries)
     await relay.scheduler.start()
     yield relay

@@ -79,7 +79,8 @@ def stage(scratch: Directory, staged: Iterable[Staged]) -> None:
             opened.callback(os.close, descriptor)
             write_all(descriptor, content())
             # This begins to write it to the disk: the first sync then does most of the work of the others.
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            with contextlib.suppress(OSError):  # a hint: not every file system takes it
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             descriptors.append(descriptor)
         for descriptor in descriptors:
             os.fdatasync(descriptor)
