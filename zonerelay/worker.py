@@ -120,9 +120,10 @@ class Worker:
             clock=self.clock,
             on_health=self._on_health,
             observe_commit=self.metrics.store_commit,
-            on_news=self._notify,
+            on_news=self._on_news,
             on_lost=self._on_lost,
             redis=self.settings.redis,
+            postgres=self.settings.postgres,
             environment=self._environment,
         )
         ids = self._ids = MessageIdSource(self.clock, store.node, last=store.last_message_id())
@@ -343,6 +344,11 @@ class Worker:
     def _notify(self, zone: str, due: float = 0.0) -> None:
         if self._scheduler is not None:
             self._scheduler.notify(zone, due)
+
+    def _on_news(self, zone: str) -> None:
+        """Others have left mail behind: some to be sent now, some that was deferred."""
+        if self._scheduler is not None:
+            self._scheduler.wake(zone)
 
     def _on_lost(self, keys: Collection[DeliveryKey]) -> None:
         """Others have taken over what was claimed: forget what waits; what is being sent ends by itself."""

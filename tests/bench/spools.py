@@ -6,9 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
+from tests.support.postgres import PostgresServer
 from tests.support.redis_server import RedisServer
 from tests.support.toml import Table
+
+DIRECTORY = Path("/var/tmp")  # survives on disk where /tmp is memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,4 +45,16 @@ def redis(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
         yield SpoolServer({"spool": {"backend": "redis"}, "redis": {"url": server.url}}, server.pid)
 
 
-SPOOLS: dict[str, SpoolStarter] = {"leveldb": leveldb, "disk": disk, "redis": redis}
+@contextlib.contextmanager
+def postgres(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
+    with PostgresServer({"shared_buffers": "128MB"}, parent=DIRECTORY, launcher=launcher) as server:
+        spool: Table = {"backend": "postgres"}
+        yield SpoolServer({"spool": spool, "postgres": {"url": server.socket_url}}, server.pid)
+
+
+SPOOLS: dict[str, SpoolStarter] = {
+    "leveldb": leveldb,
+    "disk": disk,
+    "redis": redis,
+    "postgres": postgres,
+}

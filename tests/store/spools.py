@@ -10,8 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
-from zonerelay.config.models import Backend, RedisSettings, SpoolSettings
+from zonerelay.config.models import Backend, PostgresSettings, RedisSettings, SpoolSettings
 from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.store.base import Store
@@ -33,6 +34,7 @@ class Spool:
         write_buffer: int = 256 * 1024,
         redis: RedisSettings | None = None,
         places: Mapping[str, Any] | None = None,  # Any: `replace` takes them by name
+        postgres: PostgresSettings | None = None,
     ) -> None:
         """`places` are other paths of [spool] by their names."""
         settings = SpoolSettings(
@@ -42,6 +44,11 @@ class Spool:
         self.redis = redis
         if backend is Backend.REDIS and redis is None:
             self.redis = RedisSettings(url=shared_server().url, prefix=f"{uuid.uuid4().hex}:")
+        self.postgres = postgres
+        if backend is Backend.POSTGRES and postgres is None:
+            self.postgres = PostgresSettings(
+                url=shared_postgres().url, schema=f"spool_{uuid.uuid4().hex[:16]}", lease=60.0
+            )
         self.clock = clock or ManualClock()
         self.health: list[str | None] = []
         self.news: list[str] = []
@@ -60,6 +67,7 @@ class Spool:
             on_news=self.news.append,
             on_lost=self.lost.append,
             redis=self.redis,
+            postgres=self.postgres,
         )
         return self.store
 

@@ -19,10 +19,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.store.builders import NOW, attempt, body_of, delivery_for, envelope_for, message_id, own_message
 from tests.store.spools import Spool, until
+from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from zonerelay.config.models import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store import (
+    claim_pool,
     disk,
     disk_index,
     disk_scan,
@@ -31,6 +33,9 @@ from zonerelay.store import (
     leveldb,
     leveldb_claims,
     leveldb_scan,
+    postgres,
+    postgres_jobs,
+    postgres_reader,
     ready_window,
     redis,
     redis_claims,
@@ -57,6 +62,10 @@ TINY: dict[object, dict[str, int]] = {
     redis_handout: {"CLAIM_BUDGET": 3},
     redis_reader: {"PAGE_ROWS": 3},
     redis_claims: {"HOT_MESSAGES": 2},
+    claim_pool: {"POOL_LIMIT": 2},
+    postgres: {"UPDATE_BATCH": 2},
+    postgres_jobs: {"HOT_MESSAGES": 2},
+    postgres_reader: {"PAGE_ROWS": 3, "CHUNKS_AT_ONCE": 2},
     disk: {"UPDATE_BATCH": 2},
     disk_states: {"HOT_DELIVERIES": 3},
     disk_index: {"_SLACK": 1},
@@ -446,6 +455,23 @@ class DiskComparison(Comparison):
         return [name for name in names if not name.endswith((".last", ".lock")) and name != "scratch"]
 
 
+class PostgresComparison(Comparison):
+    """The same with a database."""
+
+    backend = Backend.POSTGRES
+    remembers_passed_over = True  # for the other relays of the database
+
+    async def left_behind(self) -> list[object]:
+        await self.spool.store.close()
+        assert self.spool.postgres is not None
+        schema = self.spool.postgres.schema
+        tables = ("message", "chunk", "delivery", "upload")
+        rows = " + ".join(f"(SELECT count(*) FROM {schema}.{table})" for table in tables)
+        left = shared_postgres().psql(f"SELECT {rows}")
+        shared_postgres().psql(f"DROP SCHEMA {schema} CASCADE")
+        return [] if left == "0" else [left]
+
+
 _SETTINGS = settings(
     max_examples=15,
     stateful_step_count=30,
@@ -460,3 +486,5 @@ TestRedisAgainstMemory = RedisComparison.TestCase
 TestRedisAgainstMemory.settings = _SETTINGS
 TestDiskAgainstMemory = DiskComparison.TestCase
 TestDiskAgainstMemory.settings = _SETTINGS
+TestPostgresAgainstMemory = PostgresComparison.TestCase
+TestPostgresAgainstMemory.settings = settings(_SETTINGS, max_examples=8)

@@ -94,6 +94,38 @@ REFUSED = [
         "is already taken",
     ),
     (
+        "a password where everybody reads it",
+        '[postgres]\nurl = "postgresql://relay:secret@db.example/mail"',
+        "postgres.url",
+        "has a password in it",
+    ),
+    (
+        "a password behind the question mark",
+        '[postgres]\nurl = "postgresql://db.example/mail?password=secret"',
+        "postgres.url",
+        "has a password in it",
+    ),
+    (
+        "another kind of database",
+        '[postgres]\nurl = "mysql://db.example/mail"',
+        "postgres.url",
+        'must begin with "postgresql://"',
+    ),
+    ("no host", '[postgres]\nurl = "postgresql:///mail"', "postgres.url", "names no host"),
+    ("no URL", '[postgres]\nurl = "postgresql://[db/mail"', "postgres.url", "is no URL"),
+    (
+        "a schema that SQL would have to quote",
+        "[postgres]\nschema = 'Mail; DROP'",
+        "postgres.schema",
+        "is a name of small letters",
+    ),
+    (
+        "other words than the words",
+        "[postgres]\naccept_loss = 'yes'",
+        "postgres.accept_loss",
+        "say exactly",
+    ),
+    (
         "two zones, one name",
         '[[zone]]\n[[zone]]\nname = "default"',
         "zone[1].name",
@@ -269,7 +301,22 @@ def test_the_relay_always_has_a_valid_name(text: str, fqdn: str, name: str, reas
     assert resolve_hostname(load_text(text), lambda: fqdn) == name, reason
 
 
+POSTGRES = '[spool]\nbackend = "postgres"\n[postgres]\n'
+
 ADVICE = [
+    (f'{POSTGRES}lease = "1m"', "relay.example.org", "postgres.lease", "a cut-off relay still sends"),
+    (
+        f'{POSTGRES}accept_loss = "I understand that acknowledged mail may be lost"',
+        "relay.example.org",
+        "postgres.accept_loss",
+        "a crash loses mail",
+    ),
+    (
+        f'{POSTGRES}url = "postgresql://relay@db.example/mail?sslmode=require"',
+        "relay.example.org",
+        "postgres.url",
+        "whoever answers at db.example",
+    ),
     ("", "relay", "hostname", "an EHLO name that is not a full name"),
     ('[spool]\nbackend = "memory"', "relay.example.org", "spool.backend", "nothing survives"),
     (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from zonerelay.store import group_commit
 from zonerelay.store.base import StoreError, StoreFullError
 from zonerelay.store.group_commit import GroupCommitter
 from zonerelay.store.leveldb_engine import Batches, Op
+from zonerelay.store.writer_thread import WriterThread
 
 
 class Disk:
@@ -56,7 +58,7 @@ def clock() -> ManualClock:
 async def committer(disk: Disk, clock: ManualClock) -> AsyncIterator[GroupCommitter[Op, list[bytes], float]]:
     committer = GroupCommitter(
         disk.prepare,
-        disk.write,
+        functools.partial(WriterThread, "spool-writer", disk.write),
         clock=clock,
         observe=lambda _seconds: None,
         failed=disk.failures.append,

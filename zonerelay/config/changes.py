@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zonerelay.config.models import Settings
 
-RESTART = ("hostname", "workers", "spool", "redis", "delivery", "dns", "log", "admin")
+RESTART = ("hostname", "workers", "spool", "redis", "postgres", "delivery", "dns", "log", "admin")
 """What sockets, threads and files were opened with. Everything else changes live."""
 
 

@@ -41,6 +41,7 @@ class Backend(enum.StrEnum):
     LEVELDB = "leveldb"
     DISK = "disk"
     REDIS = "redis"
+    POSTGRES = "postgres"
 
 
 class ListenerTls(enum.StrEnum):
@@ -67,10 +68,10 @@ class SpoolSettings:
     backend: Backend = choice(
         Backend.LEVELDB,
         "leveldb keeps every acknowledged message through a crash or a power cut. disk does too, in files "
-        "that people and tools can read, for more work per message (docs/disk-queue.md). redis keeps it on a "
-        "server that several relays can share (docs/redis.md); [redis] says where. memory loses everything "
-        "when the relay stops: for tests and throw-away use.",
-        later=("postgres", "s3"),
+        "that people and tools can read, for more work per message (docs/disk-queue.md). redis and postgres "
+        "keep it on a server that several relays can share (docs/redis.md, docs/postgres.md); [redis] and "
+        "[postgres] say where. memory loses everything when the relay stops: for tests and throw-away use.",
+        later=("s3",),
     )
     path: Path = path(
         Path("/var/lib/zonerelay/spool"),

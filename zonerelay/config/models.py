@@ -50,6 +50,7 @@ from zonerelay.config.outbound import (
     OauthGrant,
     SourceSettings,
 )
+from zonerelay.config.postgres import PostgresSettings
 from zonerelay.config.rewriting import DkimSettings, RewriteSettings, RewriteWhere, SrsSettings
 from zonerelay.config.sending import (
     BounceSettings,
@@ -100,6 +101,7 @@ __all__ = [
     "Mechanism",
     "Network",
     "OauthGrant",
+    "PostgresSettings",
     "Priority",
     "RedisSettings",
     "RetryPolicyName",
@@ -163,6 +165,7 @@ class AdminSettings:
 Table = (
     SpoolSettings
     | RedisSettings
+    | PostgresSettings
     | ListenerSettings
     | AuthSettings
     | AccessSettings
@@ -208,6 +211,7 @@ class Settings:
     )
     spool: SpoolSettings = field(default_factory=SpoolSettings)
     redis: RedisSettings = field(default_factory=RedisSettings)
+    postgres: PostgresSettings = field(default_factory=PostgresSettings)
     listener: tuple[ListenerSettings, ...] = (ListenerSettings(),)
     auth: AuthSettings = field(default_factory=AuthSettings)
     access: tuple[AccessSettings, ...] = ()
@@ -230,6 +234,7 @@ class Settings:
 TABLES: dict[str, type[Table]] = {
     "spool": SpoolSettings,
     "redis": RedisSettings,
+    "postgres": PostgresSettings,
     "listener": ListenerSettings,
     "auth": AuthSettings,
     "access": AccessSettings,

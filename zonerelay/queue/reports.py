@@ -10,6 +10,7 @@ no report can be made at all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from zonerelay.config.models import BounceSettings
 from zonerelay.message.dsn import DsnKind, RecipientReport, can_return_whole, compose
@@ -92,7 +93,8 @@ class Reporter:
         try:
             submit = made(whole)
             # Its zone would return it, and nobody is told of a report.
-            return made(b"") if whole and self._is_too_large(submit) else submit
+            submit = made(b"") if whole and self._is_too_large(submit) else submit
+            return replace(submit, about=tuple(report.delivery.key for report in reports))
         except Exception as error:
             raise ReportError(f"{kind} report: {type(error).__name__}: {error}") from error
 

@@ -67,11 +67,16 @@ class Postpone:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A message of our own making (a DSN) that must appear in the same write as what it reports."""
+    """A message of our own making (a DSN) that must appear in the same write as what it reports.
+
+    `about` are the deliveries that it reports. A shared store leaves it out when the claims on all of them
+    were lost: whoever has them now reports for itself.
+    """
 
     message: Message
     body: bytes
     deliveries: tuple[Delivery, ...]
+    about: tuple[DeliveryKey, ...] = ()
 
 
 Change = Finish | Postpone | Submit

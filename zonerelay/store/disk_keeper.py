@@ -10,6 +10,7 @@ deferral needs a new file before it can replace the old one.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -26,6 +27,7 @@ from zonerelay.store.disk_directories import Directories
 from zonerelay.store.disk_files import State
 from zonerelay.store.group_commit import GroupCommitter
 from zonerelay.store.health import Health
+from zonerelay.store.writer_thread import WriterThread
 
 SPACE_INTERVAL = 1.0
 """Seconds between two looks at the free space."""
@@ -66,7 +68,11 @@ class DiskKeeper:
         self._writer = BatchWriter(directories, self._stagers)
         self._writer.found_last_id(noted_id)
         self.committer: GroupCommitter[Op, Batch, float] = GroupCommitter(
-            self._prepare, self._write, clock=clock, observe=observe_commit, failed=self._fail
+            self._prepare,
+            functools.partial(WriterThread, "spool-writer", self._write),
+            clock=clock,
+            observe=observe_commit,
+            failed=self._fail,
         )
         self._loop = asyncio.get_running_loop()
         self._ballast = ballast

@@ -1,4 +1,4 @@
-"""Group commit: one writer thread, one synced batch at a time, and everybody who waits shares the sync.
+"""Group commit: one writer, one synced batch at a time, and everybody who waits shares the sync.
 
 What is submitted while the event loop is busy is written together; the next batch gathers while
 that one is being synced. Submissions are applied strictly in the order in which they were made,
@@ -22,8 +22,7 @@ from typing import Generic, Protocol, TypeVar
 
 from zonerelay.model.clock import Clock
 from zonerelay.store.base import StoreError
-from zonerelay.store.leveldb_engine import Op
-from zonerelay.store.writer_thread import Failed, WriterThread
+from zonerelay.store.writer_thread import Failed
 
 LAZY_DELAY = 0.035
 """With what outcomes wait for company in the queue (`journal.GATHERING`) this stays below the 50 ms that a
@@ -40,16 +39,27 @@ GATHER_OCTETS = 512 * 1024
 """With this much the sync is the smaller part of the write: company would not make it cheaper."""
 
 Change = TypeVar("Change")
+Change_contra = TypeVar("Change_contra", contravariant=True)
 P = TypeVar("P")
+P_contra = TypeVar("P_contra", contravariant=True)
 W = TypeVar("W")
 
 
-class Committer(Protocol):
+class Writer(Protocol[P_contra]):
+    """Writes one job after the other and tells of each. `WriterThread` is one."""
+
+    @property
+    def put(self) -> Callable[[P_contra], None]: ...
+
+    def stop(self) -> None: ...
+
+
+class Committer(Protocol[Change_contra]):
     """What the rest of the store needs."""
 
     def submit(
         self,
-        ops: Sequence[Op],
+        ops: Sequence[Change_contra],
         *,
         size: int = 0,
         lazy: bool = False,
@@ -74,27 +84,28 @@ class _Submission(Generic[Change]):
 
 
 class GroupCommitter(Generic[Change, P, W]):
-    """Belongs to one event loop; owns the writer thread until `stop`. `Change` is what a store writes."""
+    """Belongs to one event loop; owns the writer until `stop`. `Change` is what a store writes."""
 
     def __init__(
         self,
         prepare: Callable[[Sequence[Sequence[Change]], int], P],
-        write: Callable[[P], W],
+        start_writer: Callable[[Callable[[W | Failed], None]], Writer[P]],
         *,
         clock: Clock,
         observe: Callable[[W], None],
         failed: Callable[[StoreError], None],
     ) -> None:
-        """`prepare(batches, octets)` runs on the loop, `write` of what it returns in the writer thread.
+        """`prepare(batches, octets)` runs on the loop; what it returns is put to the writer.
 
-        What `write` returns goes to `observe`; `failed` is told of a failure before any submitter is.
+        `start_writer(tell)` makes one that calls `tell` on the loop with the result of each job, or with how
+        it `Failed`. Results go to `observe`; `failed` is told of a failure before any submitter is.
         """
         self._loop = asyncio.get_running_loop()
         self._now = clock.monotonic
         self._prepare = prepare
         self._observe = observe
         self._failed = failed
-        self._thread = WriterThread("spool-writer", write, self._written)
+        self._writer = start_writer(self._written)
         self._pending: list[_Submission[Change]] = []
         self._pending_size = 0
         self._urgent = 0
@@ -144,8 +155,8 @@ class GroupCommitter(Generic[Change, P, W]):
         self._refusal = reason
 
     def stop(self) -> None:
-        """End the writer thread; `refuse` and `drain` come before."""
-        self._thread.stop()
+        """End the writer; `refuse` and `drain` come before."""
+        self._writer.stop()
 
     def _schedule(self) -> None:
         """Something is pending and nothing is being written."""
@@ -181,7 +192,7 @@ class GroupCommitter(Generic[Change, P, W]):
         except Exception as error:  # noqa: BLE001 - whatever it is, the submitters have to hear of it
             self._loop.call_soon(self._written, Failed(error))
         else:
-            self._thread.put(job)
+            self._writer.put(job)
 
     def _take_batch(self) -> int:
         """Move what goes into the next write from `_pending` to `_writing`; returns its size."""

@@ -32,7 +32,7 @@ class ZoneClaims:
         self,
         zone: str,
         reader: SpoolReader,
-        committer: Committer,
+        committer: Committer[Op],
         ledger: Ledger,
         *,
         empty: bool,

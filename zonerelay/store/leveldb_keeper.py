@@ -10,6 +10,7 @@ kept back as ballast and given up when the disk is full, so that the queue can b
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import sys
 from collections.abc import Callable, Coroutine
@@ -23,9 +24,10 @@ from zonerelay.store.ballast import Ballast
 from zonerelay.store.base import StoreError, StoreFullError
 from zonerelay.store.group_commit import GroupCommitter
 from zonerelay.store.health import Health
-from zonerelay.store.leveldb_engine import Batch, Batches, LevelDb, View
+from zonerelay.store.leveldb_engine import Batch, Batches, LevelDb, Op, View
 from zonerelay.store.leveldb_reader import SpoolReader
 from zonerelay.store.tally import Tally
+from zonerelay.store.writer_thread import WriterThread
 
 SPACE_INTERVAL = 1.0
 """Seconds between two looks at the free space."""
@@ -63,8 +65,12 @@ class SpoolKeeper:
         observe_commit: Callable[[float], None],
     ) -> None:
         self.reader = reader
-        self.committer = GroupCommitter(
-            self._prepare, self._write, clock=clock, observe=observe_commit, failed=self._fail
+        self.committer: GroupCommitter[Op, Job, float] = GroupCommitter(
+            self._prepare,
+            functools.partial(WriterThread, "spool-writer", self._write),
+            clock=clock,
+            observe=observe_commit,
+            failed=self._fail,
         )
         self.counts = Tally()
         self.on_failure: Callable[[], None] = lambda: None

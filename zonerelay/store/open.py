@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 
-from zonerelay.config.models import Backend, RedisSettings, SpoolSettings
+from zonerelay.config.models import Backend, PostgresSettings, RedisSettings, SpoolSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.store.base import Lost, News, Store, StoreOpenError
@@ -34,13 +34,14 @@ async def open_store(
     on_news: News = _no_news,
     on_lost: Lost = _none_lost,
     redis: RedisSettings | None = None,
+    postgres: PostgresSettings | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Store:
     """Raises StoreOpenError, whose text says what the operator should do.
 
     `on_health` hears of every change of `unhealthy()`; `observe_commit` of the seconds of each durable
     write; `on_news` and `on_lost` of what other relays do to a shared store. All are called on the event
-    loop that is running now and must not raise.
+    loop that is running now and must not raise. `environment` is where secrets may be.
     """
     if settings.backend is Backend.MEMORY:
         return await _open_memory(settings)
@@ -48,6 +49,18 @@ async def open_store(
         return await open_disk(settings, clock=clock, on_health=on_health, observe_commit=observe_commit)
     if settings.backend is Backend.LEVELDB:
         return await open_leveldb(settings, clock=clock, on_health=on_health, observe_commit=observe_commit)
+    if settings.backend is Backend.POSTGRES:
+        from zonerelay.store.postgres_open import open_postgres  # noqa: PLC0415 - its driver is an extra
+
+        return await open_postgres(
+            postgres or PostgresSettings(),
+            environment=environment or {},
+            clock=clock,
+            on_health=on_health,
+            observe_commit=observe_commit,
+            on_news=on_news,
+            on_lost=on_lost,
+        )
     try:
         # The driver is an extra: without it every other backend works.
         from zonerelay.store.redis_open import open_redis  # noqa: PLC0415

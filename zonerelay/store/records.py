@@ -235,11 +235,15 @@ def encode_delivery(delivery: Delivery) -> bytes:
 
 
 def decode_delivery(raw_key: bytes, raw: bytes) -> Delivery:
-    key = parse_delivery_key(raw_key)
+    return decode_record(parse_delivery_key(raw_key), raw)
+
+
+def decode_record(key: DeliveryKey, raw: bytes) -> Delivery:
+    """The record of a delivery whose key is known."""
     try:
         record = _decode_record(raw)
     except (ValueError, msgspec.MsgspecError) as error:
-        raise StoreCorruptError(f"unreadable delivery {raw_key[:200]!r}: {error}") from error
+        raise StoreCorruptError(f"unreadable delivery {delivery_key(key)[:200]!r}: {error}") from error
     return Delivery(
         zone=key.zone,
         message_id=key.message_id,

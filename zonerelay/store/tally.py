@@ -45,6 +45,11 @@ class Tally:
             counts.held += more.held
 
     @property
+    def moves(self) -> dict[str, QueueCounts]:
+        """The plain sums, which may be below zero."""
+        return self._zones
+
+    @property
     def is_empty(self) -> bool:
         return not any(counts.total > 0 for counts in self._zones.values())
 

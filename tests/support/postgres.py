@@ -1,0 +1,260 @@
+"""A real PostgreSQL server in a temporary directory, on a Unix socket and a free loopback port.
+
+The machine's own programs are used if it has them; else the Debian package is unpacked into `.cache` (see
+`debian`), never installed. PostgreSQL refuses to run as root: then it runs as an existing system user. Its
+settings are the defaults but for memory and sockets, so what it says is durable is synced.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.support.debian import DebianError, UnpackedPackage, providers
+from tests.support.ports import LOOPBACK, free_port
+
+PROGRAMS = ("initdb", "postgres", "psql")
+USERS = ("postgres", "nobody", "daemon")
+START_TIMEOUT = 30.0
+PASSWORD = "correct-horse"
+SETTINGS = {
+    "listen_addresses": LOOPBACK,
+    "shared_buffers": "32MB",
+    "max_connections": "100",
+    "max_wal_size": "256MB",
+    "log_min_messages": "warning",
+    "dynamic_shared_memory_type": "mmap",
+}
+
+
+class PostgresError(Exception):
+    """PostgreSQL could not be had or did not start; the text says what to do."""
+
+
+class PostgresPrograms:
+    """Where they are, and the environment that they need."""
+
+    def __init__(self) -> None:
+        homes = Path("/usr/lib/postgresql").glob("*/bin")
+        installed = sorted(homes, key=lambda home: float(home.parent.name))
+        self.environment = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
+        for name in [name for name in self.environment if name.startswith("PG")]:
+            del self.environment[name]
+        if installed and all((installed[-1] / name).exists() for name in PROGRAMS):
+            self.bin = installed[-1]
+            return
+        try:
+            names = providers("postgresql", r"postgresql-\d+")
+            client = [name.replace("postgresql", "postgresql-client") for name in names]
+            package = UnpackedPackage(names[0] if names else "postgresql-15", also=client)
+            package.ensure([f"usr/lib/postgresql/*/bin/{name}" for name in PROGRAMS])
+        except DebianError as error:
+            raise PostgresError(str(error)) from error
+        self.bin = package.path("usr/lib/postgresql/*/bin")
+        self.environment["LD_LIBRARY_PATH"] = package.library_path()
+
+
+class PostgresServer:
+    """Started at once. `kill` and `start` again is a crash; everything goes with `stop`."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, str] | None = None,
+        *,
+        auth: str = "trust",
+        parent: Path | None = None,
+        launcher: Sequence[str] = (),
+    ) -> None:
+        """`launcher` is put before the server's command line, and runs as whoever runs this."""
+        self._programs = PostgresPrograms()
+        self._launcher = launcher
+        self.directory = Path(tempfile.mkdtemp(prefix="zonerelay-postgres-", dir=parent))
+        self.data = self.directory / "data"
+        self.port = free_port()
+        self._owner = _unprivileged()
+        self._process: subprocess.Popen[bytes] | None = None
+        if self._owner is not None:
+            os.chown(self.directory, self._owner.pw_uid, self._owner.pw_gid)
+        try:
+            self._make(auth)
+            self._configure({**SETTINGS, "unix_socket_directories": str(self.directory), **(settings or {})})
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://mail@{LOOPBACK}:{self.port}/postgres"
+
+    @property
+    def socket_url(self) -> str:
+        return f"postgresql:///postgres?host={self.directory}&port={self.port}&user=mail"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        command = [str(self._programs.bin / "postgres"), "-D", str(self.data)]
+        self._process = self._launched(command) if self._launcher else self._popen(command)
+        deadline = time.monotonic() + START_TIMEOUT
+        while self.psql("SELECT 1", check=False) != "1":
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise PostgresError(f"PostgreSQL did not start:\n{self.log()}")
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """As a crash of the machine would: no process of it says good-bye."""
+        assert self._process is not None
+        for pid in [self._process.pid, *_children(self._process.pid)]:
+            os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
+
+    def halt(self) -> None:
+        """Every process of it stands still, connections stay open."""
+        self._signal_all(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal_all(signal.SIGCONT)
+
+    def shut_down(self) -> None:
+        """In good order, but connections are cut."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(START_TIMEOUT)
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.go_on()
+            self._process.send_signal(signal.SIGQUIT)
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def psql(self, statement: str, *, check: bool = True) -> str:
+        done = subprocess.run(
+            [
+                *(str(self._programs.bin / "psql"), "-XAtq", "-U", "mail", "-d", "postgres"),
+                *("-h", str(self.directory), "-p", str(self.port), "-c", statement),
+            ],
+            env={**self._programs.environment, "PGPASSWORD": PASSWORD},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        if check and done.returncode:
+            raise PostgresError(done.stderr.strip())
+        return done.stdout.strip()
+
+    def set(self, name: str, value: str) -> None:
+        """Change a setting of the running server."""
+        self.psql(f"ALTER SYSTEM SET {name} = '{value}'")
+        self.psql("SELECT pg_reload_conf()")
+        deadline = time.monotonic() + START_TIMEOUT
+        while self.psql(f"SHOW {name}") != value and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def log(self) -> str:
+        return (self.directory / "log").read_text(errors="replace")[-4000:]
+
+    def _make(self, auth: str) -> None:
+        secret = self.directory / "password"
+        secret.write_text(PASSWORD)
+        secret.chmod(0o644)
+        made = self._popen(
+            [
+                *(str(self._programs.bin / "initdb"), "-D", str(self.data), "-U", "mail", "-E", "UTF8"),
+                *("--locale=C", "--no-sync", f"--auth={auth}", f"--pwfile={secret}"),
+            ]
+        )
+        if made.wait(60):
+            raise PostgresError(f"initdb failed:\n{self.log()}")
+
+    def _configure(self, settings: Mapping[str, str]) -> None:
+        lines = [f"{name} = '{value}'" for name, value in {**settings, "port": str(self.port)}.items()]
+        with (self.data / "postgresql.conf").open("a") as file:
+            file.write("\n" + "\n".join(lines) + "\n")
+
+    def _popen(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        owner = self._owner
+        with (self.directory / "log").open("ab") as log:
+            return subprocess.Popen(
+                command,
+                cwd=self.directory,
+                env=self._programs.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                user=None if owner is None else owner.pw_uid,
+                group=None if owner is None else owner.pw_gid,
+                extra_groups=None if owner is None else [],
+            )
+
+    def _launched(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        owner = self._owner
+        become = [] if owner is None else ["setpriv", f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}"]
+        groups = ["--clear-groups"] if become else []
+        with (self.directory / "log").open("ab") as log:
+            return subprocess.Popen(
+                [*self._launcher, *become, *groups, *command],
+                cwd=self.directory,
+                env=self._programs.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        for pid in [self._process.pid, *_children(self._process.pid)]:
+            os.kill(pid, number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+@functools.cache
+def shared_postgres() -> PostgresServer:
+    """One for the whole run; each spool has a schema of its own there. Who breaks a server starts another."""
+    server = PostgresServer()
+    atexit.register(server.stop)
+    return server
+
+
+def _unprivileged() -> pwd.struct_passwd | None:
+    """Whom to run as when this is root."""
+    if os.geteuid() != 0:
+        return None
+    for name in USERS:
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise PostgresError("PostgreSQL does not run as root, and there is no other user to run it as")
+
+
+def _children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]

@@ -1,0 +1,242 @@
+"""Handing out deliveries from PostgreSQL: `FOR UPDATE SKIP LOCKED`, so that nodes never wait for each other.
+
+What is claimed belongs to the session of this relay. A claim is carried out to its end even when whoever
+asked has left: the deliveries are then at hand for the next one. `exclusive` keeps everything that changes
+claims in the database apart from a resync, which compares them with what is known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.store import postgres_sql as sql
+from zonerelay.store.base import Lost
+from zonerelay.store.claim_pool import NEVER, Claims, ZonePool
+from zonerelay.store.postgres_driver import Link, LostError, Row
+from zonerelay.store.postgres_keeper import DatabaseKeeper
+from zonerelay.store.postgres_rows import delivery_of, key_columns, word, words
+
+T = TypeVar("T")
+
+_by_message = attrgetter("message_id")
+
+
+class DatabaseClaims:
+    """All zones of one relay."""
+
+    def __init__(self, keeper: DatabaseKeeper, claims: Claims, on_lost: Lost) -> None:
+        self.claims = claims
+        self.exclusive = asyncio.Lock()
+        self._keeper = keeper
+        self._on_lost = on_lost
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    def doubt(self, zone: str) -> None:
+        self.claims.zone(zone).doubt()
+
+    async def claim(self, zone: str, limit: int, skip: Collection[str], now: float) -> list[Delivery]:
+        pool = self.claims.zone(zone)
+        found: list[Delivery] = []
+        async with self._alone(zone):
+            try:
+                while len(found) < limit:
+                    came = 0
+                    if pool.more or pool.due <= now:
+                        came = await self._finish(self._fill(zone, limit - len(found), skip, now))
+                    some, passed = pool.take(limit - len(found), skip, now)
+                    self.claims.hand_out(some)
+                    found += some
+                    if passed:
+                        await self._finish(self._park(zone, passed))
+                    elif not came:
+                        break
+                if len(found) < limit and pool.parked:
+                    found += await self._unpark(zone, limit - len(found), skip, now)
+            except BaseException:
+                self.release([delivery.key for delivery in found])
+                raise
+        return sorted(found, key=_by_message)
+
+    async def claim_domain(self, zone: str, domain: str, limit: int, now: float) -> list[Delivery]:
+        async with self._alone(zone):
+            found = await self._taken(self._take_parked(zone, word(domain), limit, now))
+        return sorted(found, key=_by_message)
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        for key in keys:
+            self.claims.release(key)
+
+    async def next_due(self, zone: str) -> float | None:
+        pool = self.claims.zone(zone)
+        async with self._alone(zone):
+            if pool.due == 0.0:
+                await self._finish(self._look_for_due(zone, pool))
+        first = min(pool.due, pool.next_due())
+        return None if first == NEVER else first
+
+    async def resync(self, *, new_session: bool) -> None:
+        """Believe the database. Called under `exclusive`, with nothing being written."""
+        claims = self.claims
+        there: dict[DeliveryKey, Delivery] = {}
+        if not new_session:
+            rows = await self.ask(sql.CLAIMED, self._keeper.session)
+            there = {delivery.key: delivery for delivery in map(delivery_of, rows)}
+        lost = [key for key in claims.handed if key not in there]
+        claims.lose(lost)
+        for pool in claims.zones.values():
+            pool.clear()
+            pool.doubt()
+        for key, delivery in there.items():
+            if key not in claims.handed and not claims.regain(delivery):
+                claims.zone(key.zone).put(delivery)
+        if lost:
+            self._on_lost(lost)
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, zone: str) -> AsyncIterator[None]:
+        """With nothing under way for the zone, not even for somebody who has left."""
+        async with self._locks.setdefault(zone, asyncio.Lock()):
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            yield
+
+    # --- asking the database
+
+    async def _fill(self, zone: str, limit: int, skip: Collection[str], now: float) -> int:
+        """Claim the oldest fresh and the earliest due ones into the pool; how many rows there were."""
+        pool = self.claims.zone(zone)
+        values = (word(zone), self._keeper.session, limit, words(skip))
+        count = 0
+        async with self.exclusive:
+            if pool.more:
+                with _doubting(pool):
+                    pool.more = False
+                    rows = await self.ask(sql.CLAIM_FRESH, *values)
+                    pool.more = pool.more or len(rows) == limit
+                    count += self._keep(pool, rows)
+            if pool.due <= now:
+                with _doubting(pool):
+                    pool.due = NEVER
+                    rows = await self.ask(sql.CLAIM_DUE, *values, now)
+                    count += self._keep(pool, rows)
+                    pool.due = min(pool.due, await self._first_due(zone))
+        return count
+
+    def _keep(self, pool: ZonePool, rows: Sequence[Row]) -> int:
+        for row in rows:
+            if row[6]:
+                pool.parked = True
+            elif not self.claims.regain(delivery := delivery_of(row)):
+                pool.put(delivery)
+        return len(rows)
+
+    async def _look_for_due(self, zone: str, pool: ZonePool) -> None:
+        with _doubting(pool):
+            pool.due = NEVER
+            pool.due = min(pool.due, await self._first_due(zone))
+
+    async def _first_due(self, zone: str) -> float:
+        rows = await self.ask(sql.NEXT_DUE, word(zone))
+        return float(rows[0][0]) if rows else NEVER
+
+    async def _park(self, zone: str, passed: Sequence[Delivery]) -> None:
+        """Their destination is full: give them back to the database, where `claim_domain` finds them."""
+        pool = self.claims.zone(zone)
+        async with self.exclusive:
+            try:
+                columns = key_columns([delivery.key for delivery in passed])
+                await self.ask(sql.PARK, *columns, self._keeper.session)
+            except BaseException:
+                for delivery in passed:
+                    pool.put(delivery)
+                raise
+        pool.parked = True
+
+    async def _unpark(self, zone: str, limit: int, skip: Collection[str], now: float) -> list[Delivery]:
+        """Of domains that are no longer skipped, should nobody ask for the domain."""
+        pool = self.claims.zone(zone)
+        pool.parked = False
+        try:
+            domains = [row[0] for row in await self.ask(sql.PARKED_DOMAINS, word(zone))]
+        except BaseException:
+            pool.parked = True
+            raise
+        pool.parked = pool.parked or bool(domains)
+        skipped = set(words(skip))
+        found: list[Delivery] = []
+        try:
+            for domain in domains:
+                if domain not in skipped and len(found) < limit:
+                    found += await self._taken(self._take_parked(zone, domain, limit - len(found), now))
+        except BaseException:
+            self.release([delivery.key for delivery in found])
+            raise
+        return found
+
+    async def _take_parked(self, zone: str, domain: str, limit: int, now: float) -> list[Delivery]:
+        async with self.exclusive:
+            rows = await self.ask(sql.CLAIM_PARKED, word(zone), self._keeper.session, limit, domain, now)
+            found = [d for d in map(delivery_of, rows) if not self.claims.regain(d)]
+            self.claims.hand_out(found)
+        return found
+
+    async def ask(self, statement: str, *values: object) -> Sequence[Row]:
+        async with self._link() as link:
+            return await link.fetch(statement, *values)
+
+    @contextlib.asynccontextmanager
+    async def _link(self) -> AsyncIterator[Link]:
+        try:
+            async with self._keeper.links.use() as link:
+                yield link
+        except LostError as error:
+            # What was claimed is not known: only a resync can tell.
+            self._keeper.trouble(error)
+            raise
+
+    async def _finish(self, work: Coroutine[Any, Any, T]) -> T:  # Any: what a coroutine sends is its business
+        """Carry it out to its end, also when whoever waits for it leaves."""
+        return await asyncio.shield(self._start(work))
+
+    async def _taken(self, work: Coroutine[Any, Any, list[Delivery]]) -> list[Delivery]:  # Any: as above
+        """What was claimed for somebody who has left meanwhile is given back."""
+        task = self._start(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._unwanted)
+            raise
+
+    def _unwanted(self, task: asyncio.Task[list[Delivery]]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self.release([delivery.key for delivery in task.result()])
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:  # Any: as above
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:  # Any: any result
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waited has seen it; nobody else has to
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _doubting(pool: ZonePool) -> Iterator[None]:
+    """A question that failed has told nothing."""
+    try:
+        yield
+    except BaseException:
+        pool.doubt()
+        raise

@@ -1,0 +1,325 @@
+"""Keeps the database usable: connections, this relay's lease, what others tell, reconnecting after trouble.
+
+A relay is a session in the table `node`. While its heart beats the session lives, and with it every claim
+it has made; a session that has not been heard of for `lease` ends, and whoever notices frees its claims. The
+number of the node is held by an advisory lock, so no two relays make message ids with the same one.
+
+On any trouble nothing more is written, new mail is refused and nothing is handed out until everything was
+connected again, which is tried with growing pauses for as long as it takes. The store then compares what it
+remembers with what the database says (`Store.resync`), because the fate of the last write is not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Protocol
+
+from zonerelay.model.clock import Clock
+from zonerelay.store import health
+from zonerelay.store import postgres_sql as sql
+from zonerelay.store.base import News, StoreError, StoreOpenError
+from zonerelay.store.group_commit import GroupCommitter
+from zonerelay.store.health import Health
+from zonerelay.store.postgres_batch import BatchWriter, Job
+from zonerelay.store.postgres_driver import Access, ClashError, Link
+from zonerelay.store.postgres_links import Links
+from zonerelay.store.postgres_reaper import Reaper
+from zonerelay.store.postgres_rows import unword
+from zonerelay.store.postgres_server import check_server
+
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+"""Seconds between two attempts to connect again."""
+BEATS = 4
+"""Renewals in one lease: three may fail."""
+LONGEST_BEAT = 10.0
+
+UNREACHABLE = "the database cannot be used"
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class Resync(Protocol):
+    """What the store does when everything may have changed."""
+
+    async def __call__(self, *, new_session: bool) -> None: ...
+
+
+class DatabaseKeeper:
+    """One relay's place in one database. `node` is its number, `lease` in seconds."""
+
+    def __init__(
+        self,
+        access: Access,
+        *,
+        node: int,
+        lease: float,
+        unsafe: bool,
+        clock: Clock,
+        on_health: Callable[[str | None], None],
+        on_news: News,
+        observe_commit: Callable[[float], None],
+    ) -> None:
+        self.node = node
+        self.session = 0
+        self.last_id = 0
+        self.links = Links(access)
+        self.channel = f"{access.schema}_news"
+        self.on_failure: Callable[[StoreError], None] = _nobody
+        self.resync: Resync | None = None
+        self.all_zones: Callable[[], None] = lambda: None
+        self._access = access
+        self._lease = lease
+        self._unsafe = unsafe
+        self._beat_every = min(lease / BEATS, LONGEST_BEAT)
+        self._clock = clock
+        self._held_until = float("-inf")
+        self.on_news = on_news
+        self._control: Link | None = None
+        self._writer: Link | None = None
+        self._refusal: StoreError | None = None
+        self._closed = False
+        self._health = Health(on_health)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._heart: asyncio.Task[None] | None = None
+        self._pause = FIRST_PAUSE
+        self.has_company = False
+        """Other nodes were there at the last beat."""
+        self.committer: GroupCommitter[Job, Sequence[Job], float] = GroupCommitter(
+            lambda batches, _size: [job for jobs in batches for job in jobs],
+            self._start_writer,
+            clock=clock,
+            observe=observe_commit,
+            failed=self._batch_failed,
+        )
+
+    def _start_writer(self, tell: Callable[..., None]) -> BatchWriter:
+        return BatchWriter(
+            tell,
+            link=lambda: self._usable(self._writer),
+            session=lambda: self.session,
+            last_id=lambda: self.last_id,
+            channel=self.channel,
+            clock=self._clock,
+        )
+
+    # --- may it be used?
+
+    def check_usable(self) -> None:
+        """Raises StoreError while the database is not there, or the relay is closed."""
+        if self._refusal is not None:
+            raise type(self._refusal)(str(self._refusal))
+
+    def check_open(self) -> None:
+        """Raises StoreError once the relay has closed the store."""
+        if self._closed:
+            raise StoreError(health.CLOSED)
+
+    def unhealthy(self) -> str | None:
+        return self._health.reason
+
+    @property
+    def holds_lease(self) -> bool:
+        """Nobody can have taken over what we have claimed."""
+        return self._clock.monotonic() < self._held_until
+
+    async def probe(self) -> None:
+        self.check_usable()
+        try:
+            renewed = await self._renew()
+        except StoreError as error:
+            self.trouble(error)
+            raise
+        if not renewed:
+            raise self.lease_lost()
+
+    # --- start and end
+
+    async def start(self) -> None:
+        """Raises StoreError, with everything closed."""
+        try:
+            await self._connect()
+        except BaseException:
+            self._cut()
+            self.committer.stop()
+            raise
+        self._heart = self._spawn(self._beat())
+
+    async def close(self) -> None:
+        """Finish what was submitted, give every claim back, say good-bye."""
+        if self._closed:
+            return
+        self._closed = True
+        self._health.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        was_usable = self._refusal is None
+        closed = StoreError(health.CLOSED)
+        self._refusal = self._refusal or closed
+        await self.committer.drain()
+        self.committer.refuse(closed)
+        self.committer.stop()
+        self._refusal = closed
+        if was_usable:
+            with contextlib.suppress(StoreError):
+                await self._reaper().leave(self.session, self.last_id)
+        for link in (self._control, self._writer):
+            if link is not None:
+                await link.close()
+        await self.links.close()
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # --- connecting
+
+    async def _connect(self) -> bool:
+        """True when claims of before are void."""
+        sent = self._clock.monotonic()
+        control = self._control = await Link.open(self._access)
+        await check_server(control, unsafe=self._unsafe)
+        ((taken,),) = await control.fetch(sql.TAKE_NUMBER, f"zonerelay node {self._access.schema}", self.node)
+        if not taken:
+            raise StoreOpenError(
+                f"another relay is connected to the database as node {self.node}: give every relay that"
+                " shares it its own [postgres] node"
+            )
+        await control.listen(self.channel, self._hear)
+        renewed = bool(self.session) and await self._renew()
+        if not renewed:
+            ((self.session,),) = await control.fetch(sql.REGISTER, self.node, self._lease)
+            self._held_until = sent + self._lease
+        self._writer = await Link.open(self._access)
+        for link in (control, self._writer):
+            link.on_end(lambda link=link: self._ended(link))  # type: ignore[misc]
+        return not renewed
+
+    def _cut(self) -> None:
+        for link in (self._control, self._writer):
+            if link is not None:
+                link.cut()
+        self._control = self._writer = None
+        self.links.cut()
+
+    def _ended(self, link: Link) -> None:
+        if link in {self._control, self._writer}:
+            self.trouble(StoreError("the database has ended the connection"))
+
+    def _usable(self, link: Link | None) -> Link:
+        if link is None:
+            raise StoreError(UNREACHABLE)
+        return link
+
+    # --- the lease
+
+    async def _renew(self) -> bool:
+        """A durable write; false when our session has ended."""
+        sent = self._clock.monotonic()
+        rows = await self._usable(self._control).fetch(
+            sql.RENEW, self.session, self._lease, self.last_id, timeout=max(1.0, self._beat_every)
+        )
+        if rows:
+            self._held_until = sent + self._lease
+        return bool(rows)
+
+    def lease_lost(self) -> StoreError:
+        """Another node believed us dead: start again under a new session."""
+        error = StoreError("the lease has run out: other nodes may have taken over what was claimed here")
+        self.trouble(error)
+        return error
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._beat_every)
+            if self._refusal is not None:
+                continue
+            try:
+                if not await self._renew():
+                    self.lease_lost()
+                    continue
+                self._pause = FIRST_PAUSE
+                await self.reap()
+            except ClashError:
+                continue  # somebody else was at the same; there is a next time
+            except StoreError as error:
+                self.trouble(error)
+
+    async def reap(self) -> None:
+        """Free what dead nodes have left, and let everybody know."""
+        ((others,),) = await self._usable(self._control).fetch(sql.OTHERS, self.session)
+        self.has_company = others > 0
+        zones, some_died = await self._reaper().reap(self.session)
+        for zone in zones:
+            self.on_news(zone)
+        if some_died:
+            # Nobody waits for what they had deferred, either.
+            self.all_zones()
+
+    def _reaper(self) -> Reaper:
+        return Reaper(self._usable(self._control), self.channel)
+
+    def _hear(self, payload: str) -> None:
+        session, _, zone = payload.partition(" ")
+        if session == str(self.session) or self._closed:
+            return
+        if zone:
+            self.on_news(unword(zone))
+        else:
+            self.all_zones()
+
+    # --- trouble
+
+    def _batch_failed(self, error: StoreError) -> None:
+        """Everything that was submitted fails with it."""
+        self.trouble(error)
+        self.on_failure(error)
+
+    def trouble(self, error: StoreError) -> None:
+        """Stop using the database until it was connected again."""
+        if self._closed or self._refusal is not None:
+            return
+        _log.error("the database cannot be used: %s", error)
+        self._refusal = type(error)(str(error))
+        self.committer.refuse(self._refusal)
+        self._health.set("database", UNREACHABLE)
+        self._spawn(self._recover())
+
+    async def _recover(self) -> None:
+        said = ""
+        while True:
+            await asyncio.sleep(self._pause)
+            # Not shorter again before a heart has beaten: a full disk lets us in and takes nothing.
+            self._pause = min(self._pause * 2, LONGEST_PAUSE)
+            try:
+                await self._reconnect()
+            except StoreError as error:
+                self._cut()
+                if str(error) != said:
+                    said = str(error)
+                    _log.error("the database cannot be used yet: %s", error)
+                continue
+            self.committer.resume()
+            self._refusal = None
+            self._health.set("database", None)
+            _log.warning("the database is back")
+            self.all_zones()
+            return
+
+    async def _reconnect(self) -> None:
+        self._cut()
+        await self.committer.drain()
+        new_session = await self._connect()
+        assert self.resync is not None
+        await self.resync(new_session=new_session)
+        await self.reap()
+
+
+def _nobody(_error: StoreError) -> None:
+    """Until the store listens."""

@@ -1,0 +1,110 @@
+"""Opening a PostgreSQL store: settings to connections, the schema, what the last run left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from zonerelay.config.models import LOSS_WORDS, PostgresSettings
+from zonerelay.config.secrets import SecretError, read_secret
+from zonerelay.model.clock import Clock
+from zonerelay.store import postgres_sql as sql
+from zonerelay.store.base import Lost, News, StoreError, StoreOpenError
+from zonerelay.store.claim_pool import Claims
+from zonerelay.store.postgres import PostgresStore
+from zonerelay.store.postgres_claims import DatabaseClaims
+from zonerelay.store.postgres_counts import QueueCounter
+from zonerelay.store.postgres_driver import Access, Link, load_driver
+from zonerelay.store.postgres_keeper import DatabaseKeeper
+from zonerelay.store.postgres_reader import DatabaseReader
+from zonerelay.store.postgres_schema import migrate
+from zonerelay.store.postgres_server import check_server
+
+
+async def open_postgres(
+    settings: PostgresSettings,
+    *,
+    environment: Mapping[str, str],
+    clock: Clock,
+    on_health: Callable[[str | None], None],
+    observe_commit: Callable[[float], None],
+    on_news: News,
+    on_lost: Lost,
+) -> PostgresStore:
+    """Raises StoreOpenError. Delivering can begin at once; counting goes on behind it."""
+    load_driver()
+    access = _access(settings, environment)
+    unsafe = settings.accept_loss == LOSS_WORDS
+    keeper = DatabaseKeeper(
+        access,
+        node=settings.node,
+        lease=settings.lease,
+        unsafe=unsafe,
+        clock=clock,
+        on_health=on_health,
+        on_news=on_news,
+        observe_commit=observe_commit,
+    )
+    counter = QueueCounter(access, lambda: keeper.has_company)
+    claims = DatabaseClaims(keeper, Claims(), on_lost)
+    store = PostgresStore(keeper, claims, DatabaseReader(keeper, access), counter)
+    news = _News(store, claims, on_news)
+    keeper.on_news, keeper.all_zones = news.of_zone, news.of_all
+    try:
+        await _prepare(access, unsafe=unsafe)
+        await keeper.start()
+        await keeper.reap()
+        ((last,),) = await claims.ask(sql.LAST_ID)
+        keeper.last_id = last or 0
+        await counter.start()
+    except BaseException as error:
+        await store.close()
+        if isinstance(error, StoreError) and not isinstance(error, StoreOpenError):
+            raise StoreOpenError(f"the database cannot be opened: {error}") from error
+        raise
+    return store
+
+
+def _access(settings: PostgresSettings, environment: Mapping[str, str]) -> Access:
+    password = ""
+    if settings.password:
+        try:
+            password = read_secret(settings.password, environment)
+        except SecretError as error:
+            raise StoreOpenError(f"postgres.password: {error}") from error
+    name = f"zonerelay {settings.node}"
+    return Access(settings.url, password, settings.schema, name, settings.lease)
+
+
+async def _prepare(access: Access, *, unsafe: bool) -> None:
+    link = await Link.open(access)
+    try:
+        await check_server(link, unsafe=unsafe)
+        await migrate(link, access.schema)
+    finally:
+        await link.close()
+
+
+class _News:
+    """What others tell goes to the claims first, then to whoever listens."""
+
+    def __init__(self, store: PostgresStore, claims: DatabaseClaims, on_news: News) -> None:
+        self._store = store
+        self._claims = claims
+        self._on_news = on_news
+        self._asking: asyncio.Task[None] | None = None
+
+    def of_zone(self, zone: str) -> None:
+        self._claims.doubt(zone)
+        self._on_news(zone)
+
+    def of_all(self) -> None:
+        self._asking = asyncio.get_running_loop().create_task(self._tell_all())
+
+    async def _tell_all(self) -> None:
+        try:
+            zones = await self._store.zones()
+        except StoreError:
+            return  # once the database is back, all zones hear of it
+        for zone in zones:
+            self.of_zone(zone)
