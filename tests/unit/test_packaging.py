@@ -6,6 +6,7 @@ import ipaddress
 import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -169,10 +170,14 @@ def test_the_build_context_has_everything_that_is_copied_and_little_else() -> No
 
 
 def test_the_wheel_has_every_module() -> None:
-    """It takes what is a package, and no other files than Python's."""
-    files = [path for path in (ROOT / "zonerelay").rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    assert [path for path in files if path.suffix != ".py"] == []
-    assert {path.parent for path in files} == {path.parent for path in files if path.name == "__init__.py"}
+    """It takes what is a package, and of other files than Python's those that pyproject.toml names."""
+    files = {path for path in (ROOT / "zonerelay").rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    modules = {path for path in files if path.suffix == ".py"}
+    assert {path.parent for path in modules} == {path.parent for path in files if path.name == "__init__.py"}
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    assert files - modules == {
+        path for each in named["zonerelay"] for path in (ROOT / "zonerelay").glob(each)
+    }
 
 
 def test_what_is_kept_beside_the_spool_is_in_the_state_directory() -> None:
