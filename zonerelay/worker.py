@@ -16,12 +16,11 @@ import asyncio
 import random
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 from zonerelay import __version__
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminError, AdminServer
-from zonerelay.config.changes import needs_restart
+from zonerelay.config.changes import needs_restart, taken_up
 from zonerelay.config.models import Settings
 from zonerelay.control.change_plans import ChangePlans
 from zonerelay.control.errors import ControlError
@@ -280,24 +279,7 @@ class Worker:
         self._settler.configure(zones=settings.zone, retry=retry, bounce=settings.bounce)
         other_routes = settings.destination != self.settings.destination
         self._scheduler.configure(settings.zone, settings.retry, other_routes=other_routes)
-        self.settings = replace(
-            self.settings,
-            listener=settings.listener,
-            zone=settings.zone,
-            route=settings.route,
-            retry=settings.retry,
-            bounce=settings.bounce,
-            shutdown_timeout=settings.shutdown_timeout,
-            auth=settings.auth,
-            access=settings.access,
-            max_session_memory=settings.max_session_memory,
-            source=settings.source,
-            destination=settings.destination,
-            credential=settings.credential,
-            dkim=settings.dkim,
-            srs=settings.srs,
-            rewrite=settings.rewrite,
-        )
+        self.settings = taken_up(self.settings, settings)
         assert self._listeners is not None
         self.problems = (*self.problems, *await self._listeners.reload(self.settings))
         self.events.lifecycle("reloaded", restart_for=" ".join(later))

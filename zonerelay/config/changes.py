@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zonerelay.config.models import Settings
 
 RESTART = ("hostname", "workers", "spool", "redis", "postgres", "delivery", "dns", "log", "admin")
@@ -11,3 +13,8 @@ RESTART = ("hostname", "workers", "spool", "redis", "postgres", "delivery", "dns
 def needs_restart(old: Settings, new: Settings) -> tuple[str, ...]:
     """Names of the top-level keys that differ and take effect at the next start only."""
     return tuple(name for name in RESTART if getattr(old, name) != getattr(new, name))
+
+
+def taken_up(old: Settings, new: Settings) -> Settings:
+    """What a relay that ran with the old settings runs with from now on."""
+    return replace(new, **{name: getattr(old, name) for name in RESTART})
