@@ -14,6 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zonerelay.config.access import AccessAction, AccessSettings, AuthSettings
+from zonerelay.config.attempts import (
+    BounceSettings,
+    DeliverySettings,
+    DnsSettings,
+    RetryPolicyName,
+    RetrySettings,
+)
 from zonerelay.config.intake import (
     CLEARTEXT_AUTH_WORDS,
     LOSS_WORDS,
@@ -53,13 +60,8 @@ from zonerelay.config.outbound import (
 from zonerelay.config.postgres import PostgresSettings
 from zonerelay.config.rewriting import DkimSettings, RewriteSettings, RewriteWhere, SrsSettings
 from zonerelay.config.sending import (
-    BounceSettings,
-    DeliverySettings,
     DkimMode,
-    DnsSettings,
     InDoubt,
-    RetryPolicyName,
-    RetrySettings,
     RouteSettings,
     SourceBy,
     TlsMode,

@@ -26,6 +26,7 @@ from zonerelay.store.base import (
     StoreError,
     Submit,
 )
+from zonerelay.store.batches import in_batches
 from zonerelay.store.body_cache import BodyCache
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message, split
@@ -211,10 +212,9 @@ class DiskStore:
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
     ) -> int:
-        wanted = list(dict.fromkeys(keys))
         existed = 0
-        for start in range(0, len(wanted), UPDATE_BATCH):
-            existed += await self._update(wanted[start : start + UPDATE_BATCH], change)
+        for batch in in_batches(keys, UPDATE_BATCH):
+            existed += await self._update(batch, change)
         return existed
 
     async def _update(

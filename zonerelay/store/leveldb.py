@@ -27,6 +27,7 @@ from zonerelay.store.base import (
     StoreError,
     Submit,
 )
+from zonerelay.store.batches import in_batches
 from zonerelay.store.body_cache import BodyCache
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message, split
@@ -158,10 +159,8 @@ class LevelDbStore:
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
     ) -> int:
-        wanted = list(dict.fromkeys(keys))
         existed = 0
-        for start in range(0, len(wanted), UPDATE_BATCH):
-            batch = wanted[start : start + UPDATE_BATCH]
+        for batch in in_batches(keys, UPDATE_BATCH):
             found = await self._find(batch)
             plan = Plan(self._ledger, found)
             for key in batch:

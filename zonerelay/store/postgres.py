@@ -18,6 +18,7 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import records
 from zonerelay.store.base import CHUNK_SIZE, Change, Finish, Postpone, QueueCounts, StoreError, Submit
+from zonerelay.store.batches import in_batches
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message, split
 from zonerelay.store.claim_pool import Claims
@@ -174,10 +175,9 @@ class PostgresStore:
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
     ) -> int:
-        wanted = list(dict.fromkeys(keys))
         existed = 0
-        for start in range(0, len(wanted), UPDATE_BATCH):
-            existed += await self._update(wanted[start : start + UPDATE_BATCH], change)
+        for batch in in_batches(keys, UPDATE_BATCH):
+            existed += await self._update(batch, change)
         return existed
 
     async def _update(

@@ -22,6 +22,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store import records
 from zonerelay.store import redis_records as rows
 from zonerelay.store.base import Change, Finish, Lost, News, Postpone, StoreError, Submit
+from zonerelay.store.batches import in_batches
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message, split
 from zonerelay.store.redis_claims import ClaimBook
@@ -142,12 +143,11 @@ class RedisStore:
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
     ) -> int:
-        wanted = list(dict.fromkeys(keys))
         existed = 0
-        for start in range(0, len(wanted), UPDATE_BATCH):
-            batch = wanted[start : start + UPDATE_BATCH]
-            while batch:
-                done, batch = await self._update_batch(batch, change)
+        for batch in in_batches(keys, UPDATE_BATCH):
+            left = batch
+            while left:
+                done, left = await self._update_batch(left, change)
                 existed += done
         return existed
 
