@@ -135,6 +135,7 @@ class Worker:
         await sending.start()
         await scheduler.start()
         await listeners.start(self.settings)
+        self.metrics.loop_lag.start()
 
     def _build_sending(self, store: Store) -> Sending:
         return Sending(
@@ -311,6 +312,7 @@ class Worker:
             await self._admin.close()
         if self.store is not None:
             await self.store.close()
+        self.metrics.loop_lag.stop()
         self.events.lifecycle("stopped")
 
     # ---- what the parts ask of each other ---------------------------------------------------------
