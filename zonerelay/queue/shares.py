@@ -43,6 +43,7 @@ class Shares:
         self._long: dict[Line, None] = {}
         self.hungry: dict[Line, None] = {}
         """Short lines whose passed-over domains can be fetched."""
+        self._resting: set[Line] = set()
         self._skip: set[str] = set()
         self._frozen: frozenset[str] | None = frozenset()
 
@@ -54,14 +55,24 @@ class Shares:
             self._long[line] = None
 
     def shortened(self, line: Line, waiting: int) -> None:
-        if line.passed_over and self._is_short(line, waiting):
+        if line.passed_over and self._is_short(line, waiting) and line not in self._resting:
             self.hungry[line] = None
         if self._long and line.waiting < self._crowded:
             self._long.pop(line, None)
 
+    def rest(self, line: Line) -> None:
+        """Fetch nothing for the line until `rested`: its destination is suspended."""
+        self._resting.add(line)
+        self.hungry.pop(line, None)
+
+    def rested(self, line: Line, waiting: int) -> None:
+        self._resting.discard(line)
+        self.shortened(line, waiting)
+
     def forget(self, line: Line) -> None:
         """The line is no longer in use; its passed-over domains have moved."""
         self._long.pop(line, None)
+        self._resting.discard(line)
         self.hungry.pop(line, None)
 
     def may_pass_over(self) -> bool:

@@ -20,6 +20,8 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
 - Suspension (`suspension.py`): nothing waits for a suspended destination; what is claimed for it is
   handed back to be deferred without a connection; one probe at a time ends it
   → dead hosts cost neither connections nor window.
+- Rest: where there is much of that, it is passed over and fetched at a steady rate
+  → a dead host's hundreds of thousands do not use up the time of the others' mail.
 - Routes live as long as their TTL, then the line is looked up again → mail follows a changed MX.
 - Withdrawn deliveries are not planned until they are given back → an operator's change and an
   attempt never cross.
@@ -46,6 +48,10 @@ LOW_MARK = 1000
 CLAIM_LIMIT = 500
 LOOK_UPS = 50
 MAX_DOMAINS = 10_000
+MANY_PUT_OFF = 50
+"""Deliveries that are put off together for a suspended destination: there may be any number more, so claims
+pass over its domains from then on.
+"""
 MAX_DESTINATIONS = 1000
 """Idle domains and destinations are forgotten when there are more than this."""
 
@@ -217,10 +223,16 @@ class ZoneQueue:
         return Claim(min(CLAIM_LIMIT, self._window - self.waiting), skip)
 
     def take_parked(self) -> list[tuple[Destination, list[Delivery]]]:
-        """Deliveries whose destination is suspended: to be deferred without connecting."""
+        """Deliveries whose destination is suspended: to be deferred without connecting. Nothing more of what
+        was passed over is fetched for it before `rested`.
+        """
         parked = list(self._parked.items())
         self._parked.clear()
         return parked
+
+    def rested(self, destination: Destination) -> None:
+        """Enough time has passed since deliveries for it were put off."""
+        self._shares.rested(destination, self.waiting)
 
     def take_returned(self) -> list[Delivery]:
         """Deliveries to be released: their destination holds its share already."""
@@ -331,9 +343,12 @@ class ZoneQueue:
     def _park(self, destination: Destination) -> None:
         deliveries = destination.drain()
         self.waiting -= len(deliveries)
-        if deliveries:
+        if self._by_domain and len(deliveries) >= MANY_PUT_OFF and self._shares.may_pass_over():
+            for domain in {delivery.domain for delivery in deliveries}:
+                self._shares.pass_over(destination, domain)
+        if deliveries or destination.passed_over:
             self._parked.setdefault(destination, []).extend(deliveries)
-        self._shares.shortened(destination, self.waiting)
+            self._shares.rest(destination)
 
     def _reroute(self, destination: Destination, now: float) -> None:
         """The route is too old: its domains are looked up again before anything more is sent."""

@@ -33,7 +33,7 @@ from zonerelay.queue.protocols import Courier, Router
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.settle import Settler
 from zonerelay.queue.shares import Claim, Refill
-from zonerelay.queue.suspension import Transition
+from zonerelay.queue.suspension import PUT_OFF_RATE, Transition
 from zonerelay.queue.tasks import Linger, Once, Tasks
 from zonerelay.queue.zone_queue import WINDOW, ZoneQueue
 from zonerelay.routing.nexthop import DestinationKey, Route, SiteKey
@@ -108,6 +108,7 @@ class ZoneRunner:
         self._claimed_at = 0.0
         self._claim_delay = CLAIM_RETRY_FIRST
         self._linger = Linger(LINGER, self._pump)
+        self._resting: dict[Destination, asyncio.TimerHandle] = {}
 
     # From outside
 
@@ -151,6 +152,9 @@ class ZoneRunner:
         self._lanes.close()
         self._wake_claimer()
         self._linger.cancel()
+        for timer in self._resting.values():
+            timer.cancel()
+        self._resting.clear()
 
     def active_keys(self) -> set[DeliveryKey]:
         return self._queue.active_keys()
@@ -204,6 +208,7 @@ class ZoneRunner:
         self._start_look_ups()
         for destination, deliveries in self._queue.take_parked():
             self._defer(destination, deliveries)
+            self._rest(destination, len(deliveries))
         returned = self._queue.take_returned()
         if returned:
             self._release(returned)
@@ -347,8 +352,19 @@ class ZoneRunner:
             deliveries,
             outcome,
             destination=destination.label,
-            until=lambda: suspension.until + self._around.random.uniform(0, spread),
+            until=lambda: suspension.place() + self._around.random.uniform(0, spread),
         )
+
+    def _rest(self, destination: Destination, count: int) -> None:
+        def rested() -> None:
+            self._resting.pop(destination, None)
+            self._queue.rested(destination)
+            self._claim_if_wanted()
+
+        if destination in self._resting:
+            self._resting[destination].cancel()
+        seconds = max(count, 1) / PUT_OFF_RATE
+        self._resting[destination] = asyncio.get_running_loop().call_later(seconds, rested)
 
     # Attempts
 
