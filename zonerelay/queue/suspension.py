@@ -94,7 +94,7 @@ class Suspension:
         return min(self._shortest * 2.0 ** min(self._failures - 1, 30), self._longest)
 
     def place(self) -> float:
-        """When to look again at one more delivery that is put off: behind those before it, at `PUT_OFF_RATE`."""
+        """When to look again at one more that is put off: behind those before it, at `PUT_OFF_RATE`."""
         self._last_place = max(self._last_place, self.until) + 1 / PUT_OFF_RATE
         return self._last_place
 

@@ -49,9 +49,7 @@ CLAIM_LIMIT = 500
 LOOK_UPS = 50
 MAX_DOMAINS = 10_000
 MANY_PUT_OFF = 50
-"""Deliveries that are put off together for a suspended destination: there may be any number more, so claims
-pass over its domains from then on.
-"""
+"""Put off together for a suspended destination: there may be any number more, so claims pass over it."""
 MAX_DESTINATIONS = 1000
 """Idle domains and destinations are forgotten when there are more than this."""
 
@@ -223,9 +221,7 @@ class ZoneQueue:
         return Claim(min(CLAIM_LIMIT, self._window - self.waiting), skip)
 
     def take_parked(self) -> list[tuple[Destination, list[Delivery]]]:
-        """Deliveries whose destination is suspended: to be deferred without connecting. Nothing more of what
-        was passed over is fetched for it before `rested`.
-        """
+        """To be deferred without connecting: suspended destinations, which fetch no more before `rested`."""
         parked = list(self._parked.items())
         self._parked.clear()
         return parked

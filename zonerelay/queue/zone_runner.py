@@ -31,9 +31,10 @@ from zonerelay.queue.destinations import Destination, DestinationStatus, Work
 from zonerelay.queue.lanes import Lanes
 from zonerelay.queue.protocols import Courier, Router
 from zonerelay.queue.rates import Rates
+from zonerelay.queue.rest import Rests
 from zonerelay.queue.settle import Settler
 from zonerelay.queue.shares import Claim, Refill
-from zonerelay.queue.suspension import PUT_OFF_RATE, Transition
+from zonerelay.queue.suspension import Transition
 from zonerelay.queue.tasks import Linger, Once, Tasks
 from zonerelay.queue.zone_queue import WINDOW, ZoneQueue
 from zonerelay.routing.nexthop import DestinationKey, Route, SiteKey
@@ -108,7 +109,7 @@ class ZoneRunner:
         self._claimed_at = 0.0
         self._claim_delay = CLAIM_RETRY_FIRST
         self._linger = Linger(LINGER, self._pump)
-        self._resting: dict[Destination, asyncio.TimerHandle] = {}
+        self._rests = Rests(self._rested)
 
     # From outside
 
@@ -152,9 +153,7 @@ class ZoneRunner:
         self._lanes.close()
         self._wake_claimer()
         self._linger.cancel()
-        for timer in self._resting.values():
-            timer.cancel()
-        self._resting.clear()
+        self._rests.cancel()
 
     def active_keys(self) -> set[DeliveryKey]:
         return self._queue.active_keys()
@@ -208,7 +207,7 @@ class ZoneRunner:
         self._start_look_ups()
         for destination, deliveries in self._queue.take_parked():
             self._defer(destination, deliveries)
-            self._rest(destination, len(deliveries))
+            self._rests.begin(destination, len(deliveries))
         returned = self._queue.take_returned()
         if returned:
             self._release(returned)
@@ -355,16 +354,9 @@ class ZoneRunner:
             until=lambda: suspension.place() + self._around.random.uniform(0, spread),
         )
 
-    def _rest(self, destination: Destination, count: int) -> None:
-        def rested() -> None:
-            self._resting.pop(destination, None)
-            self._queue.rested(destination)
-            self._claim_if_wanted()
-
-        if destination in self._resting:
-            self._resting[destination].cancel()
-        seconds = max(count, 1) / PUT_OFF_RATE
-        self._resting[destination] = asyncio.get_running_loop().call_later(seconds, rested)
+    def _rested(self, destination: Destination) -> None:
+        self._queue.rested(destination)
+        self._claim_if_wanted()
 
     # Attempts
 

@@ -1,4 +1,4 @@
-"""The machine around the measured relay: DNS, a sink, another relay with an empty queue, and their figures."""
+"""The machine around the measured relay: DNS, a sink, an empty relay to compare with, and their figures."""
 
 from __future__ import annotations
 
