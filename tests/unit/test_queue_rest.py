@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from tests.support.queueing import NO_HOST, delivery
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
@@ -67,5 +69,5 @@ def test_what_is_put_off_comes_back_one_after_the_other() -> None:
     suspension: Suspension = destination.suspension
     places = [suspension.place() for _ in range(1000)]
     assert places[0] > suspension.until
-    gaps = {round(later - earlier, 4) for earlier, later in zip(places, places[1:], strict=False)}
+    gaps = {round(later - earlier, 4) for earlier, later in itertools.pairwise(places)}
     assert gaps == {1 / PUT_OFF_RATE}
