@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -35,7 +35,8 @@ class Line:
     __slots__ = ("_groups", "_order", "domains", "passed_over", "waiting")
 
     def __init__(self) -> None:
-        self._groups: dict[MessageId, list[Delivery]] = {}
+        # By recipient: an operator may withdraw thousands of one message's, one after the other.
+        self._groups: dict[MessageId, dict[str, Delivery]] = {}
         self._order: list[MessageId] = []
         self.waiting = 0
         self.domains: set[str] = set()
@@ -44,10 +45,10 @@ class Line:
     def add(self, delivery: Delivery) -> None:
         group = self._groups.get(delivery.message_id)
         if group is None:
-            self._groups[delivery.message_id] = [delivery]
+            self._groups[delivery.message_id] = {delivery.recipient: delivery}
             heapq.heappush(self._order, delivery.message_id)
         else:
-            group.append(delivery)
+            group[delivery.recipient] = delivery
         self.waiting += 1
 
     def take(self, limit: int) -> tuple[Delivery, ...]:
@@ -61,23 +62,22 @@ class Line:
             heapq.heappop(self._order)
             del self._groups[message_id]
             self.waiting -= len(group)
-            return tuple(group)
-        self._groups[message_id] = group[limit:]
+            return tuple(group.values())
+        taken = tuple(islice(group.values(), limit))
+        for delivery in taken:
+            del group[delivery.recipient]
         self.waiting -= limit
-        return tuple(group[:limit])
+        return taken
 
     def remove(self, key: DeliveryKey) -> bool:
         """Forget one delivery; false when it is not waiting here."""
         group = self._groups.get(key.message_id)
         if group is None:
             return False
-        rest = [delivery for delivery in group if delivery.recipient != key.recipient]
-        if len(rest) == len(group):
+        if group.pop(key.recipient, None) is None:
             return False
-        self.waiting -= len(group) - len(rest)
-        if rest:
-            self._groups[key.message_id] = rest
-        else:
+        self.waiting -= 1
+        if not group:
             del self._groups[key.message_id]
         return True
 
@@ -91,7 +91,7 @@ class Line:
 
     def __iter__(self) -> Iterator[Delivery]:
         for message_id in sorted(self._groups):
-            yield from self._groups[message_id]
+            yield from self._groups[message_id].values()
 
 
 class Unrouted(Line):
