@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.support.queueing import delivery
+from zonerelay.model.delivery import Delivery
 from zonerelay.queue.destinations import Line
 
 MESSAGE = "00000000000000aa"
@@ -16,7 +17,7 @@ def test_a_message_to_thousands_is_taken_and_withdrawn_one_by_one_in_order() -> 
     for each in everybody[1::2]:
         assert line.remove(each.key)
     assert not line.remove(everybody[1].key)
-    taken = []
+    taken: list[Delivery] = []
     while line.waiting:
         taken += line.take(7)
     assert taken == everybody[::2]
