@@ -26,6 +26,7 @@ from zonerelay.control.change_plans import ChangePlans
 from zonerelay.control.errors import ControlError
 from zonerelay.control.explain import Explainer, Suspended
 from zonerelay.control.handler import ControlHandler
+from zonerelay.control.part import PartAnswers
 from zonerelay.control.paths import control_socket_path
 from zonerelay.control.rewrite_plans import RewritePlans
 from zonerelay.control.server import ControlServer
@@ -37,6 +38,8 @@ from zonerelay.inbound.rewriting import Rewriting
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.place import Place
+from zonerelay.process import StartError
 from zonerelay.queue.operations import Operations
 from zonerelay.queue.retry import RetryPolicy
 from zonerelay.queue.retry import build as build_retry
@@ -48,13 +51,14 @@ from zonerelay.routing.zones import Zones
 from zonerelay.sending import Sending
 from zonerelay.store.base import Store, StoreError
 from zonerelay.store.open import open_store
+from zonerelay.store.spool_places import is_shared, name_of, node_of, remove_spool, spool_of
 from zonerelay.telemetry.events import Events, LogSink
 from zonerelay.telemetry.metrics import Metrics
 from zonerelay.telemetry.redact import Redactor
 
+__all__ = ["StartError", "Worker"]
 
-class StartError(Exception):
-    """The relay cannot start; the text says what the operator should do."""
+ALONE = Place()
 
 
 class Worker:
@@ -71,11 +75,14 @@ class Worker:
         randomness: random.Random,
         environment: Mapping[str, str] | None = None,
         policy_port: int = HTTPS_PORT,
+        place: Place = ALONE,
     ) -> None:
         self.settings = settings
+        self.place = place
         self.hostname = hostname
         self.clock = clock
         self.problems: Sequence[str] = ()
+        self.refused = ""  # why the last reload was, if it was
         self.draining = False
         self.metrics = Metrics()
         self.events = Events(log, self.metrics, redactor, clock)
@@ -115,17 +122,17 @@ class Worker:
     async def _start(self) -> None:
         self._zones.configure(self.settings.zone, self.settings.route)
         store = self.store = await open_store(
-            self.settings.spool,
+            spool_of(self.settings.spool, self.place.index),
             clock=self.clock,
             on_health=self._on_health,
             observe_commit=self.metrics.store_commit,
             on_news=self._on_news,
             on_lost=self._on_lost,
             redis=self.settings.redis,
-            postgres=self.settings.postgres,
+            postgres=node_of(self.settings.postgres, self.place.index),
             environment=self._environment,
         )
-        ids = self._ids = MessageIdSource(self.clock, store.node, last=store.last_message_id())
+        ids = self._ids = MessageIdSource(self.clock, self._number(store), last=store.last_message_id())
         sending = self._sending = self._build_sending(store)
         scheduler = self._build_queue(store, ids, sending)
         sending.logins.resume = scheduler.resume
@@ -134,7 +141,12 @@ class Worker:
         await self._open_to_operators(store, scheduler, sending)
         await sending.start()
         await scheduler.start()
-        await listeners.start(self.settings)
+        if not self.place.heir:
+            await listeners.start(self.settings)
+
+    def _number(self, store: Store) -> int:
+        """In message ids: those that share a store have it from there."""
+        return store.node if is_shared(self.settings.spool) else self.place.index
 
     def _build_sending(self, store: Store) -> Sending:
         return Sending(
@@ -195,6 +207,7 @@ class Worker:
             clock=self.clock,
             secret=secrets.token_bytes(32),
             srs=lambda: sending.srs,
+            inherited=self.place.inherited,
         )
 
     async def _open_to_operators(self, store: Store, scheduler: Scheduler, sending: Sending) -> None:
@@ -222,14 +235,17 @@ class Worker:
                 changes=ChangePlans(lambda: sending.dkim_keys, lambda: sending.srs, self.clock),
             ),
             redactor=self._redactor,
+            part=PartAnswers(board.refresh, self.metrics.families, self._build_readiness(store)),
         )
-        control = ControlServer(control_socket_path(self.settings), handler, trouble=self.events.trouble)
+        worker = self.place.index if self.place.supervised else None
+        path = control_socket_path(self.settings, worker)
+        control = ControlServer(path, handler, trouble=self.events.trouble)
         await control.start()
         self._control = control
-        if self.settings.admin.address:
-            await self._serve_http(store, board)
+        if self.settings.admin.address and not self.place.supervised:
+            await self._serve_http(board)
 
-    async def _serve_http(self, store: Store, board: StatusBoard) -> None:
+    def _build_readiness(self, store: Store) -> ReadinessCheck:
         self._readiness = ReadinessCheck(
             probe=store.probe,
             unhealthy=store.unhealthy,
@@ -237,10 +253,15 @@ class Worker:
             draining=lambda: self.draining,
             clock=self.clock,
         )
+        return self._readiness
+
+    async def _serve_http(self, board: StatusBoard) -> None:
+        assert self._readiness is not None
         admin = AdminServer(
             self.settings.admin.address,
             metrics=self.metrics.exposition,
             readiness=self._readiness,
+            inherited=self.place.inherited,
             trouble=self.events.trouble,
             before_metrics=board.refresh,
         )
@@ -272,9 +293,11 @@ class Worker:
             self._sending.configure(settings)
             self._zones.configure(settings.zone, settings.route)
         except ValueError as error:
+            self.refused = str(error)
             self.problems = (f"the configuration on disk is wrong: {error}",)
             self.events.lifecycle("reload-refused", problems=1, first=str(error))
             return
+        self.refused = ""
         self.metrics.declare_zones(self._zones.names)
         self._settler.configure(zones=settings.zone, retry=retry, bounce=settings.bounce)
         other_routes = settings.destination != self.settings.destination
@@ -313,6 +336,11 @@ class Worker:
             await self.store.close()
         self.events.lifecycle("stopped")
 
+    def remove_spool(self) -> None:
+        """Of a worker that is no more, when it is empty and closed. Blocks. Raises OSError."""
+        remove_spool(self.settings.spool, self.place.index)
+        self.events.lifecycle("spool-removed", spool=name_of(self.place.index))
+
     # ---- what the parts ask of each other ---------------------------------------------------------
 
     def addresses(self) -> list[str]:
@@ -335,7 +363,7 @@ class Worker:
     def _on_lost(self, keys: Collection[DeliveryKey]) -> None:
         """Others have taken over what was claimed: forget what waits; what is being sent ends by itself."""
         if self._ids is not None and self.store is not None:
-            self._ids.renumber(self.store.node)
+            self._ids.renumber(self._number(self.store))
         if self._scheduler is not None:
             self._scheduler.give_back(self._scheduler.withdraw(keys))
 
