@@ -1,4 +1,4 @@
-"""What every process of the relay does first: the system's limits, memory, the key of the log's pseudonyms."""
+"""What every process of the relay does first: system limits, memory, the key of the log's pseudonyms."""
 
 from __future__ import annotations
 
