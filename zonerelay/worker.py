@@ -18,20 +18,17 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 
 from zonerelay import __version__
-from zonerelay.admin.health import ReadinessCheck
-from zonerelay.admin.http import AdminError, AdminServer
+from zonerelay.admin.http import AdminError
 from zonerelay.config.changes import needs_restart, taken_up
 from zonerelay.config.models import Settings
 from zonerelay.control.change_plans import ChangePlans
 from zonerelay.control.errors import ControlError
 from zonerelay.control.explain import Explainer, Suspended
 from zonerelay.control.handler import ControlHandler
-from zonerelay.control.part import PartAnswers
-from zonerelay.control.paths import control_socket_path
 from zonerelay.control.rewrite_plans import RewritePlans
-from zonerelay.control.server import ControlServer
 from zonerelay.control.source_plans import SourcePlans
 from zonerelay.control.status import StatusBoard, Surface
+from zonerelay.doors import Doors
 from zonerelay.inbound.listener import ListenError
 from zonerelay.inbound.listeners import Listeners
 from zonerelay.inbound.rewriting import Rewriting
@@ -97,9 +94,7 @@ class Worker:
         self._scheduler: Scheduler | None = None
         self._settler: Settler | None = None
         self._ids: MessageIdSource | None = None
-        self._control: ControlServer | None = None
-        self._admin: AdminServer | None = None
-        self._readiness: ReadinessCheck | None = None
+        self._doors: Doors | None = None
         self.reloading: asyncio.Future[None] | None = None  # the loop itself would not keep it
         self._reloads = asyncio.Lock()
 
@@ -215,6 +210,16 @@ class Worker:
         self.metrics.attach_queue(board.queues)
         self.metrics.attach_sources(sending.sources.penalty_counts)
         self.metrics.declare_zones(self._zones.names)
+        doors = self._doors = Doors(
+            self.settings,
+            self.place,
+            store=store,
+            board=board,
+            events=self.events,
+            clock=self.clock,
+            accepting=lambda: bool(self.addresses()),
+            draining=lambda: self.draining,
+        )
         assert self._settler is not None
         operations = Operations(
             store=store, scheduler=scheduler, settler=self._settler, events=self.events, clock=self.clock
@@ -235,38 +240,9 @@ class Worker:
                 changes=ChangePlans(lambda: sending.dkim_keys, lambda: sending.srs, self.clock),
             ),
             redactor=self._redactor,
-            part=PartAnswers(board.refresh, self.metrics.families, self._build_readiness(store)),
+            part=doors.part,
         )
-        worker = self.place.index if self.place.supervised else None
-        path = control_socket_path(self.settings, worker)
-        control = ControlServer(path, handler, trouble=self.events.trouble)
-        await control.start()
-        self._control = control
-        if self.settings.admin.address and not self.place.supervised:
-            await self._serve_http(board)
-
-    def _build_readiness(self, store: Store) -> ReadinessCheck:
-        self._readiness = ReadinessCheck(
-            probe=store.probe,
-            unhealthy=store.unhealthy,
-            accepting=lambda: bool(self.addresses()),
-            draining=lambda: self.draining,
-            clock=self.clock,
-        )
-        return self._readiness
-
-    async def _serve_http(self, board: StatusBoard) -> None:
-        assert self._readiness is not None
-        admin = AdminServer(
-            self.settings.admin.address,
-            metrics=self.metrics.exposition,
-            readiness=self._readiness,
-            inherited=self.place.inherited,
-            trouble=self.events.trouble,
-            before_metrics=board.refresh,
-        )
-        await admin.start()
-        self._admin = admin
+        await doors.open(handler)
 
     # ---- reload -----------------------------------------------------------------------------------
 
@@ -326,12 +302,8 @@ class Worker:
             await self._settler.close()
         if self._sending is not None:
             await self._sending.close()
-        if self._control is not None:
-            await self._control.close()
-        if self._readiness is not None:
-            await self._readiness.close()
-        if self._admin is not None:
-            await self._admin.close()
+        if self._doors is not None:
+            await self._doors.close()
         if self.store is not None:
             await self.store.close()
         self.events.lifecycle("stopped")
@@ -349,7 +321,7 @@ class Worker:
 
     @property
     def http_port(self) -> int | None:
-        return None if self._admin is None else self._admin.port
+        return None if self._doors is None else self._doors.http_port
 
     def _notify(self, zone: str, due: float = 0.0) -> None:
         if self._scheduler is not None:
