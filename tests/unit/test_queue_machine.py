@@ -19,6 +19,7 @@ from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
+from zonerelay.model.priority import Priority
 from zonerelay.queue.destinations import Work
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.shares import Claim
@@ -26,6 +27,7 @@ from zonerelay.queue.zone_queue import ZoneQueue
 from zonerelay.routing.nexthop import Limits, MxHost, Route, SiteKey
 
 NOW = 1_700_000_000.0
+MORE = {Priority.NORMAL}
 RETRY = RetrySettings(suspend_min=30.0, suspend_max=120.0)
 WINDOW = 16
 DOMAINS = [f"d{n}.example" for n in range(6)]
@@ -258,13 +260,13 @@ class Plans(RuleBasedStateMachine):
                 runner.more = True
             if before == (queue.waiting, len(runner.works), len(self.ready)) and not runner.more:
                 return
-            if queue.plan_claim(runner.more) is None and not queue.has_requests:
+            if queue.plan_claim(MORE if runner.more else ()) is None and not queue.has_requests:
                 return
         raise AssertionError("it never comes to rest")
 
     def _claim(self) -> None:
         runner = self.runner
-        while (plan := runner.queue.plan_claim(runner.more)) is not None:
+        while (plan := runner.queue.plan_claim(MORE if runner.more else ())) is not None:
             due = [self.ready[key] for key in sorted(self.ready, key=lambda key: key.message_id)]
             if isinstance(plan, Claim):
                 chosen = [each for each in due if each.domain not in plan.skip][: plan.limit]
