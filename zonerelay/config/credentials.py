@@ -101,7 +101,9 @@ def parse_line(line: str) -> User | None:
             "(zonerelay user add writes it)"
         )
     hashed, _, rest = rest.partition(":")
-    senders, _, priority = rest.partition(":")
+    senders, colon, priority = rest.rpartition(":")
+    if not colon or "]" in priority:  # a colon of an IPv6 address in a sender
+        senders, priority = rest, ""
     check_name(name)
     passwords.check_hash(hashed)
     patterns = [pattern.strip() for pattern in senders.split(",")] if senders.strip() else []
