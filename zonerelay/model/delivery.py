@@ -44,7 +44,8 @@ class Delivery:
 
     `attempts` counts finished attempts that reached out to a peer. `last` is the most recent
     attempt or postponement, `None` before the first. `warned` is set once a delay warning
-    for this recipient has been stored.
+    for this recipient has been stored. `unknown` is what a newer version has written into its record (JSON):
+    while versions are mixed an older one keeps what it does not understand.
     """
 
     queue: str
@@ -58,6 +59,7 @@ class Delivery:
     notify: Notify = Notify.UNSET
     orcpt: str = ""
     last: Attempt | None = None
+    unknown: bytes = b""
 
     @property
     def key(self) -> DeliveryKey:
