@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.support.queueing import delivery
 from zonerelay.model.delivery import Delivery
-from zonerelay.queue.destinations import Line
+from zonerelay.queue.destinations import Backlog
 
 MESSAGE = "00000000000000aa"
 
 
 def test_a_message_to_thousands_is_taken_and_withdrawn_one_by_one_in_order() -> None:
-    line = Line()
+    line = Backlog({"example.com"})
     everybody = [delivery(f"r{number:04}@example.com", message_id=MESSAGE) for number in range(5000)]
     for each in everybody:
         line.add(each)
@@ -24,7 +24,7 @@ def test_a_message_to_thousands_is_taken_and_withdrawn_one_by_one_in_order() -> 
 
 
 def test_a_withdrawn_message_does_not_stop_the_next_one() -> None:
-    line = Line()
+    line = Backlog({"example.com"})
     first, second = (
         delivery("a@example.com", message_id=MESSAGE),
         delivery("b@example.com", message_id="f" * 16),

@@ -7,6 +7,7 @@ import itertools
 from tests.support.queueing import NO_HOST, delivery
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
+from zonerelay.model.priority import Priority
 from zonerelay.queue.destinations import Destination
 from zonerelay.queue.shares import Claim, Refill
 from zonerelay.queue.suspension import PUT_OFF_RATE, Suspension
@@ -39,26 +40,26 @@ def test_a_suspended_destination_with_much_mail_is_passed_over_until_it_has_rest
     ((_, parked),) = queue.take_parked()
     assert len(parked) == MANY_PUT_OFF
     # Claims leave its mail where it is, and nothing is fetched by name.
-    plan = queue.plan_claim(more=True)
+    plan = queue.plan_claim(set(Priority))
     assert isinstance(plan, Claim)
     assert plan.skip == {DEAD}
-    assert queue.plan_claim(more=False) is None
+    assert queue.plan_claim(()) is None
     queue.rested(destination)
-    refill = queue.plan_claim(more=False)
+    refill = queue.plan_claim(())
     assert isinstance(refill, Refill)
     assert refill.limit <= 4000 // 8
     queue.add(mail(refill.limit, first=1000), NOW + 1)
     queue.claimed(refill, refill.limit)
     # A portion at a time: the next one after the next rest.
     assert [len(put_off) for _, put_off in queue.take_parked()] == [refill.limit]
-    assert queue.plan_claim(more=False) is None
+    assert queue.plan_claim(()) is None
     assert queue.waiting == 0
 
 
 def test_the_mail_of_a_few_messages_is_put_off_without_more_ado() -> None:
     queue, _ = suspended(3)
     assert [len(parked) for _, parked in queue.take_parked()] == [3]
-    plan = queue.plan_claim(more=True)
+    plan = queue.plan_claim(set(Priority))
     assert isinstance(plan, Claim)
     assert not plan.skip
 

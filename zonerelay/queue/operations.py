@@ -28,6 +28,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.priority import queues_of, zone_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.filters import Matcher, QueueFilter
 from zonerelay.queue.scheduler import Scheduler
@@ -209,7 +210,7 @@ class Operations:
         return len(deliveries)
 
     def _resume(self, keys: Sequence[DeliveryKey]) -> None:
-        for zone, domain in {(key.zone, domain_of(key.recipient)) for key in keys}:
+        for zone, domain in {(zone_of(key.queue), domain_of(key.recipient)) for key in keys}:
             self._scheduler.resume_domain(zone, domain)
 
     # Reading
@@ -257,12 +258,15 @@ class Operations:
         if progress is not None:
             progress.total = self._total(wanted.zone)
             may_match = _counting(may_match, progress)
-        async with closing(self._store.scan(wanted.zone, wanted=may_match)) as deliveries:
-            async for delivery in deliveries:
-                yield delivery
+        for queue in (None,) if wanted.zone is None else queues_of(wanted.zone):
+            async with closing(self._store.scan(queue, wanted=may_match)) as deliveries:
+                async for delivery in deliveries:
+                    yield delivery
 
     def _total(self, zone: str | None) -> int:
-        return sum(counts.total for name, counts in self._store.counts().items() if zone in (None, name))
+        return sum(
+            counts.total for name, counts in self._store.counts().items() if zone in (None, zone_of(name))
+        )
 
     async def _message(self, message_id: MessageId) -> Message | None:
         try:

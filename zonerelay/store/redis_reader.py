@@ -126,7 +126,7 @@ class RedisReader:
         for place, raw in pairs(found):
             zone, _, recipient = place.partition(b" ")
             deliveries.append(rows.decode(zone, message_id.encode("ascii"), recipient, raw))
-        return sorted(deliveries, key=lambda delivery: (delivery.recipient, delivery.zone))
+        return sorted(deliveries, key=lambda delivery: (delivery.recipient, delivery.queue))
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return await read_each(self.read_message, ids)

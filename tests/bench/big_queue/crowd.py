@@ -125,7 +125,7 @@ def _message(ids: MessageIdSource, recipient: str, *, created: float, due: float
         origin=Origin(client_address="127.0.0.1", helo="client.example.org"),
     )
     delivery = Delivery(
-        zone="default",
+        queue="default",
         message_id=envelope.id,
         recipient=Mailbox(recipient),
         created=created,
