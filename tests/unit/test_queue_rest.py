@@ -40,7 +40,7 @@ def test_a_suspended_destination_with_much_mail_is_passed_over_until_it_has_rest
     ((_, parked),) = queue.take_parked()
     assert len(parked) == MANY_PUT_OFF
     # Claims leave its mail where it is, and nothing is fetched by name.
-    plan = queue.plan_claim(set(Priority))
+    plan = queue.plan_claim({Priority.NORMAL})
     assert isinstance(plan, Claim)
     assert plan.skip == {DEAD}
     assert queue.plan_claim(()) is None
@@ -59,7 +59,7 @@ def test_a_suspended_destination_with_much_mail_is_passed_over_until_it_has_rest
 def test_the_mail_of_a_few_messages_is_put_off_without_more_ado() -> None:
     queue, _ = suspended(3)
     assert [len(parked) for _, parked in queue.take_parked()] == [3]
-    plan = queue.plan_claim(set(Priority))
+    plan = queue.plan_claim({Priority.NORMAL})
     assert isinstance(plan, Claim)
     assert not plan.skip
 
