@@ -18,6 +18,7 @@ from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.queue.rates import Pace, Rates, Ticket
+from zonerelay.queue.rows import Row
 from zonerelay.queue.suspension import Suspension
 from zonerelay.routing.nexthop import DestinationKey, Limits, Route, SiteKey
 
@@ -26,72 +27,69 @@ ROUTE_MIN_USE = 30.0
 
 
 class Line:
-    """Deliveries in message order, and the domains they belong to.
+    """Deliveries in message order (`rows.py`), and the domains they belong to.
 
     `passed_over` are the domains that claims skip because this line is long enough; the store
     holds more for them.
     """
 
-    __slots__ = ("_groups", "_order", "domains", "passed_over", "waiting")
+    __slots__ = ("_again", "_fresh", "_turn_of_again", "domains", "passed_over", "waiting")
 
     def __init__(self) -> None:
-        self._groups: dict[MessageId, list[Delivery]] = {}
-        self._order: list[MessageId] = []
+        self._fresh = Row()
+        # Made when it is needed: most destinations never defer anything, and there are many of them.
+        self._again: Row | None = None
+        self._turn_of_again = False
         self.waiting = 0
         self.domains: set[str] = set()
         self.passed_over: dict[str, None] = {}
 
+    @property
+    def has_fresh(self) -> bool:
+        """Mail waits that is tried for the first time."""
+        return bool(self._fresh)
+
     def add(self, delivery: Delivery) -> None:
-        group = self._groups.get(delivery.message_id)
-        if group is None:
-            self._groups[delivery.message_id] = [delivery]
-            heapq.heappush(self._order, delivery.message_id)
+        if delivery.next_attempt > 0:
+            if self._again is None:
+                self._again = Row()
+            self._again.add(delivery)
         else:
-            group.append(delivery)
+            self._fresh.add(delivery)
         self.waiting += 1
 
     def take(self, limit: int) -> tuple[Delivery, ...]:
-        """Up to `limit` deliveries of the oldest message; the line must not be empty."""
-        # Withdrawing leaves ids behind in the heap: finding them there would cost a scan.
-        while self._order[0] not in self._groups:
-            heapq.heappop(self._order)
-        message_id = self._order[0]
-        group = self._groups[message_id]
-        if len(group) <= limit:
-            heapq.heappop(self._order)
-            del self._groups[message_id]
-            self.waiting -= len(group)
-            return tuple(group)
-        self._groups[message_id] = group[limit:]
-        self.waiting -= limit
-        return tuple(group[:limit])
+        """Up to `limit` deliveries of the oldest message, of fresh ones and others by turns; the line must
+        not be empty.
+        """
+        row = self._fresh
+        if self._again and (self._turn_of_again or not row):
+            row, self._turn_of_again = self._again, False
+        else:
+            self._turn_of_again = True
+        taken = row.take(limit)
+        self.waiting -= len(taken)
+        return tuple(taken)
 
     def remove(self, key: DeliveryKey) -> bool:
         """Forget one delivery; false when it is not waiting here."""
-        group = self._groups.get(key.message_id)
-        if group is None:
-            return False
-        rest = [delivery for delivery in group if delivery.recipient != key.recipient]
-        if len(rest) == len(group):
-            return False
-        self.waiting -= len(group) - len(rest)
-        if rest:
-            self._groups[key.message_id] = rest
-        else:
-            del self._groups[key.message_id]
-        return True
+        count = sum(row.remove(key) for row in self._rows())
+        self.waiting -= count
+        return count > 0
 
     def drain(self) -> list[Delivery]:
         """Everything that waits, oldest message first; the line is empty afterwards."""
         deliveries = list(self)
-        self._groups.clear()
-        self._order.clear()
+        for row in self._rows():
+            row.clear()
         self.waiting = 0
         return deliveries
 
     def __iter__(self) -> Iterator[Delivery]:
-        for message_id in sorted(self._groups):
-            yield from self._groups[message_id]
+        return heapq.merge(*self._rows(), key=_message_id)
+
+    def _rows(self) -> tuple[Row, ...]:
+        return (self._fresh,) if self._again is None else (self._fresh, self._again)
 
 
 class Unrouted(Line):
@@ -237,3 +235,7 @@ class DestinationStatus:
     suspended_until: float | None
     reply: str
     turn_in: float | None = None
+
+
+def _message_id(delivery: Delivery) -> MessageId:
+    return delivery.message_id

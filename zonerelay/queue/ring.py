@@ -1,6 +1,7 @@
 """Whose turn it is: fair turns between destinations, within the limits on transactions and rates. Pure.
 
-- Destinations with work stand in a ring and get one batch per turn.
+- Destinations with work stand in a ring and get one batch per turn; those with fresh mail and those without
+  it by turns (`rows.py`).
 - One that has no room at its hosts leaves the ring and returns, before the one that made room, when there
   is some: lines that share hosts alternate.
 - One whose rate says later waits aside until then (`next_turn`): it holds no connection of the zone
@@ -13,12 +14,12 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
 
 from zonerelay.config.models import ZoneSettings
 from zonerelay.queue.destinations import Destination, Site
 from zonerelay.queue.probation import Probation
 from zonerelay.queue.rates import Rates, Ticket
+from zonerelay.queue.rows import Turns
 from zonerelay.routing.nexthop import SiteKey
 
 
@@ -29,7 +30,7 @@ class Ring:
         self._most = zone.max_connections
         self._rates = rates
         self._probation = None if zone.next_hop else Probation(zone.max_connections)
-        self._ring: deque[Destination] = deque()
+        self._ring: Turns[Destination] = Turns()
         self._aside: list[tuple[float, int, Destination]] = []
         self._count = 0
         self._sites: dict[SiteKey, Site] = {}
@@ -82,14 +83,14 @@ class Ring:
         probation = self._probation
         while self.active < self._most:
             if probation and (waiting := probation.next()) is not None:
-                self._ring.appendleft(waiting)
+                self._ring.put_first(waiting)
             if not self._ring:
                 break
             zone = self._rates.zone
             if zone is not None and zone.due > tick:
                 self.next_turn = min(zone.due, self._aside[0][0]) if self._aside else zone.due
                 return None
-            destination = self._ring.popleft()
+            destination = self._ring.pop()
             destination.in_ring = False
             if not destination.waiting:
                 continue
@@ -182,6 +183,7 @@ class Ring:
     def _hurry(self, site: Site) -> None:
         waiting = [entry for entry in self._aside if entry[2].site is site]
         if waiting:
-            self._ring.extend(entry[2] for entry in sorted(waiting))
+            for entry in sorted(waiting):
+                self._ring.append(entry[2])
             self._aside = [entry for entry in self._aside if entry[2].site is not site]
             heapq.heapify(self._aside)
