@@ -9,6 +9,7 @@ share.
 
 from __future__ import annotations
 
+import enum
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +25,18 @@ from zonerelay.routing.nexthop import DestinationKey, Limits, Route, SiteKey
 
 ROUTE_MIN_USE = 30.0
 """Seconds that a route is used at least, so that a zero TTL does not look up again for every delivery."""
+
+LONG = 15.0
+"""Seconds. Busy servers take a few for a message; content scanners that take longer are rare."""
+
+
+class Standing(enum.Enum):
+    """How a destination has answered lately: what it may have of the zone's connections (`probation.py`)."""
+
+    QUICK = enum.auto()
+    NEW = enum.auto()
+    FAILING = enum.auto()
+    SLOW = enum.auto()
 
 
 class Line:
@@ -151,8 +164,9 @@ class Destination(Line):
 
     __slots__ = (
         "active",
+        "counted",
         "in_ring",
-        "is_probed",
+        "is_slow",
         "key",
         "label",
         "limits",
@@ -160,7 +174,6 @@ class Destination(Line):
         "route",
         "site",
         "suspension",
-        "unproven",
         "usable_until",
     )
 
@@ -171,11 +184,18 @@ class Destination(Line):
         self.label = self.key.partition(" ")[2] or route.name
         self.active = 0
         self.in_ring = False
-        self.unproven = 0
-        """Transactions that were started before anything had come back (`probation.py`)."""
-        self.is_probed = False
+        self.counted: list[Standing] = []
+        """Transactions that were started while little good was known of it (`probation.py`)."""
+        self.is_slow = False
+        """The last attempt took long, whatever came of it."""
         self.suspension = Suspension(settings)
         self.usable_until = 0.0
+
+    @property
+    def standing(self) -> Standing:
+        if self.suspension.is_proven:
+            return Standing.SLOW if self.is_slow else Standing.QUICK
+        return Standing.FAILING if self.is_slow or self.suspension.is_troubled else Standing.NEW
 
     def renew(self, route: Route, zone: ZoneSettings, rates: Rates, now: float) -> None:
         """Go by this route from now on."""
@@ -216,6 +236,8 @@ class Work:
     epoch: int
     ticket: Ticket | None = None
     """To its turns, where there is a rate."""
+    seconds: float = 0.0
+    """How long the attempt took, once it is over."""
 
     @property
     def message_id(self) -> MessageId:

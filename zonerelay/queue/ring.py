@@ -6,7 +6,8 @@
   is some: lines that share hosts alternate.
 - One whose rate says later waits aside until then (`next_turn`): it holds no connection of the zone
   meanwhile. Where the zone's own rate says later, everybody waits, in the order of the ring.
-- In a zone routed by MX, one that nothing has come back from yet is on probation (`probation.py`).
+- In a zone routed by MX, those that do not answer, or take long, have a part of the connections
+  (`probation.py`).
 
 `now` is the wall clock, `tick` a monotonic one, needed where a rate is set.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import heapq
 
 from zonerelay.config.models import ZoneSettings
-from zonerelay.queue.destinations import Destination, Site
+from zonerelay.queue.destinations import Destination, Site, Standing
 from zonerelay.queue.probation import Probation
 from zonerelay.queue.rates import Rates, Ticket
 from zonerelay.queue.rows import Turns
@@ -50,9 +51,13 @@ class Ring:
         """A destination that is new here."""
         destination.site.lines[destination] = None
         destination.site.changed()
+        if self._probation is not None:
+            self._probation.recall(destination)
 
     def leave(self, destination: Destination) -> None:
         """A destination that is forgotten; nothing of it waits or is active."""
+        if self._probation is not None:
+            self._probation.remember(destination)
         site = destination.site
         site.lines.pop(destination, None)
         site.blocked.pop(destination, None)
@@ -97,9 +102,7 @@ class Ring:
             if not destination.site.has_room(destination, now):
                 destination.site.blocked[destination] = None
                 continue
-            if probation is not None and not (
-                destination.suspension.is_proven or self._is_admitted(destination)
-            ):
+            if probation is not None and not self._is_admitted(destination, probation):
                 continue
             if destination.pace is not None and not self._is_due(destination, tick):
                 continue
@@ -112,7 +115,7 @@ class Ring:
         destination.active += 1
         destination.site.changed()
         self.active += 1
-        if self._probation is not None and not destination.suspension.is_proven:
+        if self._probation is not None:
             self._probation.started(destination)
         return None if destination.pace is None else destination.pace.start(tick)
 
@@ -121,15 +124,15 @@ class Ring:
         destination.active -= 1
         destination.site.changed()
         self.active -= 1
-        if destination.unproven and self._probation is not None:
+        if destination.counted and self._probation is not None:
             self._probation.ended(destination)
         if ticket is not None:
             ticket.end()
         self._unblock(destination.site, now)
 
-    def proven(self, destination: Destination) -> None:
-        """It has answered, for the first time or again."""
-        if self._probation is not None and self._probation.proven(destination):
+    def quick(self, destination: Destination) -> None:
+        """It has answered in time, for the first time or again."""
+        if self._probation is not None and self._probation.quick(destination):
             self._ring.append(destination)
 
     def changed(self, key: SiteKey, now: float, *, earlier: bool) -> None:
@@ -142,15 +145,16 @@ class Ring:
                 self._hurry(site)
             self._unblock(site, now)
 
-    def _is_admitted(self, destination: Destination) -> bool:
-        """On probation: it has room as well. Otherwise it waits where it will be found."""
-        assert self._probation is not None
-        if destination.active >= self._probation.first:
+    def _is_admitted(self, destination: Destination, probation: Probation) -> bool:
+        """Its standing leaves it room as well. Otherwise it waits where it will be found."""
+        if destination.standing is Standing.QUICK:
+            return True
+        if probation.is_full(destination):
             destination.site.blocked[destination] = None
             return False
-        if not self._probation.admits(destination):
+        if not probation.admits(destination):
             destination.in_ring = True
-            self._probation.put_aside(destination)
+            probation.put_aside(destination)
             return False
         return True
 
