@@ -9,7 +9,7 @@ import pytest
 from tests.support.queueing import DELIVERED, delivery, prove, route_to
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.queue.destinations import Line
+from zonerelay.queue.destinations import Backlog
 from zonerelay.queue.rows import Row, Turns
 from zonerelay.queue.zone_queue import ZoneQueue
 
@@ -26,7 +26,7 @@ def message(number: int) -> str:
     return f"{number:016x}"
 
 
-def names(line: Line) -> list[str]:
+def names(line: Backlog) -> list[str]:
     taken = []
     while line.waiting:
         taken += [each.recipient.partition("@")[0] for each in line.take(50)]
@@ -50,8 +50,8 @@ def test_one_that_had_its_turn_elsewhere_comes_before_all() -> None:
     assert not turns
 
 
-def test_within_a_line_fresh_messages_and_others_take_turns_oldest_first_in_each() -> None:
-    line = Line()
+def test_within_a_backlog_fresh_messages_and_others_take_turns_oldest_first_in_each() -> None:
+    line = Backlog(set())
     for number in (3, 1, 2):
         line.add(delivery(f"again{number}@a.example", message_id=message(number), next_attempt=NOW))
     for number in (6, 5):
@@ -61,8 +61,8 @@ def test_within_a_line_fresh_messages_and_others_take_turns_oldest_first_in_each
     assert names(line) == ["new5", "again1", "new6", "again2", "again3"]
 
 
-def test_a_line_without_fresh_mail_says_so_and_forgets_from_both_rows() -> None:
-    line = Line()
+def test_a_backlog_without_fresh_mail_says_so_and_forgets_from_both_rows() -> None:
+    line = Backlog(set())
     old = delivery("old@a.example", message_id=message(1), next_attempt=NOW)
     new = delivery("new@a.example", message_id=message(2))
     line.add(old)

@@ -110,7 +110,7 @@ class Node:
         message = Message(envelope=envelope, size=len(TEXT), chunks=1)
         first = first_due(envelope, due)
         deliveries = [
-            Delivery(zone=ZONE, message_id=identity, recipient=address, created=now, next_attempt=first)
+            Delivery(queue=ZONE, message_id=identity, recipient=address, created=now, next_attempt=first)
             for address in addresses
         ]
         self.store.add(message, [TEXT], deliveries)
