@@ -22,7 +22,7 @@ def check_outbox(settings: Settings, report: Report) -> None:
     if not report.sound("outbox"):
         return
     if not outbox.url:
-        if report.given("outbox"):
+        if report.given("outbox") and not report.given("outbox", "url"):
             report.refuse(("outbox", "url"), 'is missing: write "postgresql://USER@HOST:5432/DATABASE"')
         return
     if problem := url_problem(outbox.url, "outbox.password"):
