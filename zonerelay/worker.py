@@ -181,14 +181,8 @@ class Worker:
 
     def _build_retry(self, settings: Settings) -> RetryPolicy:
         """Raises ValueError in words when an operator's function cannot be loaded."""
-        return build_retry(
-            settings.retry,
-            settings.bounce,
-            settings.zone,
-            random=self._random,
-            events=self.events,
-            outbox=self.settings.outbox,
-        )
+        given = settings.retry, settings.bounce, settings.zone
+        return build_retry(*given, random=self._random, events=self.events, outbox=self.settings.outbox)
 
     def _build_listeners(self, store: Store, ids: MessageIdSource, sending: Sending) -> Listeners:
         return Listeners(

@@ -103,6 +103,7 @@ class Outbox:
             known_zones=known_zones,
             put=writer.put,
             on_news=on_news,
+            refused=events.row_refused,
             redact=redact,
             clock=clock,
         )
@@ -120,6 +121,7 @@ class Outbox:
             on_news=on_news,
             on_lost=on_lost,
             finished=events.metrics.outbox.finished,
+            refused=events.row_refused,
         )
         events.metrics.outbox.attach(self._figures)
 

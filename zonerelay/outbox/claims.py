@@ -54,6 +54,7 @@ class OutboxClaims:
         known_zones: Callable[[], Collection[str]],
         put: Callable[[Write], None],
         on_news: Callable[[str], None],
+        refused: Callable[[int, str], None],
         redact: Redact,
         clock: Clock,
     ) -> None:
@@ -67,6 +68,7 @@ class OutboxClaims:
         self._known_zones = known_zones
         self._put = put
         self._on_news = on_news
+        self._refused = refused
         self._redact = redact
         self._clock = clock
         self._pools: dict[str, ZonePool] = {}
@@ -161,6 +163,7 @@ class OutboxClaims:
             row = read_row(columns, self._default, self._mailbox_of(columns))
             self._check_zone(row.zone)
         except BadRowError as error:
+            self._refused(columns[0], str(error))
             self._put(refused(columns[0], columns[1], columns[4], str(error)))
             return ""
         mailbox = self._mailboxes.use(row.zone) if is_mailbox_zone(row.zone) else None

@@ -43,7 +43,6 @@ class Statements:
     scan: str = field(init=False)
     counts: str = field(init=False)
     figures: str = field(init=False)
-    oldest: str = field(init=False)
     next_due: str = field(init=False)
     mailboxes: str = field(init=False)
     register: str = field(init=False)
@@ -51,6 +50,8 @@ class Statements:
     retire: str = field(init=False)
     bury: str = field(init=False)
     reap: str = field(init=False)
+    sent: str = field(init=False)
+    alive: str = field(init=False)
 
     def __post_init__(self) -> None:
         schema = self.names.schema
@@ -129,9 +130,8 @@ SELECT status, count(*), extract(epoch FROM clock_timestamp() - min(created_at))
         FILTER (WHERE coalesce(next_retry_at, created_at) <= clock_timestamp()))::float8
 FROM <table> WHERE status IN ('queued', 'processing') GROUP BY status
 UNION ALL SELECT 'failed', count(*), NULL, NULL FROM <table> WHERE status = 'failed'""",
-    "oldest": f"""
-SELECT extract(epoch FROM m.created_at)::float8 FROM <table> m
-WHERE m.status IN ('queued', 'processing') AND {_ZONE.format("$2")} = $1 ORDER BY m.id LIMIT 1""",
+    "sent": "SELECT count(*) FROM <table> WHERE status = 'sent'",
+    "alive": "SELECT count(*) FROM <relays> WHERE expires > clock_timestamp()",
     "next_due": """
 SELECT extract(epoch FROM next_retry_at - clock_timestamp())::float8 FROM <table>
 WHERE status = 'queued' AND coalesce(next_retry_at, '-infinity'::timestamptz) > now()

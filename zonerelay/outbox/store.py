@@ -25,7 +25,15 @@ from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.reader import OutboxReader
 from zonerelay.outbox.rows import PROCESSING, Redact, Row, Write, keys_of, refused
 from zonerelay.outbox.writer import Writer
-from zonerelay.store.base import Finish, Lost, MessageNotFoundError, Postpone, QueueCounts, StoreError
+from zonerelay.store.base import (
+    Finish,
+    Lost,
+    MessageNotFoundError,
+    MessageSettledError,
+    Postpone,
+    QueueCounts,
+    StoreError,
+)
 
 CLOSE_TIMEOUT = 5.0
 
@@ -46,6 +54,7 @@ class OutboxStore:
         on_news: Callable[[str], None],
         on_lost: Lost,
         finished: Callable[[str], None],
+        refused: Callable[[int, str], None],
     ) -> None:
         self.keeper = keeper
         self.claims = claims
@@ -57,6 +66,7 @@ class OutboxStore:
         self._on_news = on_news
         self._on_lost = on_lost
         self._finished = finished
+        self._refused = refused
         self._lost: set[DeliveryKey] = set()
         self._handed: set[DeliveryKey] = set()
         self._waiters: dict[tuple[int, str], asyncio.Future[None]] = {}
@@ -207,7 +217,7 @@ class OutboxStore:
             return await self._composer.make(row, content)
         except BadRowError as error:
             self._refuse(row, str(error))
-            raise MessageNotFoundError(f"message {message_id}: row {row.id} is wrong: {error}") from error
+            raise MessageSettledError(f"message {message_id}: row {row.id} is wrong: {error}") from error
 
     async def _for_operators(self, message_id: MessageId) -> Composed:
         try:
@@ -225,6 +235,7 @@ class OutboxStore:
             self._handed.discard(key)
             self.claims.withdraw(key)
         row.out.clear()
+        self._refused(row.id, problem)
         self._writer.put(refused(row.id, row.token, row.attempts, problem))
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
@@ -253,6 +264,8 @@ class OutboxStore:
             if row is not None:
                 existed += self._change(row, list(some), change)
                 await self._written(self._store(row, self._clock.now()))
+        # What is due again has gone back to the table.
+        self.claims.look()
         return existed
 
     def _change(

@@ -52,6 +52,10 @@ class MessageNotFoundError(StoreError):
     """No such message: it was settled, dropped, or never committed."""
 
 
+class MessageSettledError(MessageNotFoundError):
+    """The store has found out that it can never be sent, and has said so: nothing is left to settle."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finish:
     """The delivery has its final outcome and leaves the store. `failure`: it was not delivered."""
