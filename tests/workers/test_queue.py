@@ -102,7 +102,8 @@ async def test_rows_of_a_relay_that_is_gone_go_back_after_its_lease(bed: OutboxB
             "INSERT INTO outbound_messages_relays"
             " VALUES (gen_random_uuid(), 'dead', now() + interval '0.5 s');"
             " UPDATE outbound_messages SET status = 'processing', claim_token = gen_random_uuid(),"
-            " next_retry_at = NULL, claimed_by = (SELECT session FROM outbound_messages_relays WHERE name = 'dead')"
+            " next_retry_at = NULL,"
+            " claimed_by = (SELECT session FROM outbound_messages_relays WHERE name = 'dead')"
         )
         assert not sink.messages
         await bed.until(running, row, "sent", timeout=4)

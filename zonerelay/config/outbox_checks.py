@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from zonerelay.config.models import Settings
+from zonerelay.config.models import OutboxSettings, Settings
+from zonerelay.config.options import options_of
 from zonerelay.config.postgres_checks import is_in_the_open, url_problem
 from zonerelay.config.problems import Report
 from zonerelay.config.secrets import SecretError, read_secret
@@ -22,7 +23,8 @@ def check_outbox(settings: Settings, report: Report) -> None:
     if not report.sound("outbox"):
         return
     if not outbox.url:
-        if report.given("outbox") and not report.given("outbox", "url"):
+        others = (key for key in options_of(OutboxSettings) if report.given("outbox", key))
+        if not report.given("outbox", "url") and any(others):
             report.refuse(("outbox", "url"), 'is missing: write "postgresql://USER@HOST:5432/DATABASE"')
         return
     if problem := url_problem(outbox.url, "outbox.password"):
