@@ -9,6 +9,7 @@ from zonerelay.config.models import Settings
 from zonerelay.model.clock import Clock
 from zonerelay.store.base import Lost, News, Store
 from zonerelay.store.open import open_store
+from zonerelay.store.spool_places import node_of, spool_of
 from zonerelay.telemetry.events import Events
 from zonerelay.telemetry.redact import Redactor
 
@@ -35,7 +36,9 @@ class MailQueue:
 
 async def open_queue(
     settings: Settings,
+    index: int,
     *,
+    takes_rows: bool,
     environment: Mapping[str, str],
     redactor: Redactor,
     events: Events,
@@ -46,25 +49,26 @@ async def open_queue(
     on_news: News,
     on_lost: Lost,
 ) -> MailQueue:
-    """Raises StoreError, with nothing left open. `zones`: the names that there are."""
+    """What worker `index` has. `zones`: their names. Raises StoreError, with nothing left open."""
     spool = await open_store(
-        settings.spool,
+        spool_of(settings.spool, index),
         clock=clock,
         on_health=on_health,
         observe_commit=events.metrics.store_commit,
         on_news=on_news,
         on_lost=on_lost,
         redis=settings.redis,
-        postgres=settings.postgres,
+        postgres=node_of(settings.postgres, index),
         environment=environment,
     )
-    if not settings.outbox.url:
+    if not (settings.outbox.url and takes_rows):
         return MailQueue(spool)
     try:
         from zonerelay.outbox.attach import Outbox  # noqa: PLC0415 - its driver is an extra
 
         outbox = Outbox(
             settings,
+            index,
             environment=environment,
             redactor=redactor,
             events=events,

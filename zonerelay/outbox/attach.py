@@ -31,7 +31,7 @@ from zonerelay.telemetry.events import Events
 from zonerelay.telemetry.outbox import OutboxFigures
 from zonerelay.telemetry.redact import Redactor
 
-NAME_FILE = "outbox.name"
+NAME_FILE = "outbox-{:02d}.name"
 
 _log = logging.getLogger("zonerelay.outbox")
 
@@ -62,6 +62,7 @@ class Outbox:
     def __init__(
         self,
         settings: Settings,
+        index: int,
         *,
         environment: Mapping[str, str],
         redactor: Redactor,
@@ -71,12 +72,13 @@ class Outbox:
         on_news: Callable[[str], None],
         on_lost: Lost,
     ) -> None:
-        """Raises StoreOpenError for secrets that cannot be read."""
+        """For worker `index` of the relay. Raises StoreOpenError for secrets that cannot be read."""
         load_driver()
         outbox = settings.outbox
         redact = redactor.always()
         statements = Statements(names_of(outbox))
-        self._name = _HeldName(settings.spool.path.parent)
+        self._name = _HeldName(settings.spool.path.parent / NAME_FILE.format(index))
+        self._is_first = index == 0
         self.mailboxes = Mailboxes(read_keys(outbox, environment), clock.monotonic)
         self._keeper = OutboxKeeper(
             access_of(outbox, environment),
@@ -129,7 +131,7 @@ class Outbox:
         self.store.written(write, kept)
 
     def join(self, spool: Store) -> Store:
-        return JoinedStore(spool, self.store)
+        return JoinedStore(spool, self.store, counts=self._is_first)
 
     async def start(self, zones: ZoneHost, logins: LoginHost) -> None:
         """Once the scheduler runs. Raises StoreOpenError."""
@@ -180,13 +182,13 @@ class _Host:
 class _HeldName:
     """A name for this relay that stays over restarts, and that nobody else has while it runs.
 
-    It is in a file beside the spool, which is locked: a second relay there has a name for this run only.
+    It is in a file beside the spool, which is locked: who finds it taken has a name for this run only.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, path: Path) -> None:
         self.text = secrets.token_hex(16)
         try:
-            self._file = os.open(directory / NAME_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
             return  # then nothing of an earlier run is taken over before its lease has ended
         try:

@@ -18,9 +18,10 @@ from zonerelay.store.base import Change, Finish, MessageWriter, Postpone, QueueC
 
 
 class JoinedStore:
-    """Takes both over: `close` closes them."""
+    """Takes both over: `close` closes them. `counts`: of several workers one counts the rows of all."""
 
-    def __init__(self, spool: Store, outbox: OutboxStore) -> None:
+    def __init__(self, spool: Store, outbox: OutboxStore, *, counts: bool = True) -> None:
+        self._counts_rows = counts
         self._spool = spool
         self._outbox = outbox
         # What concerns new mail and ids is the spool's alone.
@@ -121,7 +122,7 @@ class JoinedStore:
 
     def counts(self) -> dict[str, QueueCounts]:
         both: defaultdict[str, QueueCounts] = defaultdict(QueueCounts)
-        for counts in (self._spool.counts(), self._outbox.counts()):
+        for counts in (self._spool.counts(), self._outbox.counts() if self._counts_rows else {}):
             for zone, each in counts.items():
                 sum_ = both[zone]
                 both[zone] = QueueCounts(
