@@ -276,14 +276,14 @@ class OutboxClaims:
     def give_back(self, key: DeliveryKey) -> None:
         row = self.rows.get(key.message_id)
         if row is not None and key.recipient in row.out:
-            self.pool(key.zone).put(row.delivery(key.recipient, due=True))
+            self.pool(key.queue).put(row.delivery(key.recipient, due=True))
 
     def withdraw(self, key: DeliveryKey) -> None:
         """Out of the pool: an operator has changed it."""
-        if key.zone in self._pools:
-            self._pools[key.zone].forget(key)
-        if key.zone in self._parked:
-            self._parked[key.zone].pop(key, None)
+        if key.queue in self._pools:
+            self._pools[key.queue].forget(key)
+        if key.queue in self._parked:
+            self._parked[key.queue].pop(key, None)
 
     def _is_ours(self, key: DeliveryKey) -> bool:
         row = self.rows.get(key.message_id)

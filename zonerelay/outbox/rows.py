@@ -116,7 +116,7 @@ class Row:
     def delivery(self, recipient: Mailbox, *, due: bool = False) -> Delivery:
         state = self.state(recipient)
         return Delivery(
-            zone=self.zone,
+            queue=self.zone,
             message_id=self.message_id,
             recipient=recipient,
             created=self.created,

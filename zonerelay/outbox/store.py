@@ -118,7 +118,7 @@ class OutboxStore:
     def _forget_lost(self, key: DeliveryKey) -> None:
         self._lost.discard(key)
         if key.message_id in self.claims.rows:
-            self._on_news(key.zone)
+            self._on_news(key.queue)
 
     # --- settling
 
