@@ -72,3 +72,13 @@ def test_what_is_put_off_comes_back_one_after_the_other() -> None:
     assert places[0] > suspension.until
     gaps = {round(later - earlier, 4) for earlier, later in itertools.pairwise(places)}
     assert gaps == {1 / PUT_OFF_RATE}
+
+
+def test_another_domain_of_the_same_hosts_does_not_end_the_rest() -> None:
+    queue, destination = suspended(MANY_PUT_OFF)
+    queue.take_parked()
+    queue.add([delivery("u@other.example", message_id="f" * 16)], NOW)
+    (domain,) = queue.take_look_ups()
+    queue.found(domain, Route("default", domain, (MxHost("mx.dead.example", 25),), NOW + 3600), NOW)
+    assert destination.domains == {DEAD, "other.example"}
+    assert queue.plan_claim(()) is None
