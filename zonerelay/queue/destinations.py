@@ -124,7 +124,7 @@ class Line:
         self.waiting += 1
 
     def take(self, limit: int) -> tuple[Priority, tuple[Delivery, ...]]:
-        """Up to `limit` deliveries of the oldest message, of the priority whose turn it is. Some must wait."""
+        """Up to `limit` deliveries of the oldest message of the priority whose turn it is. One must wait."""
         backlogs = self._backlogs
         if len(backlogs) == 1:  # as nearly everywhere
             ((priority, backlog),) = backlogs.items()
