@@ -123,6 +123,7 @@ class Worker:
             on_lost=self._on_lost,
             redis=self.settings.redis,
             postgres=self.settings.postgres,
+            s3=self.settings.s3,
             environment=self._environment,
         )
         ids = self._ids = MessageIdSource(self.clock, store.node, last=store.last_message_id())

@@ -23,6 +23,7 @@ from zonerelay.config.credential_checks import try_credentials
 from zonerelay.config.credentials import CredentialsError
 from zonerelay.config.models import ListenerAuth, ListenerSettings, ListenerTls, Settings
 from zonerelay.config.postgres_checks import try_postgres
+from zonerelay.config.s3_checks import try_s3
 from zonerelay.config.problems import Report
 from zonerelay.config.srs_checks import try_srs
 from zonerelay.config.toml_lines import Path as Key
@@ -53,6 +54,7 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
     _backoff(settings.retry.backoff, report)
     try_srs(settings.srs, os.environ, report)
     try_postgres(settings, os.environ, report)
+    try_s3(settings, os.environ, report)
     for at, credential in enumerate(settings.credential):
         _patterns(credential.sender, ("credential", at, "sender"), report)
     notes += try_credentials(settings, os.environ, report)

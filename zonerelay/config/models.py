@@ -59,6 +59,7 @@ from zonerelay.config.outbound import (
 )
 from zonerelay.config.postgres import PostgresSettings
 from zonerelay.config.rewriting import DkimSettings, RewriteSettings, RewriteWhere, SrsSettings
+from zonerelay.config.s3 import Addressing, S3Settings
 from zonerelay.config.sending import (
     DkimMode,
     InDoubt,
@@ -82,6 +83,7 @@ __all__ = [
     "TABLES",
     "AccessAction",
     "AccessSettings",
+    "Addressing",
     "AdminSettings",
     "AuthSettings",
     "Backend",
@@ -111,6 +113,7 @@ __all__ = [
     "RewriteSettings",
     "RewriteWhere",
     "RouteSettings",
+    "S3Settings",
     "Settings",
     "SourceBy",
     "SourceSettings",
@@ -168,6 +171,7 @@ Table = (
     SpoolSettings
     | RedisSettings
     | PostgresSettings
+    | S3Settings
     | ListenerSettings
     | AuthSettings
     | AccessSettings
@@ -214,6 +218,7 @@ class Settings:
     spool: SpoolSettings = field(default_factory=SpoolSettings)
     redis: RedisSettings = field(default_factory=RedisSettings)
     postgres: PostgresSettings = field(default_factory=PostgresSettings)
+    s3: S3Settings = field(default_factory=S3Settings)
     listener: tuple[ListenerSettings, ...] = (ListenerSettings(),)
     auth: AuthSettings = field(default_factory=AuthSettings)
     access: tuple[AccessSettings, ...] = ()
@@ -237,6 +242,7 @@ TABLES: dict[str, type[Table]] = {
     "spool": SpoolSettings,
     "redis": RedisSettings,
     "postgres": PostgresSettings,
+    "s3": S3Settings,
     "listener": ListenerSettings,
     "auth": AuthSettings,
     "access": AccessSettings,
