@@ -48,7 +48,9 @@ class MotoServer:
         """One request past every client."""
         connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=10)
         try:
-            signed = {"Authorization": f"AWS4-HMAC-SHA256 Credential={KEY}/20260101/us-east-1/s3/aws4_request"}
+            signed = {
+                "Authorization": f"AWS4-HMAC-SHA256 Credential={KEY}/20260101/us-east-1/s3/aws4_request"
+            }
             connection.request(verb, path, body, signed)
             answer = connection.getresponse()
             return answer.status, answer.read()

@@ -23,8 +23,8 @@ from zonerelay.config.credential_checks import try_credentials
 from zonerelay.config.credentials import CredentialsError
 from zonerelay.config.models import ListenerAuth, ListenerSettings, ListenerTls, Settings
 from zonerelay.config.postgres_checks import try_postgres
-from zonerelay.config.s3_checks import try_s3
 from zonerelay.config.problems import Report
+from zonerelay.config.s3_checks import try_s3
 from zonerelay.config.srs_checks import try_srs
 from zonerelay.config.toml_lines import Path as Key
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
-from zonerelay.config.models import Backend, S3Settings, Settings
+from zonerelay.config.models import Backend, Settings
 from zonerelay.config.problems import Report
 from zonerelay.config.secrets import SecretError, read_secret
 
@@ -55,7 +55,8 @@ def s3_advice(settings: Settings) -> Iterator[str]:
         return
     if s3.lease <= s3.timeout:
         yield (
-            "s3.lease: not longer than s3.timeout: one slow answer can cost the lease, and mail is then sent twice"
+            "s3.lease: not longer than s3.timeout: one slow answer can cost the lease, and mail is then sent "
+            "twice"
         )
     for name in _URLS:
         url = urlsplit(getattr(s3, name))

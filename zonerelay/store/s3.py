@@ -1,9 +1,9 @@
 """The S3 store: `Store` over one bucket, which several relays may share.
 
 A message belongs to the relay that accepted it, and claims are marks in that relay's memory: nothing is
-written to hand it out. What makes that safe is that everything of a message is written on the condition that
-nobody else has written it, and that others take it over only by writing it, after the lease of its owner has
-run out (s3_nodes.py). Puts the parts together; each says what it promises.
+written to hand it out. What makes that safe is that everything of a message is written on the condition
+that nobody else has written it, and that others take it over only by writing it, after the lease of its
+owner has run out (s3_nodes.py). Puts the parts together; each says what it promises.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.base import Change, Lost, News, QueueCounts, StoreError, Submit
+from zonerelay.store.base import Change, Lost, News, StoreError, Submit
 from zonerelay.store.batches import in_batches
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message
@@ -137,7 +137,6 @@ class S3Store:
     async def start(self) -> None:
         """Raises StoreError, or StoreOpenError."""
         await self._nodes.join()
-        await self._nodes.look()
         self._figures.heard_ids()
         self._keeper.start()
         self._begin_walk()
@@ -215,17 +214,22 @@ class S3Store:
 
     async def _read_claimed(self, keys: Sequence[DeliveryKey], now: float) -> list[Delivery]:
         """Those that are still there and due; the other claims are given up."""
-        epoch, mine = self._mine.epoch, self._mine
-        ids = dict.fromkeys(key.message_id for key in keys)
+        mine, epoch = self._mine, self._mine.epoch
+        pinned = [mine.use(message_id) for message_id in dict.fromkeys(key.message_id for key in keys)]
         try:
-            unknown = [each for each in ids if (s := mine.get(each)) is None or not s.etag]
+            unknown = [stored.id for stored in pinned if not stored.etag]
             if unknown:
                 # In the turn of each message's changes: what is read is not older than what is being written.
-                await asyncio.gather(*(self._writer.submit(each, Job((), lambda _: {})) for each in unknown))
+                await asyncio.gather(*(self._writer.submit(each, Job((), _nothing)) for each in unknown))
+            if epoch != mine.epoch:
+                raise StoreError("the lease on the queue was lost meanwhile")
+            found = [delivery for key in keys if (delivery := self._take(key, now)) is not None]
         except BaseException:
             self.release(keys)
             raise
-        found = [d for key in keys if (d := self._take(key, now)) is not None and epoch == mine.epoch]
+        finally:
+            for stored in pinned:
+                mine.drop(stored)
         mine.claims.hand_out(found)
         return found
 
@@ -445,3 +449,8 @@ def _changer(
         return found
 
     return decide
+
+
+def _nothing(_: State) -> dict[DeliveryKey, Delivery | None]:
+    """Nothing changes: the message is only read, if it has to be."""
+    return {}

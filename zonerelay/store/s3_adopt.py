@@ -1,9 +1,9 @@
 """Looking through the bucket: what is this relay's, what nobody's, what a crash has left.
 
-A walk lists `queue/` page by page and reads the heads it does not know, `READS_AT_ONCE` at a time: memory does
-not grow with the bucket but with what is this relay's. Mail of a session that is over is taken over by a
-conditional write of each message. When several relays see the same session end, each takes its share first
-(by message id), and what is left a while later.
+A walk lists `queue/` page by page and reads the heads it does not know, `READS_AT_ONCE` at a time: memory
+does not grow with the bucket but with what is this relay's. Mail of a session that is over is taken over by
+a conditional write of each message. When several relays see the same session end, each takes its share
+first (by message id), and what is left a while later.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.base import News, StoreCorruptError, StoreError
+from zonerelay.store.base import News, StoreCorruptError
 from zonerelay.store.s3_client import ConflictError, MissingError
 from zonerelay.store.s3_nodes import Nodes
 from zonerelay.store.s3_objects import Objects, Version
@@ -25,6 +25,8 @@ from zonerelay.store.s3_work import Job
 from zonerelay.store.s3_writer import Writer
 
 READS_AT_ONCE = 32
+MAX_OVER = 10_000
+"""Sessions that are over and remembered as such."""
 KNOWN_OTHERS = 100_000
 """Messages of other relays whose owners are remembered, so that a walk need not read them again."""
 
@@ -84,10 +86,9 @@ class Walks:
         found = await asyncio.gather(*(self._read(message_id) for message_id in ids))
         versions = dict(zip(ids, found, strict=True))
         owners = {v.head.owner for v in versions.values() if v is not None} - {""}
-        if not self._alone and not owners <= self._nodes.live() | self._over:
-            # A session's lease is written before its first message: now that its mail is here, so is the lease.
-            await self._nodes.look()
-            self._over |= owners - self._nodes.live()
+        if not self._alone:
+            for owner in owners:
+                await self._is_over(owner)
         taken = [
             self._decide(message_id, version, shares=shares)
             for message_id, version in versions.items()
@@ -162,18 +163,29 @@ class Walks:
 
     async def _remove_leftovers(self) -> None:
         """Bodies without a message, uploads without an end: of sessions that are over."""
-        await self._nodes.look()
-        live = self._nodes.live()
-        keys = self._objects.keys
-        async for page in self._objects.bucket.pages(keys.bodies):
+        keys, bucket = self._objects.keys, self._objects.bucket
+        async for page in bucket.pages(keys.bodies):
             for listed in page:
                 upload = keys.upload_of(listed.key)
-                if upload is not None and upload[1] not in live and upload[0] not in self._mine.ids:
+                if upload is not None and upload[0] not in self._mine.ids and await self._is_over(upload[1]):
                     await self._remove_body(listed.key, upload[0])
-        for key, upload_id in await self._objects.bucket.uploads(keys.bodies):
+        for key, upload_id in await bucket.uploads(keys.bodies):
             upload = keys.upload_of(key)
-            if upload is not None and upload[1] not in live:
-                await self._objects.bucket.abort_upload(key, upload_id)
+            if upload is not None and await self._is_over(upload[1]):
+                await bucket.abort_upload(key, upload_id)
+
+    async def _is_over(self, session: str) -> bool:
+        """Not by what was known: a session that has just begun has its lease before its first body."""
+        if session in self._nodes.live():
+            return False
+        if session not in self._over:
+            await self._nodes.look()
+            if session in self._nodes.live():
+                return False
+            if len(self._over) >= MAX_OVER:
+                self._over.clear()
+            self._over.add(session)
+        return True
 
     async def _remove_body(self, key: str, message_id: MessageId) -> None:
         try:
@@ -181,7 +193,4 @@ class Walks:
         except StoreCorruptError:
             return
         if found is None or found.head.body != key:
-            try:
-                await self._objects.bucket.delete(key)
-            except StoreError as error:
-                _log.warning("a body that nobody needs is removed later: %s", error)
+            await self._objects.bucket.delete(key)

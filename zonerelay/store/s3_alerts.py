@@ -1,8 +1,8 @@
 """Telling other relays through SQS that there is mail for whoever has room, and hearing it.
 
-An alert names messages, or says that a session has ended. It is a convenience: mail that no alert comes for is
-found by listing. So trouble with the queue is logged and stops nothing. What is heard is deleted from the
-queue only after it was acted upon; what nobody has room for is not asked for.
+An alert names messages, or says that a session has ended. It is a convenience: mail that no alert comes for
+is found by listing. So trouble with the queue is logged and stops nothing. What is heard is deleted from
+the queue only after it was acted upon; what nobody has room for is not asked for.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The object store's client, aiobotocore, and the words in which the spool speaks of it.
 
-The only module that knows aiobotocore. One method is one request, or a few when the service said that it has
-done nothing. Errors say what is known: `ConflictError` and `MissingError` are answers; after `UnsureError`
-nobody knows whether it happened, which is the caller's to find out; `RefusedError` is the service's no. Names
-of keys and what the service says about them may be in the texts, secrets and addresses of people are not.
+The only module that knows aiobotocore. One method is one request, or a few when the service said that it
+has done nothing. Errors say what is known: `ConflictError` and `MissingError` are answers; after
+`UnsureError` nobody knows whether it happened, which is the caller's to find out; `RefusedError` is the
+service's no. Names of keys and what the service says about them may be in the texts, secrets and addresses
+of people are not.
 """
 
 from __future__ import annotations
@@ -266,8 +267,10 @@ def _explain(response: dict[str, Any]) -> StoreError:  # Any: as the service ans
         return RefusedError(said)
     if status in (404, 416):  # there, but not as far as that
         return MissingError(said)
+    return _explain_refusal(code, status, said)
+
+
+def _explain_refusal(code: str, status: int, said: str) -> StoreError:
     if code in _FULL:
         return StoreFullError(said)
-    if status == 0 or status >= 500:
-        return UnsureError(said)
-    return RefusedError(said)
+    return UnsureError(said) if status == 0 or status >= 500 else RefusedError(said)

@@ -1,7 +1,7 @@
 """What an intent says: worded before the write that decides, carried out after it, as often as need be.
 
-Carrying one out twice changes nothing: a message that it makes is made only if it is not there, and a delivery
-is changed only if nobody has tried it since.
+Carrying one out twice changes nothing: a message that it makes is made only if it is not there, and a
+delivery is changed only if nobody has tried it since.
 """
 
 from __future__ import annotations

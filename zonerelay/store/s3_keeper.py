@@ -1,8 +1,8 @@
 """Keeps the bucket usable: the beat that renews the lease, trouble with the service, recovery.
 
-On trouble new mail is refused and nothing is handed out, until a beat has worked again: it writes and lists, and
-is tried with growing pauses for as long as it takes. Then what is doubtful is put right. A lease that was lost
-meanwhile is said to the store, which begins anew under another session.
+On trouble new mail is refused and nothing is handed out, until a beat has worked again: it writes and
+lists, and is tried with growing pauses for as long as it takes. Then what is doubtful is put right. A lease
+that was lost meanwhile is said to the store, which begins anew under another session.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class S3Keeper:
-    """`recovered` is called after trouble; `lost` when the lease was; `ended` hears of sessions that are over;
-    each beat `tick` is called. They may raise StoreError, which is more trouble.
+    """`recovered` is called after trouble; `lost` when the lease was; `ended` hears of sessions that are
+    over; each beat `tick` is called. They may raise StoreError, which is more trouble.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class S3Keeper:
             except StoreError as error:
                 self.trouble(error)
                 pause = min(2 * pause, LONGEST_PAUSE, self._nodes.lease / BEATS)
-            except Exception as error:  # a bug must not end the beat: the lease would go with it
+            except Exception as error:  # noqa: BLE001 - a bug must not end the beat: the lease would go with it
                 _log.exception("unexpected in the beat of the lease")
                 self.trouble(StoreError(repr(error)))
 

@@ -1,13 +1,13 @@
 """Relays that share a bucket: each has a number and, as long as it lives, a session, under one lease object.
 
 A lease is renewed by writing its object on the condition that nobody else has. Others take it for over when
-they have seen it unchanged for `lease` seconds by their own clock, and say so by writing `dead` into it on the
-same condition: then its holder, should it only have been slow, cannot renew it and knows. What a session owns
-may be taken over once that is written, and not before. A relay that stops writes `ended`: who starts within
-`lease` goes on under that session and owns its mail without touching it.
+they have seen it unchanged for `lease` seconds by their own clock, and say so by writing `dead` into it on
+the same condition: then its holder, should it only have been slow, cannot renew it and knows. What a
+session owns may be taken over once that is written, and not before. A relay that stops writes `ended`: who
+starts within `lease` goes on under that session and owns its mail without touching it.
 
-Without conditions (`alone`) the lease is a sign at the door: a relay does not start while another's is being
-renewed, and stops taking mail when it finds another's name in it.
+Without conditions (`alone`) the lease is a sign at the door: a relay does not start while another's is
+being renewed, and stops taking mail when it finds another's name in it.
 """
 
 from __future__ import annotations

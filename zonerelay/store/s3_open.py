@@ -1,4 +1,4 @@
-"""Opening the S3 store: settings become a client, what the service can do is found out, the queue is joined."""
+"""Opening the S3 store: settings become a client; what the service can do is tried; the queue is joined."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ async def open_s3(
     try:
         await bucket.open()
         # A name that no other relay tries at the same moment.
-        abilities = await s3_probe.find_out(bucket, keys, f"{clock.now():.6f}-{clock.monotonic():.6f}-{os.getpid()}")
+        abilities = await s3_probe.find_out(
+            bucket, keys, f"{clock.now():.6f}-{clock.monotonic():.6f}-{os.getpid()}"
+        )
         objects = Objects(bucket, keys, _checked(settings, abilities))
         store = S3Store(
             objects,
@@ -58,8 +60,8 @@ def _checked(settings: S3Settings, abilities: Abilities) -> Abilities:
         return Abilities(conditional_put=False, conditional_delete=False)
     if not abilities.conditional_put:
         raise StoreOpenError(
-            "[s3] the service has no conditional writes (If-Match, If-None-Match), so relays cannot share a queue "
-            "on it: with shared = false one relay alone can use it"
+            "[s3] the service has no conditional writes (If-Match, If-None-Match), so relays cannot "
+            "share a queue on it: with shared = false one relay alone can use it"
         )
     return abilities
 

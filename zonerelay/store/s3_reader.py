@@ -1,8 +1,8 @@
 """Reading messages and bodies from a bucket. Changes nothing.
 
-What is claimed here and known by heart asks nobody, as long as the lease lasts; afterwards somebody else may
-be sending it, so reading it fails and no attempt is begun, nor one continued. A large body is read in windows,
-so that a slow receiver keeps no answer of the service open.
+What is claimed here and known by heart asks nobody, as long as the lease lasts; afterwards somebody else
+may be sending it, so reading it fails and no attempt is begun, nor one continued. A large body is read in
+windows, so that a slow receiver keeps no answer of the service open.
 """
 
 from __future__ import annotations

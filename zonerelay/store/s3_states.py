@@ -1,7 +1,7 @@
 """What this relay knows of its messages in the bucket: which are its own, and the state of the hot ones.
 
-The index has an entry for each delivery of ours (disk_index.py); its state is here while somebody works on it
-and, as long as there is room, afterwards. What is not here is read again. No I/O.
+The index has an entry for each delivery of ours (disk_index.py); its state is here while somebody works on
+it and, as long as there is room, afterwards. What is not here is read again. No I/O.
 """
 
 from __future__ import annotations

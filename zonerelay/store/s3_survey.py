@@ -1,14 +1,14 @@
 """Everything in the bucket, for operators: whoever's it is.
 
-The keys are taken at once, from the index for this relay's mail and by listing for the others'; states are read
-in groups, each as it is then. So memory holds a key for each delivery, but only few states.
+The keys are taken at once, from the index for this relay's mail and by listing for the others'; states are
+read in groups, each as it is then. So memory holds a key for each delivery, but only few states.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId

@@ -1,8 +1,8 @@
 """Taking mail into a bucket: bodies while they arrive, the message, and what becomes of those given up.
 
-A small body is one request together with its message. A larger one is an object of its own, stored before the
-message; one that outgrows a part is uploaded in parts while it arrives. A part has at least 5 MiB, so that many
-octets of each upload are in memory; `UPLOADS` of them go on at a time, further ones wait.
+A small body is one request together with its message. A larger one is an object of its own, stored before
+the message; one that outgrows a part is uploaded in parts while it arrives. A part has at least 5 MiB, so
+that many octets of each upload are in memory; `UPLOADS` of them go on at a time, further ones wait.
 
 A commit whose answer was lost is doubtful: its client has heard 451, so the message is taken back when the
 service is there again. What a crash leaves behind is removed by whoever next looks through the bucket.

@@ -1,8 +1,8 @@
 """Changes on their way to one message, and how a settle is cut into what belongs together.
 
-What a report is about is one group with the report: all or none. Outcomes of messages that have nothing to do
-with each other land each by themselves: after a crash one of them may have to be found out again, as after any
-settle whose end nobody heard of.
+What a report is about is one group with the report: all or none. Outcomes of messages that have nothing to
+do with each other land each by themselves: after a crash one of them may have to be found out again, as
+after any settle whose end nobody heard of.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Writing what becomes of messages: one conditional write for each message, however many changes wait for it.
+"""Writing what becomes of messages: one conditional write for each message, however many changes wait for
+it.
 
 What belongs together over several messages is decided in the object of the first of them: the write that
 holds its own new state also holds an intent with everything else. From then on it has happened; what the
 intent says is done at once, and by whoever finds it should this relay not come to it.
 
 A write whose condition fails is looked into: our own earlier write, whose answer was lost, is built upon;
-another relay's means that the message is lost, and what was to be written is forgotten (`lost` is told). After
-a write without an answer the message is read before it is written again.
+another relay's means that the message is lost, and what was to be written is forgotten (`lost` is told).
+After a write without an answer the message is read before it is written again.
 """
 
 from __future__ import annotations
