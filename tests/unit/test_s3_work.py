@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.store.builders import delivery_for, envelope_for, message_id, own_message
 from zonerelay.model.delivery import Delivery
-from zonerelay.store.base import Finish, Postpone, Submit
+from zonerelay.store.base import Change, Finish, Postpone, Submit
 from zonerelay.store.s3_work import groups_of, to_decide
 
 
@@ -19,7 +19,7 @@ def report(number: int, *about: Delivery) -> Submit:
     return Submit(message, b"y", (bounced,), tuple(d.key for d in about))
 
 
-def ids(changes: list[Finish | Postpone | Submit]) -> list[list[int]]:
+def ids(changes: list[Change]) -> list[list[int]]:
     return sorted([int(each, 16) for each in group.ids] for group in groups_of(changes))
 
 
@@ -29,7 +29,7 @@ def test_messages_without_reports_are_apart() -> None:
 
 def test_report_binds_what_it_is_about() -> None:
     one, two, three = delivery(1), delivery(2), delivery(3)
-    changes = [Finish(one), Finish(two), Finish(three), report(9, one, three)]
+    changes: list[Change] = [Finish(one), Finish(two), Finish(three), report(9, one, three)]
     assert ids(changes) == [[1, 3], [2]]
 
 
@@ -39,7 +39,8 @@ def test_report_about_nothing_in_particular_binds_everything() -> None:
 
 def test_reports_with_something_in_common_are_one_group() -> None:
     one, two, three = delivery(1), delivery(2), delivery(3)
-    changes = [Finish(one), Finish(two), Finish(three), report(8, one, two), report(9, two, three)]
+    finished: list[Change] = [Finish(one), Finish(two), Finish(three)]
+    changes = [*finished, report(8, one, two), report(9, two, three)]
     (group,) = groups_of(changes)
     assert (len(group.changes), len(group.reports)) == (3, 2)
 
