@@ -20,6 +20,7 @@ NEED_ROOT = [
     "test_chunking_peers.py",
     "test_dsn_peers.py",
     "test_full_disk.py",
+    "test_nodes.py",
     "test_peers.py",
     "test_receivers.py",
     "test_sending_servers.py",

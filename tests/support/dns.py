@@ -60,7 +60,8 @@ Troubles = Mapping[str | tuple[str, str], Trouble]
 
 
 class FakeDns:
-    def __init__(self, zones: Zones, troubles: Troubles | None = None) -> None:
+    def __init__(self, zones: Zones, troubles: Troubles | None = None, *, host: str = "127.0.0.1") -> None:
+        self._host = host
         self.zones: dict[str, Records] = {name.lower(): data for name, data in zones.items()}
         self.troubles: dict[str | tuple[str, str], Trouble] = dict(troubles or {})
         self.secure: set[str] = set()
@@ -76,15 +77,15 @@ class FakeDns:
         loop = asyncio.get_running_loop()
         for _ in range(20):  # the TCP port of the same number may be taken
             udp, _protocol = await loop.create_datagram_endpoint(
-                lambda: _Udp(self), local_addr=("127.0.0.1", 0)
+                lambda: _Udp(self), local_addr=(self._host, 0)
             )
             port: int = udp.get_extra_info("sockname")[1]
             try:
-                self._tcp = await asyncio.start_server(self._converse, "127.0.0.1", port)
+                self._tcp = await asyncio.start_server(self._converse, self._host, port)
             except OSError:
                 udp.close()
                 continue
-            self._udp, self.address = udp, f"127.0.0.1:{port}"
+            self._udp, self.address = udp, f"{self._host}:{port}"
             return self
         raise OSError("no port is free for both UDP and TCP")
 

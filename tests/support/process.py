@@ -44,7 +44,7 @@ class RelayProcess:
     """One relay. `tables` go into the TOML over these defaults: a private spool, one listener, one zone.
 
     `launcher` is put before the command line (a tracer, a control group); with `program` another
-    executable than the environment's `zonerelay` is run.
+    executable than the environment's `zonerelay` is run. `host` is where it listens.
     """
 
     def __init__(
@@ -61,8 +61,10 @@ class RelayProcess:
         launcher: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         program: Path = PROGRAM,
+        host: str = LOOPBACK,
     ) -> None:
         self.directory = directory
+        self.host = host
         self.smtp_port, self.admin_port = free_ports(2)
         self.config = directory / "zonerelay.toml"
         self.log = directory / "zonerelay.log"
@@ -83,11 +85,11 @@ class RelayProcess:
                         **(spool or {}),
                     },
                     "listener": [
-                        {"address": f"{LOOPBACK}:{self.smtp_port}", **(listener or {})},
+                        {"address": f"{host}:{self.smtp_port}", **(listener or {})},
                         *more_listeners,
                     ],
                     "zone": [{"name": "default", "tls": "none", **hop, **(zone or {})}],
-                    "admin": {"address": f"{LOOPBACK}:{self.admin_port}"},
+                    "admin": {"address": f"{host}:{self.admin_port}"},
                     **(tables or {}),
                 },
             )
@@ -121,7 +123,7 @@ class RelayProcess:
         return self
 
     def _ready(self, statuses: Sequence[int]) -> bool:
-        return greets(self.smtp_port) and self.http("/readyz")[0] in statuses
+        return greets(self.smtp_port, host=self.host) and self.http("/readyz")[0] in statuses
 
     @property
     def pid(self) -> int:
@@ -180,7 +182,7 @@ class RelayProcess:
         """Status and body of a GET on the admin port; 0 when nobody answers."""
         try:
             with urllib.request.urlopen(
-                f"http://{LOOPBACK}:{self.admin_port}{path}", timeout=timeout
+                f"http://{self.host}:{self.admin_port}{path}", timeout=timeout
             ) as reply:
                 return reply.status, reply.read().decode()
         except urllib.error.HTTPError as error:

@@ -91,11 +91,12 @@ def route_to(zone: str, *hosts: str, expires: float = 1e12) -> Route:
 
 
 class FlakyStore(MemoryStore):
-    """A memory store that refuses when told to, and counts what it is asked."""
+    """A memory store that refuses or is silent when told to, and counts what it is asked."""
 
     def __init__(self) -> None:
         super().__init__()
         self.refuses = False
+        self.silence: asyncio.Event | None = None
         self.sick: set[DeliveryKey] = set()
         self.settled: list[list[Change]] = []
         self.asked: Counter[str] = Counter()
@@ -119,6 +120,8 @@ class FlakyStore(MemoryStore):
     async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
         self._refuse("settle")
         await asyncio.sleep(0)
+        if self.silence is not None:
+            await self.silence.wait()
         if any(getattr(change, "delivery", None) and change.delivery.key in self.sick for change in changes):  # type: ignore[union-attr]  # a Submit has none
             raise StoreError("a sick record")
         await super().settle(changes, lazy=lazy)

@@ -76,6 +76,20 @@ async def test_nobody_gets_room_while_the_store_refuses(bench: Bench) -> None:
     assert not bench.journal.keys()
 
 
+async def test_nobody_gets_room_while_the_store_does_not_answer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SILENT", 0.0)
+    bench.store.silence = asyncio.Event()
+    bench.put("a")
+    while bench.journal.has_room:
+        await asyncio.sleep(0)
+    assert bench.done == []
+    bench.store.silence.set()
+    await bench.journal.room()
+    assert bench.done == ["a"]
+
+
 async def test_a_sick_entry_holds_up_nobody(bench: Bench) -> None:
     sick = bench.put("sick")
     bench.store.sick = set(sick.delivery_keys())

@@ -334,11 +334,12 @@ async def test_a_deferral_keeps_its_reason_and_its_time() -> None:
     assert bench.relay.sink.named("deferred")[0]["next_attempt"] == bench.now + 60
 
 
-async def test_our_own_trouble_uses_up_no_attempt() -> None:
+@pytest.mark.parametrize(("age", "delay"), [(0, 5), (100, 25), (1000, 60)])
+async def test_our_own_trouble_uses_up_no_attempt_and_is_over_soon(age: float, delay: float) -> None:
     bench = Bench()
-    await bench.settle("b@example.com", outcomes=[LOCAL], attempts=3)
+    await bench.settle("b@example.com", outcomes=[LOCAL], age=age, attempts=3)
     (stored,) = bench.postponed()
-    assert (stored.attempts, stored.next_attempt) == (3, bench.now + 60)
+    assert (stored.attempts, stored.next_attempt) == (3, bench.now + delay)
 
 
 @pytest.mark.parametrize(("age", "delay"), [(0, 60), (1000, 250), (10000, 1800)])

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zonerelay.config.options import MAX_WORKERS
 from zonerelay.config.units import parse_duration, parse_size
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.envelope import Priority
@@ -57,6 +58,9 @@ def build() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _command(commands, "serve", "run the relay in the foreground")
+    worker = _command(commands, "worker", "run one worker, as serve does with several; by hand to debug it")
+    worker.add_argument("--index", type=_worker, required=True, metavar="N", help="which one, from 0")
+    worker.add_argument("--heir", action="store_true", help="empty the spool of a worker that is no more")
     _command(commands, "check-config", "check the configuration file and say everything that is wrong")
     _json(_command(commands, "status", "what the running relay is doing"))
     _queue(commands)
@@ -292,6 +296,12 @@ def _header(text: str) -> tuple[str, str]:
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows")
+    return int(text)
+
+
+def _worker(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < MAX_WORKERS):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {MAX_WORKERS - 1}")
     return int(text)
 
 

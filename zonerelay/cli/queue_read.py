@@ -42,12 +42,15 @@ def list_deliveries(arguments: Namespace) -> int:
 
 
 def _list_json(frames: Iterator[Frame]) -> int:
+    end = End()
     with Patience("Listing the queue", enabled=not sys.stdout.isatty()) as patience:
         for frame in frames:
             patience.saw(frame)
             if isinstance(frame, DeliveryRow):
                 output.print_line(frame)
-    return OK
+            elif isinstance(frame, End):
+                end = frame
+    return output.completeness(end)
 
 
 def _list_tables(frames: Iterator[Frame], limit: int) -> int:
@@ -63,7 +66,7 @@ def _list_tables(frames: Iterator[Frame], limit: int) -> int:
         chatter.print(f"The first {text.deliveries(limit)}; there are more (--limit 0 shows them all).")
     elif sys.stdout.isatty():
         chatter.print(f"{text.deliveries(end.count)}.")
-    return OK
+    return output.completeness(end)
 
 
 class _Rows:

@@ -36,6 +36,8 @@ def check_s3(settings: Settings, report: Report) -> None:
         report.refuse(
             ("s3", "secret_key" if s3.access_key else "access_key"), "goes with the other of the two"
         )
+    if settings.spool.backend is Backend.S3 and not s3.shared and settings.workers != 1:
+        report.refuse(("s3", "shared"), "false is for one relay alone, and workers are relays: workers = 1")
     if s3.queue_url and not s3.shared:
         report.refuse(("s3", "queue_url"), "is of no use with shared = false: leave one of the two out")
 

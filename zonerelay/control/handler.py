@@ -32,6 +32,8 @@ from zonerelay.control.messages import (
     Status,
     TraceStep,
 )
+from zonerelay.control.part import PartAnswers
+from zonerelay.control.part_messages import PartMetrics, PartReadiness
 from zonerelay.control.server import Answer
 from zonerelay.control.views import delivery_row, message_detail
 from zonerelay.model.delivery import DeliveryState
@@ -56,7 +58,9 @@ class ControlHandler:
         status: Callable[[], Awaitable[RelayStatus]],
         explainer: Explainer,
         redactor: Redactor,
+        part: PartAnswers | None = None,
     ) -> None:
+        self._part = part
         self._operations = operations
         self._status = status
         self._explainer = explainer
@@ -88,6 +92,10 @@ class ControlHandler:
                 await answer.send(await self._explainer.explain(request))
             case Status():
                 await answer.send(await self._status())
+            case PartMetrics() if self._part is not None:
+                await answer.send(await self._part.metrics())
+            case PartReadiness() if self._part is not None:
+                await answer.send(await self._part.ready())
             case Ping():
                 await answer.send(Pong(software=__version__, pid=os.getpid()))
         return End()

@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from zonerelay.control.part_messages import Families, PartMetrics, PartReadiness, Reasons
 from zonerelay.control.plans import (
     ChangePlan,
     HostPlan,
@@ -23,6 +24,7 @@ from zonerelay.control.plans import (
     StsPlan,
     TlsPlan,
 )
+from zonerelay.control.standings import DestinationStatus, SourcePenalty, WorkerStatus, ZoneStatus
 
 VERSION = 1
 MAX_REQUEST = 64 * 1024
@@ -124,7 +126,19 @@ class Resolve(_Request, frozen=True, kw_only=True, tag="resolve"):
     pseudonym: str
 
 
-Request = Ping | Status | QueueList | QueueCount | QueueShow | QueueTrace | QueueChange | Explain | Resolve
+Request = (
+    Ping
+    | Status
+    | QueueList
+    | QueueCount
+    | QueueShow
+    | QueueTrace
+    | QueueChange
+    | Explain
+    | Resolve
+    | PartMetrics
+    | PartReadiness
+)
 
 
 # --- frames -----------------------------------------------------------------------------------------
@@ -221,44 +235,6 @@ class Address(_Frame, frozen=True, kw_only=True, tag="address"):
     message_id: str
 
 
-class ZoneStatus(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    ready: int
-    active: int
-    deferred: int
-    held: int
-    oldest_seconds: float
-
-
-class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`active` and `waiting` are deliveries in the scheduler's window; the rest of the queue is on disk.
-
-    `destination` is the MX domain or next hop that it was first seen as, `hosts` what it stands for.
-    `next_turn`: mail waits for its turn at a rate, and that is when the next one is.
-    """
-
-    zone: str
-    destination: str
-    hosts: str
-    active: int
-    waiting: int
-    suspended_until: float | None = None
-    reply: str = ""
-    next_turn: float | None = None
-
-
-class SourcePenalty(msgspec.Struct, frozen=True, kw_only=True):
-    """A destination (its hosts) has refused a source for its reputation: it is passed over there `until`, or
-    its IPv6 alone.
-    """
-
-    source: str
-    destination: str
-    until: float
-    reply: str
-    ipv6_only: bool = False
-
-
 class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     software: str
     pid: int
@@ -273,6 +249,7 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     destinations_total: int
     problems: tuple[str, ...] = ()
     source_penalties: tuple[SourcePenalty, ...] = ()
+    workers: tuple[WorkerStatus, ...] = ()
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
@@ -315,10 +292,13 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
 
 
 class End(_Frame, frozen=True, kw_only=True, tag="end"):
-    """The answer is complete. `more` is true when a limit cut a list short."""
+    """The answer is complete. `more` is true when a limit cut a list short. `missing` names, in words, the
+    workers that did not answer: what they have is not in it.
+    """
 
     count: int = 0
     more: bool = False
+    missing: tuple[str, ...] = ()
 
 
 class Failure(_Frame, frozen=True, kw_only=True, tag="failure"):
@@ -339,6 +319,8 @@ Frame = (
     | Address
     | RelayStatus
     | Explanation
+    | Families
+    | Reasons
     | End
     | Failure
 )

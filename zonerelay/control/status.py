@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from zonerelay import __version__
 from zonerelay.config.models import Settings
-from zonerelay.control.messages import DestinationStatus, RelayStatus, ZoneStatus
+from zonerelay.control.messages import RelayStatus
 from zonerelay.control.source_plans import SourcePlans
+from zonerelay.control.standings import DestinationStatus, ZoneStatus
 from zonerelay.model.clock import Clock
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.zones import Zones

@@ -37,7 +37,8 @@ class Pool:
         self._slots = Slots(self._on_release)
         self._idle_of: dict[Kind, _Idle] = {}
         self._idle_in: defaultdict[str, _Idle] = defaultdict(dict)  # zones are few and stay
-        self._waiters: set[asyncio.Future[None]] = set()
+        # In the order in which they came: who has waited longest looks first.
+        self._waiters: dict[asyncio.Future[None], None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -197,8 +198,8 @@ class Pool:
 
     async def _change(self) -> None:
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             await waiter
         finally:
-            self._waiters.discard(waiter)
+            del self._waiters[waiter]

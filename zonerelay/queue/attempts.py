@@ -19,7 +19,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.queue.consequences import LOCAL_DELAY, TROUBLE, UNREADABLE
+from zonerelay.queue.consequences import TROUBLE, UNREADABLE, local_delay
 from zonerelay.queue.destinations import Work
 from zonerelay.queue.protocols import Batch, Courier
 from zonerelay.queue.settle import Settler
@@ -98,7 +98,8 @@ class Attempts:
             # Kept for whoever repairs the spool. If it was dropped meanwhile, nothing is left to change.
             self._settler.post(None, work.deliveries, [UNREADABLE] * len(work.deliveries), destination=label)
         else:
-            until = self._clock.now() + LOCAL_DELAY
+            now = self._clock.now()
+            until = now + local_delay(now - work.deliveries[0].created)
             self._settler.post_unattempted(
                 work.deliveries, UNREADABLE, destination=label, until=lambda: until
             )

@@ -9,7 +9,8 @@ Policy, in this order:
 - bounced: leaves with a failure report.
 - deferred: the retry policy names the next attempt; when there is none (too old, too many attempts) the
   delivery expires, which is a failure. Our own trouble (`Scope.LOCAL`) uses up no attempt and is tried again
-  after `LOCAL_DELAY`; an outcome that does not count (no peer was asked) after a quarter of the age, between
+  after a quarter of the age, between `LOCAL_FIRST` (a store that is back after a moment should not cost new
+  mail a minute) and `LOCAL_DELAY`; an outcome that does not count (no peer was asked) likewise, between
   `LOCAL_DELAY` and `UNCOUNTED_LONGEST`; a suspended destination's mail when the suspension ends.
 - a delivery deferred for the first time after `bounce.delay_warning` owes one delay report.
 
@@ -36,6 +37,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.queue.retry import RetryPolicy
 from zonerelay.store.base import Finish, Postpone
 
+LOCAL_FIRST = 5.0
 LOCAL_DELAY = 60.0
 UNCOUNTED_LONGEST = 30 * 60.0
 UNREADABLE_DELAY = 15 * 60.0
@@ -227,9 +229,14 @@ def _expired(delivery: Delivery, outcome: Outcome) -> Outcome:
     )
 
 
+def local_delay(age: float) -> float:
+    """Until what failed for our own trouble is tried again."""
+    return min(max(age / 4, LOCAL_FIRST), LOCAL_DELAY)
+
+
 def _uncounted_delay(outcome: Outcome, age: float) -> float:
     if outcome.scope is Scope.LOCAL:
-        return LOCAL_DELAY
+        return local_delay(age)
     return min(max(age / 4, LOCAL_DELAY), UNCOUNTED_LONGEST)
 
 

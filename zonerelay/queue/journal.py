@@ -8,7 +8,8 @@ What becomes known in one turn of the event loop is written in one `settle`; wha
 - While the store refuses, entries are kept in order and tried again with back-off; a sick entry (the store
   works, this one fails) is tried again by itself and holds up nobody.
 - At most `MAX_UNSETTLED` deliveries are to be on their way: who produces more waits in `room`, and nobody
-  gets room while the store refuses, so that no more mail is sent whose outcome cannot be recorded.
+  gets room while the store refuses, or has not answered for `SILENT`: what is sent whose outcome cannot be
+  recorded is sent again by whoever shares the store.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ GATHERING = 0.01
 """Seconds that lazy entries wait for others: one write for dozens of messages instead of one for each."""
 COMPANY = 64
 """Changes that need not wait for more."""
+SILENT = 1.0
+"""Seconds without an answer of the store after which nothing new is sent."""
 RETRY_FIRST = 0.5
 RETRY_LONGEST = 30.0
 
@@ -65,6 +68,7 @@ class Journal:
         self._failed: list[Entry] = []
         self._unsettled = 0
         self._refusing = False
+        self._late: set[int] = set()
         self.has_room = True
         self._room = asyncio.Event()
         self._room.set()
@@ -129,6 +133,7 @@ class Journal:
     async def _settle(self, entries: list[Entry]) -> bool:
         changes = [change for entry in entries for change in entry.changes]
         lazy = len(changes) < COMPANY and all(entry.lazy for entry in entries)
+        silence = asyncio.get_running_loop().call_later(SILENT, self._is_late, id(entries))
         try:
             await self._store.settle(changes, lazy=lazy)
         except StoreError as error:
@@ -137,9 +142,18 @@ class Journal:
         except Exception as error:  # noqa: BLE001 - a bug in a store must not lose an outcome
             self._events.trouble("store.settle", error)
             return False
+        finally:
+            silence.cancel()
+            if self._late:
+                self._late.discard(id(entries))
+                self._update_room()
         for entry in entries:
             self._settled(entry)
         return True
+
+    def _is_late(self, write: int) -> None:
+        self._late.add(write)
+        self._update_room()
 
     def _settled(self, entry: Entry) -> None:
         self._entries.discard(entry)
@@ -197,7 +211,7 @@ class Journal:
         return progress
 
     def _update_room(self) -> None:
-        has_room = self._unsettled < MAX_UNSETTLED and not self._refusing
+        has_room = self._unsettled < MAX_UNSETTLED and not self._refusing and not self._late
         if has_room is self.has_room:
             return
         self.has_room = has_room

@@ -1,0 +1,61 @@
+"""Three relays in network namespaces of their own are one relay, on every store that they can share.
+
+Clients send to all of them without a pause. Nothing that was acknowledged is lost, and what arrives twice was
+in flight at a node when that node had a fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.nodes.fleet import Fleet, fleet
+from tests.support.nodes.judge import Verdict
+from tests.support.nodes.network import Network
+from tests.support.nodes.stores import LEASE, STORES, SharedStore
+
+BEYOND = 1.5 * LEASE
+MOST_IN_FLIGHT = 150
+"""Of one fault: what a node sends in a second and a half, and it sends about 40 messages in one."""
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    with Network(3) as network, network.inside():
+        yield network
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, network: Network) -> Iterator[SharedStore]:
+    with STORES[request.param]() as store:
+        yield store
+
+
+async def test_three_nodes_lose_nothing_and_repeat_only_what_was_in_flight(
+    network: Network, store: SharedStore, tmp_path: Path
+) -> None:
+    async with fleet(network, store, tmp_path) as running:
+        running.load.start()
+        await asyncio.sleep(1.0)
+        await running.kill(0)
+        await asyncio.gather(running.start(0), running.stop_and_go(1, BEYOND))
+        await running.cut(2, BEYOND)
+        await running.cut(0, BEYOND, out=False)
+        await running.crash_store(1.0)
+        await running.taking_mail()
+        check(running, await running.settled())
+
+
+def check(running: Fleet, verdict: Verdict) -> None:
+    print(verdict, running.load.codes())
+    assert verdict.acknowledged > 300
+    assert not verdict.missing
+    assert not verdict.unexplained
+    assert not verdict.at_once
+    assert all(count <= MOST_IN_FLIGHT for count in verdict.repeated.values())
+    # What could not be stored was refused, and for now only.
+    assert not running.answered_while_away()
+    assert running.load.codes().keys() == {"451"}

@@ -1,0 +1,174 @@
+"""What is measured, and what must never happen: a delivery lost or made twice, a limit or a rate exceeded."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tests.bench.simulate.world import Site, kind_name
+from zonerelay.config.units import Rate
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.telemetry.events import Field
+
+SHARPNESS = 40
+"""Buckets for a factor of ten: a percentile is right within 6 %."""
+LEAST = 0.001
+MOST_FAULTS = 20
+REPORTS = "reports"
+
+
+class Spread:
+    """How long something took, often. `percentile` is the upper end of its bucket; `longest` is exact."""
+
+    __slots__ = ("_buckets", "count", "longest", "total")
+
+    def __init__(self) -> None:
+        self._buckets: Counter[int] = Counter()
+        self.count = 0
+        self.total = 0.0
+        self.longest = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.total += seconds
+        if seconds > self.longest:
+            self.longest = seconds
+        self._buckets[math.ceil(SHARPNESS * math.log10(seconds / LEAST)) if seconds > LEAST else 0] += 1
+
+    def percentile(self, part: float) -> float:
+        left = self.count * part
+        for bucket in sorted(self._buckets):
+            left -= self._buckets[bucket]
+            if left <= 0:
+                return min(self.longest, LEAST * math.pow(10.0, bucket / SHARPNESS))
+        return self.longest
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One moment. Counts since the last sample where they count events."""
+
+    at: float
+    accepted: int
+    finished: int
+    attempts: int
+    queued: int
+    in_memory: int
+    active: int
+    connections: int
+    idle_slots: int
+    startable: int
+    oldest_ready: float
+    rss: float
+    wall: float
+
+
+@dataclass
+class Figures:
+    """`wait` until the first attempt begins, `queue` until the delivery is taken: by kind of destination."""
+
+    clock: Clock
+    wait: defaultdict[str, Spread] = field(default_factory=lambda: defaultdict(Spread))
+    queue: defaultdict[str, Spread] = field(default_factory=lambda: defaultdict(Spread))
+    attempts: Counter[str] = field(default_factory=Counter)
+    delivered: Counter[str] = field(default_factory=Counter)
+    returned: Counter[str] = field(default_factory=Counter)
+    events: Counter[tuple[str, str]] = field(default_factory=Counter)
+    accepted: int = 0
+    reports: int = 0
+    finished: int = 0
+    transactions: int = 0
+    connects: int = 0
+    failed_connects: int = 0
+    faults: list[str] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    _taken: set[DeliveryKey] = field(default_factory=set)
+    _running: set[DeliveryKey] = field(default_factory=set)
+    _rated: dict[str, deque[float]] = field(default_factory=dict)
+
+    def fault(self, text: str) -> None:
+        if len(self.faults) < MOST_FAULTS:
+            self.faults.append(f"at {self.clock.monotonic():.3f} s: {text}")
+
+    # One delivery's life
+
+    def begun(self, deliveries: Sequence[Delivery]) -> None:
+        """An attempt begins."""
+        now = self.clock.now()
+        for delivery in deliveries:
+            key = delivery.key
+            if key in self._running or key in self._taken:
+                self.fault(f"{key} is attempted again although it is under way or was taken")
+            self._running.add(key)
+            kind = kind_name(delivery.recipient)
+            self.attempts[kind] += 1
+            if delivery.last is None:
+                self.wait[kind].add(now - delivery.created)
+
+    def ended(self, deliveries: Sequence[Delivery], outcomes: Sequence[Outcome]) -> None:
+        """No outcomes: it was cancelled."""
+        self._running.difference_update(delivery.key for delivery in deliveries)
+        for delivery, outcome in zip(deliveries, outcomes, strict=False):
+            if outcome.verdict is Verdict.DELIVERED:
+                self._taken.add(delivery.key)
+
+    def left(self, delivery: Delivery) -> None:
+        """It is no longer in a store."""
+        self.finished += 1
+        kind = kind_name(delivery.recipient)
+        if delivery.key in self._taken:
+            self._taken.discard(delivery.key)
+            self.delivered[kind] += 1
+            self.queue[kind].add(self.clock.now() - delivery.created)
+        else:
+            self.returned[kind] += 1
+
+    # Limits
+
+    def opened(self, site: Site, most: int, in_zone: int, most_in_zone: int) -> None:
+        """A connection: how many there are now, over all nodes; and in its node's zone."""
+        if site.open > most:
+            self.fault(f"{site.open} connections to {site.name}, {most} are allowed")
+        if in_zone > most_in_zone:
+            self.fault(f"{in_zone} connections in a zone, {most_in_zone} are allowed")
+
+    def spoke(self, site: Site, rate: Rate) -> None:
+        """A MAIL command where the configuration limits them."""
+        now = self.clock.monotonic()
+        recent = self._rated.setdefault(site.name, deque())
+        while recent and recent[0] <= now - rate.seconds:
+            recent.popleft()
+        recent.append(now)
+        if len(recent) > rate.count:
+            self.fault(f"{len(recent)} transactions with {site.name} in {rate.seconds} s, not {rate.count}")
+
+    # The log
+
+    def emit(self, level: str, event: str, fields: dict[str, Field]) -> None:
+        """Events of the relay (`LogSink`). Trouble is a fault: nothing in here is meant to go wrong."""
+        recipient = str(fields.get("recipient", ""))
+        self.events[event, kind_name(recipient) if recipient else ""] += 1
+        if level == "error" or event == "trouble":
+            self.fault(f"{event} {fields}")
+        if event == "dsn":
+            self.reports += 1
+
+    def total(self, event: str) -> int:
+        return sum(count for (name, _), count in self.events.items() if name == event)
+
+    def balance(self, queued: int) -> list[str]:
+        """The faults, and what does not add up at the end."""
+        faults = list(self.faults)
+        came = self.accepted + self.reports
+        if came != self.finished + queued:
+            faults.append(f"{came} deliveries came, {self.finished} left, {queued} are queued")
+        if self.total("delivered") != self.delivered.total() + len(self._taken):
+            faults.append(f"{self.total('delivered')} were taken, {self.delivered.total()} left as delivered")
+        said = self.total("bounced") + self.total("expired")
+        if said != self.returned.total():
+            faults.append(f"{said} were returned or expired, {self.returned.total()} left so")
+        return faults

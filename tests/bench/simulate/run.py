@@ -1,0 +1,213 @@
+"""Runs a scenario: mail comes as virtual time goes, samples are taken, until everything has left.
+
+Deterministic for a seed: the wall clock and the machine's memory are looked at for samples only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from random import Random
+
+from tests.bench.simulate.figures import Figures, Sample
+from tests.bench.simulate.node import ZONE, Node
+from tests.bench.simulate.scenarios import SENDERS, Injection, Scenario
+from tests.bench.simulate.timeline import VirtualClock, VirtualLoop
+from tests.bench.simulate.world import TLD, World
+
+TICK = 0.05
+LOOK = 5.0
+PAGE = 4096
+
+
+@dataclass
+class Result:
+    scenario: Scenario
+    seed: int
+    figures: Figures
+    world: World
+    faults: list[str]
+    seconds: float = 0.0
+    wall: float = 0.0
+    arrived_at: float = 0.0
+    """When the stream had ended."""
+
+
+@dataclass
+class _Counters:
+    accepted: int = 0
+    finished: int = 0
+    attempts: int = 0
+
+
+@dataclass
+class Simulation:
+    """One run; `run` once, in a `VirtualLoop`."""
+
+    scenario: Scenario
+    seed: int
+    clock: VirtualClock
+    say: Callable[[str], None] = lambda text: None
+    figures: Figures = field(init=False)
+
+    def __post_init__(self) -> None:
+        random = Random(self.seed)
+        self.figures = Figures(self.clock)
+        self.world = World(self.scenario.kinds, Random(random.getrandbits(64)))
+        self._arrivals = Random(random.getrandbits(64))
+        self._names = count()
+        self._last = _Counters()
+        self._started = time.perf_counter()
+        self._arrived_at = 0.0
+        scenario = self.scenario
+        self.nodes = [
+            Node(
+                number,
+                nodes=scenario.nodes,
+                zone=scenario.zone,
+                retry=scenario.retry,
+                bounce=scenario.bounce,
+                world=self.world,
+                figures=self.figures,
+                clock=self.clock,
+            )
+            for number in range(scenario.nodes)
+        ]
+
+    async def run(self) -> Result:
+        for node in self.nodes:
+            await node.scheduler.start()
+        sampler = asyncio.create_task(self._sample())
+        await asyncio.gather(self._stream(), *map(self._inject, self.scenario.injections))
+        self._arrived_at = self.clock.monotonic()
+        while any(len(node.store) for node in self.nodes):
+            await asyncio.sleep(LOOK)
+        sampler.cancel()
+        self._take_sample()
+        queued = sum(len(node.store) for node in self.nodes)
+        for node in self.nodes:
+            await node.stop()
+        return Result(
+            self.scenario,
+            self.seed,
+            self.figures,
+            self.world,
+            self.figures.balance(queued),
+            self.clock.monotonic(),
+            time.perf_counter() - self._started,
+            self._arrived_at,
+        )
+
+    # Mail
+
+    async def _stream(self) -> None:
+        scenario, random = self.scenario, self._arrivals
+        length = scenario.deliveries / scenario.rate
+        begun = self.clock.monotonic()
+        owed, left = 0.0, scenario.deliveries
+        while left > 0:
+            part = (self.clock.monotonic() - begun) / length
+            rate = scenario.rate * (1 + scenario.swing * math.sin(2 * math.pi * part))
+            owed += rate * TICK * 2 * random.random()
+            while owed >= 1 and left > 0:
+                recipients = min(left, _recipients(random))
+                owed -= recipients
+                left -= recipients
+                self._accept([self.world.pick() for _ in range(recipients)])
+            await asyncio.sleep(TICK)
+
+    async def _inject(self, injection: Injection) -> None:
+        await asyncio.sleep(injection.at)
+        kind = self.world.kinds[injection.kind]
+        left = injection.recipients
+        pause = injection.seconds / max(1, injection.recipients // injection.each)
+        due = self.clock.now() + injection.deferred_to - injection.at if injection.deferred_to else 0.0
+        while left > 0:
+            some = min(left, injection.each)
+            left -= some
+            self._accept([self.world.domain_in(kind) for _ in range(some)], due=due)
+            if pause:
+                await asyncio.sleep(pause)
+
+    def _accept(self, domains: list[str], *, due: float = 0.0) -> None:
+        number = next(self._names)
+        sender = f"s{number % 97}@d{number % 500}.{SENDERS}{TLD}"
+        node = self.nodes[number % len(self.nodes)]
+        self.figures.accepted += len(domains)
+        node.accept(sender, [f"u{number}.{index}@{domain}" for index, domain in enumerate(domains)], due=due)
+
+    # Samples
+
+    async def _sample(self) -> None:
+        while True:
+            await asyncio.sleep(self.scenario.every)
+            self._take_sample()
+
+    def _take_sample(self) -> None:
+        figures, last = self.figures, self._last
+        now = _Counters(figures.accepted + figures.reports, figures.finished, figures.attempts.total())
+        waiting = active = idle = startable = 0
+        oldest = 0.0
+        for node in self.nodes:
+            status = next(zone for zone in node.scheduler.snapshot() if zone.zone == ZONE)
+            free = node.zone.max_connections - status.active
+            could = sum(
+                1
+                for each in status.destinations
+                if each.waiting and not each.active and each.suspended_until is None and each.turn_in is None
+            )
+            waiting += status.waiting
+            active += status.active
+            idle += free
+            startable += min(free, could)
+            since = node.store.oldest_ready(ZONE, self.clock.now())
+            oldest = max(oldest, 0.0 if since is None else self.clock.now() - since)
+        sample = Sample(
+            at=self.clock.monotonic(),
+            accepted=now.accepted - last.accepted,
+            finished=now.finished - last.finished,
+            attempts=now.attempts - last.attempts,
+            queued=sum(len(node.store) for node in self.nodes),
+            in_memory=waiting,
+            active=active,
+            connections=sum(node.courier.open_connections(ZONE) for node in self.nodes),
+            idle_slots=idle,
+            startable=startable,
+            oldest_ready=oldest,
+            rss=_rss(),
+            wall=time.perf_counter() - self._started,
+        )
+        self._last = now
+        figures.samples.append(sample)
+        self.say(
+            f"{sample.at / 3600:6.2f} h  finished {now.finished:>9,}  queued {sample.queued:>8,}"
+            f"  active {sample.active:>4}  {sample.rss:5.0f} MB  {sample.wall:6.0f} s"
+        )
+
+
+def simulate(scenario: Scenario, *, seed: int = 1, say: Callable[[str], None] = lambda text: None) -> Result:
+    """Run it from beginning to end."""
+    loop = VirtualLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(Simulation(scenario, seed, VirtualClock(loop), say).run())
+
+
+def _recipients(random: Random) -> int:
+    """Of one message: mostly one, sometimes a few, seldom many."""
+    draw = random.random()
+    if draw < 0.88:
+        return 1
+    return random.randint(2, 5) if draw < 0.98 else random.randint(10, 50)
+
+
+def _rss() -> float:
+    """MB of this process."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE / 1e6
+    except OSError:
+        return 0.0

@@ -1,0 +1,194 @@
+"""What is simulated: `mix` is the whole world; the others put one policy of the queue to the test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tests.bench.simulate.world import HOUR, Kind, with_kind
+from zonerelay.config.models import BounceSettings, RetrySettings, ZoneSettings
+from zonerelay.config.units import Rate
+from zonerelay.routing.nexthop import Limits
+
+SENDERS = "senders"
+
+
+def limits(connections: int, rate: Rate | None = None) -> Limits:
+    return Limits(connections, 50, 1000, rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injection:
+    """Mail that comes besides the stream, at one moment: `recipients` of a kind, `each` per message, over
+    `seconds`. `deferred_to`: it has been deferred to this moment.
+    """
+
+    at: float
+    kind: str
+    recipients: int
+    each: int = 1
+    seconds: float = 0.0
+    deferred_to: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """`deliveries` at `rate` a second on average, in a swell of `swing`; then until the queue is empty."""
+
+    name: str
+    about: str
+    kinds: tuple[Kind, ...]
+    deliveries: int
+    rate: float
+    swing: float = 0.0
+    nodes: int = 1
+    zone: ZoneSettings = field(default_factory=ZoneSettings)
+    retry: RetrySettings = field(default_factory=lambda: RetrySettings(max_age=6 * HOUR))
+    bounce: BounceSettings = field(default_factory=BounceSettings)
+    injections: tuple[Injection, ...] = ()
+    every: float = 10.0
+    """Seconds between samples."""
+
+
+MIX = (
+    Kind(name="bigone", share=0.18, domains=1, seconds=(0.15, 0.4), limits=limits(40), busy=0.01),
+    Kind(name="bigtwo", share=0.12, domains=1, seconds=(0.15, 0.4), limits=limits(30)),
+    Kind(
+        name="rated", share=0.03, domains=1, seconds=(0.1, 0.3), limits=limits(12, Rate(800, 60.0)),
+        most_rate=800.0,
+    ),
+    Kind(name="strict", share=0.03, domains=1, seconds=(0.1, 0.3), most_connections=6, most_rate=900.0),
+    Kind(name="hosted", share=0.12, domains=30_000, sites=1, seconds=(0.1, 0.3), limits=limits(20)),
+    Kind(name="fast", share=0.33, domains=45_000, refused=0.02),
+    Kind(name="slow", share=0.03, domains=5_000, seconds=(2.0, 10.0), connecting=1.0),
+    Kind(name="tarpit", share=0.0005, domains=300, seconds=(60.0, 280.0), connecting=10.0),
+    Kind(name="silent", share=0.0005, domains=200, silent=True, seconds=(300.0, 300.0)),
+    Kind(name="greylisting", share=0.10, domains=13_000, greylist=300.0),
+    Kind(name="dead", share=0.004, domains=2_500, dead=True, connecting=30.0),
+    Kind(
+        name="returning", share=0.04, domains=3_000, connecting=5.0,
+        down=((0.5 * HOUR, 1.5 * HOUR), (4 * HOUR, 7 * HOUR)),
+    ),
+    Kind(name="nodns", share=0.002, domains=500, no_dns=True, look_up=10.0),
+    Kind(name=SENDERS, share=0.0, domains=500),
+)  # fmt: skip
+"""About 100,000 domains."""
+
+_QUIET = (
+    Kind(name="fast", share=1.0, domains=5_000, even=True),
+    Kind(name=SENDERS, share=0.0, domains=500),
+)
+"""Singles, mostly to destinations with nothing else to do: what others do must not delay them."""
+
+
+def _mix(deliveries: int, nodes: int) -> Scenario:
+    return Scenario(
+        name="mix",
+        about="100,000 domains of all kinds; a big provider is away for two hours",
+        kinds=with_kind(MIX, "bigtwo", down=((2 * HOUR, 4 * HOUR),)),
+        deliveries=deliveries or 10_000_000,
+        rate=200.0,
+        swing=0.5,
+        nodes=nodes,
+        zone=ZoneSettings(max_connections=400, max_connections_per_destination=20),
+        every=60.0,
+    )
+
+
+def _comeback(deliveries: int, nodes: int) -> Scenario:
+    return Scenario(
+        name="comeback",
+        about="a provider with a third of the mail comes back after two hours",
+        kinds=(
+            Kind(
+                name="away", share=0.5, domains=1, seconds=(0.1, 0.3), connecting=1.0,
+                limits=limits(20, Rate(3000, 60.0)), down=((600.0, 2 * HOUR + 600.0),),
+            ),
+            *_QUIET,
+        ),
+        deliveries=deliveries or 200_000,
+        rate=20.0,
+        nodes=nodes,
+        zone=ZoneSettings(max_connections=50),
+    )  # fmt: skip
+
+
+def _due(deliveries: int, nodes: int) -> Scenario:
+    return Scenario(
+        name="due",
+        about="100,000 deferred deliveries for 5,000 domains and a provider come due in the same second",
+        kinds=(
+            Kind(name="late", share=0.0, domains=5_000, even=True),
+            Kind(name="provider", share=0.0, domains=1, limits=limits(10)),
+            *_QUIET,
+        ),
+        deliveries=deliveries or 30_000,
+        rate=20.0,
+        nodes=nodes,
+        zone=ZoneSettings(max_connections=100),
+        injections=(
+            Injection(at=60.0, kind="late", recipients=50_000, deferred_to=600.0),
+            Injection(at=60.0, kind="provider", recipients=50_000, deferred_to=600.0),
+        ),
+    )
+
+
+def _list(deliveries: int, nodes: int) -> Scenario:
+    return Scenario(
+        name="list",
+        about="one sender's list of 1,000,000 recipients in 200 messages, and other people's single messages",
+        kinds=(Kind(name="listed", share=0.0, domains=20_000), *_QUIET),
+        deliveries=deliveries or 30_000,
+        rate=20.0,
+        nodes=nodes,
+        zone=ZoneSettings(max_connections=100),
+        injections=(Injection(at=60.0, kind="listed", recipients=1_000_000, each=5_000, seconds=200.0),),
+    )
+
+
+def _tarpits(deliveries: int, nodes: int) -> Scenario:
+    return Scenario(
+        name="tarpits",
+        about="500 hosts that take minutes, 500 that are dead, 200 without DNS, and fast ones",
+        kinds=(
+            Kind(name="tarpit", share=0.02, domains=500, seconds=(60.0, 280.0), connecting=10.0, even=True),
+            Kind(name="dead", share=0.05, domains=500, dead=True, connecting=30.0, even=True),
+            Kind(name="silent", share=0.01, domains=200, silent=True, seconds=(300.0, 300.0), even=True),
+            Kind(name="nodns", share=0.05, domains=200, no_dns=True, look_up=10.0, even=True),
+            *_QUIET,
+        ),
+        deliveries=deliveries or 100_000,
+        rate=20.0,
+        nodes=nodes,
+        zone=ZoneSettings(max_connections=100),
+    )
+
+
+def _rated(deliveries: int, nodes: int) -> Scenario:
+    return Scenario(
+        name="rated",
+        about="one destination gets more than its rate for an hour, others little",
+        kinds=(
+            Kind(name="rated", share=1.0, domains=1, limits=limits(10, Rate(600, 60.0))),
+            *_QUIET,
+        ),
+        deliveries=deliveries or 90_000,
+        rate=25.0,
+        nodes=nodes,
+        zone=ZoneSettings(max_connections=40),
+    )
+
+
+_SCENARIOS = {
+    "mix": _mix,
+    "comeback": _comeback,
+    "due": _due,
+    "list": _list,
+    "tarpits": _tarpits,
+    "rated": _rated,
+}
+NAMES = tuple(_SCENARIOS)
+
+
+def scenario(name: str, *, deliveries: int = 0, nodes: int = 1) -> Scenario:
+    """`deliveries` 0: as many as it is made for."""
+    return _SCENARIOS[name](deliveries, nodes)

@@ -1,0 +1,1 @@
+"""Several relays on one store, each in a network namespace of its own, under load and under faults."""

@@ -1,0 +1,102 @@
+"""The stores that nodes can share: a real server in the hub, and what a node's configuration says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol, Self
+
+from tests.support.nodes.network import STORE_HOST
+from tests.support.ports import free_port
+from tests.support.postgres import PostgresServer
+from tests.support.redis_server import RedisServer
+from tests.support.toml import Table
+
+LEASE = 2.0
+
+
+class SharedStore(Protocol):
+    """`kill` and `start` are a crash of the server. `notices`: within so many seconds a node must have found
+    out that the store is silent.
+    """
+
+    notices: float
+
+    def tables(self, node: int) -> Mapping[str, Table]: ...
+
+    def kill(self) -> None: ...
+
+    def start(self) -> None: ...
+
+    def pid(self) -> int: ...
+
+    def queued(self) -> int: ...
+
+
+class RedisStore(AbstractContextManager["RedisStore"]):
+    """Redis with its append-only file."""
+
+    notices = 1.5
+
+    def __init__(self) -> None:
+        self._server = RedisServer({"bind": "0.0.0.0", "protected-mode": "no"}, port=free_port())
+        self.kill, self.start = self._server.kill, self._server.start
+
+    def __enter__(self) -> Self:
+        self._server.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.__exit__(None, None, None)
+
+    def tables(self, node: int) -> Mapping[str, Table]:
+        url = f"redis://{STORE_HOST}:{self._server.port}/0"
+        return {
+            "spool": {"backend": "redis"},
+            "redis": {"url": url, "prefix": "nodes:", "lease": f"{LEASE:g}s", "timeout": "1s"},
+        }
+
+    def pid(self) -> int:
+        return self._server.pid
+
+    def queued(self) -> int:
+        counts = self._server.query("HVALS", "nodes:counts").decode().splitlines()
+        return sum(int(line) for line in counts if line.isdigit())
+
+
+class PostgresStore(AbstractContextManager["PostgresStore"]):
+    """PostgreSQL as it comes."""
+
+    notices = 1.5
+
+    def __init__(self) -> None:
+        self._server = PostgresServer({"listen_addresses": "*"})
+        with (self._server.data / "pg_hba.conf").open("a") as file:
+            file.write(f"host all all {STORE_HOST}/24 trust\n")
+        self._server.psql("SELECT pg_reload_conf()")
+        self.kill, self.start = self._server.kill, self._server.start
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.stop()
+
+    def tables(self, node: int) -> Mapping[str, Table]:
+        url = f"postgresql://mail@{STORE_HOST}:{self._server.port}/postgres"
+        return {
+            "spool": {"backend": "postgres"},
+            "postgres": {"url": url, "schema": "nodes", "node": node, "lease": f"{LEASE:g}s"},
+        }
+
+    def pid(self) -> int:
+        return self._server.pid
+
+    def queued(self) -> int:
+        return int(self._server.psql("SELECT count(*) FROM nodes.delivery"))
+
+
+STORES: dict[str, Callable[[], AbstractContextManager[SharedStore]]] = {
+    "redis": RedisStore,
+    "postgres": PostgresStore,
+}

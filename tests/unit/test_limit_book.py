@@ -1,0 +1,265 @@
+"""Limits over all workers: whatever they do, in whichever order, none is exceeded and nobody starves."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from zonerelay.limits.book import Book
+from zonerelay.limits.calendar import Calendar
+from zonerelay.limits.ledger import QUANTUM
+from zonerelay.limits.values import Answer, Claim, Held, Request, TurnAsk
+
+ZONE = 6
+LINES = {("a", ""): 4, ("a", "few"): 2, ("b", ""): 3, ("c", ""): 1}
+HOLDERS = ("one", "two", "three")
+NEVER = float("inf")
+
+holders = st.sampled_from(HOLDERS)
+lines = st.sampled_from(sorted(LINES))
+
+
+class Worker:
+    """What a holder knows, and does: it believes the newest answer, and uses no more."""
+
+    def __init__(self) -> None:
+        self.units: Counter[tuple[str, str]] = Counter()
+        self.want: Counter[tuple[str, str]] = Counter()
+        self.surrender: Counter[tuple[str, str]] = Counter()
+
+    def hear(self, answer: Answer) -> None:
+        for held in answer.held:
+            key = (held.site, held.line)
+            self.units[key], self.surrender[key] = held.units, held.surrender
+
+
+class Limits(RuleBasedStateMachine):
+    """Holders of one zone; an exchange may be lost on its way there or back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = Book()
+        self.now = 1000.0
+        self.quiet_until = 0.0
+        self.workers = {name: Worker() for name in HOLDERS}
+
+    def exchange(self, name: str, *claims: Claim, everything: bool = False, lost: bool = False) -> Answer:
+        request = Request(ZONE, claims, everything=everything)
+        give = self.now >= self.quiet_until
+        # Through what is written down: so it is where machines share it.
+        self.book = Book.decode(self.book.encode())
+        answer, _ = self.book.exchange(name, request, self.now, give=give)
+        if not lost:
+            self.workers[name].hear(answer)
+        return answer
+
+    def claim(self, name: str, key: tuple[str, str], *, back: int = 0) -> Claim:
+        worker = self.workers[name]
+        worker.units[key] -= back
+        worker.want[key] = max(worker.want[key], worker.units[key]) if not back else worker.units[key]
+        return Claim(*key, LINES[key], worker.units[key], back, worker.want[key])
+
+    @rule(name=holders, key=lines, count=st.integers(1, 5), lost=st.booleans())
+    def wish(self, name: str, key: tuple[str, str], count: int, lost: bool) -> None:
+        worker = self.workers[name]
+        worker.want[key] = min(LINES[key], worker.units[key] + count)
+        self.exchange(name, self.claim(name, key), lost=lost)
+
+    @rule(name=holders, key=lines, lost=st.booleans())
+    def give_back(self, name: str, key: tuple[str, str], lost: bool) -> None:
+        if self.workers[name].units[key]:
+            self.exchange(name, self.claim(name, key, back=1), lost=lost)
+
+    @rule(name=holders, lost=st.booleans())
+    def ask_again(self, name: str, lost: bool) -> None:
+        self.exchange(name, lost=lost)
+
+    @rule(name=holders)
+    def say_everything(self, name: str) -> None:
+        keys = [key for key in LINES if self.workers[name].units[key] or self.workers[name].want[key]]
+        self.exchange(name, *(self.claim(name, key) for key in keys), everything=True)
+
+    @rule(name=holders)
+    def die(self, name: str) -> None:
+        self.book.end(name, self.now, give=self.now >= self.quiet_until)
+        self.workers[name] = Worker()
+
+    @rule(seconds=st.floats(0.1, 3))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def authority_restarts(self) -> None:
+        """Who is alive comes back within the quiet time."""
+        self.book = Book()
+        self.quiet_until = self.now + 2.0
+        for name in HOLDERS:
+            self.say_everything(name)
+        self.now = self.quiet_until
+
+    @invariant()
+    def no_limit_is_exceeded(self) -> None:
+        used: Counter[tuple[str, str]] = Counter()
+        for worker in self.workers.values():
+            used.update(worker.units)
+        assert sum(used.values()) <= ZONE
+        for site in {site for site, _ in LINES}:
+            limits = {limit for (each, _), limit in LINES.items() if each == site}
+            for limit in limits:
+                of = [key for key, most in LINES.items() if key[0] == site and most <= limit]
+                assert sum(used[key] for key in of) <= limit
+
+    @precondition(lambda self: self.now >= self.quiet_until)
+    @rule(name=holders, key=lines)
+    def nobody_waits_for_ever(self, name: str, key: tuple[str, str]) -> None:
+        """Others want all they can get, for ever, and use what they have until they are asked for it."""
+        for other in HOLDERS:
+            for each, limit in LINES.items():
+                self.workers[other].want[each] = limit
+                self.exchange(other, self.claim(other, each))
+        for _ in range(60):
+            if self.workers[name].units[key]:
+                return
+            self.now += QUANTUM
+            for other, worker in self.workers.items():
+                self.exchange(other)
+                for each in LINES:
+                    for _ in range(worker.surrender[each]):
+                        if worker.units[each]:
+                            want = worker.want[each]
+                            claim = self.claim(other, each, back=1)
+                            worker.want[each] = want
+                            back = Claim(claim.site, claim.line, claim.limit, claim.keep, 1, want)
+                            self.exchange(other, back)
+        raise AssertionError(f"{name} never got anything of {key}")
+
+    @rule(name=holders)
+    def what_is_given_back_can_be_had(self, name: str) -> None:
+        self.now = max(self.now, self.quiet_until)
+        for other in HOLDERS:
+            self.exchange(other, everything=True)
+            self.workers[other] = Worker()
+        assert self.book.is_empty
+        for key in (("a", ""), ("b", "")):
+            self.workers[name].want[key] = LINES[key]
+            self.exchange(name, self.claim(name, key))
+        assert sum(self.workers[name].units.values()) == ZONE
+
+
+TestLimits = Limits.TestCase
+TestLimits.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+
+
+def say(book: Book, name: str, *claims: Claim, now: float = 0.0, zone: int = 20) -> Answer:
+    return book.exchange(name, Request(zone, claims), now)[0]
+
+
+def test_two_who_want_everything_share_it_equally() -> None:
+    book = Book()
+    assert say(book, "one", Claim("a", "", 20, want=20)).held == (Held("a", "", 20),)
+    _, news = book.exchange("two", Request(20, (Claim("a", "", 20, want=20),)), 0.0)
+    assert news == {"one"}
+    has = Held("a", "", 20)
+    for held in say(book, "one").held:
+        has = held
+    while has.surrender:
+        keep = has.units - has.surrender
+        (has,) = say(book, "one", Claim("a", "", 20, keep, has.surrender, want=20)).held
+    assert has.units == 10
+    assert book.ledger.holders["two"].units == 10
+
+
+def test_the_smaller_of_two_configurations_counts() -> None:
+    book = Book()
+    say(book, "old", Claim("a", "", 10, want=3))
+    assert say(book, "new", Claim("a", "", 4, want=4)).held[0].units == 1
+    assert say(book, "old", Claim("a", "", 10, keep=3, want=10)).held[0].units == 3
+
+
+def test_who_is_not_heard_of_loses_what_it_had() -> None:
+    book = Book()
+    book.exchange("one", Request(20, (Claim("a", "", 4, want=4),)), 0.0, until=10.0)
+    assert say(book, "two", Claim("a", "", 4, want=4), now=9.9).held == (Held("a", "", 0, pressed=1),)
+    assert say(book, "two", now=10.0).held == (Held("a", "", 4),)
+
+
+def test_one_whose_site_is_full_does_not_stop_the_others() -> None:
+    book = Book()
+    say(book, "one", Claim("a", "", 1, want=1))
+    say(book, "two", Claim("a", "", 1, want=1))
+    assert say(book, "two", Claim("b", "", 1, want=1)).held[0].units == 1
+
+
+# Turns
+
+
+class Rates(RuleBasedStateMachine):
+    """Two lines of one site with rates of their own, and a rate of the zone."""
+
+    ASKS = (TurnAsk("a", "", 0.1, 0.0, 3), TurnAsk("a", "slow", 1.0, 0.25, 2), TurnAsk("b", "", 0.2, 0.25, 2))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = Book()
+        self.now = 0.0
+        self.given: list[tuple[TurnAsk, float]] = []
+
+    @rule(name=holders, which=st.integers(0, 2), after=st.floats(0, 1.5))
+    def ask(self, name: str, which: int, after: float) -> None:
+        self.now += after
+        ask = self.ASKS[which]
+        self.book = Book.decode(self.book.encode())
+        answer, _ = self.book.exchange(name, Request(ZONE, turns=(ask,)), self.now)
+        (turns,) = answer.turns
+        assert len(turns) == ask.count
+        assert min(turns) >= self.now
+        self.given += [(ask, at) for at in turns]
+
+    @rule()
+    def authority_restarts(self) -> None:
+        self.book = Book()
+        known = tuple((ask, (at,)) for ask, at in self.given if at > self.now - 1.0)
+        self.book.exchange("one", Request(ZONE, everything=True, known_turns=known), self.now)
+
+    @invariant()
+    def turns_are_far_enough_apart(self) -> None:
+        for group, interval in (
+            ([at for ask, at in self.given if ask.site == "a"], 0.1),
+            ([at for ask, at in self.given if ask.line == "slow"], 1.0),
+            ([at for ask, at in self.given if ask.site == "b"], 0.2),
+            ([at for ask, at in self.given if ask.zone_interval], 0.25),
+        ):
+            group.sort()
+            assert all(b - a >= interval - 1e-5 for a, b in itertools.pairwise(group))
+
+
+TestRates = Rates.TestCase
+TestRates.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+
+
+def test_a_fast_line_goes_between_the_turns_of_a_slow_one() -> None:
+    calendar = Calendar()
+    for at in (0.0, 1.0, 2.0):
+        calendar.add(at, 1.0, "slow")
+    found = []
+    at = 0.0
+    for _ in range(12):
+        at = calendar.earliest(at, 0.2, "fast")
+        calendar.add(at, 0.2, "fast")
+        found.append(round(at, 3))
+    assert found[:4] == [0.2, 0.4, 0.6, 0.8]
+    assert found[4] == 1.2
+
+
+def test_turns_that_bind_nobody_are_forgotten() -> None:
+    calendar = Calendar()
+    for number in range(100):
+        calendar.add(number * 0.1, 0.1, "")
+    calendar.forget(9.95)
+    assert len(calendar.turns) == 1
+    calendar.forget(30.0)
+    assert not calendar.turns

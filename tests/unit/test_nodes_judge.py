@@ -1,0 +1,35 @@
+"""The judge of the three-node tests finds what must not be."""
+
+from __future__ import annotations
+
+from tests.support.nodes.judge import Fault, judge
+from tests.support.nodes.sink import Arrival
+
+FAULT = Fault("kill", frozenset({"a"}), at=10.0, known=10.1)
+
+
+def arrivals(*copies: tuple[str, float, float]) -> dict[str, list[Arrival]]:
+    return {"t1": [Arrival("t1", node, began, ended) for node, began, ended in copies]}
+
+
+def test_what_was_acknowledged_and_never_came_is_missing() -> None:
+    assert judge({"t1", "t2"}, arrivals(("a", 1, 2)), []).missing == {"t2"}
+
+
+def test_a_copy_is_explained_by_a_fault_of_the_node_that_sent_the_other_just_then() -> None:
+    verdict = judge({"t1"}, arrivals(("a", 9.9, 10.0), ("b", 13.0, 13.1)), [FAULT])
+    assert verdict.repeated == {"kill": 1}
+    assert not verdict.unexplained
+
+
+def test_a_copy_of_what_was_done_long_before_the_fault_or_begun_after_it_is_not_explained() -> None:
+    for copies in ((("a", 5.0, 5.1), ("b", 13.0, 13.1)), (("a", 11.0, 11.1), ("b", 13.0, 13.1))):
+        assert judge({"t1"}, arrivals(*copies), [FAULT]).unexplained
+
+
+def test_a_copy_is_not_explained_by_the_fault_of_a_node_that_did_not_send_it() -> None:
+    assert judge({"t1"}, arrivals(("c", 9.9, 10.0), ("b", 13.0, 13.1)), [FAULT]).unexplained
+
+
+def test_two_nodes_that_send_it_at_the_same_time_are_found() -> None:
+    assert judge({"t1"}, arrivals(("c", 20.0, 20.5), ("b", 20.2, 20.6)), [FAULT]).at_once

@@ -1,0 +1,276 @@
+"""The simulation keeps its promises: the loop's time jumps, the store keeps the contract, the sums add up."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from rich.console import Console
+
+from tests.bench.simulate.figures import Spread
+from tests.bench.simulate.plots import PlotError, plot
+from tests.bench.simulate.report import print_result
+from tests.bench.simulate.run import Result, Simulation, simulate
+from tests.bench.simulate.scenarios import SENDERS, Scenario, limits, scenario
+from tests.bench.simulate.store import IndexedStore
+from tests.bench.simulate.timeline import NothingLeftError, VirtualClock, VirtualLoop
+from tests.bench.simulate.world import Kind, World, kind_name
+from tests.store.builders import NOW, attempt, delivery_for, envelope_for, message_id
+from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.config.units import Rate
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message
+from zonerelay.store.base import Finish, Postpone
+from zonerelay.store.memory import MemoryStore
+
+T = TypeVar("T")
+FAST = Kind(name="fast", share=1.0, domains=100, even=True)
+REPORTED = Kind(name=SENDERS, share=0.0, domains=10)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:  # Any: what a coroutine sends is nobody's business
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work)
+
+
+def test_five_days_of_sleep_take_no_time() -> None:
+    async def sleep() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        clock = VirtualClock(loop)
+        before = clock.now()
+        await asyncio.sleep(5 * 86_400)
+        return clock.now() - before, clock.monotonic()
+
+    assert run(sleep()) == pytest.approx((5 * 86_400, 5 * 86_400))
+
+
+def test_timers_come_in_the_order_of_their_times() -> None:
+    async def sleepers() -> list[int]:
+        order: list[int] = []
+
+        async def sleep(seconds: int) -> None:
+            await asyncio.sleep(seconds)
+            order.append(seconds)
+
+        await asyncio.gather(*map(sleep, (30, 10, 20)))
+        return order
+
+    assert run(sleepers()) == [10, 20, 30]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_wait_that_nobody_will_end_is_an_error_and_no_hang() -> None:
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    loop = VirtualLoop()
+    task = loop.create_task(wait())
+    with pytest.raises(NothingLeftError):
+        loop.run_until_complete(task)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(task)
+    loop.close()
+
+
+def test_a_percentile_is_right_within_six_percent() -> None:
+    spread = Spread()
+    for number in range(1, 1001):
+        spread.add(number / 10)
+    assert spread.percentile(0.5) == pytest.approx(50, rel=0.06)
+    assert spread.percentile(0.99) == pytest.approx(99, rel=0.06)
+    assert spread.percentile(1.0) == spread.longest == 100
+
+
+def domains() -> st.SearchStrategy[str]:
+    return st.sampled_from(("a.test", "b.test", "c.test"))
+
+
+class StoresAlike(RuleBasedStateMachine):
+    """The indexed store hands out what the memory store could hand out, however it is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.indexed, self.plain = IndexedStore(), MemoryStore()
+        self.now = NOW
+        self.numbers = 0
+        self.claimed: list[Delivery] = []
+
+    @rule(domain=domains(), count=st.integers(1, 3), due=st.sampled_from((0.0, 0.0, NOW - 5, NOW + 20)))
+    def accept(self, domain: str, count: int, due: float) -> None:
+        self.numbers += 1
+        envelope = envelope_for(message_id(self.numbers), *(f"{n}@{domain}" for n in range(count)))
+        deliveries = [delivery_for(envelope, each.address, next_attempt=due) for each in envelope.recipients]
+        for store in (self.indexed, self.plain):
+            store.add(Message(envelope=envelope, size=1, chunks=1), [b"x"], deliveries)
+
+    @rule(limit=st.integers(1, 5), skip=st.sets(domains(), max_size=2))
+    def claim(self, limit: int, skip: set[str]) -> None:
+        passed_over = set(self.plain._passed_over)
+        mine = run(self.indexed.claim("default", limit, now=self.now, skip_domains=skip))
+        could = run(self.plain.claim("default", 10_000, now=self.now, skip_domains=skip))
+        assert len(mine) == min(limit, len(could))
+        assert {each.key for each in mine} <= {each.key for each in could}
+        assert mine == sorted(mine, key=lambda each: each.message_id)
+        # How far a claim looks before its limit is reached is its business: both have passed over the same.
+        self.plain._passed_over = (passed_over | self.indexed._passed_over) & self.indexed._passed_over
+        self.plain.release([each.key for each in could if each not in mine])
+        self.claimed += mine
+
+    @rule(domain=domains(), limit=st.integers(1, 5))
+    def refill(self, domain: str, limit: int) -> None:
+        mine = run(self.indexed.claim_domain("default", domain, limit, now=self.now))
+        could = run(self.plain.claim_domain("default", domain, 10_000, now=self.now))
+        assert len(mine) == min(limit, len(could))
+        assert {each.key for each in mine} <= {each.key for each in could}
+        left = [each.key for each in could if each not in mine]
+        self.plain.release(left)
+        self.plain._passed_over |= set(left)
+        self.claimed += mine
+
+    @rule(count=st.integers(1, 3), how=st.sampled_from(("finish", "defer", "again", "release", "hold")))
+    def settle(self, count: int, how: str) -> None:
+        some, self.claimed = self.claimed[:count], self.claimed[count:]
+        for store in (self.indexed, self.plain):
+            if how == "release":
+                store.release([each.key for each in some])
+            elif how == "finish":
+                run(store.settle([Finish(each) for each in some]))
+            elif how == "hold":
+                run(store.settle([Postpone(replace(each, held=True)) for each in some]))
+            else:
+                until = self.now + 30 if how == "defer" else 0.0
+                run(store.settle([Postpone(each.deferred(until, attempt())) for each in some]))
+
+    @rule(seconds=st.sampled_from((1.0, 25.0)))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @invariant()
+    def they_hold_the_same(self) -> None:
+        assert run(self.indexed.next_due("default")) == run(self.plain.next_due("default"))
+        assert self.indexed.has_ready("default") == self.plain.has_ready("default")
+        assert self.indexed.counts() == self.plain.counts()
+        assert self.indexed._messages.keys() == self.plain._messages.keys()
+        assert self.indexed._passed_over == self.plain._passed_over
+
+
+StoresAlike.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestStoresAlike = StoresAlike.TestCase
+
+
+def small(**changes: object) -> Scenario:
+    usual = Scenario(name="small", about="", kinds=(FAST, REPORTED), deliveries=1000, rate=50.0)
+    return replace(usual, **changes)  # type: ignore[arg-type]  # fields by name
+
+
+def facts(result: Result) -> list[object]:
+    figures = result.figures
+    samples = [replace(sample, rss=0.0, wall=0.0) for sample in figures.samples]
+    return [samples, figures.attempts, figures.events, figures.delivered, result.seconds]
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Result:
+    """The whole world in small: two nodes share its limits."""
+    return simulate(scenario("mix", deliveries=2500, nodes=2))
+
+
+def test_in_a_mix_of_everything_nothing_is_lost_or_made_twice_and_no_limit_is_exceeded(mixed: Result) -> None:
+    figures = mixed.figures
+    assert mixed.faults == []
+    assert figures.delivered.total() + figures.returned.total() == figures.accepted + figures.reports
+    assert not figures.delivered["dead"] + figures.delivered["silent"] + figures.delivered["nodns"]
+    assert figures.delivered["greylisting"]
+
+
+def test_mail_for_idle_destinations_does_not_wait_for_others(mixed: Result) -> None:
+    for kind in ("bigone", "hosted", "fast"):
+        assert mixed.figures.wait[kind].percentile(0.99) < 2.0, kind
+        assert mixed.figures.queue[kind].percentile(0.9) < 4.0, kind
+
+
+def test_the_same_seed_takes_the_same_course_and_another_does_not() -> None:
+    one, same, other = (simulate(small(), seed=seed) for seed in (1, 1, 2))
+    assert facts(one) == facts(same)
+    assert facts(one) != facts(other)
+
+
+def test_a_delivery_that_the_queue_makes_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forget(store: IndexedStore, changes: object, *, lazy: bool = False) -> None:
+        """A store that claims to have written, and hands the deliveries out again."""
+        store.release(list(store._claimed))
+
+    monkeypatch.setattr(IndexedStore, "settle", forget)
+    plan = small(deliveries=200, zone=ZoneSettings(max_connections=5))
+    loop = VirtualLoop()
+    faults: list[str] = []
+
+    async def watched() -> None:
+        simulation = Simulation(plan, 1, VirtualClock(loop))
+        task = asyncio.create_task(simulation.run())
+        await asyncio.sleep(20)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        faults.extend(simulation.figures.faults)
+        for node in simulation.nodes:
+            await node.stop()
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(watched())
+    assert any("attempted again" in fault for fault in faults)
+
+
+def test_a_rate_is_used_and_not_exceeded_over_two_nodes() -> None:
+    limited = Kind(name="rated", share=1.0, domains=1, limits=limits(4, Rate(120, 60.0)))
+    result = simulate(small(kinds=(limited, REPORTED), deliveries=600, nodes=2))
+    assert result.faults == []
+    took = result.figures.transactions / 2.0  # seconds at the full rate
+    assert took <= result.seconds < 1.2 * took
+
+
+def test_a_relay_that_exceeds_a_connection_limit_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.bench.simulate.couriers.divided", lambda limits, nodes: limits)
+    crowded = Kind(name="crowded", share=1.0, domains=1, seconds=(5.0, 5.0), limits=limits(4))
+    result = simulate(small(kinds=(crowded, REPORTED), deliveries=200, nodes=2))
+    assert any("connections to" in fault for fault in result.faults)
+
+
+def test_a_picture_is_drawn_and_without_matplotlib_words_say_what_to_install(
+    mixed: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plot(mixed, tmp_path / "mix.png")
+    assert (tmp_path / "mix.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PlotError, match=r"pip install 'zonerelay\[bench\]'"):
+        plot(mixed, tmp_path / "other.png")
+
+
+def test_a_table_has_a_row_for_each_kind_and_says_that_nothing_was_lost(mixed: Result) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    print_result(console, mixed)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "nothing lost, nothing twice, no limit or rate exceeded" in text
+    assert all(f"\n{kind} " in text for kind in mixed.figures.attempts)
+
+
+def test_every_domain_has_a_kind_and_tiny_ones_share_their_providers_hosts() -> None:
+    plan = scenario("mix")
+    world = World(plan.kinds, Random(1))
+    assert sum(kind.domains for kind in plan.kinds) == pytest.approx(100_000, rel=0.05)
+    assert {kind_name(world.pick()) for _ in range(20_000)} == set(world.kinds) - {SENDERS}
+    assert {world.site_name(f"d{n}.hosted.test") for n in range(50)} == {"mx.d0.hosted.test"}
+    assert world.site_name("d7.fast.test") == "mx.d7.fast.test"
+    assert RetrySettings().max_age > plan.retry.max_age

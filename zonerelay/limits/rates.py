@@ -1,0 +1,27 @@
+"""How far apart the turns of a rate are, and how late one may be taken. Pure.
+
+The receiver's clock is not ours: of two commands the first may be held up on its way and arrive closer to the
+second. The interval is therefore that of a time that is longer by a `margin`: a quarter of it is the grace,
+three quarters are for the network and the receiver.
+"""
+
+from __future__ import annotations
+
+from zonerelay.config.units import Rate
+
+MARGIN_LEAST = 0.1
+MARGIN_PART = 0.02
+
+
+def margin(rate: Rate) -> float:
+    """Seconds by which the time of a rate is stretched."""
+    return max(MARGIN_LEAST, MARGIN_PART * rate.seconds)
+
+
+def interval(rate: Rate) -> float:
+    return (rate.seconds + margin(rate)) / rate.count
+
+
+def grace(rate: Rate) -> float:
+    """A turn that is taken this late keeps the promise."""
+    return margin(rate) / 4

@@ -1,0 +1,111 @@
+"""What a worker and the authority over shared limits say to each other. Values only.
+
+A *unit* is the right to one connection of a line at a site: it counts in the zone, at the site and for the
+line. A *turn* is a moment at which one MAIL may be written. The *authority* knows who holds which units and
+which turns are given away; a *holder* is a worker that asks it.
+
+A worker says what is so, not what has changed: "of this line I keep 3, I want 5". Saying it again changes
+nothing, and who says it to an authority that has forgotten everything is believed. So answers may get lost,
+and an authority may be started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class Claim(Struct, frozen=True, array_like=True):
+    """One line of a site. `keep`: units that the holder goes on using; `back`: those it gives back with this
+    request; `want`: how many it would like to hold in all. `limit` is what its configuration says.
+    """
+
+    site: str
+    line: str
+    limit: int
+    keep: int = 0
+    back: int = 0
+    want: int = 0
+
+
+class TurnAsk(Struct, frozen=True, array_like=True):
+    """`count` turns of a line, `interval` seconds apart, which are turns of the zone as well if that has an
+    interval. 0: there is no such rate.
+    """
+
+    site: str
+    line: str
+    interval: float
+    zone_interval: float
+    count: int
+
+
+class Request(Struct, frozen=True, array_like=True):
+    """About one zone. `everything`: these are all claims of the holder, and it wants to hear of all it has.
+
+    `unused`: turns that it will not take, each with its site. `known_turns`: turns that it has been given,
+    for an authority that may have forgotten them.
+    """
+
+    zone_limit: int
+    claims: tuple[Claim, ...] = ()
+    turns: tuple[TurnAsk, ...] = ()
+    unused: tuple[tuple[str, float], ...] = ()
+    everything: bool = False
+    known_turns: tuple[tuple[TurnAsk, tuple[float, ...]], ...] = ()
+
+
+class Held(Struct, frozen=True, array_like=True):
+    """`surrender`: so many of them are to go to others, also if they are in use. `pressed`: how many units
+    somebody waits for that these stand in the way of: those that are idle ought to go back.
+    """
+
+    site: str
+    line: str
+    units: int
+    surrender: int = 0
+    pressed: int = 0
+
+
+class Answer(Struct, frozen=True, array_like=True):
+    """`now`: the authority's clock, in which `turns` are written, a list for each one asked for.
+
+    `pressed`: how many units somebody waits for because all of the zone's are given away.
+    """
+
+    now: float
+    held: tuple[Held, ...] = ()
+    turns: tuple[tuple[float, ...], ...] = ()
+    pressed: int = 0
+
+
+class AuthorityError(Exception):
+    """The authority is out of reach, or did not answer: whether it has heard is not known."""
+
+
+class LimitAuthority(Protocol):
+    """Whoever counts for all workers. Belongs to one event loop."""
+
+    @property
+    def name(self) -> str:
+        """For people: where the limits are leased from."""
+
+    @property
+    def lease(self) -> float | None:
+        """Seconds after which a holder that is silent has nothing any longer; `None`: it has its units as
+        long as its process lives.
+        """
+
+    async def start(self, news: Callable[[str], None], back: Callable[[], None]) -> None:
+        """`news` names a zone in which a new exchange would bring something. `back`: it was out of reach and
+        may have forgotten everything, so all is to be said again. Raises AuthorityError only when it cannot
+        ever be used.
+        """
+
+    async def exchange(self, zone: str, request: Request) -> Answer:
+        """One at a time for each zone. Raises AuthorityError."""
+
+    async def close(self) -> None:
+        """Give everything back, as far as that is possible."""
