@@ -68,7 +68,7 @@ from zonerelay.config.sending import (
     TlsMode,
     ZoneSettings,
 )
-from zonerelay.model.envelope import Priority
+from zonerelay.model.priority import Priority
 
 __all__ = [
     "CLEARTEXT_AUTH_WORDS",
