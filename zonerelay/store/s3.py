@@ -238,7 +238,7 @@ class S3Store:
         delivery = None if stored is None else stored.deliveries.get(key)
         if delivery is not None and delivery.is_due(now):
             return delivery
-        zone = self._mine.index[key.zone]
+        zone = self._mine.index[key.queue]
         zone.drop_claim(key)
         if not zone.is_changing(key):
             self._mine.show(key, delivery)
@@ -247,7 +247,7 @@ class S3Store:
     def release(self, keys: Collection[DeliveryKey]) -> None:
         for key in keys:
             self._mine.claims.drop(key)
-            self._mine.index[key.zone].release(key)
+            self._mine.index[key.queue].release(key)
 
     async def next_due(self, zone: str) -> float | None:
         self._keeper.check_usable()
@@ -341,7 +341,7 @@ class S3Store:
         self._keeper.check_usable()
         found = await self._survey.states([message_id])
         deliveries = [d for state in found.values() for d in state.values()]
-        return sorted(deliveries, key=lambda delivery: (delivery.recipient, delivery.zone))
+        return sorted(deliveries, key=lambda delivery: (delivery.recipient, delivery.queue))
 
     # --- figures
 

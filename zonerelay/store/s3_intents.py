@@ -60,7 +60,7 @@ class Intents:
         known = self._mine.claims.handed.get(key)
         return Step(
             key.message_id,
-            records.field(key.zone).decode("ascii"),
+            records.field(key.queue).decode("ascii"),
             spelled.recipient_field(key),
             known.attempts if known is not None else 0,
             None if new is None else msgspec.Raw(records.encode_delivery(new)),

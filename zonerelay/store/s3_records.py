@@ -148,8 +148,8 @@ def decode_head(name: str, line: bytes) -> Head:
         head = _decode_head(line)
     except (ValueError, msgspec.MsgspecError) as error:
         raise StoreCorruptError(f"{name}: unreadable: {error}") from error
-    if head.format != FORMAT:
-        raise StoreCorruptError(f"{name} has format {head.format}, this version reads {FORMAT}")
+    if head.format > FORMAT:
+        raise StoreCorruptError(f"{name} has format {head.format}, this version reads up to {FORMAT}")
     return head
 
 
@@ -173,7 +173,7 @@ def rows(deliveries: Iterable[Delivery]) -> tuple[Row, ...]:
     """Raises StoreError."""
     return tuple(
         Row(
-            records.field(d.zone).decode("ascii"),
+            records.field(d.queue).decode("ascii"),
             records.field(d.recipient).decode("ascii"),
             msgspec.Raw(records.encode_delivery(d)),
         )

@@ -101,7 +101,7 @@ class Mine:
 
     def show(self, key: DeliveryKey, delivery: Delivery | None) -> None:
         """This is what the bucket says of one of ours."""
-        zone = self.index[key.zone]
+        zone = self.index[key.queue]
         if delivery is None:
             zone.remove(key)
             return
@@ -119,7 +119,7 @@ class Mine:
             self.note_id(message_id)
             for key, delivery in stored.deliveries.items():
                 self.show(key, delivery)
-            return {key.zone for key in stored.deliveries}
+            return {key.queue for key in stored.deliveries}
         finally:
             self.drop(stored)
 
@@ -128,8 +128,8 @@ class Mine:
         keys = {*stored.deliveries, *more}
         handed = [key for key in keys if key in self.claims.handed]
         for key in keys:
-            self.index[key.zone].clear_changes(key)
-            self.index[key.zone].remove(key)
+            self.index[key.queue].clear_changes(key)
+            self.index[key.queue].remove(key)
         self.leave(stored)
         return handed
 

@@ -52,7 +52,7 @@ class Survey:
             ids = [self._objects.keys.message_of(listed.key) for listed in page]
             others = [each for each in ids if each is not None and each not in self._mine.ids]
             for state in (await self.states(others)).values():
-                found += [key for key in state if zone is None or key.zone == zone]
+                found += [key for key in state if zone is None or key.queue == zone]
         return found
 
     async def states(self, ids: Iterable[MessageId]) -> States:

@@ -70,7 +70,7 @@ class Writer:
     def submit(self, message_id: MessageId, job: Job) -> asyncio.Future[None]:
         """Done when it is durable; carried out to its end whether waited for or not."""
         for key in job.keys:
-            self._mine.index[key.zone].begin_change(key)
+            self._mine.index[key.queue].begin_change(key)
         stored = self._mine.use(message_id)
         stored.jobs.append(job)
         if not stored.busy:
@@ -109,7 +109,7 @@ class Writer:
         """It did not happen, or nobody knows: everything stays as it was."""
         for job in jobs:
             for key in job.keys:
-                zone = self._mine.index[key.zone]
+                zone = self._mine.index[key.queue]
                 zone.end_change(key)
                 entry = zone.entries.get(key)
                 if entry is not None:
@@ -260,8 +260,8 @@ class Writer:
             for key in job.keys:
                 if job.settles:
                     mine.claims.drop(key)
-                    mine.index[key.zone].drop_claim(key)
-                mine.index[key.zone].end_change(key)
+                    mine.index[key.queue].drop_claim(key)
+                mine.index[key.queue].end_change(key)
             for key in job.keys:
                 # Also what stays as it was: a claim of it may have ended.
                 mine.show(key, stored.deliveries.get(key))
