@@ -57,6 +57,7 @@ from zonerelay.config.outbound import (
     OauthGrant,
     SourceSettings,
 )
+from zonerelay.config.outbox import OutboxSettings
 from zonerelay.config.postgres import PostgresSettings
 from zonerelay.config.rewriting import DkimSettings, RewriteSettings, RewriteWhere, SrsSettings
 from zonerelay.config.s3 import Addressing, S3Settings
@@ -105,6 +106,7 @@ __all__ = [
     "Mechanism",
     "Network",
     "OauthGrant",
+    "OutboxSettings",
     "PostgresSettings",
     "Priority",
     "RedisSettings",
@@ -172,6 +174,7 @@ Table = (
     | RedisSettings
     | PostgresSettings
     | S3Settings
+    | OutboxSettings
     | ListenerSettings
     | AuthSettings
     | AccessSettings
@@ -229,6 +232,7 @@ class Settings:
     redis: RedisSettings = field(default_factory=RedisSettings)
     postgres: PostgresSettings = field(default_factory=PostgresSettings)
     s3: S3Settings = field(default_factory=S3Settings)
+    outbox: OutboxSettings = field(default_factory=OutboxSettings)
     listener: tuple[ListenerSettings, ...] = (ListenerSettings(),)
     auth: AuthSettings = field(default_factory=AuthSettings)
     access: tuple[AccessSettings, ...] = ()
@@ -253,6 +257,7 @@ TABLES: dict[str, type[Table]] = {
     "redis": RedisSettings,
     "postgres": PostgresSettings,
     "s3": S3Settings,
+    "outbox": OutboxSettings,
     "listener": ListenerSettings,
     "auth": AuthSettings,
     "access": AccessSettings,

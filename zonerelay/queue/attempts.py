@@ -24,7 +24,12 @@ from zonerelay.queue.destinations import Work
 from zonerelay.queue.protocols import Batch, Courier
 from zonerelay.queue.settle import Settler
 from zonerelay.queue.turn import Turn
-from zonerelay.store.base import MessageNotFoundError, QueueStore, StoreCorruptError
+from zonerelay.store.base import (
+    MessageNotFoundError,
+    MessageSettledError,
+    QueueStore,
+    StoreCorruptError,
+)
 from zonerelay.telemetry.events import Events
 
 
@@ -92,6 +97,9 @@ class Attempts:
         return ()
 
     def _unreadable(self, work: Work, error: Exception) -> None:
+        if isinstance(error, MessageSettledError):
+            self._store.release([delivery.key for delivery in work.deliveries])
+            return
         self._events.trouble("queue.read_message", error, message_id=work.message_id)
         label = work.destination.label
         if isinstance(error, MessageNotFoundError | StoreCorruptError):
