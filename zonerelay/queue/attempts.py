@@ -82,7 +82,7 @@ class Attempts:
             count = f"{len(outcomes)} outcomes for {len(work.deliveries)} deliveries"
             outcomes = self._courier_failed(batch, ValueError(count))
         # From here on nothing awaits: a cancelled lane cannot lose what is known.
-        seconds = self._clock.monotonic() - started
+        work.seconds = seconds = self._clock.monotonic() - started
         label = work.destination.label
         self._settler.post(message, work.deliveries, outcomes, destination=label, seconds=seconds)
         return outcomes
