@@ -74,7 +74,7 @@ class S3Settings:
     timeout: float = duration(
         10.0, "How long to wait for the service's answer to one request.", most=5 * MINUTE
     )
-    max_connections: int = count(50, "Requests to the service at the same time.", most=1000)
+    max_requests: int = count(50, "Requests to the service at the same time.", most=1000)
     queue_url: str = text(
         "",
         "An SQS queue through which relays tell each other of mail that is left to whoever has room. Empty: "

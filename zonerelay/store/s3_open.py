@@ -85,7 +85,7 @@ def _place(settings: S3Settings, environment: Mapping[str, str]) -> Place:
         secret_key=secret,
         ca_file=str(settings.ca_file) if settings.ca_file else "",
         timeout=settings.timeout,
-        connections=settings.max_connections,
+        connections=settings.max_requests,
         queue_url=settings.queue_url,
         queue_endpoint_url=settings.queue_endpoint_url,
     )
