@@ -190,7 +190,7 @@ ONE_WRONG_VALUE = [
         "needs a directory of its own",
         "it would be emptied",
     ),
-    ("[spool]\nbackend = 's3'", "s3.bucket", "the name of a bucket", "which one?"),
+    ("[s3]\nbucket = 'Mail_Queue'", "s3.bucket", "is no name of a bucket", "no such bucket can be"),
     ("[spool]\nbackend = 'LevelDB'", "spool.backend", "did you mean leveldb?", "case"),
     ("[spool]\npath = ''", "spool.path", "must not be empty", "nowhere"),
     ("[spool]\npath = '~/spool'", "spool.path", "write the path in full", "whose home?"),
