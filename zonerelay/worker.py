@@ -34,6 +34,7 @@ from zonerelay.control.status import StatusBoard, Surface
 from zonerelay.inbound.listener import ListenError
 from zonerelay.inbound.listeners import Listeners
 from zonerelay.inbound.rewriting import Rewriting
+from zonerelay.limits.values import LimitAuthority
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
@@ -71,6 +72,7 @@ class Worker:
         randomness: random.Random,
         environment: Mapping[str, str] | None = None,
         policy_port: int = HTTPS_PORT,
+        limits: LimitAuthority | None = None,
     ) -> None:
         self.settings = settings
         self.hostname = hostname
@@ -79,10 +81,9 @@ class Worker:
         self.draining = False
         self.metrics = Metrics()
         self.events = Events(log, self.metrics, redactor, clock)
-        self._redactor = redactor
-        self._random = randomness
+        self._redactor, self._random = redactor, randomness
         self._environment = environment or {}
-        self._policy_port = policy_port
+        self._policy_port, self._limits = policy_port, limits
         self._zones = Zones(settings.zone)  # the routes may be wrong: `_start` can say so
         self.store: Store | None = None
         self._sending: Sending | None = None
@@ -128,8 +129,7 @@ class Worker:
         ids = self._ids = MessageIdSource(self.clock, store.node, last=store.last_message_id())
         sending = self._sending = self._build_sending(store)
         scheduler = self._build_queue(store, ids, sending)
-        sending.logins.resume = scheduler.resume
-        scheduler.resumed = sending.logins.forgive
+        sending.attach(scheduler)
         listeners = self._listeners = self._build_listeners(store, ids, sending)
         await self._open_to_operators(store, scheduler, sending)
         await sending.start()
@@ -146,6 +146,8 @@ class Worker:
             random=self._random,
             environment=self._environment,
             policy_port=self._policy_port,
+            limits=self._limits,
+            holder=secrets.token_hex(8),
         )
 
     def _build_queue(self, store: Store, ids: MessageIdSource, sending: Sending) -> Scheduler:
@@ -172,6 +174,7 @@ class Worker:
             events=self.events,
             clock=self.clock,
             random=self._random,
+            limits=sending.limits,
         )
         return self._scheduler
 
@@ -368,12 +371,10 @@ class Worker:
             zones=self._zones,
             connections=sending.courier.open_connections,
             sources=SourcePlans(sending.sources, hostname=self.hostname),
+            limits=lambda: "" if sending.limits is None else sending.limits.status,
             surface=self._surface,
             clock=self.clock,
         )
-
-    def _sending_problems(self) -> tuple[str, ...]:
-        return () if self._sending is None else self._sending.problems()
 
     def _rewriting(self) -> Rewriting | None:
         return None if self._listeners is None else self._listeners.rewriting
@@ -391,7 +392,7 @@ class Worker:
             problems=(
                 *self.problems,
                 *self._listener_problems(),
-                *self._sending_problems(),
+                *(() if self._sending is None else self._sending.problems()),
                 *([unhealthy] if unhealthy else []),
             ),
         )

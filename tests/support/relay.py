@@ -29,6 +29,7 @@ from zonerelay.config.models import (
     SpoolSettings,
     ZoneSettings,
 )
+from zonerelay.limits.values import LimitAuthority
 from zonerelay.model.clock import SystemClock
 from zonerelay.routing.sts_policies import HTTPS_PORT
 from zonerelay.telemetry.events import Field
@@ -123,7 +124,9 @@ def settings(
 
 
 @asynccontextmanager
-async def relay_with(chosen: Settings, *, policy_port: int = HTTPS_PORT) -> AsyncIterator[Running]:
+async def relay_with(
+    chosen: Settings, *, policy_port: int = HTTPS_PORT, limits: LimitAuthority | None = None
+) -> AsyncIterator[Running]:
     log = MemoryLog()
     worker = Worker(
         chosen,
@@ -133,6 +136,7 @@ async def relay_with(chosen: Settings, *, policy_port: int = HTTPS_PORT) -> Asyn
         clock=SystemClock(),
         randomness=random.Random(1),
         policy_port=policy_port,
+        limits=limits,
     )
     await worker.start()
     try:

@@ -44,6 +44,7 @@ class StatusBoard:
         zones: Zones,
         connections: Callable[[str], int],
         sources: SourcePlans,
+        limits: Callable[[], str] = str,
         surface: Callable[[], Surface],
         clock: Clock,
     ) -> None:
@@ -54,6 +55,7 @@ class StatusBoard:
         self._zones = zones
         self._connections = connections
         self._sources = sources
+        self._limits = limits
         self._surface = surface
         self._clock = clock
         self._started = clock.now()
@@ -110,6 +112,7 @@ class StatusBoard:
             destinations_total=len(destinations),
             problems=tuple(surface.problems),
             source_penalties=self._sources.penalties(),
+            limits=self._limits(),
         )
 
     def _zone(self, queue: ZoneQueue) -> ZoneStatus:

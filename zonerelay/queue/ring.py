@@ -5,6 +5,8 @@
   is some: lines that share hosts alternate.
 - One whose rate says later waits aside until then (`next_turn`): it holds no connection of the zone
   meanwhile. Where the zone's own rate says later, everybody waits, in the order of the ring.
+- Where the limits are shared with other workers, one that this worker has no unit for waits until it is given
+  some (`granted`).
 - In a zone routed by MX, one that nothing has come back from yet is on probation (`probation.py`).
 
 `now` is the wall clock, `tick` a monotonic one, needed where a rate is set.
@@ -16,6 +18,7 @@ import heapq
 from collections import deque
 
 from zonerelay.config.models import ZoneSettings
+from zonerelay.limits.allowance import ZoneAllowance
 from zonerelay.queue.destinations import Destination, Site
 from zonerelay.queue.probation import Probation
 from zonerelay.queue.rates import Rates, Ticket
@@ -25,8 +28,10 @@ from zonerelay.routing.nexthop import SiteKey
 class Ring:
     """The turns of one zone. `active` counts transactions."""
 
-    def __init__(self, zone: ZoneSettings, rates: Rates) -> None:
+    def __init__(self, zone: ZoneSettings, rates: Rates, shared: ZoneAllowance | None = None) -> None:
         self._most = zone.max_connections
+        self._shared = shared
+        self._ungranted: dict[Destination, None] = {}
         self._rates = rates
         self._probation = None if zone.next_hop else Probation(zone.max_connections)
         self._ring: deque[Destination] = deque()
@@ -55,6 +60,7 @@ class Ring:
         site = destination.site
         site.lines.pop(destination, None)
         site.blocked.pop(destination, None)
+        self._ungranted.pop(destination, None)
         site.changed()
         if not site.lines:
             self._sites.pop(site.key, None)
@@ -62,6 +68,7 @@ class Ring:
     def clear(self) -> None:
         self._ring.clear()
         self._aside.clear()
+        self._ungranted.clear()
         if self._probation is not None:
             self._probation.clear()
         self.next_turn = None
@@ -100,6 +107,8 @@ class Ring:
                 destination.suspension.is_proven or self._is_admitted(destination)
             ):
                 continue
+            if self._shared is not None and not self._is_granted(destination):
+                continue
             if destination.pace is not None and not self._is_due(destination, tick):
                 continue
             return destination
@@ -111,6 +120,8 @@ class Ring:
         destination.active += 1
         destination.site.changed()
         self.active += 1
+        if self._shared is not None:
+            self._shared.started(destination.site.key, destination.key)
         if self._probation is not None and not destination.suspension.is_proven:
             self._probation.started(destination)
         return None if destination.pace is None else destination.pace.start(tick)
@@ -120,6 +131,8 @@ class Ring:
         destination.active -= 1
         destination.site.changed()
         self.active -= 1
+        if self._shared is not None:
+            self._shared.ended(destination.site.key, destination.key)
         if destination.unproven and self._probation is not None:
             self._probation.ended(destination)
         if ticket is not None:
@@ -140,6 +153,27 @@ class Ring:
             if earlier:
                 self._hurry(site)
             self._unblock(site, now)
+
+    def granted(self, now: float) -> None:
+        """Of shared limits there may be more for this worker: units, or turns that are due earlier."""
+        ungranted, self._ungranted = self._ungranted, {}
+        for destination in ungranted:
+            self.offer(destination, now)
+        self._ring.extend(entry[2] for entry in sorted(self._aside))
+        self._aside.clear()
+
+    def _is_granted(self, destination: Destination) -> bool:
+        assert self._shared is not None
+        if self._shared.may_start(
+            destination.site.key,
+            destination.key,
+            destination.limits.max_connections,
+            self._most,
+            destination.waiting,
+        ):
+            return True
+        self._ungranted[destination] = None
+        return False
 
     def _is_admitted(self, destination: Destination) -> bool:
         """On probation: it has room as well. Otherwise it waits where it will be found."""

@@ -9,6 +9,7 @@ can partition each table by ranges of it.
     delivery  one row per recipient that is still open. claimed_by: the session (of `node`) that has it.
               parked: passed over, because its destination was full. alone: its message has no other.
     upload    bodies that are arriving, so that what a crash leaves can be removed
+    limit_book  of each zone what connections and turns all relays have (limits/book.py), replaced as a whole
     node      one row per relay: its session, until when that lives, and its highest message id
 """
 
@@ -71,7 +72,15 @@ CREATE TABLE node (
 CREATE SEQUENCE node_session;
 """
 
-MIGRATIONS = (_FIRST,)
+_SECOND = """
+CREATE TABLE limit_book (
+    zone text COLLATE "C" PRIMARY KEY,
+    version bigint NOT NULL,
+    book bytea NOT NULL
+)
+"""
+
+MIGRATIONS = (_FIRST, _SECOND)
 """Step n makes version n of version n - 1. A step that was released never changes."""
 
 VERSION = len(MIGRATIONS)

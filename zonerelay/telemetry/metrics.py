@@ -28,6 +28,7 @@ from zonerelay.telemetry.instruments import (
     Instruments,
     LabelledCounter,
 )
+from zonerelay.telemetry.limits import LimitMetrics
 from zonerelay.telemetry.mta_sts import StsCounters
 from zonerelay.telemetry.smarthosts import SmarthostMetrics
 
@@ -186,6 +187,7 @@ class Metrics:
         self._policy = Histogram("zonerelay_policy_seconds", "Answers of policies.", POLICY_BUCKETS)
         self.sts = StsCounters()
         self.smarthosts = SmarthostMetrics()
+        self.limits = LimitMetrics()
         self._registry = self._build_registry()
 
         # Called for every connection and write, so without a step in between.
@@ -200,6 +202,7 @@ class Metrics:
         Info("zonerelay", "This relay.", registry=registry).info({"version": __version__})
         registry.register(self.sts)
         registry.register(self.smarthosts)
+        registry.register(self.limits)
         registry.register(
             Instruments(
                 self._accepted,
