@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random as random_module
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay.config.dkim_checks import read_key_file
@@ -59,6 +60,7 @@ class Sending:
         environment: Mapping[str, str],
         policy_port: int = HTTPS_PORT,
         limits: LimitAuthority | None = None,
+        limits_socket: Path | None = None,
         holder: str = "",
     ) -> None:
         self._events = events
@@ -80,6 +82,7 @@ class Sending:
         self.shared = build_shared_limits(
             limits,
             settings,
+            socket=limits_socket,
             holder=holder,
             environment=environment,
             events=events.limits,

@@ -1,18 +1,18 @@
-"""`zonerelay serve`: the process around one worker. Limits, signals, the service manager, the exit status.
+"""`zonerelay serve` and `zonerelay worker`: the process around one worker. Signals, service manager, exit
+status.
 
-SIGTERM and SIGINT drain and exit 0; a second one cuts the draining short. SIGHUP checks the
-configuration again. Exit 2: the configuration is wrong, every problem is on stderr. Exit 1: this machine
-is not ready for it, stderr says why.
+With several workers, or the spool of one that is no more, `serve` is a supervisor instead (`supervisor/`) and
+starts `worker` processes. SIGTERM and SIGINT drain and exit 0; a second one cuts the draining short, but not
+for a worker of a supervisor, which may be told twice. SIGHUP checks the configuration again. Exit 2: the
+configuration is wrong, every problem is on stderr. Exit 1: this machine is not ready for it, stderr says why.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import os
 import random
-import resource
 import signal
 import socket
 import sys
@@ -25,78 +25,77 @@ from zonerelay.config.advice import advice
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.models import Settings
 from zonerelay.config.settings import ConfigError, load
+from zonerelay.heir import until_empty
 from zonerelay.model.clock import SystemClock
+from zonerelay.place import Place, place_of
+from zonerelay.process import StartError, build_redactor, prepare_home, raise_limits, tune_for_mail
+from zonerelay.store.spool_places import spools_beyond
 from zonerelay.systemd import Notifier
 from zonerelay.telemetry.logs import configure as configure_logs
-from zonerelay.telemetry.redact import RedactKeyError, Redactor, load_or_create_key
-from zonerelay.worker import StartError, Worker
-
-REDACT_KEY = "redact.key"
-
-# A thread that waits for the interpreter asks for it after this long. The default of 5 ms lets the event
-# loop keep the store's writer waiting between two system calls, which shows in every commit.
-SWITCH_INTERVAL = 0.0005
-
-# Allocations between two collections of the youngest generation. Messages make no reference cycles; the
-# default of 700 collects several times per message.
-GC_THRESHOLD = 20_000
-
-
-# glibc mallopt(3): by default an allocation of 128 KiB or more, as a full read from a socket is, comes from
-# mmap, and each use of it begins with page faults: twice the CPU per octet of a large message. Two arenas:
-# only the event loop allocates much, and an arena per thread of the store is memory that nobody uses.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-LARGE = 4 * 1024 * 1024
+from zonerelay.telemetry.redact import RedactKeyError
+from zonerelay.worker import Worker
 
 
 def serve(config: Path) -> int:
+    """Run the relay that the configuration describes, as one process or as many."""
     try:
         settings = load(config)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     try:
-        _prepare(settings)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(config, settings))
-    except (StartError, RedactKeyError, OSError) as error:
-        print(f"zonerelay: {error}", file=sys.stderr)
-        return 1
+        if settings.workers != 1 or spools_beyond(settings.spool, 1):
+            from zonerelay.supervisor.run import supervise  # noqa: PLC0415 - one worker needs none
+
+            return supervise(config, settings)
+        place, _ = place_of(0, heir=False, environment=os.environ)
+        return _run(config, settings, place, None)
+    except (StartError, RedactKeyError, OSError, ValueError) as error:
+        return _failed(error)
 
 
-def _prepare(settings: Settings) -> None:
-    home = settings.spool.path.parent
+def run_worker(config: Path, index: int, *, heir: bool) -> int:
+    """One of several, by its supervisor or by hand."""
     try:
-        # Beside the spool are the control socket and the key of the log's pseudonyms.
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StartError(
-            f"cannot create {home}, where [spool] path is to be: {error.strerror};"
-            " create it for this user, or choose another [spool] path"
-        ) from error
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        # A connection is a descriptor, and so is every open table file of the spool.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    gc.set_threshold(GC_THRESHOLD, 20, 20)
-    _tune_allocator()
-
-
-def _tune_allocator() -> None:
+        settings = load(config)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    channel: socket.socket | None = None
     try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:
-        return  # not glibc: nothing to tune, everything works
-    mallopt(M_MMAP_THRESHOLD, LARGE)
-    mallopt(M_TRIM_THRESHOLD, 2 * LARGE)
-    mallopt(M_ARENA_MAX, 2)
+        place, channel = place_of(index, heir=heir, environment=os.environ)
+        return _run(config, settings, place, channel)
+    except (StartError, RedactKeyError, OSError, ValueError) as error:
+        Notifier({}, _ignore, channel).status(str(error))
+        return _failed(error)
+    except Exception as error:
+        Notifier({}, _ignore, channel).status(f"{type(error).__name__}: {error}")
+        raise
 
 
-async def _serve(config: Path, settings: Settings) -> int:
+def _ignore(error: OSError) -> None:
+    """A channel has no errors to report."""
+
+
+def _failed(error: Exception) -> int:
+    print(f"zonerelay: {error}", file=sys.stderr)
+    return 1
+
+
+def _run(config: Path, settings: Settings, place: Place, channel: socket.socket | None) -> int:
+    prepare_home(settings)
+    raise_limits()
+    tune_for_mail()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config, settings, place, channel))
+
+
+async def _serve(config: Path, settings: Settings, place: Place, channel: socket.socket | None) -> int:
     clock = SystemClock()
     redactor = build_redactor(settings)
-    log = configure_logs(settings.log, clock=clock, redact=redactor.text)
+    log = configure_logs(
+        settings.log, clock=clock, redact=redactor.text, worker=place.index if place.supervised else None
+    )
     worker = Worker(
         settings,
         hostname=resolve_hostname(settings, socket.getfqdn),
@@ -105,66 +104,109 @@ async def _serve(config: Path, settings: Settings) -> int:
         clock=clock,
         randomness=random.Random(),
         environment=os.environ,
+        place=place,
     )
-    notifier = Notifier(os.environ, lambda error: worker.events.trouble("systemd", error))
-    for note in advice(settings, worker.hostname):
-        worker.events.lifecycle("advice", note=note)
+    notifier = Notifier(os.environ, lambda error: worker.events.trouble("systemd", error), channel)
+    if not place.supervised:
+        for note in advice(settings, worker.hostname):
+            worker.events.lifecycle("advice", note=note)
     try:
         await worker.start()
         gc.freeze()
-        await _run_until_told(worker, notifier, config, log.flush)
+        await _Life(worker, notifier, config, channel, log.flush).run()
     finally:
         log.flush()
     return 0
 
 
-async def _run_until_told(
-    worker: Worker, notifier: Notifier, config: Path, flush: Callable[[], object]
-) -> None:
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, _reload, worker, notifier, config)
-    notifier.ready(_where(worker))
-    notifier.start_watchdog(loop)
-    await stop.wait()
-    notifier.stopping()
-    stopping = asyncio.ensure_future(worker.stop())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _cut_short, worker, flush)
-    await stopping
+class _Life:
+    """From ready to stopped: what signals, and the end of a supervisor, do to a worker."""
 
+    def __init__(
+        self,
+        worker: Worker,
+        notifier: Notifier,
+        config: Path,
+        channel: socket.socket | None,
+        flush: Callable[[], object],
+    ) -> None:
+        self._worker = worker
+        self._notifier = notifier
+        self._config = config
+        self._channel = channel
+        self._flush = flush
+        self._stop = asyncio.Event()
 
-def _cut_short(worker: Worker, flush: Callable[[], object]) -> None:
-    """A second signal: end like a crash, which loses nothing; what is in flight is tried again later."""
-    worker.events.lifecycle("killed", why="a second signal while stopping")
-    flush()
-    os._exit(1)
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._channel is None:
+            loop.add_signal_handler(signal.SIGINT, self._stop.set)
+        else:
+            # A terminal interrupts the whole group; the supervisor decides what that means.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            loop.add_reader(self._channel, self._supervisor_gone, loop)
+        loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        self._notifier.ready(self._where())
+        self._notifier.start_watchdog(loop)
+        emptied = await self._until_told()
+        self._notifier.stopping()
+        stopping = asyncio.ensure_future(self._worker.stop())
+        if self._channel is None:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._cut_short)
+        await stopping
+        self._notifier.last_metrics(self._worker.metrics.families())
+        if emptied:
+            await asyncio.to_thread(self._worker.remove_spool)
+            self._notifier.tell("EMPTY=1")
 
+    async def _until_told(self) -> bool:
+        """Until there is a reason to stop; true when that is an empty spool of a worker that is no more."""
+        told: asyncio.Future[object] = asyncio.ensure_future(self._stop.wait())
+        waits: set[asyncio.Future[object]] = {told}
+        if self._worker.place.heir:
+            assert self._worker.store is not None
+            waits.add(asyncio.ensure_future(until_empty(self._worker.store)))
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        emptied = not told.done()
+        for each in waits:
+            each.cancel()
+        return emptied
 
-def _reload(worker: Worker, notifier: Notifier, config: Path) -> None:
-    """The signal's handler: only the check of the file is done here, at once."""
-    notifier.reloading(worker.clock.monotonic())
-    try:
-        settings = load(config)
-    except ConfigError as error:
-        first = str(error.problems[0])
-        worker.problems = (f"the configuration on disk is wrong, the old one stays in force: {first}",)
-        worker.events.lifecycle("reload-refused", problems=len(error.problems), first=first)
-        notifier.ready(_where(worker))
-        return
-    reloading = worker.reloading = asyncio.ensure_future(worker.reload(settings))
-    reloading.add_done_callback(lambda _: notifier.ready(_where(worker)))
+    def _supervisor_gone(self, loop: asyncio.AbstractEventLoop) -> None:
+        """It has died: finish what is in flight, so that its successor finds the spool free."""
+        assert self._channel is not None
+        loop.remove_reader(self._channel)
+        self._worker.events.lifecycle("supervisor-gone")
+        self._stop.set()
 
+    def _cut_short(self) -> None:
+        """A second signal: end like a crash, which loses nothing; what is in flight is tried again later."""
+        self._worker.events.lifecycle("killed", why="a second signal while stopping")
+        self._flush()
+        os._exit(1)
 
-def _where(worker: Worker) -> str:
-    return f"listening on {' '.join(worker.addresses())}"
+    def _reload(self) -> None:
+        """The signal's handler: only the check of the file is done here, at once."""
+        worker = self._worker
+        self._notifier.reloading(worker.clock.monotonic())
+        try:
+            settings = load(self._config)
+        except ConfigError as error:
+            first = str(error.problems[0])
+            worker.problems = (f"the configuration on disk is wrong, the old one stays in force: {first}",)
+            worker.events.lifecycle("reload-refused", problems=len(error.problems), first=first)
+            self._notifier.tell(f"REFUSED={first}")
+            self._notifier.ready(self._where())
+            return
+        reloading = worker.reloading = asyncio.ensure_future(worker.reload(settings))
+        reloading.add_done_callback(lambda _: self._reloaded(settings))
 
+    def _reloaded(self, settings: Settings) -> None:
+        refused = self._worker.refused
+        self._notifier.tell(f"REFUSED={refused}" if refused else "TAKEN=1")
+        self._notifier.ready(self._where())
 
-def build_redactor(settings: Settings) -> Redactor:
-    """Raises RedactKeyError."""
-    if not settings.log.redact:
-        return Redactor(b"", enabled=False)
-    path = settings.log.redact_key_file or settings.spool.path.parent / REDACT_KEY
-    return Redactor(load_or_create_key(path), enabled=True)
+    def _where(self) -> str:
+        return f"listening on {' '.join(self._worker.addresses())}"

@@ -1,16 +1,18 @@
 """Limits as totals over several workers, put together: from where they are leased, and who is told what.
 
-A worker that a supervisor started is given an authority over the supervisor's socket. Else the store is one,
-where it is Redis or PostgreSQL, because other relays may share it. Else there is none: the limits in the
-configuration are this worker's own, and nothing of this is in its way.
+Where the store is Redis or PostgreSQL it is the authority, because relays of other machines may share it.
+Else a worker that a supervisor started asks the supervisor, over a socket. Else there is none: the limits in
+the configuration are this worker's own, and nothing of this is in its way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from zonerelay.config.models import Settings
 from zonerelay.delivery.courier import SmtpCourier
+from zonerelay.limits.client import SocketAuthority
 from zonerelay.limits.keeper import LimitKeeper
 from zonerelay.limits.values import LimitAuthority
 from zonerelay.model.clock import Clock
@@ -63,6 +65,7 @@ def build_shared_limits(
     authority: LimitAuthority | None,
     settings: Settings,
     *,
+    socket: Path | None,
     holder: str,
     environment: Mapping[str, str],
     events: LimitEvents,
@@ -70,6 +73,8 @@ def build_shared_limits(
 ) -> SharedLimits | None:
     """Raises StoreOpenError."""
     chosen = authority or open_limits(settings, holder, environment)
+    if chosen is None and socket is not None:
+        chosen = SocketAuthority(socket, holder)
     if chosen is None:
         return None
     keeper = LimitKeeper(chosen, clock)

@@ -3,19 +3,31 @@
 Without `NOTIFY_SOCKET` in the environment every call does nothing, so the same code runs in a
 terminal. A service manager that does not listen is its own trouble, never the relay's: a failed
 send is reported once to the caller's callable and ignored from then on.
+
+A supervisor is the service manager of its workers: each of them says the same over a channel that it
+inherited.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable, Mapping
+
+import msgspec
 
 
 class Notifier:
     """Tells systemd what the relay is doing. Build it from `os.environ` in `worker.py`."""
 
-    def __init__(self, environ: Mapping[str, str], on_error: Callable[[OSError], None]) -> None:
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        on_error: Callable[[OSError], None],
+        channel: socket.socket | None = None,
+    ) -> None:
+        self._channel = channel
         address = environ.get("NOTIFY_SOCKET", "")
         # "@" stands for the NUL byte of an abstract socket address.
         self._address = "\0" + address[1:] if address.startswith("@") else address
@@ -42,12 +54,28 @@ class Notifier:
 
     def start_watchdog(self, loop: asyncio.AbstractEventLoop) -> None:
         """Pet the watchdog from the event loop: a loop that hangs is restarted by systemd."""
-        if not self.watchdog_interval or not self._address:
+        if not self.watchdog_interval or (self._channel is None and not self._address):
             return
         self._send("WATCHDOG=1")
         self._watchdog = loop.call_later(self.watchdog_interval, self.start_watchdog, loop)
 
+    def tell(self, text: str) -> None:
+        """To a supervisor alone: what service managers have no word for."""
+        if self._channel is not None:
+            self._send(text)
+
+    def last_metrics(self, families: object) -> None:
+        """To a supervisor alone, before the end: what was counted must not be lost."""
+        if self._channel is not None:
+            self._send(f"METRICS={msgspec.json.encode(families).decode()}")
+
     def _send(self, text: str) -> None:
+        if self._channel is not None:
+            # Not taken: the supervisor is gone or hangs. The first is seen at the channel, the second is its
+            # own.
+            with contextlib.suppress(OSError):
+                self._channel.send(text.encode())
+            return
         if not self._address:
             return
         try:

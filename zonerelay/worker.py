@@ -18,19 +18,17 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 
 from zonerelay import __version__
-from zonerelay.admin.health import ReadinessCheck
-from zonerelay.admin.http import AdminError, AdminServer
+from zonerelay.admin.http import AdminError
 from zonerelay.config.changes import needs_restart, taken_up
 from zonerelay.config.models import Settings
 from zonerelay.control.change_plans import ChangePlans
 from zonerelay.control.errors import ControlError
 from zonerelay.control.explain import Explainer, Suspended
 from zonerelay.control.handler import ControlHandler
-from zonerelay.control.paths import control_socket_path
 from zonerelay.control.rewrite_plans import RewritePlans
-from zonerelay.control.server import ControlServer
 from zonerelay.control.source_plans import SourcePlans
 from zonerelay.control.status import StatusBoard, Surface
+from zonerelay.doors import Doors
 from zonerelay.inbound.listener import ListenError
 from zonerelay.inbound.listeners import Listeners
 from zonerelay.inbound.rewriting import Rewriting
@@ -38,6 +36,8 @@ from zonerelay.limits.values import LimitAuthority
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.place import Place
+from zonerelay.process import StartError
 from zonerelay.queue.operations import Operations
 from zonerelay.queue.retry import RetryPolicy
 from zonerelay.queue.retry import build as build_retry
@@ -49,13 +49,14 @@ from zonerelay.routing.zones import Zones
 from zonerelay.sending import Sending
 from zonerelay.store.base import Store, StoreError
 from zonerelay.store.open import open_store
+from zonerelay.store.spool_places import is_shared, name_of, node_of, remove_spool, spool_of
 from zonerelay.telemetry.events import Events, LogSink
 from zonerelay.telemetry.metrics import Metrics
 from zonerelay.telemetry.redact import Redactor
 
+__all__ = ["StartError", "Worker"]
 
-class StartError(Exception):
-    """The relay cannot start; the text says what the operator should do."""
+ALONE = Place()
 
 
 class Worker:
@@ -72,12 +73,15 @@ class Worker:
         randomness: random.Random,
         environment: Mapping[str, str] | None = None,
         policy_port: int = HTTPS_PORT,
+        place: Place = ALONE,
         limits: LimitAuthority | None = None,
     ) -> None:
         self.settings = settings
+        self.place = place
         self.hostname = hostname
         self.clock = clock
         self.problems: Sequence[str] = ()
+        self.refused = ""  # why the last reload was, if it was
         self.draining = False
         self.metrics = Metrics()
         self.events = Events(log, self.metrics, redactor, clock)
@@ -91,9 +95,7 @@ class Worker:
         self._scheduler: Scheduler | None = None
         self._settler: Settler | None = None
         self._ids: MessageIdSource | None = None
-        self._control: ControlServer | None = None
-        self._admin: AdminServer | None = None
-        self._readiness: ReadinessCheck | None = None
+        self._doors: Doors | None = None
         self.reloading: asyncio.Future[None] | None = None  # the loop itself would not keep it
         self._reloads = asyncio.Lock()
 
@@ -116,17 +118,17 @@ class Worker:
     async def _start(self) -> None:
         self._zones.configure(self.settings.zone, self.settings.route)
         store = self.store = await open_store(
-            self.settings.spool,
+            spool_of(self.settings.spool, self.place.index),
             clock=self.clock,
             on_health=self._on_health,
             observe_commit=self.metrics.store_commit,
             on_news=self._on_news,
             on_lost=self._on_lost,
             redis=self.settings.redis,
-            postgres=self.settings.postgres,
+            postgres=node_of(self.settings.postgres, self.place.index),
             environment=self._environment,
         )
-        ids = self._ids = MessageIdSource(self.clock, store.node, last=store.last_message_id())
+        ids = self._ids = MessageIdSource(self.clock, self._number(store), last=store.last_message_id())
         sending = self._sending = self._build_sending(store)
         scheduler = self._build_queue(store, ids, sending)
         sending.attach(scheduler)
@@ -134,7 +136,12 @@ class Worker:
         await self._open_to_operators(store, scheduler, sending)
         await sending.start()
         await scheduler.start()
-        await listeners.start(self.settings)
+        if not self.place.heir:
+            await listeners.start(self.settings)
+
+    def _number(self, store: Store) -> int:
+        """In message ids: those that share a store have it from there."""
+        return store.node if is_shared(self.settings.spool) else self.place.index
 
     def _build_sending(self, store: Store) -> Sending:
         return Sending(
@@ -147,6 +154,7 @@ class Worker:
             environment=self._environment,
             policy_port=self._policy_port,
             limits=self._limits,
+            limits_socket=self.place.limits,
             holder=secrets.token_hex(8),
         )
 
@@ -198,6 +206,7 @@ class Worker:
             clock=self.clock,
             secret=secrets.token_bytes(32),
             srs=lambda: sending.srs,
+            inherited=self.place.inherited,
         )
 
     async def _open_to_operators(self, store: Store, scheduler: Scheduler, sending: Sending) -> None:
@@ -205,6 +214,16 @@ class Worker:
         self.metrics.attach_queue(board.queues)
         self.metrics.attach_sources(sending.sources.penalty_counts)
         self.metrics.declare_zones(self._zones.names)
+        doors = self._doors = Doors(
+            self.settings,
+            self.place,
+            store=store,
+            board=board,
+            events=self.events,
+            clock=self.clock,
+            accepting=lambda: bool(self.addresses()),
+            draining=lambda: self.draining,
+        )
         assert self._settler is not None
         operations = Operations(
             store=store, scheduler=scheduler, settler=self._settler, events=self.events, clock=self.clock
@@ -225,30 +244,9 @@ class Worker:
                 changes=ChangePlans(lambda: sending.dkim_keys, lambda: sending.srs, self.clock),
             ),
             redactor=self._redactor,
+            part=doors.part,
         )
-        control = ControlServer(control_socket_path(self.settings), handler, trouble=self.events.trouble)
-        await control.start()
-        self._control = control
-        if self.settings.admin.address:
-            await self._serve_http(store, board)
-
-    async def _serve_http(self, store: Store, board: StatusBoard) -> None:
-        self._readiness = ReadinessCheck(
-            probe=store.probe,
-            unhealthy=store.unhealthy,
-            accepting=lambda: bool(self.addresses()),
-            draining=lambda: self.draining,
-            clock=self.clock,
-        )
-        admin = AdminServer(
-            self.settings.admin.address,
-            metrics=self.metrics.exposition,
-            readiness=self._readiness,
-            trouble=self.events.trouble,
-            before_metrics=board.refresh,
-        )
-        await admin.start()
-        self._admin = admin
+        await doors.open(handler)
 
     # ---- reload -----------------------------------------------------------------------------------
 
@@ -275,9 +273,11 @@ class Worker:
             self._sending.configure(settings)
             self._zones.configure(settings.zone, settings.route)
         except ValueError as error:
+            self.refused = str(error)
             self.problems = (f"the configuration on disk is wrong: {error}",)
             self.events.lifecycle("reload-refused", problems=1, first=str(error))
             return
+        self.refused = ""
         self.metrics.declare_zones(self._zones.names)
         self._settler.configure(zones=settings.zone, retry=retry, bounce=settings.bounce)
         other_routes = settings.destination != self.settings.destination
@@ -306,15 +306,16 @@ class Worker:
             await self._settler.close()
         if self._sending is not None:
             await self._sending.close()
-        if self._control is not None:
-            await self._control.close()
-        if self._readiness is not None:
-            await self._readiness.close()
-        if self._admin is not None:
-            await self._admin.close()
+        if self._doors is not None:
+            await self._doors.close()
         if self.store is not None:
             await self.store.close()
         self.events.lifecycle("stopped")
+
+    def remove_spool(self) -> None:
+        """Of a worker that is no more, when it is empty and closed. Blocks. Raises OSError."""
+        remove_spool(self.settings.spool, self.place.index)
+        self.events.lifecycle("spool-removed", spool=name_of(self.place.index))
 
     # ---- what the parts ask of each other ---------------------------------------------------------
 
@@ -324,7 +325,7 @@ class Worker:
 
     @property
     def http_port(self) -> int | None:
-        return None if self._admin is None else self._admin.port
+        return None if self._doors is None else self._doors.http_port
 
     def _notify(self, zone: str, due: float = 0.0) -> None:
         if self._scheduler is not None:
@@ -338,7 +339,7 @@ class Worker:
     def _on_lost(self, keys: Collection[DeliveryKey]) -> None:
         """Others have taken over what was claimed: forget what waits; what is being sent ends by itself."""
         if self._ids is not None and self.store is not None:
-            self._ids.renumber(self.store.node)
+            self._ids.renumber(self._number(self.store))
         if self._scheduler is not None:
             self._scheduler.give_back(self._scheduler.withdraw(keys))
 

@@ -49,6 +49,28 @@ async def test_three_nodes_lose_nothing_and_repeat_only_what_was_in_flight(
         check(running, await running.settled())
 
 
+async def test_versions_are_mixed_while_nodes_are_upgraded_one_by_one(
+    network: Network, store: SharedStore, tmp_path: Path
+) -> None:
+    async with fleet(network, store, tmp_path) as running:
+        running.load.start()
+        await asyncio.sleep(0.5)
+        await running.upgrade(0)
+        # An older one comes back to what the newer one has made of the store.
+        await running.kill(1)
+        await running.start(1)
+        await running.taking_mail()
+        await running.upgrade(1)
+        await running.upgrade(2)
+        verdict = await running.settled()
+        assert verdict.acknowledged > 150
+        assert not verdict.missing
+        assert not verdict.unexplained
+        assert verdict.repeated.keys() <= {"kill"}
+        assert running.load.codes().keys() <= {"421"}
+        assert not [relay.events("trouble") for relay in running.relays if relay.events("trouble")]
+
+
 def check(running: Fleet, verdict: Verdict) -> None:
     print(verdict, running.load.codes())
     assert verdict.acknowledged > 300

@@ -115,6 +115,41 @@ class TestPromises:
         with pytest.raises(StoreOpenError, match="prefix"):
             await fleet.relay()
 
+    async def test_older_relay_works_with_what_a_newer_one_stores_if_that_says_so(self, fleet: Fleet) -> None:
+        fleet.server.ask("SET", fleet.key("format"), "3 1")
+        spool = await fleet.relay()
+        await store_message(spool.store, 1)
+        assert await claim_ids(spool.store) == [1]
+        assert fleet.server.ask("GET", fleet.key("format")).split() == [b"$3", b"3", b"1"]
+
+    async def test_older_relay_refuses_what_it_cannot_understand_also_when_its_lease_was_lost(
+        self, fleet: Fleet
+    ) -> None:
+        spool = await fleet.relay()
+        fleet.server.ask("SET", fleet.key("format"), "3 2")
+        with pytest.raises(StoreOpenError, match="a newer zonerelay may have been here"):
+            await fleet.relay()
+        fleet.server.ask("DEL", fleet.key("leases"))
+        await until(lambda: spool.store.unhealthy() is not None)
+        with pytest.raises(StoreError):
+            await store_message(spool.store, 1)
+
+    async def test_newer_relay_waits_until_none_is_alive_that_it_cannot_work_beside(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spool = await fleet.relay()
+        await store_message(spool.store, 1)
+        monkeypatch.setattr(redis_link, "FORMAT", 2)
+        monkeypatch.setattr(redis_link, "OLDEST_FORMAT", 2)
+        with pytest.raises(StoreOpenError, match="relays of an older version are running"):
+            await fleet.relay()
+        await spool.store.close()
+        newer = await fleet.relay()
+        assert await claim_ids(newer.store) == [1]
+        monkeypatch.setattr(redis_link, "FORMAT", 1)
+        with pytest.raises(StoreOpenError, match="a newer zonerelay may have been here"):
+            await fleet.relay()
+
     async def test_missing_server_is_said_in_words(self, fleet: Fleet) -> None:
         with pytest.raises(StoreOpenError, match="cannot be reached"):
             await fleet.relay(url="unix:///nonexistent/socket")

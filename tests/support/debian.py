@@ -15,6 +15,8 @@ import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from tests.support.locks import locked
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = REPOSITORY / ".cache"
 COMMAND_TIMEOUT = 300.0
@@ -42,10 +44,11 @@ class UnpackedPackage:
 
     def ensure(self, programs: Sequence[str]) -> None:
         """Makes programs (paths in the packages, or patterns) runnable; downloads only what is missing."""
-        if not self._runnable(programs):
-            self._say(f"{self.name}: apt-get download into {_shown(self.home)} (nothing is installed)")
-            self._fetch(self._names)
-            self._fetch_libraries(programs)
+        with locked(self.home):
+            if not self._runnable(programs):
+                self._say(f"{self.name}: apt-get download into {_shown(self.home)} (nothing is installed)")
+                self._fetch(self._names)
+                self._fetch_libraries(programs)
         if lacking := [program for program in programs if not self.path(program).exists()]:
             raise DebianError(f"{', '.join(lacking)}: in none of {', '.join(self._names)}")
         if missing := missing_libraries(self._paths(programs), self.library_path()):

@@ -14,7 +14,6 @@ from zonerelay.control.messages import (
     Changed,
     Count,
     DeliveryRow,
-    DestinationStatus,
     End,
     Explain,
     Explanation,
@@ -30,13 +29,12 @@ from zonerelay.control.messages import (
     RelayStatus,
     Request,
     Resolve,
-    SourcePenalty,
     Status,
     TraceStep,
-    ZoneStatus,
 )
 from zonerelay.control.plans import AddressPlan, HostPlan, RouteCheck, SourcePlan
 from zonerelay.control.server import Answer, ControlServer
+from zonerelay.control.standings import DestinationStatus, SourcePenalty, ZoneStatus
 
 
 def delivery(number: int, **changes: object) -> DeliveryRow:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.debian import CACHE
+from tests.support.locks import locked
 from tests.support.ports import LOOPBACK, free_port, greets, wait_until
 from tests.support.senders import Server
 
@@ -47,14 +48,14 @@ class HarakaReceiver:
         self._directory = directory
         self._home = CACHE / f"haraka-{VERSION}"
         self._certificate, self._key = certificate, key
-        self._fetch()
+        with locked(self._home):
+            self._fetch()
 
     def _fetch(self) -> None:
         if self._program.exists():
             return
         if shutil.which("npm") is None:
             raise HarakaError("no npm here, which Haraka comes from: apt-get install nodejs npm")
-        self._home.mkdir(parents=True, exist_ok=True)
         (self._home / "package.json").write_text(json.dumps(_PACKAGE))
         done = subprocess.run(
             ["npm", *_NPM], cwd=self._home, capture_output=True, text=True, timeout=NPM_TIMEOUT, check=False

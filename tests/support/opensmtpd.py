@@ -1,8 +1,8 @@
 """OpenSMTPD as a server that passes on what it takes.
 
 The package is unpacked into `.cache` (see `debian`), never installed. Its places and users are compiled in,
-so it runs in a mount namespace of its own, where /var/lib, /var/spool and the lists of users are private.
-Needs root.
+so it runs in a mount namespace of its own, where /var/run (its control socket, else one server at a time),
+/var/lib, /var/spool and the lists of users are private. Needs root.
 
 Debian 12's OpenSMTPD with OpenSSL 3 offers STARTTLS and breaks every handshake off (it signs in another
 process, through an interface that OpenSSL 3 has given up): for us a real server with broken TLS.
@@ -30,6 +30,7 @@ set -e
 mount --make-rprivate /
 mount --bind {passwd} /etc/passwd
 mount --bind {group} /etc/group
+mount -t tmpfs tmpfs "$(readlink -f /var/run)"
 mount -t tmpfs tmpfs /var/lib
 mkdir -p /var/lib/opensmtpd/empty
 mount -t tmpfs tmpfs /var/spool

@@ -319,10 +319,11 @@ async def test_coroutines_that_ignore_their_cancelling_are_bounded() -> None:
     stop = threading.Event()
     async with running(policy(mail=method)) as (runner, sink):
         await asyncio.gather(*(runner.ask(MAIL) for _ in range(MAX_TASKS)))
-        # On a busy machine some were given up before they began, and hold no place.
+        # On a busy machine most of them may be given up before they begin, and hold no place.
         async with asyncio.timeout(30):
             while not kinds(sink) or kinds(sink)[-1] != ("mail", "busy"):
-                assert await runner.ask(MAIL) is NOT_AVAILABLE
+                answers = await asyncio.gather(*(runner.ask(MAIL) for _ in range(MAX_TASKS // 20)))
+                assert set(answers) == {NOT_AVAILABLE}
         stop.set()
 
 

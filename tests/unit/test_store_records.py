@@ -59,7 +59,7 @@ def test_delivery_survives(
     attempts: int, when: float, flags: tuple[bool, bool], notify: int, text: str
 ) -> None:
     delivery = Delivery(
-        zone="default",
+        queue="default",
         message_id=MessageId("0123456789abcdef"),
         recipient=Mailbox(f"x@{text}"),
         created=when,
@@ -75,3 +75,19 @@ def test_delivery_survives(
     assert records.decode_delivery(records.delivery_key(delivery.key), raw) == delivery
     status = records.decode_status(b"", raw)
     assert (status.next_attempt, status.held) == (when, flags[0])
+
+
+def test_what_a_newer_version_has_added_is_kept_through_a_deferral() -> None:
+    key = DeliveryKey("default", MessageId("0123456789abcdef"), Mailbox("to@example.net"))
+    raw = b'{"created":1700000000.0,"attempts":1,"tomorrow":{"why":["not"]},"warned":true}'
+    delivery = records.decode_record(key, raw)
+    later = delivery.deferred(1700000060.0, Attempt(1700000000.0, Reply(451, "2.0", "later")))
+    again = records.decode_record(key, records.encode_delivery(later))
+    assert again == later
+    assert again.unknown == b'{"tomorrow":{"why":["not"]}}'
+    assert (again.attempts, again.warned, again.next_attempt) == (2, True, 1700000060.0)
+
+
+def test_a_record_of_another_spelling_has_nothing_unknown() -> None:
+    key = DeliveryKey("default", MessageId("0123456789abcdef"), Mailbox("to@example.net"))
+    assert records.decode_record(key, b'{ "created": 1700000000, "held": false }').unknown == b""

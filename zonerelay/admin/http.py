@@ -20,6 +20,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from zonerelay.admin.health import Readiness
 from zonerelay.config.endpoints import ListenAddress, parse_listen
+from zonerelay.inherited import NOTHING, Inherited
 from zonerelay.telemetry.metrics import CONTENT_TYPE
 
 MAX_CONNECTIONS = 64
@@ -47,7 +48,9 @@ class AdminServer:
         readiness: Callable[[], Awaitable[Readiness]],
         trouble: Trouble,
         before_metrics: Callable[[], Awaitable[None]] | None = None,
+        inherited: Inherited = NOTHING,
     ) -> None:
+        self._handed = inherited.take(address)
         self._address = parse_listen(address)
         self._metrics = metrics
         self._before_metrics = before_metrics
@@ -73,7 +76,7 @@ class AdminServer:
 
     async def start(self) -> None:
         """Raises AdminError."""
-        listener = _listen(self._address)
+        listener = self._handed or _listen(self._address)
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._connection, sock=listener, backlog=_BACKLOG)

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zonerelay.config.options import MAX_WORKERS
 from zonerelay.config.units import parse_duration, parse_size
 from zonerelay.model.delivery import DeliveryState
-from zonerelay.model.envelope import Priority
 from zonerelay.model.message_id import is_message_id
+from zonerelay.model.priority import Priority
 
 if TYPE_CHECKING:
     from zonerelay.control.messages import Filter
@@ -57,6 +58,9 @@ def build() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _command(commands, "serve", "run the relay in the foreground")
+    worker = _command(commands, "worker", "run one worker, as serve does with several; by hand to debug it")
+    worker.add_argument("--index", type=_worker, required=True, metavar="N", help="which one, from 0")
+    worker.add_argument("--heir", action="store_true", help="empty the spool of a worker that is no more")
     _command(commands, "check-config", "check the configuration file and say everything that is wrong")
     _json(_command(commands, "status", "what the running relay is doing"))
     _queue(commands)
@@ -127,6 +131,7 @@ def _filters(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--recipient", metavar="ADDRESS")
     group.add_argument("--domain", help="recipient domain")
     group.add_argument("--zone")
+    group.add_argument("--priority", choices=[each.value for each in Priority])
     group.add_argument("--state", choices=[state.value for state in DeliveryState])
     group.add_argument("--older-than", type=_age, metavar="AGE", help="accepted longer ago, e.g. 30m, 4h, 2d")
     group.add_argument("--younger-than", type=_age, metavar="AGE")
@@ -180,6 +185,12 @@ def _user(commands: Commands) -> None:
                 metavar="PATTERN",
                 help="sender that the user may use, several times if need be: user@example.com, example.com, "
                 "*.example.com, bounce-*@example.com. Without it any",
+            )
+            verb.add_argument(
+                "--priority",
+                default="",
+                choices=[each.value for each in Priority],
+                help="of the user's mail; without it the listener's",
             )
         if name != "remove":
             source = verb.add_mutually_exclusive_group()
@@ -246,6 +257,7 @@ def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> F
         recipient=arguments.recipient,
         domain=arguments.domain,
         zone=arguments.zone,
+        priority=arguments.priority,
         state=arguments.state,
         min_age=arguments.older_than,
         max_age=arguments.younger_than,
@@ -292,6 +304,12 @@ def _header(text: str) -> tuple[str, str]:
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows")
+    return int(text)
+
+
+def _worker(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < MAX_WORKERS):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {MAX_WORKERS - 1}")
     return int(text)
 
 

@@ -37,11 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Namespace) -> int:
     match arguments.command:
-        case "serve":
-            from zonerelay.cli.relay import config_path
-            from zonerelay.serve import serve
-
-            return serve(config_path(arguments.config))
+        case "serve" | "worker":
+            return _run_relay(arguments)
         case "check-config":
             from zonerelay.cli.check_config import run
             from zonerelay.cli.relay import config_path
@@ -57,6 +54,16 @@ def _run(arguments: Namespace) -> int:
         case "queue":
             return _run_queue(arguments)
     return _run_question(arguments)
+
+
+def _run_relay(arguments: Namespace) -> int:
+    from zonerelay.cli.relay import config_path
+    from zonerelay.serve import run_worker, serve
+
+    config = config_path(arguments.config)
+    if arguments.command == "serve":
+        return serve(config)
+    return run_worker(config, arguments.index, heir=arguments.heir)
 
 
 def _run_question(arguments: Namespace) -> int:

@@ -15,8 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from zonerelay.cli.exits import FAILED, OK
+
 if TYPE_CHECKING:
-    from zonerelay.control.messages import Frame
+    from zonerelay.control.messages import End, Frame
 
 PIPE_WIDTH = 100_000
 WIDE = 110
@@ -79,6 +81,13 @@ def facts(pairs: Iterable[tuple[str, Cell]]) -> Table:
         if value:
             made.add_row(name, value)
     return made
+
+
+def completeness(end: End) -> int:
+    """The exit status of a list, after a word about workers that did not answer."""
+    for missing in end.missing:
+        chatter().print(f"Not in this answer: {missing}")
+    return FAILED if end.missing else OK
 
 
 def state(text: str) -> Text:

@@ -18,7 +18,7 @@ from zonerelay.cli.patience import Patience
 from zonerelay.cli.queue_read import delivery_table
 from zonerelay.cli.relay import connect
 from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import Changed, Count, DeliveryRow, Filter, QueueChange, QueueCount
+from zonerelay.control.messages import Changed, Count, DeliveryRow, End, Filter, QueueChange, QueueCount
 
 SAMPLE = 5
 
@@ -113,13 +113,18 @@ def _change(client: ControlClient, arguments: Namespace, wanted: Filter) -> Chan
         everything=arguments.all,
     )
     changed: Changed | None = None
+    end = End()
     with Patience(arguments.verb.capitalize()) as patience:
         for frame in client.stream(request):
             patience.saw(frame)
             if isinstance(frame, Changed):
                 changed = frame
+            elif isinstance(frame, End):
+                end = frame
     if changed is None:
         raise CliError("the relay did not say what it changed: is it another version?")
+    if output.completeness(end) != OK:
+        arguments.incomplete = True
     return changed
 
 
@@ -145,4 +150,4 @@ def _report(arguments: Namespace, total: Changed, *, named: bool) -> int:
     missing = named and total.matched == 0
     if missing:
         output.chatter().print("No such message in the queue: delivered, given up, or never here.")
-    return FAILED if missing or total.busy else OK
+    return FAILED if missing or total.busy or getattr(arguments, "incomplete", False) else OK

@@ -42,12 +42,15 @@ def list_deliveries(arguments: Namespace) -> int:
 
 
 def _list_json(frames: Iterator[Frame]) -> int:
+    end = End()
     with Patience("Listing the queue", enabled=not sys.stdout.isatty()) as patience:
         for frame in frames:
             patience.saw(frame)
             if isinstance(frame, DeliveryRow):
                 output.print_line(frame)
-    return OK
+            elif isinstance(frame, End):
+                end = frame
+    return output.completeness(end)
 
 
 def _list_tables(frames: Iterator[Frame], limit: int) -> int:
@@ -63,7 +66,7 @@ def _list_tables(frames: Iterator[Frame], limit: int) -> int:
         chatter.print(f"The first {text.deliveries(limit)}; there are more (--limit 0 shows them all).")
     elif sys.stdout.isatty():
         chatter.print(f"{text.deliveries(end.count)}.")
-    return OK
+    return output.completeness(end)
 
 
 class _Rows:
@@ -102,7 +105,7 @@ def _delivery_cells(row: DeliveryRow, now: float, columns: Sequence[str]) -> lis
         "age": text.span(now - row.created),
         "state": output.state(row.state + tries),
         "next": "" if row.state in ("held", "active") else text.until(row.next_attempt, now),
-        "zone": row.zone,
+        "zone": row.zone if row.priority in ("", "normal") else f"{row.zone} {row.priority}",
         "from": text.path(row.sender),
         "to": text.clean(row.recipient),
         "last reply": text.clean(row.reply) or _held_back(row, now),
@@ -161,6 +164,8 @@ def _delivery_facts(row: DeliveryRow, now: float) -> Iterator[tuple[str, output.
     yield "state", output.state(row.state)
     yield "release", _held_back(row, now)
     yield "zone", row.zone
+    if row.priority not in ("", "normal"):
+        yield "priority", row.priority
     yield "attempts", str(row.attempts)
     if row.state in ("ready", "deferred"):
         due = text.until(row.next_attempt, now)

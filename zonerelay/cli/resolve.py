@@ -5,19 +5,22 @@ from __future__ import annotations
 from argparse import Namespace
 
 from zonerelay.cli import output, text
-from zonerelay.cli.exits import FAILED, OK
+from zonerelay.cli.exits import FAILED
 from zonerelay.cli.patience import Patience
 from zonerelay.cli.relay import connect
-from zonerelay.control.messages import Address, Resolve
+from zonerelay.control.messages import Address, End, Resolve
 
 
 def resolve(arguments: Namespace) -> int:
     found: list[Address] = []
+    end = End()
     with Patience("Looking through the queue") as patience:
         for frame in connect(arguments.config).stream(Resolve(pseudonym=arguments.pseudonym)):
             patience.saw(frame)
             if isinstance(frame, Address):
                 found.append(frame)
+            elif isinstance(frame, End):
+                end = frame
     if arguments.json:
         for address in found:
             output.print_line(address)
@@ -28,4 +31,4 @@ def resolve(arguments: Namespace) -> int:
         output.chatter().print(
             "No mail in the queue has this pseudonym: it was delivered since, or the key has changed."
         )
-    return OK if found else FAILED
+    return output.completeness(end) if found else FAILED

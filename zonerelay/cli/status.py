@@ -12,7 +12,8 @@ from rich.text import Text
 from zonerelay.cli import output, text
 from zonerelay.cli.exits import OK
 from zonerelay.cli.relay import connect
-from zonerelay.control.messages import DestinationStatus, RelayStatus, SourcePenalty, Status, ZoneStatus
+from zonerelay.control.messages import RelayStatus, Status
+from zonerelay.control.standings import DestinationStatus, SourcePenalty, WorkerStatus, ZoneStatus
 
 MAX_SHOWN = 20
 """Destinations in the table; `--json` has them all."""
@@ -27,6 +28,9 @@ def status(arguments: Namespace) -> int:
     console.print(output.facts(_facts(found)))
     console.print()
     console.print(_zones(found.zones))
+    if found.workers:
+        console.print()
+        console.print(_workers(found.workers))
     if found.destinations:
         # Stable: among the suspended and among the others, the relay's own order stays.
         shown = sorted(found.destinations, key=lambda each: each.suspended_until is None)[:MAX_SHOWN]
@@ -68,6 +72,23 @@ def _zones(zones: tuple[ZoneStatus, ...]) -> Table:
         for zone in zones
     ]
     return output.table(columns, rows)
+
+
+def _workers(workers: Sequence[WorkerStatus]) -> Table:
+    rows = [
+        (
+            str(each.worker),
+            str(each.pid or "–"),
+            Text(each.state, style="" if each.state == "running" else "yellow"),
+            text.span(each.uptime),
+            str(each.restarts),
+            text.clean(each.problem),
+        )
+        for each in workers
+    ]
+    return output.table(
+        ["worker", "process", "state", "for", "restarts", "last end"], rows, cut=("last end",)
+    )
 
 
 def _penalties(penalties: Sequence[SourcePenalty], now: float) -> Table:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from zonerelay.config import endpoints, outbound_forms, units
-from zonerelay.config.options import Form, Option
+from zonerelay.config.options import AUTO, Form, Option
 from zonerelay.config.wording import did_you_mean, in_words, quoted
 
 _ZONE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
@@ -64,9 +64,11 @@ def _count(value: object, option: Option) -> int:
 
 
 def _workers(value: object, option: Option) -> int:
-    if type(value) is not int or value != option.most:
-        raise ValueError("this version runs one worker: write 1, or leave it out")
-    return value
+    if value == "auto":
+        return AUTO
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise expected('a whole number such as 4, or "auto"', value)
+    return int(_bounded(value, option, str))
 
 
 def _ratio(value: object, option: Option) -> float:

@@ -67,7 +67,7 @@ from zonerelay.config.sending import (
     TlsMode,
     ZoneSettings,
 )
-from zonerelay.model.envelope import Priority
+from zonerelay.model.priority import Priority
 
 __all__ = [
     "CLEARTEXT_AUTH_WORDS",
@@ -198,7 +198,17 @@ class Settings:
         "should resolve back to it. Empty: the machine's fully qualified name.",
         form=Form.EHLO_NAME,
     )
-    workers: int = workers(1, "Processes that share the work. This version runs one.")
+    workers: int = workers(
+        1,
+        'Processes that share the work, each with a spool of its own: a number, or "auto" for one per core '
+        "that the relay may use. More than one are looked after by a supervisor (docs/workers.md).",
+    )
+    worker_timeout: float = duration(
+        20.0,
+        "With several workers: one that gives no sign of life for so long is replaced.",
+        least=1.0,
+        most=HOUR,
+    )
     shutdown_timeout: float = duration(
         30.0,
         "How long a stopping relay waits for what is in flight. What is cut off is tried again at the "

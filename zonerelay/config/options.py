@@ -23,6 +23,11 @@ Choice = TypeVar("Choice", bound=enum.StrEnum)
 
 KEY = "option"
 
+AUTO = 0
+"""`workers = "auto"`: how many it is depends on the machine, not on the file."""
+MAX_WORKERS = 128
+"""A message id has room for 256; half of them are for relays that share a store."""
+
 KB = 1024
 MB = 1024 * KB
 GB = 1024 * MB
@@ -110,7 +115,8 @@ def count(default: int, doc: str, *, least: int = 1, most: int = 1_000_000, opti
 
 
 def workers(default: int, doc: str) -> int:
-    return _field(default, Option(Form.WORKERS, doc, 1, 1))
+    """`AUTO` for "auto"."""
+    return _field(default, Option(Form.WORKERS, doc, 1, MAX_WORKERS))
 
 
 def ratio(default: float, doc: str, *, most: float = 1.0) -> float:

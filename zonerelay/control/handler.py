@@ -32,10 +32,13 @@ from zonerelay.control.messages import (
     Status,
     TraceStep,
 )
+from zonerelay.control.part import PartAnswers
+from zonerelay.control.part_messages import PartMetrics, PartReadiness
 from zonerelay.control.server import Answer
 from zonerelay.control.views import delivery_row, message_detail
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.priority import Priority
 from zonerelay.queue.operations import Operations, QueueFilter
 from zonerelay.store.base import MessageNotFoundError, StoreError
 from zonerelay.telemetry.redact import Redactor
@@ -56,7 +59,9 @@ class ControlHandler:
         status: Callable[[], Awaitable[RelayStatus]],
         explainer: Explainer,
         redactor: Redactor,
+        part: PartAnswers | None = None,
     ) -> None:
+        self._part = part
         self._operations = operations
         self._status = status
         self._explainer = explainer
@@ -88,6 +93,10 @@ class ControlHandler:
                 await answer.send(await self._explainer.explain(request))
             case Status():
                 await answer.send(await self._status())
+            case PartMetrics() if self._part is not None:
+                await answer.send(await self._part.metrics())
+            case PartReadiness() if self._part is not None:
+                await answer.send(await self._part.ready())
             case Ping():
                 await answer.send(Pong(software=__version__, pid=os.getpid()))
         return End()
@@ -165,6 +174,7 @@ def _queue_filter(wanted: messages.Filter) -> QueueFilter:
         recipient=wanted.recipient,
         domain=wanted.domain,
         zone=wanted.zone,
+        priority=None if wanted.priority is None else Priority(wanted.priority),
         state=None if wanted.state is None else DeliveryState(wanted.state),
         min_age=wanted.min_age,
         max_age=wanted.max_age,

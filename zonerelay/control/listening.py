@@ -39,6 +39,14 @@ def identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
+def refuse_live(path: Path) -> None:
+    """Raises ControlError when a relay answers there."""
+    if path.is_socket() and _answers(path):
+        raise ControlError(
+            f"another relay answers at {path}: stop it, or give this one another [admin] socket"
+        )
+
+
 def _remove_stale(path: Path) -> None:
     try:
         mode = path.lstat().st_mode
@@ -46,10 +54,7 @@ def _remove_stale(path: Path) -> None:
         return  # bind() says what is wrong, if anything is
     if not stat.S_ISSOCK(mode):
         raise ControlError(f"{path} is in the way of the control socket and is not a socket: move it")
-    if _answers(path):
-        raise ControlError(
-            f"another relay answers at {path}: stop it, or give this one another [admin] socket"
-        )
+    refuse_live(path)
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

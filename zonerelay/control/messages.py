@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from zonerelay.control.part_messages import Families, PartMetrics, PartReadiness, Reasons
 from zonerelay.control.plans import (
     ChangePlan,
     HostPlan,
@@ -23,6 +24,7 @@ from zonerelay.control.plans import (
     StsPlan,
     TlsPlan,
 )
+from zonerelay.control.standings import DestinationStatus, SourcePenalty, WorkerStatus, ZoneStatus
 
 VERSION = 1
 MAX_REQUEST = 64 * 1024
@@ -39,6 +41,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     recipient: str | None = None
     domain: str | None = None
     zone: str | None = None
+    priority: str | None = None
     state: str | None = None
     min_age: float | None = None
     max_age: float | None = None
@@ -124,7 +127,19 @@ class Resolve(_Request, frozen=True, kw_only=True, tag="resolve"):
     pseudonym: str
 
 
-Request = Ping | Status | QueueList | QueueCount | QueueShow | QueueTrace | QueueChange | Explain | Resolve
+Request = (
+    Ping
+    | Status
+    | QueueList
+    | QueueCount
+    | QueueShow
+    | QueueTrace
+    | QueueChange
+    | Explain
+    | Resolve
+    | PartMetrics
+    | PartReadiness
+)
 
 
 # --- frames -----------------------------------------------------------------------------------------
@@ -160,6 +175,7 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     peer: str = ""
     last_attempt: float | None = None
     in_doubt: bool = False
+    priority: str = ""
 
 
 class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
@@ -221,44 +237,6 @@ class Address(_Frame, frozen=True, kw_only=True, tag="address"):
     message_id: str
 
 
-class ZoneStatus(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    ready: int
-    active: int
-    deferred: int
-    held: int
-    oldest_seconds: float
-
-
-class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`active` and `waiting` are deliveries in the scheduler's window; the rest of the queue is on disk.
-
-    `destination` is the MX domain or next hop that it was first seen as, `hosts` what it stands for.
-    `next_turn`: mail waits for its turn at a rate, and that is when the next one is.
-    """
-
-    zone: str
-    destination: str
-    hosts: str
-    active: int
-    waiting: int
-    suspended_until: float | None = None
-    reply: str = ""
-    next_turn: float | None = None
-
-
-class SourcePenalty(msgspec.Struct, frozen=True, kw_only=True):
-    """A destination (its hosts) has refused a source for its reputation: it is passed over there `until`, or
-    its IPv6 alone.
-    """
-
-    source: str
-    destination: str
-    until: float
-    reply: str
-    ipv6_only: bool = False
-
-
 class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     software: str
     pid: int
@@ -274,6 +252,7 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     problems: tuple[str, ...] = ()
     source_penalties: tuple[SourcePenalty, ...] = ()
     limits: str = ""
+    workers: tuple[WorkerStatus, ...] = ()
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
@@ -313,13 +292,17 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     rates: dict[str, str] = {}
     rewritten: tuple[RewritePlan, ...] = ()
     changes: ChangePlan | None = None
+    priority: str = ""
 
 
 class End(_Frame, frozen=True, kw_only=True, tag="end"):
-    """The answer is complete. `more` is true when a limit cut a list short."""
+    """The answer is complete. `more` is true when a limit cut a list short. `missing` names, in words, the
+    workers that did not answer: what they have is not in it.
+    """
 
     count: int = 0
     more: bool = False
+    missing: tuple[str, ...] = ()
 
 
 class Failure(_Frame, frozen=True, kw_only=True, tag="failure"):
@@ -340,6 +323,8 @@ Frame = (
     | Address
     | RelayStatus
     | Explanation
+    | Families
+    | Reasons
     | End
     | Failure
 )

@@ -13,9 +13,13 @@ MAX_SOCKET_PATH = 107
 SOCKET_NAME = "control.sock"
 
 
-def control_socket_path(settings: Settings) -> Path:
-    """`[admin] socket`, or `control.sock` beside the spool. Raises ControlError when it is too long."""
+def control_socket_path(settings: Settings, worker: int | None = None) -> Path:
+    """`[admin] socket`, or `control.sock` beside the spool; that of one of several workers is
+    `control-01.sock`. Raises ControlError when it is too long.
+    """
     path = (settings.admin.socket or settings.spool.path.parent / SOCKET_NAME).absolute()
+    if worker is not None:
+        path = path.with_name(f"{path.stem}-{worker:02d}{path.suffix}")
     length = len(bytes(path))
     if length > MAX_SOCKET_PATH:
         raise ControlError(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zonerelay.config.models import ZoneSettings
-from zonerelay.control.messages import SourcePenalty
 from zonerelay.control.plans import SourcePlan
+from zonerelay.control.standings import SourcePenalty
 from zonerelay.delivery.source_ways import SourceWays, Standing
 from zonerelay.model.reply import Reply
 from zonerelay.routing.nexthop import SiteKey

@@ -8,6 +8,7 @@ from __future__ import annotations
 from zonerelay.inbound.transaction import Transaction
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope
+from zonerelay.model.priority import queue_of
 from zonerelay.routing.zone_notes import zone_notes
 from zonerelay.routing.zones import Choice, ZoneOf
 
@@ -31,7 +32,7 @@ def deliveries_of(
             choices.append((recipient.address, choice))
         deliveries.append(
             Delivery(
-                zone=choice.zone,
+                queue=queue_of(choice.zone, choice.priority or envelope.priority),
                 message_id=envelope.id,
                 recipient=recipient.address,
                 created=born,

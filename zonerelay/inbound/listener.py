@@ -8,9 +8,8 @@ transaction the time to finish it and never leaves a commit behind.
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
-import stat
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,26 +18,18 @@ from zonerelay.config.models import ListenerSettings
 from zonerelay.inbound import answers
 from zonerelay.inbound.access import AccessPolicy, Client, Reason
 from zonerelay.inbound.answers import Answer
+from zonerelay.inbound.binding import BACKLOG, bound, explained, refuse_live_socket
 from zonerelay.inbound.consult import AskedPolicy, Consultants
 from zonerelay.inbound.limits import ConnectionLimits
 from zonerelay.inbound.reception import ChooseZone, Notify, Reception
 from zonerelay.inbound.session import Session
 from zonerelay.inbound.shared import Shared
 from zonerelay.inbound.tls import TlsContexts
+from zonerelay.inherited import NOTHING, Inherited
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.store.base import QueueStore
 from zonerelay.telemetry.events import Events
-
-BACKLOG = 1024  # connections the kernel holds while the loop is busy
-
-_WORDS = {
-    errno.EADDRINUSE: "the address is in use: another mail server, or a second zonerelay, listens there",
-    errno.EACCES: "permission denied: a port below 1024 needs CAP_NET_BIND_SERVICE, "
-    "a Unix socket needs a directory that zonerelay may write to",
-    errno.EADDRNOTAVAIL: "this machine does not have that address",
-    errno.ENOENT: "the socket's directory does not exist",
-}
 
 
 class ListenError(Exception):
@@ -60,8 +51,10 @@ class Listener:
         shared: Shared,
         certificates: TlsContexts | None = None,
         policy: AskedPolicy | None = None,
+        inherited: Inherited = NOTHING,
     ) -> None:
         self.settings = settings
+        self._inherited = inherited
         self._events = events
         self._shared = shared
         self._reception = Reception(
@@ -104,10 +97,8 @@ class Listener:
         """Where this listener really listens, in the form of the configuration; empty when it does not."""
         if self._server is None:
             return []
-        if self._socket_path is not None:
-            return [f"unix:{self._socket_path}"]
         names = [each.getsockname() for each in self._server.sockets]
-        return [join_port(name[0], name[1]) for name in names]
+        return [f"unix:{name}" if isinstance(name, str) else join_port(name[0], name[1]) for name in names]
 
     async def start(self) -> None:
         """Raises ListenError."""
@@ -117,8 +108,7 @@ class Listener:
         except ValueError as error:
             raise ListenError(f"cannot listen on {text}: {error}") from error
         except OSError as error:
-            words = _WORDS.get(error.errno or 0, error.strerror or str(error))
-            raise ListenError(f"cannot listen on {text}: {words}") from error
+            raise ListenError(f"cannot listen on {text}: {explained(error)}") from error
 
     async def _listen(self, address: ListenAddress) -> asyncio.Server:
         loop = asyncio.get_running_loop()
@@ -126,13 +116,16 @@ class Listener:
         def session() -> Session:
             return Session(self._reception, self, loop)
 
+        handed = self._inherited.take(self.settings.address)
+        if handed is not None:
+            return await _serve(loop, session, handed)
         if address.is_unix:
             path = Path(address.path)
-            await _refuse_live_socket(path)
+            refuse_live_socket(path)
             server = await loop.create_unix_server(session, address.path, backlog=BACKLOG)
             self._socket_path = path
             return server
-        return await loop.create_server(session, sock=_bound(address), backlog=BACKLOG)
+        return await loop.create_server(session, sock=bound(address), backlog=BACKLOG)
 
     def _consultants(
         self, settings: ListenerSettings, shared: Shared, policy: AskedPolicy | None
@@ -243,20 +236,13 @@ class Listener:
             self._empty.set_result(None)
 
 
-def _bound(address: ListenAddress) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    # The protocol is named because asyncio sends small replies at once only on sockets that say TCP.
-    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            # The loops' own servers take "::" for IPv6 alone; who writes [::]:25 means everybody.
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address.host == "::" else 1)
-        bound.bind((address.host, address.port))
-    except OSError:
-        bound.close()
-        raise
-    return bound
+async def _serve(
+    loop: asyncio.AbstractEventLoop, session: Callable[[], Session], handed: socket.socket
+) -> asyncio.Server:
+    """Listen on a socket that stays open elsewhere when we close ours."""
+    if handed.family == socket.AF_UNIX:
+        return await loop.create_unix_server(session, sock=handed, backlog=BACKLOG)
+    return await loop.create_server(session, sock=handed, backlog=BACKLOG)
 
 
 _TOO_MANY = {
@@ -269,19 +255,3 @@ _TOO_MANY = {
 def _counted_as(client: Client) -> str:
     """A load balancer is not a client: who comes through it is counted once that is known."""
     return "" if client.proxies else client.address
-
-
-async def _refuse_live_socket(path: Path) -> None:
-    """The loop would replace any socket in the way; one that somebody listens on must stay."""
-    try:
-        if not stat.S_ISSOCK(path.stat().st_mode):
-            raise OSError(errno.EEXIST, "a file that is not a socket is in the way")
-    except FileNotFoundError:
-        return
-    try:
-        _, writer = await asyncio.open_unix_connection(str(path))
-    except OSError:
-        return
-    writer.close()
-    await writer.wait_closed()
-    raise OSError(errno.EADDRINUSE, "in use")

@@ -27,6 +27,7 @@ from zonerelay.inbound.rewriting import Rewriting
 from zonerelay.inbound.sender_domain import SenderDomains
 from zonerelay.inbound.shared import Shared
 from zonerelay.inbound.tls import TlsContexts
+from zonerelay.inherited import NOTHING, Inherited
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
@@ -67,7 +68,9 @@ class Listeners:
         clock: Clock,
         secret: bytes,
         srs: Callable[[], Srs | None] = lambda: None,
+        inherited: Inherited = NOTHING,
     ) -> None:
+        self._inherited = inherited
         self._hostname = hostname
         self._store = store
         self._ids = ids
@@ -209,6 +212,7 @@ class Listeners:
             shared=self._shared,
             certificates=certificates,
             policy=policy,
+            inherited=self._inherited,
         )
         return _Kept(listener, certificates, policy)
 

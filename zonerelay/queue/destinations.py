@@ -1,6 +1,7 @@
-"""Where claimed deliveries wait in memory: a line per destination, oldest message first.
+"""Where claimed deliveries wait in memory: a line per destination, in it a backlog per priority, oldest
+message first.
 
-Pure bookkeeping: nothing here awaits, and `now` is a parameter. A `Line` holds deliveries grouped by
+Pure bookkeeping: nothing here awaits, and `now` is a parameter. A `Backlog` holds deliveries grouped by
 message; an `Unrouted` line waits for a look-up of its domain; a `Destination` has a route, counts its
 active transactions and knows whether it is suspended. Limits and turns between destinations are
 `ring.py`'s; what they are about at the hosts is counted by `Site`, which lines of mail for the same hosts
@@ -10,13 +11,15 @@ share.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.priority import Priority
+from zonerelay.queue.precedence import STRIDE, Precedence
 from zonerelay.queue.rates import Pace, Rates, Ticket
 from zonerelay.queue.suspension import Suspension
 from zonerelay.routing.nexthop import DestinationKey, Limits, Route, SiteKey
@@ -25,20 +28,20 @@ ROUTE_MIN_USE = 30.0
 """Seconds that a route is used at least, so that a zero TTL does not look up again for every delivery."""
 
 
-class Line:
-    """Deliveries in message order, and the domains they belong to.
+class Backlog:
+    """The deliveries of one priority in a line, in message order. `domains` are the line's.
 
-    `passed_over` are the domains that claims skip because this line is long enough; the store
+    `passed_over` are the domains that claims skip because this backlog is long enough; the store
     holds more for them.
     """
 
     __slots__ = ("_groups", "_order", "domains", "passed_over", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, domains: set[str]) -> None:
         self._groups: dict[MessageId, list[Delivery]] = {}
         self._order: list[MessageId] = []
         self.waiting = 0
-        self.domains: set[str] = set()
+        self.domains = domains
         self.passed_over: dict[str, None] = {}
 
     def add(self, delivery: Delivery) -> None:
@@ -51,7 +54,7 @@ class Line:
         self.waiting += 1
 
     def take(self, limit: int) -> tuple[Delivery, ...]:
-        """Up to `limit` deliveries of the oldest message; the line must not be empty."""
+        """Up to `limit` deliveries of the oldest message; the backlog must not be empty."""
         # Withdrawing leaves ids behind in the heap: finding them there would cost a scan.
         while self._order[0] not in self._groups:
             heapq.heappop(self._order)
@@ -82,7 +85,7 @@ class Line:
         return True
 
     def drain(self) -> list[Delivery]:
-        """Everything that waits, oldest message first; the line is empty afterwards."""
+        """Everything that waits, oldest message first; it is empty afterwards."""
         deliveries = list(self)
         self._groups.clear()
         self._order.clear()
@@ -92,6 +95,62 @@ class Line:
     def __iter__(self) -> Iterator[Delivery]:
         for message_id in sorted(self._groups):
             yield from self._groups[message_id]
+
+
+class Line:
+    """What waits to go one way, and the domains it belongs to."""
+
+    __slots__ = ("_backlogs", "_precedence", "domains")
+
+    def __init__(self) -> None:
+        self.domains: set[str] = set()
+        self._backlogs: dict[Priority, Backlog] = {}
+        self._precedence: Precedence | None = None
+
+    def backlog(self, priority: Priority) -> Backlog:
+        backlog = self._backlogs.get(priority)
+        if backlog is None:
+            backlog = self._backlogs[priority] = Backlog(self.domains)
+        return backlog
+
+    @property
+    def backlogs(self) -> Mapping[Priority, Backlog]:
+        """Those that there are; some may be empty."""
+        return self._backlogs
+
+    @property
+    def waiting(self) -> int:
+        if len(self._backlogs) == 1:  # as nearly everywhere
+            (backlog,) = self._backlogs.values()
+            return backlog.waiting
+        return sum(backlog.waiting for backlog in self._backlogs.values())
+
+    @property
+    def passed_over(self) -> set[str]:
+        return {domain for backlog in self._backlogs.values() for domain in backlog.passed_over}
+
+    @property
+    def urgency(self) -> Priority:
+        """The highest priority that waits; something must."""
+        if len(self._backlogs) == 1:
+            (priority,) = self._backlogs
+            return priority
+        return min(
+            (each for each, backlog in self._backlogs.items() if backlog.waiting), key=STRIDE.__getitem__
+        )
+
+    def next(self) -> Priority:
+        """The priority whose turn it is; something must wait."""
+        if len(self._backlogs) == 1:
+            (priority,) = self._backlogs
+            return priority
+        if self._precedence is None:
+            self._precedence = Precedence()
+        return self._precedence.pick(each for each, backlog in self._backlogs.items() if backlog.waiting)
+
+    def __iter__(self) -> Iterator[Delivery]:
+        for backlog in self._backlogs.values():
+            yield from backlog
 
 
 class Unrouted(Line):
@@ -161,6 +220,7 @@ class Destination(Line):
         "pace",
         "route",
         "site",
+        "stands_as",
         "suspension",
         "unproven",
         "usable_until",
@@ -173,6 +233,8 @@ class Destination(Line):
         self.label = self.key.partition(" ")[2] or route.name
         self.active = 0
         self.in_ring = False
+        self.stands_as: Priority | None = None
+        """In which of the zone's rings (`ring.py`)."""
         self.unproven = 0
         """Transactions that were started before anything had come back (`probation.py`)."""
         self.is_probed = False

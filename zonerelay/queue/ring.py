@@ -1,6 +1,7 @@
 """Whose turn it is: fair turns between destinations, within the limits on transactions and rates. Pure.
 
-- Destinations with work stand in a ring and get one batch per turn.
+- Destinations with work stand in a ring and get one batch per turn. There is a ring for each priority, and
+  a destination stands in that of the most urgent mail that it has; between rings `precedence.py` chooses.
 - One that has no room at its hosts leaves the ring and returns, before the one that made room, when there
   is some: lines that share hosts alternate.
 - One whose rate says later waits aside until then (`next_turn`): it holds no connection of the zone
@@ -19,7 +20,9 @@ from collections import deque
 
 from zonerelay.config.models import ZoneSettings
 from zonerelay.limits.allowance import ZoneAllowance
+from zonerelay.model.priority import Priority
 from zonerelay.queue.destinations import Destination, Site
+from zonerelay.queue.precedence import STRIDE, Precedence
 from zonerelay.queue.probation import Probation
 from zonerelay.queue.rates import Rates, Ticket
 from zonerelay.routing.nexthop import SiteKey
@@ -34,7 +37,11 @@ class Ring:
         self._ungranted: dict[Destination, None] = {}
         self._rates = rates
         self._probation = None if zone.next_hop else Probation(zone.max_connections)
-        self._ring: deque[Destination] = deque()
+        self._rings: dict[Priority, deque[Destination]] = {each: deque() for each in Priority}
+        self._normal = self._rings[Priority.NORMAL]
+        self._urgencies = False
+        """A destination has stood in another ring than the normal one."""
+        self._precedence = Precedence()
         self._aside: list[tuple[float, int, Destination]] = []
         self._count = 0
         self._sites: dict[SiteKey, Site] = {}
@@ -66,7 +73,8 @@ class Ring:
             self._sites.pop(site.key, None)
 
     def clear(self) -> None:
-        self._ring.clear()
+        for ring in self._rings.values():
+            ring.clear()
         self._aside.clear()
         self._ungranted.clear()
         if self._probation is not None:
@@ -75,12 +83,15 @@ class Ring:
 
     def offer(self, destination: Destination, now: float) -> None:
         """It may have work, or there may be room for it."""
-        if not destination.waiting or destination.in_ring:
+        if not destination.waiting:
+            return
+        if destination.in_ring:
+            self._hasten(destination)
             return
         # Among several lines one without room stands in the ring all the same: that keeps their order.
         if len(destination.site.lines) > 1 or destination.site.has_room(destination, now):
             destination.in_ring = True
-            self._ring.append(destination)
+            self._append(destination)
 
     def next(self, now: float, tick: float) -> Destination | None:
         """Who may start a batch now; it leaves the ring until it is offered again."""
@@ -89,16 +100,15 @@ class Ring:
         probation = self._probation
         while self.active < self._most:
             if probation and (waiting := probation.next()) is not None:
-                self._ring.appendleft(waiting)
-            if not self._ring:
+                self._append(waiting, first=True)
+            if not self._normal and not (self._urgencies and self._stands()):
                 break
             zone = self._rates.zone
             if zone is not None and zone.due > tick:
                 self.next_turn = min(zone.due, self._aside[0][0]) if self._aside else zone.due
                 return None
-            destination = self._ring.popleft()
-            destination.in_ring = False
-            if not destination.waiting:
+            destination = self._pop()
+            if destination is None or not destination.waiting:
                 continue
             if not destination.site.has_room(destination, now):
                 destination.site.blocked[destination] = None
@@ -142,7 +152,7 @@ class Ring:
     def proven(self, destination: Destination) -> None:
         """It has answered, for the first time or again."""
         if self._probation is not None and self._probation.proven(destination):
-            self._ring.append(destination)
+            self._append(destination)
 
     def changed(self, key: SiteKey, now: float, *, earlier: bool) -> None:
         """A batch for the site took its turn, or ended without one: then who waits there may be due
@@ -159,8 +169,9 @@ class Ring:
         ungranted, self._ungranted = self._ungranted, {}
         for destination in ungranted:
             self.offer(destination, now)
-        self._ring.extend(entry[2] for entry in sorted(self._aside))
-        self._aside.clear()
+        aside, self._aside = self._aside, []
+        for entry in sorted(aside):
+            self._append(entry[2])
 
     def _is_granted(self, destination: Destination) -> bool:
         assert self._shared is not None
@@ -174,6 +185,40 @@ class Ring:
             return True
         self._ungranted[destination] = None
         return False
+
+    def _append(self, destination: Destination, *, first: bool = False) -> None:
+        """It stands in a ring now; nothing may wait there any more (it is withdrawn, or has gone)."""
+        priority = destination.urgency if destination.waiting else Priority.NORMAL
+        destination.stands_as = priority
+        ring = self._rings[priority]
+        self._urgencies = self._urgencies or priority is not Priority.NORMAL
+        if first:
+            ring.appendleft(destination)
+        else:
+            ring.append(destination)
+
+    def _hasten(self, destination: Destination) -> None:
+        """Something more urgent has come: it stands where it is, and before that in another ring."""
+        stands = destination.stands_as
+        if stands is not None and STRIDE[destination.urgency] < STRIDE[stands]:
+            self._append(destination)
+
+    def _stands(self) -> list[Priority]:
+        return [priority for priority, ring in self._rings.items() if ring]
+
+    def _pop(self) -> Destination | None:
+        """`None` for a place that was left by `_hasten`."""
+        if self._urgencies:
+            stands = self._stands()
+            priority = stands[0] if len(stands) == 1 else self._precedence.pick(stands)
+        else:
+            priority = Priority.NORMAL
+        destination = self._rings[priority].popleft()
+        if destination.stands_as is not priority:
+            return None
+        destination.in_ring = False
+        destination.stands_as = None
+        return destination
 
     def _is_admitted(self, destination: Destination) -> bool:
         """On probation: it has room as well. Otherwise it waits where it will be found."""
@@ -211,11 +256,12 @@ class Ring:
 
     def _bring_back(self, tick: float) -> None:
         while self._aside and self._aside[0][0] <= tick:
-            self._ring.append(heapq.heappop(self._aside)[2])
+            self._append(heapq.heappop(self._aside)[2])
 
     def _hurry(self, site: Site) -> None:
         waiting = [entry for entry in self._aside if entry[2].site is site]
         if waiting:
-            self._ring.extend(entry[2] for entry in sorted(waiting))
+            for entry in sorted(waiting):
+                self._append(entry[2])
             self._aside = [entry for entry in self._aside if entry[2].site is not site]
             heapq.heapify(self._aside)

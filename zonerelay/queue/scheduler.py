@@ -24,6 +24,7 @@ from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.limits.keeper import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.priority import priority_of, zone_of
 from zonerelay.queue.destinations import DestinationStatus
 from zonerelay.queue.protocols import Courier, Router
 from zonerelay.queue.rates import Rates
@@ -93,8 +94,8 @@ class Scheduler:
 
     async def start(self) -> None:
         """Take up what the store holds. Raises StoreError."""
-        for name in sorted(await self._store.zones() - self._runners.keys()):
-            self._adopt(name)
+        for queue in sorted(await self._store.zones()):
+            self._of(zone_of(queue)).know(priority_of(queue))
         self._running = True
         for runner in self._runners.values():
             runner.wake()
@@ -129,8 +130,10 @@ class Scheduler:
             old = self._runners.get(name)
             if old is not None and not other_routes and old.zone == zone and old.retry == retry:
                 continue
-            self._runners[name] = self._runner(zone)
+            runner = self._runners[name] = self._runner(zone)
             if old is not None:
+                for priority in old.priorities:
+                    runner.know(priority)
                 self._retire(old)
             self.wake(name)
 
@@ -148,21 +151,23 @@ class Scheduler:
 
     # Reasons to wake
 
-    def notify(self, zone: str, due: float = 0.0) -> None:
-        """There may be something to claim in the zone: now, or when the clock reaches `due`, if new mail
-        is held back by its sender until then (RFC 4865). Cheap; never raises.
+    def notify(self, queue: str, due: float = 0.0) -> None:
+        """There may be something to claim in a zone's queue: now, or when the clock reaches `due`, if new
+        mail is held back by its sender until then (RFC 4865). Cheap; never raises.
         """
         if self._running:
-            runner = self._runners.get(zone) or self._adopt(zone)
+            runner = self._of(zone_of(queue))
             if due:
-                runner.postponed(due)
+                runner.postponed(due, priority_of(queue))
             else:
-                runner.notify()
+                runner.notify(priority_of(queue))
 
-    def wake(self, zone: str) -> None:
-        """An operator changed deliveries of the zone."""
+    def wake(self, queue: str) -> None:
+        """Deliveries of the zone have changed, or new ones of this priority may have come from others."""
         if self._running:
-            self._of(zone).wake()
+            runner = self._of(zone_of(queue))
+            runner.know(priority_of(queue))
+            runner.wake()
 
     def granted(self, zone: str) -> None:
         """Of limits that are shared with other workers there may be more for the zone."""
@@ -170,9 +175,9 @@ class Scheduler:
         if self._running and runner is not None:
             runner.granted()
 
-    def _postponed(self, zone: str, when: float) -> None:
+    def _postponed(self, queue: str, when: float) -> None:
         if self._running:
-            self._of(zone).postponed(when)
+            self._of(zone_of(queue)).postponed(when, priority_of(queue))
 
     # Operators
 
@@ -260,5 +265,5 @@ def _default(zones: Sequence[ZoneSettings]) -> ZoneSettings:
 def _by_zone(keys: Collection[DeliveryKey]) -> dict[str, list[DeliveryKey]]:
     zones: dict[str, list[DeliveryKey]] = defaultdict(list)
     for key in keys:
-        zones[key.zone].append(key)
+        zones[zone_of(key.queue)].append(key)
     return zones

@@ -5,6 +5,7 @@ A `Link` is one connection that does one thing at a time; who comes later waits.
 - `LostError`: the connection is gone or does not answer; whether the statement was carried out is unknown.
 - `SickError`: the statement itself is refused (a duplicate, an impossible value) and always will be.
 - `ClashError`: another transaction was in the way; the same again may work at once.
+- `BusyError`: somebody has held a lock for longer than we wanted to wait.
 - StoreFullError, and StoreError for everything else that the server says.
 
 No text here holds a password, and of the server's own text only the message, never the DETAIL, which quotes
@@ -40,6 +41,7 @@ _INSTALL = (
 _CONNECTION_CLASSES = ("08", "57P")
 _SICK_CLASSES = ("22", "23")
 _CLASH = ("40001", "40P01")
+_BUSY = ("55P03",)
 _FULL = ("53100",)
 
 # Any: what a column becomes is known to whoever wrote the statement, and to nobody else.
@@ -64,6 +66,10 @@ class SickError(StoreError):
 
 class ClashError(StoreError):
     """Another transaction was in the way."""
+
+
+class BusyError(StoreError):
+    """A lock was not to be had in the time given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +226,8 @@ def _refused(state: str, message: str, password: str) -> StoreError:
         return LostError(text)
     if state in _CLASH:
         return ClashError(text)
+    if state in _BUSY:
+        return BusyError(text)
     if state.startswith(_SICK_CLASSES):
         return SickError(text)
     return StoreFullError(text) if state in _FULL else StoreError(text)

@@ -28,6 +28,7 @@ from zonerelay.store.postgres_driver import Access, ClashError, Link
 from zonerelay.store.postgres_links import Links
 from zonerelay.store.postgres_reaper import Reaper
 from zonerelay.store.postgres_rows import unword
+from zonerelay.store.postgres_schema import check_schema
 from zonerelay.store.postgres_server import check_server
 
 FIRST_PAUSE = 0.1
@@ -196,10 +197,19 @@ class DatabaseKeeper:
         if not renewed:
             ((self.session,),) = await control.fetch(sql.REGISTER, self.node, self._lease)
             self._held_until = sent + self._lease
+            await self._check_schema(control)
         self._writer = await Link.open(self._access)
         for link in (control, self._writer):
             link.on_end(lambda link=link: self._ended(link))  # type: ignore[misc]
         return not renewed
+
+    async def _check_schema(self, control: Link) -> None:
+        try:
+            await check_schema(control, self._access.schema)
+        except StoreOpenError:
+            await control.fetch(sql.RETIRE, self.session, self.last_id)
+            self.session = 0
+            raise
 
     def _cut(self) -> None:
         for link in (self._control, self._writer):

@@ -1,8 +1,15 @@
 """The tables, and how they come to be: numbered steps, applied in order, each in one transaction.
 
-An advisory lock lets one relay at a time do it; the others wait and find it done. A schema that is newer than
-this version knows is refused, and left alone. Every primary key holds the message's id, so that an operator
-can partition each table by ranges of it.
+An advisory lock lets one relay at a time do it; the others wait and find it done.
+
+Versions may be mixed while a fleet is upgraded one by one. Each step says the `oldest` version that can work
+on with what it makes, which ought to be the one before its own: columns are added with a default, nothing is
+renamed or taken away while somebody uses it, and no statement says `SELECT *` of a table. An older relay
+works with a newer schema that allows for it, and refuses any other. A step that does not allow for the
+version before is only taken when no relay is alive, for what is running is not asked again. A step waits for
+a table no longer than `LOCK_PATIENCE` at a time: whoever waits for one makes all others wait behind.
+
+Every primary key holds the message's id, so that an operator can partition each table by ranges of it.
 
     message   id, metadata (the JSON of docs/spool-format.md), body when it is one chunk at most
     chunk     larger bodies, 64 KiB a row
@@ -15,8 +22,15 @@ can partition each table by ranges of it.
 
 from __future__ import annotations
 
+import asyncio
+from typing import NamedTuple
+
 from zonerelay.store.base import StoreOpenError
-from zonerelay.store.postgres_driver import Fetch, Link
+from zonerelay.store.postgres_driver import BusyError, Fetch, Link
+
+LOCK_PATIENCE = 2.0
+TRIES = 10
+"""With a pause between that is as long as the wait."""
 
 _FIRST = """
 CREATE TABLE message (
@@ -80,34 +94,99 @@ CREATE TABLE limit_book (
 )
 """
 
-MIGRATIONS = (_FIRST, _SECOND)
+
+class Step(NamedTuple):
+    """`oldest`: the version that a relay must know at least to work with what this step makes."""
+
+    statements: str
+    oldest: int
+
+
+MIGRATIONS: tuple[Step, ...] = (Step(_FIRST, oldest=1), Step(_SECOND, oldest=1))
 """Step n makes version n of version n - 1. A step that was released never changes."""
 
 VERSION = len(MIGRATIONS)
 
 
-async def migrate(link: Link, schema: str) -> None:
-    """Bring the schema to this version. Raises StoreOpenError for one that is newer."""
-    async with link.transaction() as fetch:
-        await fetch("SELECT pg_advisory_xact_lock(hashtext($1))", f"zonerelay schema {schema}")
-        version = await _version(fetch, schema)
-        if version > VERSION:
+class Schema(NamedTuple):
+    """What is there: its version, and the oldest that can work with it."""
+
+    version: int
+    oldest: int
+
+    def check(self, name: str) -> None:
+        """Raises StoreOpenError when this relay is too old for it."""
+        if self.oldest > VERSION:
             raise StoreOpenError(
-                f"schema {schema} of the database has version {version} and this zonerelay knows {VERSION}:"
-                " a newer zonerelay has been here; start that one"
+                f"schema {name} of the database has version {self.version}, which relays must know at least"
+                f" version {self.oldest} for, and this zonerelay knows {VERSION}: a newer zonerelay has been"
+                " here; start that one"
             )
-        for number, step in enumerate(MIGRATIONS[version:], version + 1):
-            for statement in filter(str.strip, step.split(";")):
-                await fetch(statement)
-            await fetch("INSERT INTO schema_version (version) VALUES ($1)", number)
 
 
-async def _version(fetch: Fetch, schema: str) -> int:
-    if not await fetch("SELECT 1 FROM pg_namespace WHERE nspname = $1", schema):
-        await fetch(f'CREATE SCHEMA "{schema}"')
+async def migrate(link: Link, name: str) -> None:
+    """Bring the schema to this version. Raises StoreOpenError for one that is too new."""
+    for left in reversed(range(TRIES)):
+        try:
+            async with link.transaction() as fetch:
+                await fetch(f"SET LOCAL lock_timeout = '{LOCK_PATIENCE:g}s'")
+                await _migrate(fetch, name)
+                return
+        except BusyError as error:
+            if not left:
+                raise StoreOpenError(
+                    f"schema {name} of the database cannot be brought up to date: its tables are in use all"
+                    " the time"
+                ) from error
+        await asyncio.sleep(LOCK_PATIENCE)
+
+
+async def check_schema(link: Link, name: str) -> None:
+    """Once more, behind our registration: whoever changes the schema sees that, or we see the change."""
+    ((version, oldest),) = await link.fetch(_SCHEMA)
+    Schema(version, oldest).check(name)
+
+
+async def _migrate(fetch: Fetch, name: str) -> None:
+    await fetch("SELECT pg_advisory_xact_lock(hashtext($1))", f"zonerelay schema {name}")
+    await _prepare(fetch, name)
+    ((version, oldest),) = await fetch(_SCHEMA)
+    Schema(version, oldest).check(name)
+    steps = MIGRATIONS[version:]
+    if version and any(step.oldest > version for step in steps):
+        await _await_nobody(fetch, name, version)
+    for number, step in enumerate(steps, version + 1):
+        for statement in filter(str.strip, step.statements.split(";")):
+            await fetch(statement)
+        oldest = max(oldest, step.oldest)
+        await fetch("INSERT INTO schema_version (version, oldest) VALUES ($1, $2)", number, oldest)
+
+
+_SCHEMA = """
+SELECT coalesce(max(version), 0), coalesce(max(coalesce(oldest, version)), 0) FROM schema_version
+"""
+
+
+async def _prepare(fetch: Fetch, name: str) -> None:
+    if not await fetch("SELECT 1 FROM pg_namespace WHERE nspname = $1", name):
+        await fetch(f'CREATE SCHEMA "{name}"')
     await fetch(
-        "CREATE TABLE IF NOT EXISTS schema_version"
-        " (version integer PRIMARY KEY, applied timestamptz NOT NULL DEFAULT now())"
+        "CREATE TABLE IF NOT EXISTS schema_version (version integer PRIMARY KEY,"
+        " applied timestamptz NOT NULL DEFAULT now(), oldest integer)"
     )
-    ((version,),) = await fetch("SELECT coalesce(max(version), 0) FROM schema_version")
-    return int(version)
+    columns = "SELECT 1 FROM pg_attribute WHERE attrelid = 'schema_version'::regclass AND attname = 'oldest'"
+    if not await fetch(columns):
+        await fetch("ALTER TABLE schema_version ADD COLUMN oldest integer")
+
+
+async def _await_nobody(fetch: Fetch, name: str, version: int) -> None:
+    """Sessions that are over end here, so that whoever comes back has to look at the schema first."""
+    await fetch("LOCK TABLE node IN SHARE ROW EXCLUSIVE MODE")
+    await fetch("UPDATE node SET session = NULL WHERE expires < clock_timestamp()")
+    alive = await fetch("SELECT node FROM node WHERE session IS NOT NULL ORDER BY node")
+    if alive:
+        nodes = ", ".join(str(node) for (node,) in alive)
+        raise StoreOpenError(
+            f"schema {name} of the database has version {version}, and relays that know no newer one may be"
+            f" running (node {nodes}): this version cannot work beside them. Stop all of them first"
+        )

@@ -31,13 +31,17 @@ from zonerelay.store.redis_wire import (
     Reply,
     Server,
     Wire,
+    as_list,
     load_scripts,
     open_channel,
     open_wire,
 )
 
 UNSAFE = "the spool's server may lose what it has acknowledged"
-FORMAT = b"1"
+FORMAT = 1
+"""The version of what is stored: see `redis_scripts`."""
+OLDEST_FORMAT = 1
+"""Relays of that version still work with what this one stores."""
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 """Seconds between two attempts to connect."""
@@ -203,7 +207,6 @@ class RedisLink:
         self._check(facts)
         await load_scripts(self._records)
         self._records.confirm = self._bodies.confirm = self._confirmations(facts)
-        await self._check_format(self._records)
         self._channel = await open_channel(self._server, self.terms.prefix + b"news")
         await self._renew(self._records)
         self._connected_at = self._clock.monotonic()
@@ -229,15 +232,6 @@ class RedisLink:
         if self.terms.replicas:
             asked.append(Confirmation(("WAIT", self.terms.replicas, patience), (self.terms.replicas,)))
         return tuple(asked)
-
-    async def _check_format(self, wire: Wire) -> None:
-        key = self.terms.prefix + b"format"
-        await wire.call("SET", key, FORMAT, "NX")
-        found = await wire.call("GET", key)
-        if found != FORMAT:
-            raise StoreOpenError(
-                f"[redis] prefix: what is stored under {key!r} is not a queue that this version understands"
-            )
 
     async def _disconnect(self) -> None:
         wires, self._records, self._bodies = (self._records, self._bodies), None, None
@@ -342,15 +336,29 @@ class RedisLink:
         self._valid_until = asked_at + self.terms.lease
 
     async def _enter(self, wire: Wire, lease: int) -> None:
-        reply = await wire.run("enter", self.terms.prefix, self.number, lease)
-        if not isinstance(reply, list) or reply[0] != b"OK":
-            raise StoreOpenError("256 relays share this server and prefix already: there can be no more")
-        token, number = reply[1:]
+        reply = await wire.run("enter", self.terms.prefix, self.number, lease, FORMAT, OLDEST_FORMAT)
+        if _status(reply) != b"OK":
+            raise self._shut_out(reply)
+        token, number = as_list(reply)[1:]
         assert isinstance(token, bytes)
         assert isinstance(number, int)
         before, self.token, self.number = self.token, token, number
         if before and self.hooks is not None:
             self.hooks.lease_lost()
+
+    def _shut_out(self, reply: Reply) -> StoreOpenError:
+        key = self.terms.prefix + b"format"
+        if _status(reply) == b"FORMAT":
+            return StoreOpenError(
+                f"[redis] prefix: {key!r} says {as_list(reply)[1]!r}: that is not a queue that this version"
+                f" understands, which knows {FORMAT}; a newer zonerelay may have been here"
+            )
+        if _status(reply) == b"OLDER":
+            return StoreOpenError(
+                "[redis] prefix: relays of an older version are running, and this version cannot work beside"
+                " them: stop all of them first"
+            )
+        return StoreOpenError("256 relays share this server and prefix already: there can be no more")
 
     def _tell(self, reply: Reply) -> None:
         assert isinstance(reply, list)

@@ -5,6 +5,11 @@ clock decides about leases. They are loaded on each new connection and called by
 their text, each with its arguments on its first line. `KEYS[1]` is the prefix of all keys; put in braces
 (`{relay}:`) it keeps a queue in one slot of a cluster.
 
+Versions may be mixed while a fleet is upgraded one by one: each calls its own scripts, over the same keys.
+`format` says which version of these keys is stored, and the oldest that can work with them (`2 1`). A version
+that adds keys, or members of a record, that older scripts do no harm to by not knowing them, says that older
+one; any other change raises both, and is only made when no relay is alive (`enter.lua`).
+
 The keys, behind the prefix; ZONE, DOMAIN and RCPT are percent-encoded:
 
     message:ID          hash: `#` created, `*` metadata (JSON), `^` whose upload it is, 1, 2, … body chunks.

@@ -266,6 +266,7 @@ async def open_wire(server: Server, on_broken: Callable[[str], None]) -> Wire:
     try:
         await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's annotations have holes
     except (RedisError, OSError) as error:
+        await connection.disconnect(nowait=True)
         raise StoreError(f"{UNREACHABLE}: {error}") from error
     return Wire(connection, timeout=server.timeout, on_broken=on_broken)
 
@@ -306,6 +307,8 @@ async def open_channel(server: Server, name: bytes) -> Channel:
         await connection.send_command("SUBSCRIBE", name)
         await connection.read_response()
     except (RedisError, OSError) as error:
+        # It may be connected and not allowed to listen.
+        await connection.disconnect(nowait=True)
         raise StoreError(f"{UNREACHABLE}: {error}") from error
     return Channel(connection)
 

@@ -58,7 +58,8 @@ class Stream(Protocol):
 class LogWriter:
     """The sink that `configure` builds. One per process; other threads may emit too."""
 
-    def __init__(self, *, clock: Clock, descriptor: int, format: str) -> None:
+    def __init__(self, *, clock: Clock, descriptor: int, format: str, worker: int | None = None) -> None:
+        self._worker: dict[str, Field] = {} if worker is None else {"worker": worker}
         self._now = clock.now
         self._descriptor = descriptor
         self._never_blocks = stat.S_ISREG(os.fstat(descriptor).st_mode)
@@ -157,7 +158,7 @@ class LogWriter:
             self._second = second
         stamp = f"{self._stamp}.{int((now - second) * 1000):03d}Z"
         try:
-            return self._render(stamp, level, event, fields)
+            return self._render(stamp, level, event, {**self._worker, **fields} if self._worker else fields)
         except Exception as error:  # noqa: BLE001 - a log line must never stop mail
             return _last_resort(stamp, level, event, fields, error)
 
@@ -229,10 +230,11 @@ def configure(
     clock: Clock,
     redact: Callable[[str], str] = str,
     stream: Stream | None = None,
+    worker: int | None = None,
 ) -> LogWriter:
     """Build the sink and send Python's logging through it. Call again to replace an earlier one."""
     descriptor = (stream or sys.stderr).fileno()
-    sink = LogWriter(clock=clock, descriptor=descriptor, format=settings.format)
+    sink = LogWriter(clock=clock, descriptor=descriptor, format=settings.format, worker=worker)
     root = logging.getLogger()
     for handler in list(root.handlers):
         if isinstance(handler, _Bridge):

@@ -20,6 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from zonerelay import __version__
+from zonerelay.telemetry.families import Family, collect
 from zonerelay.telemetry.instruments import (
     MAX_LABEL_VALUES,
     Counter,
@@ -314,6 +315,10 @@ class Metrics:
         self._registry.register(
             _ReadGauge("zonerelay_inbound_memory_bytes", "Memory that client connections hold.", read)
         )
+
+    def families(self) -> tuple[Family, ...]:
+        """The same as plain values, for a supervisor that adds up."""
+        return collect(self._registry)
 
     def exposition(self) -> bytes:
         """The Prometheus text format; serve it as `CONTENT_TYPE`."""

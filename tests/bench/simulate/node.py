@@ -108,7 +108,7 @@ class Node:
         )
         message = Message(envelope=envelope, size=len(TEXT), chunks=1)
         deliveries = [
-            Delivery(zone=ZONE, message_id=identity, recipient=address, created=now, next_attempt=due)
+            Delivery(queue=ZONE, message_id=identity, recipient=address, created=now, next_attempt=due)
             for address in addresses
         ]
         self.store.add(message, [TEXT], deliveries)

@@ -24,10 +24,12 @@ from tests.support.nodes.load import Answer, Injector
 from tests.support.nodes.network import MAIL_HOST, NETWORK, Network, Node
 from tests.support.nodes.sink import LedgerSink
 from tests.support.nodes.stores import SharedStore
-from tests.support.process import RelayProcess
+from tests.support.nodes.tomorrow import write_program
+from tests.support.process import PROGRAM, RelayProcess
 from tests.support.toml import Table
 
 RATE = 120.0
+PROGRAM_NAME = "program"
 READY = 20.0
 DRAINED = 30.0
 ON_THE_WAY = 0.05
@@ -74,6 +76,15 @@ class Fleet:
 
     async def start(self, number: int) -> None:
         await asyncio.to_thread(self.relays[number].start)
+
+    async def upgrade(self, number: int) -> None:
+        """In good order: it is another version from here on."""
+        relay = self.relays[number]
+        await asyncio.to_thread(relay.terminate)
+        program = relay.directory / PROGRAM_NAME
+        program.unlink()
+        write_program(program)
+        await self.start(number)
 
     async def stop_and_go(self, number: int, seconds: float) -> None:
         """It stands still with all its connections, as a machine does that is being moved."""
@@ -133,8 +144,13 @@ def relay_on(
     node: Node, store: SharedStore, directory: Path, *, dns: str, port: int, tables: Mapping[str, Table]
 ) -> RelayProcess:
     own = store.tables(node.number)
+    home = directory / f"node{node.number}"
+    home.mkdir()
+    program = home / PROGRAM_NAME
+    program.symlink_to(PROGRAM)
     return RelayProcess(
-        directory / f"node{node.number}",
+        home,
+        program=program,
         host=node.host,
         launcher=node.launcher,
         top={"hostname": f"node{node.number}.test", "shutdown_timeout": "3s"},

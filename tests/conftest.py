@@ -1,0 +1,55 @@
+"""How all tests run: side by side, the slow tiers first, and those marked `alone` by themselves afterwards.
+
+`make test` starts more processes than there are cores, for tests wait more than they compute. A slow test
+that begins last would keep one of them busy when the others have nothing left to do.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+TIERS = ("acceptance", "store", "integration", "dialogs", "fuzz", "unit")  # from slow to quick
+MAX_PROCESSES = 12
+
+# How long an example takes says more about the other processes than about the example.
+settings.register_profile("side by side", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("side by side")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "alone: runs while no other test does, for it measures the machine")
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:  # a process that only runs tests has none
+        config.pluginmanager.register(Failures(terminal))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Half as many again as there are cores."""
+    cores = len(os.sched_getaffinity(0))
+    return min(cores + max(1, cores // 2), MAX_PROCESSES)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _tier(item.path))
+
+
+def _tier(path: Path) -> int:
+    """Its place among the tiers; what has none begins early."""
+    return next((place for place, name in enumerate(TIERS) if name in path.parts), 0)
+
+
+class Failures:
+    """Says at once which test failed: the account at the end is not seen of a run that is broken off."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.write_line(f" {report.nodeid} ({report.when})", red=True)

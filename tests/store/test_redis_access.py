@@ -1,0 +1,123 @@
+"""The Redis spool over TLS, logged in as a user with no more rights than docs/redis.md says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.store.builders import NOW, store_message
+from tests.store.spools import until
+from tests.support.debian import REPOSITORY
+from tests.support.ports import free_port
+from tests.support.redis_server import RedisServer
+from zonerelay.config.models import Backend, RedisSettings, SpoolSettings
+from zonerelay.model.clock import SystemClock
+from zonerelay.store.base import CHUNK_SIZE, Finish, Store, StoreOpenError
+from zonerelay.store.open import open_store
+
+PASSWORD = "correct-horse"
+PREFIX = "mail:"
+
+
+def documented_rights() -> list[str]:
+    """The line of docs/redis.md, as the server takes it."""
+    page = (REPOSITORY / "docs" / "redis.md").read_text()
+    found = re.search(r"^ACL SETUSER (.+)$", page, re.MULTILINE)
+    assert found is not None
+    return found[1].replace("SECRET", PASSWORD).replace("PREFIX", PREFIX).split()
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def server(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    home = tmp_path_factory.mktemp("papers")
+    port = free_port()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(home / "key.pem")
+    certificate.cert_chain_pems[0].write_to_path(home / "cert.pem")
+    authority.cert_pem.write_to_path(home / "ca.pem")
+    settings = {
+        "tls-port": str(port),
+        "tls-cert-file": str(home / "cert.pem"),
+        "tls-key-file": str(home / "key.pem"),
+        "tls-ca-cert-file": str(home / "ca.pem"),
+        "tls-auth-clients": "no",
+    }
+    with RedisServer(settings) as server:
+        server.url = f"rediss://127.0.0.1:{port}/0"
+        assert server.ask("ACL", "SETUSER", *documented_rights()) == b"+OK\r\n"
+        yield server
+
+
+async def opened(server: RedisServer, ca: Path | None, **other: str) -> Store:
+    return await open_store(
+        SpoolSettings(backend=Backend.REDIS),
+        clock=SystemClock(),
+        on_health=lambda _reason: None,
+        observe_commit=lambda _seconds: None,
+        redis=RedisSettings(
+            url=server.url,
+            ca_file=ca,
+            lease=1.5,
+            timeout=5.0,
+            prefix=other.get("prefix", PREFIX),
+            user=other.get("user", "zonerelay"),
+            password=other.get("password", "env:SECRET"),
+        ),
+        environment={"SECRET": PASSWORD},
+    )
+
+
+@pytest.fixture
+async def store(server: RedisServer, authority: trustme.CA, tmp_path: Path) -> AsyncIterator[Store]:
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    store = await opened(server, tmp_path / "ca.pem")
+    yield store
+    await store.close()
+
+
+async def test_whole_life_of_mail_needs_no_more_rights_than_the_page_says(store: Store) -> None:
+    body = bytes(3 * CHUNK_SIZE)
+    await store_message(store, 1, body=body)
+    await store_message(store, 2)
+    first, second = await store.claim("default", 10, now=NOW)
+    assert b"".join([chunk async for chunk in store.read_body(first.message_id)]) == body
+    store.release([second.key])
+    assert [delivery.key async for delivery in store.scan()] == [first.key, second.key]
+    assert await store.update([second.key], lambda delivery: None) == 1
+    await store.settle([Finish(first)])
+    await store.probe()
+    assert await store.oldest("default", now=NOW) is None
+    assert store.unhealthy() is None
+
+
+async def test_lease_is_renewed_with_those_rights(store: Store, server: RedisServer) -> None:
+    def ends() -> bytes:
+        return server.query("ZRANGE", f"{PREFIX}leases", "0", "-1", "WITHSCORES")
+
+    before = ends()
+    await until(lambda: ends() != before)
+    assert store.unhealthy() is None
+
+
+async def test_server_whose_certificate_nobody_vouches_for_is_refused(server: RedisServer) -> None:
+    with pytest.raises(StoreOpenError, match="certificate verify failed"):
+        await opened(server, None)
+
+
+@pytest.mark.parametrize("other", [{"password": ""}, {"user": "nobody"}, {"prefix": "others:"}])
+async def test_who_may_not_is_told_so(
+    server: RedisServer, authority: trustme.CA, tmp_path: Path, other: dict[str, str]
+) -> None:
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    with pytest.raises(StoreOpenError) as caught:
+        await opened(server, tmp_path / "ca.pem", **other)
+    assert PASSWORD not in str(caught.value)

@@ -1,0 +1,26 @@
+"""A worker that is no more: when its spool is empty.
+
+Promise: the spool counts as empty when its store says that no zone has a delivery left, twice in a row, so
+nothing waits, is being attempted, or is held. Records that cannot be read count as mail: then it stays for
+ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from zonerelay.store.base import Store, StoreError
+
+LOOK_EVERY = 1.0
+
+
+async def until_empty(store: Store) -> None:
+    """Returns when nothing is left in the store, into which nobody writes new mail."""
+    empty = 0
+    while empty < 2:
+        try:
+            empty = 0 if await store.zones() else empty + 1
+        except StoreError:
+            empty = 0
+        if empty < 2:
+            await asyncio.sleep(LOOK_EVERY)

@@ -1,0 +1,1 @@
+"""Several workers made one relay: processes, sockets, metrics, operators' questions."""

@@ -1,0 +1,72 @@
+"""How a worker's process is started: command line, environment, and what it inherits.
+
+The command is the one that the supervisor was started with, with `worker` in place of `serve`. Workers read
+the configuration that is in force from a copy beside the spool: what an operator is editing must not stop a
+worker that is started again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from zonerelay.place import LIMITS, SOCKETS
+from zonerelay.supervisor.sockets import Sockets
+
+IN_FORCE = "in-force.toml"
+BEATS = 4
+"""Signs of life within `worker_timeout`."""
+LONGEST_BEAT = 5.0
+
+_NOT_FOR_WORKERS = (
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "LISTEN_FDNAMES",
+)
+
+
+class Launcher:
+    """Satisfies `crew.Launch`. `held` is the lock that lives as long as any process of the relay."""
+
+    def __init__(
+        self, home: Path, held: int, sockets: Sockets, environment: Mapping[str, str], *, silence: float
+    ) -> None:
+        self._held = held
+        self._sockets = sockets
+        self._environment = {k: v for k, v in environment.items() if k not in _NOT_FOR_WORKERS}
+        self._config = (home / IN_FORCE).absolute()
+        self.silence = silence
+        self.limits: Path | None = None
+        """The socket where the totals of limits are kept."""
+
+    def __call__(self, index: int, *, heir: bool) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]:
+        program = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]]
+        command = [*program, "worker", "--index", str(index), "--config", str(self._config)]
+        if heir:
+            command.append("--heir")
+        environment = {
+            **self._environment,
+            SOCKETS: "{}" if heir else self._sockets.as_text(),
+            # sd_watchdog_enabled(3): a sign of life in half of the time.
+            "WATCHDOG_USEC": str(int(min(self.silence / BEATS, LONGEST_BEAT) * 2_000_000)),
+        }
+        if self.limits is not None:
+            environment[LIMITS] = str(self.limits)
+        descriptors = () if heir else self._sockets.descriptors()
+        return command, environment, (self._held, *descriptors)
+
+    def put_in_force(self, text: bytes) -> None:
+        """Whole or not at all. Raises OSError."""
+        new = self._config.with_suffix(".new")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+        new.replace(self._config)
+
+    def in_force(self) -> bytes:
+        return self._config.read_bytes()

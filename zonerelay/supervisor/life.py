@@ -1,0 +1,156 @@
+"""What is to be done with one worker, and when. Pure: it is told what happened and asked what is due.
+
+Policy: a worker that dies is started again, at once if it had been well for a minute, else after a pause that
+doubles. One that hangs gets SIGTERM, and SIGKILL when that does not help; so does one that takes too long to
+stop. A supervisor that was itself held up (a suspended machine) takes nobody's silence for a hang.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 30.0
+WELL_AFTER = 60.0
+"""Seconds of running after which a death is not the former one's continuation."""
+HUNG_GRACE = 5.0
+"""A hung worker's time to obey SIGTERM: its loop might turn again."""
+
+
+class Phase(enum.StrEnum):
+    DOWN = "down"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    HUNG = "hung"
+    OVER = "over"
+
+
+class Act(enum.Enum):
+    START = enum.auto()
+    TERMINATE = enum.auto()
+    KILL = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds: until ready, of silence, until stopped."""
+
+    start: float
+    silence: float
+    stop: float
+
+
+class Life:
+    """One worker, over all its processes. `starts` counts them."""
+
+    def __init__(self, patience: Patience, now: float) -> None:
+        self.patience = patience
+        self.phase = Phase.DOWN
+        self.since = now
+        self.starts = 0
+        self.deaths = 0
+        """Ends that nobody asked for, in a row."""
+        self._next = now
+        self._heard = now
+        self._wanted = True
+        self._killed = False
+
+    @property
+    def restarts(self) -> int:
+        return max(self.starts - 1, 0)
+
+    @property
+    def next_start(self) -> float:
+        return self._next
+
+    @property
+    def wanted(self) -> bool:
+        return self._wanted
+
+    # What is due
+
+    def due(self, now: float, *, late: bool = False) -> Act | None:
+        """`late`: the caller itself was held up since it asked last."""
+        if late:
+            self._heard = now
+        match self.phase:
+            case Phase.DOWN if self._wanted and now >= self._next:
+                return Act.START
+            case Phase.STARTING if now - self.since > self.patience.start:
+                return self._kill()
+            case Phase.RUNNING if now - self._heard > self.patience.silence:
+                self._enter(Phase.HUNG, now)
+                return Act.TERMINATE
+            case Phase.HUNG if now - self.since > HUNG_GRACE:
+                return self._kill()
+            case Phase.STOPPING if now - self.since > self.patience.stop:
+                return self._kill()
+        return None
+
+    def _kill(self) -> Act | None:
+        """Once: a process in the kernel's hands dies when it does."""
+        first, self._killed = not self._killed, True
+        return Act.KILL if first else None
+
+    # What is wanted
+
+    def stop(self, now: float) -> Act | None:
+        """For good. Returns what to do."""
+        self._wanted = False
+        return self._end(now)
+
+    def replace(self, now: float) -> Act | None:
+        """Stop, then start again at once."""
+        return self._end(now)
+
+    def _end(self, now: float) -> Act | None:
+        if self.phase in (Phase.STARTING, Phase.RUNNING):
+            self._enter(Phase.STOPPING, now)
+            return Act.TERMINATE
+        if self.phase is Phase.DOWN:
+            self._next = now
+            if not self._wanted:
+                self._enter(Phase.OVER, now)
+        return None
+
+    # What happened
+
+    def started(self, now: float) -> None:
+        self.starts += 1
+        self._heard = now
+        self._killed = False
+        self._enter(Phase.STARTING, now)
+
+    def ready(self, now: float) -> None:
+        self._heard = now
+        if self.phase is Phase.STARTING:
+            self._enter(Phase.RUNNING, now)
+
+    def heard(self, now: float) -> None:
+        self._heard = now
+
+    def stopping(self, now: float) -> None:
+        """It says so itself, asked by somebody else than us."""
+        if self.phase in (Phase.STARTING, Phase.RUNNING):
+            self._enter(Phase.STOPPING, now)
+
+    def ended(self, now: float, *, finished: bool = False) -> None:
+        """The process is gone. `finished`: there is nothing left to do for this worker."""
+        asked = self.phase is Phase.STOPPING
+        ran_well = self.phase in (Phase.RUNNING, Phase.HUNG) and now - self.since > WELL_AFTER
+        if finished or not self._wanted:
+            self._enter(Phase.OVER, now)
+            return
+        self.deaths = 0 if asked else (1 if ran_well else self.deaths + 1)
+        self._next = now + (0.0 if asked else pause(self.deaths))
+        self._enter(Phase.DOWN, now)
+
+    def _enter(self, phase: Phase, now: float) -> None:
+        self.phase, self.since = phase, now
+
+
+def pause(deaths: int) -> float:
+    """Before the next start, after so many deaths in a row."""
+    return 0.0 if deaths == 0 else float(min(FIRST_PAUSE * 2.0 ** min(deaths - 1, 20), LONGEST_PAUSE))

@@ -1,0 +1,184 @@
+"""SIGHUP to a relay with several workers.
+
+The new configuration is checked first; when it is wrong the old one stays, and `zonerelay status` says why.
+What running workers can take up is given to one of them, and when it agrees to the others; what needs new
+processes rolls through them one at a time (`rolling`). When a worker will not take it, or does not come up
+with it, the old configuration is in force again. One reload at a time; a signal meanwhile is another one
+after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from zonerelay.config.models import Backend, Settings
+from zonerelay.config.settings import ConfigError, load_text
+from zonerelay.model.clock import Clock
+from zonerelay.store.spool_places import is_shared, spools_beyond
+from zonerelay.supervisor.board import Board
+from zonerelay.supervisor.crew import Crew
+from zonerelay.supervisor.launching import Launcher
+from zonerelay.supervisor.life import Patience, Phase
+from zonerelay.supervisor.member import Member
+from zonerelay.supervisor.reload_plan import ReloadPlan, plan
+from zonerelay.supervisor.rolling import Roll
+from zonerelay.supervisor.sockets import BindError, Sockets
+from zonerelay.systemd import Notifier
+from zonerelay.telemetry.events import LogSink
+
+VERDICT_TIMEOUT = 30.0
+_LOOK_EVERY = 0.05
+
+
+class RefusedError(Exception):
+    """The new configuration is not taken; the text is for the operator."""
+
+
+class Reloading:
+    def __init__(
+        self,
+        config: Path,
+        *,
+        crew: Crew,
+        board: Board,
+        launcher: Launcher,
+        sockets: Sockets,
+        log: LogSink,
+        clock: Clock,
+        notifier: Notifier,
+        count: Callable[[Settings], int],
+        patience: Callable[[Settings], Patience],
+    ) -> None:
+        self._config = config
+        self._crew = crew
+        self._board = board
+        self._launcher = launcher
+        self._sockets = sockets
+        self._log = log
+        self._clock = clock
+        self._notifier = notifier
+        self._count = count
+        self._patience = patience
+        self._task: asyncio.Task[None] | None = None
+        self._again = False
+
+    def begin(self) -> None:
+        """The signal's handler."""
+        if self._task is not None and not self._task.done():
+            self._again = True
+            return
+        self._task = asyncio.get_running_loop().create_task(self._reload())
+
+    def cancel(self) -> None:
+        self._again = False
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _reload(self) -> None:
+        while True:
+            self._again = False
+            self._notifier.reloading(self._clock.monotonic())
+            await self._once()
+            self._notifier.ready(self._board.where())
+            if not self._again:
+                return
+
+    async def _once(self) -> None:
+        old = self._board.settings
+        before = self._launcher.in_force()
+        try:
+            text, new = self._read()
+            found = plan(old, new)
+            self._sockets.open(each.address for each in found.settings.listener)
+            self._put_in_force(text, found.settings)
+            await self._bring_to_workers(found)
+        except (RefusedError, BindError) as error:
+            self._put_in_force(before, old)
+            self._sockets.keep(each.address for each in old.listener)
+            self._refuse(str(error))
+            return
+        self._sockets.keep(each.address for each in found.settings.listener)
+        self._resize(old, found.settings)
+        later = (*found.later, *(("workers",) if self._stays_as_it_is(old, new) else ()))
+        self._board.problems = tuple(
+            f"[{name}] has changed: it takes effect at the next start" for name in later
+        )
+        self._log.emit(
+            "info", "reloaded", {"restart_for": " ".join(later), "replaced_for": " ".join(found.roll)}
+        )
+
+    def _read(self) -> tuple[bytes, Settings]:
+        try:
+            text = self._config.read_bytes()
+            return text, load_text(text.decode("utf-8-sig"), str(self._config))
+        except OSError as error:
+            raise RefusedError(f"{self._config} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise RefusedError(f"{self._config} is not UTF-8, which TOML must be") from error
+        except ConfigError as error:
+            raise RefusedError(str(error.problems[0])) from error
+
+    def _put_in_force(self, text: bytes, settings: Settings) -> None:
+        self._launcher.put_in_force(text)
+        self._launcher.silence = settings.worker_timeout
+        self._crew.change_patience(self._patience(settings))
+        self._board.settings = settings
+
+    def _refuse(self, why: str) -> None:
+        self._board.problems = (f"the configuration on disk is wrong, the old one stays in force: {why}",)
+        self._log.emit("info", "reload-refused", {"first": why})
+
+    async def _bring_to_workers(self, found: ReloadPlan) -> None:
+        """Raises RefusedError."""
+        if found.roll:
+            await self._replace_all()
+            return
+        told: list[Member] = []
+        for member in list(self._crew.members.values()):
+            if member.life.phase is not Phase.RUNNING:
+                continue
+            refusal = await self._tell(member)
+            if refusal:
+                raise RefusedError(f"{member.name}: {refusal}")
+            told.append(member)
+
+    async def _tell(self, member: Member) -> str:
+        """SIGHUP; what the worker has against it. One that ends meanwhile reads it at its next start."""
+        child, before = member.child, member.verdicts
+        if child is None:
+            return ""
+        child.signal(signal.SIGHUP)
+        deadline = self._clock.monotonic() + VERDICT_TIMEOUT
+        while member.verdicts == before and member.child is child:
+            if self._clock.monotonic() > deadline:
+                return f"no answer to the reload within {VERDICT_TIMEOUT:g} s"
+            await asyncio.sleep(_LOOK_EVERY)
+        return member.verdict or ""
+
+    async def _replace_all(self) -> None:
+        """One worker after the other. Raises RefusedError when one does not come up."""
+        roll = self._crew.roll = Roll(self._crew.lives)
+        self._crew.wake()
+        while not roll.done:  # noqa: ASYNC110 - what ends it are processes, some seconds from now
+            await asyncio.sleep(_LOOK_EVERY)
+        self._crew.roll = None
+        if roll.failed is not None:
+            member = self._crew.members.get(roll.failed)
+            why = "" if member is None else member.problem
+            raise RefusedError(f"worker {roll.failed} does not come up with it: {why}")
+
+    def _resize(self, old: Settings, new: Settings) -> None:
+        """More workers at once; of fewer, the others end when their spools are empty."""
+        if self._stays_as_it_is(old, new):
+            return
+        workers = self._count(new)
+        self._crew.employ(workers, spools_beyond(new.spool, max(workers, self._count(old))))
+        self._crew.dismiss(workers, heirs=not is_shared(new.spool))
+
+    def _stays_as_it_is(self, old: Settings, new: Settings) -> bool:
+        """A queue in memory ends with its process, so nobody can be dismissed."""
+        volatile = new.spool.backend is Backend.MEMORY and new.spool.shelve is None
+        return volatile and self._count(new) < self._count(old)

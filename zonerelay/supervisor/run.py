@@ -1,0 +1,239 @@
+"""`zonerelay serve` with several workers: the supervisor's process. It takes no mail itself.
+
+Start: the lock, the listening sockets, the workers, the operators' channel, HTTP; the service manager hears
+READY when all workers listen. SIGTERM and SIGINT stop the workers, which drain, and exit 0; a second one
+kills them. SIGHUP: see `reloading`. Failure at start: StartError, with no process left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+
+import uvloop
+
+from zonerelay import __version__
+from zonerelay.admin.http import AdminError, AdminServer
+from zonerelay.config.advice import advice
+from zonerelay.config.hostname import resolve_hostname
+from zonerelay.config.models import Settings
+from zonerelay.config.options import AUTO
+from zonerelay.control.errors import ControlError
+from zonerelay.control.listening import refuse_live
+from zonerelay.control.paths import control_socket_path
+from zonerelay.control.server import ControlServer
+from zonerelay.inherited import Inherited
+from zonerelay.limits.server import LimitServer
+from zonerelay.limits.table import LimitTable
+from zonerelay.model.clock import Clock, SystemClock
+from zonerelay.process import StartError, build_redactor, prepare_home, raise_limits
+from zonerelay.store.spool_places import spools_beyond
+from zonerelay.supervisor import lock
+from zonerelay.supervisor.board import Board
+from zonerelay.supervisor.crew import Crew
+from zonerelay.supervisor.fan_out import FanOut
+from zonerelay.supervisor.health import Readinesses
+from zonerelay.supervisor.launching import Launcher
+from zonerelay.supervisor.life import Patience
+from zonerelay.supervisor.metrics import CrewMetrics
+from zonerelay.supervisor.reloading import Reloading
+from zonerelay.supervisor.sockets import BindError, Sockets
+from zonerelay.systemd import Notifier
+from zonerelay.telemetry.families import Accounts
+from zonerelay.telemetry.logs import LogWriter
+from zonerelay.telemetry.logs import configure as configure_logs
+
+START_PATIENCE = 600.0
+"""A spool that a crash left is read before its worker is ready: as long as the unit's TimeoutStartSec."""
+STOP_GRACE = 10.0
+"""On top of shutdown_timeout: outcomes are synced and the spool is closed."""
+
+
+def supervise(config: Path, settings: Settings) -> int:
+    """Raises StartError, RedactKeyError and OSError."""
+    home = prepare_home(settings)
+    raise_limits()
+    redactor = build_redactor(settings)  # made before the workers look for it
+    log = configure_logs(settings.log, clock=SystemClock(), redact=redactor.text)
+    try:
+        refuse_live(control_socket_path(settings))
+    except ControlError as error:
+        raise StartError(str(error)) from error
+    patience = settings.shutdown_timeout + STOP_GRACE
+    held = lock.take(home, patience=patience, waiting=lambda: _waiting(log))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(config, settings, home, held=held, log=log))
+
+
+async def _run(config: Path, settings: Settings, home: Path, *, held: int, log: LogWriter) -> int:
+    return await Supervisor(config, settings, home, held=held, log=log, clock=SystemClock()).run()
+
+
+def _waiting(log: LogWriter) -> None:
+    log.emit("warning", "supervisor-waits", {"why": "workers of a former relay finish what is in flight"})
+    log.flush()
+
+
+def count_of(settings: Settings) -> int:
+    """`workers`, with "auto" counted on this machine."""
+    return settings.workers if settings.workers != AUTO else len(os.sched_getaffinity(0))
+
+
+def patience_of(settings: Settings) -> Patience:
+    return Patience(
+        start=START_PATIENCE, silence=settings.worker_timeout, stop=settings.shutdown_timeout + STOP_GRACE
+    )
+
+
+class Supervisor:
+    def __init__(
+        self, config: Path, settings: Settings, home: Path, *, held: int, log: LogWriter, clock: Clock
+    ) -> None:
+        self.settings = settings
+        self._config = config
+        self._log = log
+        self._clock = clock
+        self._handed = Inherited.of_systemd(os.environ, os.getpid())
+        self._sockets = Sockets(self._handed)
+        self._launcher = Launcher(home, held, self._sockets, os.environ, silence=settings.worker_timeout)
+        accounts = Accounts()
+        self._crew = Crew(
+            launch=self._launcher,
+            patience=patience_of(settings),
+            log=log,
+            accounts=accounts,
+            now=clock.monotonic,
+        )
+        self._board = Board(self._crew, settings, self._sockets, clock)
+        self._metrics = CrewMetrics(
+            accounts,
+            sockets=self._board.sockets,
+            members=self._board.members,
+            shared=lambda: self._board.shared,
+        )
+        self._notifier = Notifier(os.environ, self._deaf)
+        self._reloading = Reloading(
+            config,
+            crew=self._crew,
+            board=self._board,
+            launcher=self._launcher,
+            sockets=self._sockets,
+            log=log,
+            clock=clock,
+            notifier=self._notifier,
+            count=count_of,
+            patience=patience_of,
+        )
+        self._limits: LimitServer | None = None
+        self._control: ControlServer | None = None
+        self._admin: AdminServer | None = None
+
+    async def run(self) -> int:
+        self._log.emit("info", "starting", {"version": __version__, "workers": count_of(self.settings)})
+        for note in advice(self.settings, resolve_hostname(self.settings, socket.getfqdn)):
+            self._log.emit("info", "advice", {"note": note})
+        crew: asyncio.Task[None] | None = None
+        try:
+            self._open_sockets()
+            await self._serve_limits()
+            self._launcher.put_in_force(self._config.read_bytes())
+            crew = asyncio.get_running_loop().create_task(self._crew.run())
+            await self._start(crew)
+            await self._until_told(crew)
+        except (BindError, ControlError, AdminError) as error:
+            raise StartError(str(error)) from error
+        finally:
+            await self._close(crew)
+            self._log.flush()
+        return 0
+
+    def _open_sockets(self) -> None:
+        wanted = [each.address for each in self.settings.listener]
+        unused = self._handed.unused((*wanted, self.settings.admin.address))
+        if unused:
+            raise StartError(
+                f"the service manager hands over sockets that no [[listener]] has: {', '.join(unused)}"
+            )
+        self._sockets.open(wanted)
+
+    async def _serve_limits(self) -> None:
+        """Before there are workers. None of a former relay is left (the lock), so nobody is waited for."""
+        path = control_socket_path(self.settings).with_name("limits.sock")
+        server = LimitServer(path, LimitTable(self._clock))
+        try:
+            await server.start()
+        except OSError as error:
+            raise StartError(f"cannot serve the limits of all workers at {path}: {error}") from error
+        self._limits, self._launcher.limits = server, path
+
+    async def _start(self, crew: asyncio.Task[None]) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        workers = count_of(self.settings)
+        self._crew.employ(workers, spools_beyond(self.settings.spool, workers))
+        self._control = ControlServer(
+            control_socket_path(self.settings), FanOut(self._board), trouble=self._trouble
+        )
+        await self._control.start()
+        await asyncio.wait({self._crew.ready, crew}, return_when=asyncio.FIRST_COMPLETED)
+        if self._crew.ready.done():
+            self._crew.ready.result()
+        if self.settings.admin.address and not self._board.draining:
+            await self._serve_http()
+
+    async def _serve_http(self) -> None:
+        admin = AdminServer(
+            self.settings.admin.address,
+            metrics=self._metrics.exposition,
+            readiness=Readinesses(self._board.running, lambda: self._board.draining),
+            trouble=self._trouble,
+            before_metrics=self._metrics.refresh,
+            inherited=self._handed,
+        )
+        await admin.start()
+        self._admin = admin
+
+    async def _until_told(self, crew: asyncio.Task[None]) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._board.draining:
+            where = " ".join(self._sockets.addresses())
+            self._log.emit("info", "ready", {"listeners": where})
+            loop.add_signal_handler(signal.SIGHUP, self._reloading.begin)
+            self._notifier.ready(self._board.where())
+            self._notifier.start_watchdog(loop)
+        await crew
+
+    def _stop(self) -> None:
+        if self._board.draining:
+            self._log.emit("info", "killed", {"why": "a second signal while stopping"})
+            self._crew.kill()
+            self._log.flush()
+            os._exit(1)
+        self._board.draining = True
+        self._log.emit("info", "stopping", {})
+        self._notifier.stopping()
+        self._reloading.cancel()
+        self._crew.stop()
+
+    async def _close(self, crew: asyncio.Task[None] | None) -> None:
+        if crew is not None and not crew.done():
+            self._crew.stop()
+            await asyncio.wait({crew})
+        if self._control is not None:
+            await self._control.close()
+        if self._admin is not None:
+            await self._admin.close()
+        if self._limits is not None:
+            await self._limits.close()
+        self._sockets.keep(())
+        self._log.emit("info", "stopped", {})
+
+    def _trouble(self, where: str, error: BaseException) -> None:
+        self._log.emit("error", "trouble", {"where": where, "error": f"{type(error).__name__}: {error}"})
+
+    def _deaf(self, error: OSError) -> None:
+        self._trouble("systemd", error)

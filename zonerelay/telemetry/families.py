@@ -1,0 +1,127 @@
+"""Metrics as plain values that travel between processes, and one relay's out of those of its workers.
+
+Counters and histograms add up. A worker that starts again counts from 0, so the last values of the one before
+are kept: `Accounts` never goes backwards. Gauges add up too, but for those that are ages, times or answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+SHARED_QUEUE = "zonerelay_queue_deliveries"
+
+# The oldest, the first to expire, and "no" when one says no.
+_GREATEST = frozenset({"zonerelay_queue_oldest_seconds", "zonerelay_loop_lag_seconds", "zonerelay"})
+_LEAST = frozenset(
+    {
+        "zonerelay_certificate_expiry_timestamp_seconds",
+        "zonerelay_smarthost_login",
+        "process_start_time_seconds",
+        "process_max_fds",
+    }
+)
+_GROWING = frozenset({"counter", "histogram"})
+
+Labels = tuple[tuple[str, str], ...]
+Key = tuple[str, Labels]
+
+
+class Family(msgspec.Struct, frozen=True, array_like=True):
+    """`samples` are names, labels and numbers in the order in which they are exposed."""
+
+    name: str
+    kind: str
+    help: str
+    samples: tuple[tuple[str, Labels, float], ...]
+
+
+def collect(registry: CollectorRegistry) -> tuple[Family, ...]:
+    return tuple(
+        Family(
+            metric.name,
+            metric.type,
+            metric.documentation,
+            tuple((each.name, tuple(each.labels.items()), float(each.value)) for each in metric.samples),
+        )
+        for metric in registry.collect()
+    )
+
+
+def exposition(families: Iterable[Family]) -> bytes:
+    """The Prometheus text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Given(families))
+    return generate_latest(registry)
+
+
+class _Given(Collector):
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._families:
+            metric = Metric(family.name, family.help, family.kind)
+            for name, labels, value in family.samples:
+                metric.add_sample(name, dict(labels), value)
+            yield metric
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())  # registering must not ask: the names are not known before
+
+
+class Accounts:
+    """The latest metrics of each worker, and what those before it had counted in the end."""
+
+    def __init__(self) -> None:
+        self._latest: dict[int, tuple[Family, ...]] = {}
+        self._lives: dict[int, int] = {}
+        self._former: dict[str, Family] = {}
+
+    def take(self, worker: int, life: int, families: tuple[Family, ...]) -> None:
+        """`life` counts the starts of this worker. What comes late from an earlier life is passed over."""
+        known = self._lives.get(worker, life)
+        if life < known:
+            return
+        if life > known:
+            self.bury(worker)
+        self._lives[worker] = life
+        self._latest[worker] = families
+
+    def bury(self, worker: int) -> None:
+        """This life of the worker has ended: its gauges go, what it counted stays."""
+        for family in self._latest.pop(worker, ()):
+            if family.kind in _GROWING:
+                kept = self._former.get(family.name)
+                self._former[family.name] = family if kept is None else _merged([kept, family], shared=False)
+
+    def families(self, others: tuple[Family, ...] = (), *, shared: bool = False) -> tuple[Family, ...]:
+        """One relay's. `shared`: every worker has counted the same queue. `others` are added as they are."""
+        found: dict[str, list[Family]] = {}
+        for family in (*self._former.values(), *(f for each in self._latest.values() for f in each), *others):
+            found.setdefault(family.name, []).append(family)
+        return tuple(_merged(same, shared=shared) for same in found.values())
+
+
+def _merged(same: list[Family], *, shared: bool) -> Family:
+    first = same[0]
+    if len(same) == 1:
+        return first
+    numbers: dict[Key, float] = {}
+    for family in same:
+        for name, labels, value in family.samples:
+            key = (name, labels)
+            before = numbers.get(key)
+            numbers[key] = value if before is None else _together(first.name, labels, before, value, shared)
+    samples = tuple((name, labels, value) for (name, labels), value in numbers.items())
+    return Family(first.name, first.kind, first.help, samples)
+
+
+def _together(family: str, labels: Labels, one: float, other: float, shared: bool) -> float:
+    if family in _GREATEST or (shared and family == SHARED_QUEUE and ("state", "active") not in labels):
+        return max(one, other)
+    return min(one, other) if family in _LEAST else one + other
