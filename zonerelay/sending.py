@@ -24,7 +24,6 @@ from zonerelay.delivery.rendering import Renderer
 from zonerelay.delivery.signing import Signing
 from zonerelay.delivery.source_ways import SourceWays
 from zonerelay.limits.keeper import LimitKeeper
-from zonerelay.limits.values import LimitAuthority
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import Clock
 from zonerelay.queue.scheduler import Scheduler
@@ -44,8 +43,8 @@ if TYPE_CHECKING:
 
 class Sending:
     """One per worker. `environment` is where secrets may be (`config/secrets.py`), `policy_port` that of the
-    servers of MTA-STS policies. `limits`: who leases limits that other workers go by as well; `holder` is a
-    name that no other worker has had.
+    servers of MTA-STS policies. `limits_socket`: where limits are leased that other workers go by as well;
+    `holder` is a name that no other worker has had.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class Sending:
         random: random_module.Random,
         environment: Mapping[str, str],
         policy_port: int = HTTPS_PORT,
-        limits: LimitAuthority | None = None,
         limits_socket: Path | None = None,
         holder: str = "",
     ) -> None:
@@ -80,7 +78,6 @@ class Sending:
             sts=self._sts,
         )
         self.shared = build_shared_limits(
-            limits,
             settings,
             socket=limits_socket,
             holder=holder,

@@ -14,7 +14,6 @@ from zonerelay.config.models import Settings
 from zonerelay.delivery.courier import SmtpCourier
 from zonerelay.limits.client import SocketAuthority
 from zonerelay.limits.keeper import LimitKeeper
-from zonerelay.limits.values import LimitAuthority
 from zonerelay.model.clock import Clock
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.store.limits_open import open_limits
@@ -62,7 +61,6 @@ class SharedLimits:
 
 
 def build_shared_limits(
-    authority: LimitAuthority | None,
     settings: Settings,
     *,
     socket: Path | None,
@@ -72,7 +70,7 @@ def build_shared_limits(
     clock: Clock,
 ) -> SharedLimits | None:
     """Raises StoreOpenError."""
-    chosen = authority or open_limits(settings, holder, environment)
+    chosen = open_limits(settings, holder, environment)
     if chosen is None and socket is not None:
         chosen = SocketAuthority(socket, holder)
     if chosen is None:

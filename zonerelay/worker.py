@@ -32,10 +32,10 @@ from zonerelay.doors import Doors
 from zonerelay.inbound.listener import ListenError
 from zonerelay.inbound.listeners import Listeners
 from zonerelay.inbound.rewriting import Rewriting
-from zonerelay.limits.values import LimitAuthority
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.open_queue import MailQueue, open_queue
 from zonerelay.place import Place
 from zonerelay.process import StartError
 from zonerelay.queue.operations import Operations
@@ -48,8 +48,7 @@ from zonerelay.routing.sts_policies import HTTPS_PORT
 from zonerelay.routing.zones import Zones
 from zonerelay.sending import Sending
 from zonerelay.store.base import Store, StoreError
-from zonerelay.store.open import open_store
-from zonerelay.store.spool_places import is_shared, name_of, node_of, remove_spool, spool_of
+from zonerelay.store.spool_places import is_shared, name_of, remove_spool
 from zonerelay.telemetry.events import Events, LogSink
 from zonerelay.telemetry.metrics import Metrics
 from zonerelay.telemetry.redact import Redactor
@@ -74,7 +73,6 @@ class Worker:
         environment: Mapping[str, str] | None = None,
         policy_port: int = HTTPS_PORT,
         place: Place = ALONE,
-        limits: LimitAuthority | None = None,
     ) -> None:
         self.settings = settings
         self.place = place
@@ -86,10 +84,10 @@ class Worker:
         self.metrics = Metrics()
         self.events = Events(log, self.metrics, redactor, clock)
         self._redactor, self._random = redactor, randomness
-        self._environment = environment or {}
-        self._policy_port, self._limits = policy_port, limits
+        self._environment, self._policy_port = environment or {}, policy_port
         self._zones = Zones(settings.zone)  # the routes may be wrong: `_start` can say so
         self.store: Store | None = None
+        self._queue: MailQueue | None = None
         self._sending: Sending | None = None
         self._listeners: Listeners | None = None
         self._scheduler: Scheduler | None = None
@@ -117,17 +115,21 @@ class Worker:
 
     async def _start(self) -> None:
         self._zones.configure(self.settings.zone, self.settings.route)
-        store = self.store = await open_store(
-            spool_of(self.settings.spool, self.place.index),
+        queue = self._queue = await open_queue(
+            self.settings,
+            self.place.index,
+            takes_rows=not self.place.heir,
+            environment=self._environment,
+            redactor=self._redactor,
+            events=self.events,
             clock=self.clock,
+            zones=lambda: self._zones.names,
+            notify=self._notify,
             on_health=self._on_health,
-            observe_commit=self.metrics.store_commit,
             on_news=self._on_news,
             on_lost=self._on_lost,
-            redis=self.settings.redis,
-            postgres=node_of(self.settings.postgres, self.place.index),
-            environment=self._environment,
         )
+        store = self.store = queue.store
         ids = self._ids = MessageIdSource(self.clock, self._number(store), last=store.last_message_id())
         sending = self._sending = self._build_sending(store)
         scheduler = self._build_queue(store, ids, sending)
@@ -136,6 +138,7 @@ class Worker:
         await self._open_to_operators(store, scheduler, sending)
         await sending.start()
         await scheduler.start()
+        await queue.start(scheduler, sending.logins)
         if not self.place.heir:
             await listeners.start(self.settings)
 
@@ -153,7 +156,6 @@ class Worker:
             random=self._random,
             environment=self._environment,
             policy_port=self._policy_port,
-            limits=self._limits,
             limits_socket=self.place.limits,
             holder=secrets.token_hex(8),
         )
@@ -188,9 +190,8 @@ class Worker:
 
     def _build_retry(self, settings: Settings) -> RetryPolicy:
         """Raises ValueError in words when an operator's function cannot be loaded."""
-        return build_retry(
-            settings.retry, settings.bounce, settings.zone, random=self._random, events=self.events
-        )
+        given = settings.retry, settings.bounce, settings.zone
+        return build_retry(*given, random=self._random, events=self.events, outbox=self.settings.outbox)
 
     def _build_listeners(self, store: Store, ids: MessageIdSource, sending: Sending) -> Listeners:
         return Listeners(
@@ -393,7 +394,7 @@ class Worker:
             problems=(
                 *self.problems,
                 *self._listener_problems(),
-                *(() if self._sending is None else self._sending.problems()),
+                *(text for part in (self._sending, self._queue) if part for text in part.problems()),
                 *([unhealthy] if unhealthy else []),
             ),
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -25,10 +24,10 @@ from zonerelay.config.models import (
     ZoneSettings,
 )
 from zonerelay.config.units import parse_rate
-from zonerelay.limits.client import SocketAuthority
 from zonerelay.limits.server import LimitServer
 from zonerelay.limits.table import LimitTable
 from zonerelay.model.clock import SystemClock
+from zonerelay.place import Place
 
 MESSAGE = b"From: a@example.org\r\nSubject: x\r\n\r\nbody\r\n"
 LIMIT = 4
@@ -67,7 +66,7 @@ async def workers_of_a_supervisor(
             await stack.enter_async_context(
                 relay_with(
                     private(tmp_path / str(number), chosen),
-                    limits=SocketAuthority(socket, secrets.token_hex(8)),
+                    place=Place(limits=socket),
                 )
             )
             for number in range(count)

@@ -29,8 +29,8 @@ from zonerelay.config.models import (
     SpoolSettings,
     ZoneSettings,
 )
-from zonerelay.limits.values import LimitAuthority
 from zonerelay.model.clock import SystemClock
+from zonerelay.place import ALONE, Place
 from zonerelay.routing.sts_policies import HTTPS_PORT
 from zonerelay.telemetry.events import Field
 from zonerelay.telemetry.redact import Redactor
@@ -125,7 +125,7 @@ def settings(
 
 @asynccontextmanager
 async def relay_with(
-    chosen: Settings, *, policy_port: int = HTTPS_PORT, limits: LimitAuthority | None = None
+    chosen: Settings, *, policy_port: int = HTTPS_PORT, place: Place = ALONE
 ) -> AsyncIterator[Running]:
     log = MemoryLog()
     worker = Worker(
@@ -136,7 +136,7 @@ async def relay_with(
         clock=SystemClock(),
         randomness=random.Random(1),
         policy_port=policy_port,
-        limits=limits,
+        place=place,
     )
     await worker.start()
     try:

@@ -71,6 +71,7 @@ def build() -> argparse.ArgumentParser:
     _user(commands)
     _certificates(commands)
     _dkim(commands)
+    _outbox(commands)
     commands.add_parser("sandbox", help="relay and scriptable sink on loopback: watch mail flow")
     commands.add_parser("version", help="print the version")
     return parser
@@ -246,6 +247,17 @@ def _dkim(commands: Commands) -> None:
     new.add_argument("--out", type=Path, required=True, metavar="FILE", help="file for the private key")
     _json(new)
     _json(_command(verbs, "check", "compare every key with its record in DNS"))
+
+
+def _outbox(commands: Commands) -> None:
+    outbox = commands.add_parser("outbox", help="mail that applications insert into a table")
+    verbs = outbox.add_subparsers(dest="verb", required=True, metavar="VERB")
+    _json(_command(verbs, "status", "how many rows there are of each status, as the database says"))
+    _command(verbs, "schema", "print the SQL that makes the tables, and the rights that roles need")
+    encrypt = _command(verbs, "encrypt-password", "encrypt the password of a mailbox; asks for it")
+    encrypt.add_argument("--host", required=True, help="smtp_host of the mailbox")
+    encrypt.add_argument("--port", type=_count, default=587, help="its smtp_port (default: %(default)s)")
+    encrypt.add_argument("--user", required=True, metavar="NAME", help="its smtp_username")
 
 
 def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> Filter:

@@ -1,6 +1,9 @@
 """From a message to one delivery for each recipient, in the zone that somebody chose for it. No I/O.
 
 The policy's choice comes first, then the message's own (a zone header), then the routes'.
+
+Mail for more than `MANY` recipients is not fresh: it is stored as if it had come due when it was accepted.
+The queue takes fresh and due mail by turns, so a list of a million does not stand before everybody's mail.
 """
 
 from __future__ import annotations
@@ -14,6 +17,16 @@ from zonerelay.routing.zones import Choice, ZoneOf
 
 BY_POLICY = "policy"
 
+MANY = 100
+"""Recipients of one message; RFC 5321 4.5.3.1.8 has servers take as many."""
+
+
+def first_due(envelope: Envelope, release: float = 0.0) -> float:
+    """When its deliveries are due for the first time, 0.0: at once and before what has been put off."""
+    if release:
+        return release
+    return envelope.created if len(envelope.recipients) > MANY else 0.0
+
 
 def deliveries_of(
     envelope: Envelope, transaction: Transaction, zone_of: ZoneOf
@@ -23,6 +36,7 @@ def deliveries_of(
     A message with a time of release is born then: retries and reports count from it.
     """
     born = max(envelope.created, transaction.release)
+    due = first_due(envelope, transaction.release)
     deliveries: list[Delivery] = []
     choices: list[tuple[str, Choice]] = []
     for recipient in envelope.recipients:
@@ -36,7 +50,7 @@ def deliveries_of(
                 message_id=envelope.id,
                 recipient=recipient.address,
                 created=born,
-                next_attempt=transaction.release,
+                next_attempt=due,
                 notify=recipient.notify,
                 orcpt=recipient.orcpt,
             )

@@ -2,13 +2,15 @@
 
 - Destinations with work stand in a ring and get one batch per turn. There is a ring for each priority, and
   a destination stands in that of the most urgent mail that it has; between rings `precedence.py` chooses.
+  Within one, destinations with fresh mail and those without it go by turns (`rows.py`).
 - One that has no room at its hosts leaves the ring and returns, before the one that made room, when there
   is some: lines that share hosts alternate.
 - One whose rate says later waits aside until then (`next_turn`): it holds no connection of the zone
   meanwhile. Where the zone's own rate says later, everybody waits, in the order of the ring.
 - Where the limits are shared with other workers, one that this worker has no unit for waits until it is given
   some (`granted`).
-- In a zone routed by MX, one that nothing has come back from yet is on probation (`probation.py`).
+- In a zone routed by MX, those that do not answer, or take long, have a part of the connections
+  (`probation.py`).
 
 `now` is the wall clock, `tick` a monotonic one, needed where a rate is set.
 """
@@ -16,15 +18,15 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
 
 from zonerelay.config.models import ZoneSettings
 from zonerelay.limits.allowance import ZoneAllowance
 from zonerelay.model.priority import Priority
-from zonerelay.queue.destinations import Destination, Site
+from zonerelay.queue.destinations import Destination, Site, Standing
 from zonerelay.queue.precedence import STRIDE, Precedence
 from zonerelay.queue.probation import Probation
 from zonerelay.queue.rates import Rates, Ticket
+from zonerelay.queue.rows import Turns
 from zonerelay.routing.nexthop import SiteKey
 
 
@@ -37,7 +39,7 @@ class Ring:
         self._ungranted: dict[Destination, None] = {}
         self._rates = rates
         self._probation = None if zone.next_hop else Probation(zone.max_connections)
-        self._rings: dict[Priority, deque[Destination]] = {each: deque() for each in Priority}
+        self._rings: dict[Priority, Turns[Destination]] = {each: Turns() for each in Priority}
         self._normal = self._rings[Priority.NORMAL]
         self._urgencies = False
         """A destination has stood in another ring than the normal one."""
@@ -61,9 +63,13 @@ class Ring:
         """A destination that is new here."""
         destination.site.lines[destination] = None
         destination.site.changed()
+        if self._probation is not None:
+            self._probation.recall(destination)
 
     def leave(self, destination: Destination) -> None:
         """A destination that is forgotten; nothing of it waits or is active."""
+        if self._probation is not None:
+            self._probation.remember(destination)
         site = destination.site
         site.lines.pop(destination, None)
         site.blocked.pop(destination, None)
@@ -113,9 +119,7 @@ class Ring:
             if not destination.site.has_room(destination, now):
                 destination.site.blocked[destination] = None
                 continue
-            if probation is not None and not (
-                destination.suspension.is_proven or self._is_admitted(destination)
-            ):
+            if probation is not None and not self._is_admitted(destination, probation):
                 continue
             if self._shared is not None and not self._is_granted(destination):
                 continue
@@ -132,7 +136,7 @@ class Ring:
         self.active += 1
         if self._shared is not None:
             self._shared.started(destination.site.key, destination.key)
-        if self._probation is not None and not destination.suspension.is_proven:
+        if self._probation is not None:
             self._probation.started(destination)
         return None if destination.pace is None else destination.pace.start(tick)
 
@@ -143,15 +147,15 @@ class Ring:
         self.active -= 1
         if self._shared is not None:
             self._shared.ended(destination.site.key, destination.key)
-        if destination.unproven and self._probation is not None:
+        if destination.counted and self._probation is not None:
             self._probation.ended(destination)
         if ticket is not None:
             ticket.end()
         self._unblock(destination.site, now)
 
-    def proven(self, destination: Destination) -> None:
-        """It has answered, for the first time or again."""
-        if self._probation is not None and self._probation.proven(destination):
+    def quick(self, destination: Destination) -> None:
+        """It has answered in time, for the first time or again."""
+        if self._probation is not None and self._probation.quick(destination):
             self._append(destination)
 
     def changed(self, key: SiteKey, now: float, *, earlier: bool) -> None:
@@ -193,7 +197,7 @@ class Ring:
         ring = self._rings[priority]
         self._urgencies = self._urgencies or priority is not Priority.NORMAL
         if first:
-            ring.appendleft(destination)
+            ring.put_first(destination)
         else:
             ring.append(destination)
 
@@ -213,22 +217,23 @@ class Ring:
             priority = stands[0] if len(stands) == 1 else self._precedence.pick(stands)
         else:
             priority = Priority.NORMAL
-        destination = self._rings[priority].popleft()
+        destination = self._rings[priority].pop()
         if destination.stands_as is not priority:
             return None
         destination.in_ring = False
         destination.stands_as = None
         return destination
 
-    def _is_admitted(self, destination: Destination) -> bool:
-        """On probation: it has room as well. Otherwise it waits where it will be found."""
-        assert self._probation is not None
-        if destination.active >= self._probation.first:
+    def _is_admitted(self, destination: Destination, probation: Probation) -> bool:
+        """Its standing leaves it room as well. Otherwise it waits where it will be found."""
+        if destination.standing is Standing.QUICK:
+            return True
+        if probation.is_full(destination):
             destination.site.blocked[destination] = None
             return False
-        if not self._probation.admits(destination):
+        if not probation.admits(destination):
             destination.in_ring = True
-            self._probation.put_aside(destination)
+            probation.put_aside(destination)
             return False
         return True
 

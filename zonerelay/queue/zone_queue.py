@@ -7,8 +7,8 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
 
 - Fair turns (`ring.py`): destinations with work and a free slot stand in a ring and get one batch per turn
   → a destination with a long line cannot starve the others of the zone's connections.
-- Probation (`probation.py`): destinations that have not answered yet have a part of the zone's connections
-  → hosts that accept connections and say nothing cannot hold all of them.
+- Probation (`probation.py`): destinations that have not answered yet, or take long, have a part of the zone's
+  connections → hosts that accept connections and say nothing, and tarpits, cannot hold all of them.
 - Rates (`rates.py`): who has to wait for the next turn of a rate waits aside
   → a limited destination holds no connection while it waits.
 - Oldest message first within a destination → nothing waits for ever behind newer mail.
@@ -39,7 +39,15 @@ from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority, priority_of
-from zonerelay.queue.destinations import Destination, DestinationStatus, Line, Unrouted, Work
+from zonerelay.queue.destinations import (
+    LONG,
+    Destination,
+    DestinationStatus,
+    Line,
+    Standing,
+    Unrouted,
+    Work,
+)
 from zonerelay.queue.precedence import STRIDE, Precedence
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.ring import Ring
@@ -144,7 +152,9 @@ class ZoneQueue:
         self._ring.end(destination, work.ticket, now)
         self._works.discard(work)
         suspension = destination.suspension
-        was_proven = suspension.is_proven
+        was = destination.standing
+        if outcomes:
+            destination.is_slow = work.seconds > LONG
         transition = learn(
             suspension,
             outcomes,
@@ -152,8 +162,8 @@ class ZoneQueue:
             others=destination.active,
             now=now,
         )
-        if suspension.is_proven and not was_proven:
-            self._ring.proven(destination)
+        if was is not Standing.QUICK and destination.standing is Standing.QUICK:
+            self._ring.quick(destination)
         # Suspended again without a transition: the wall clock was set back, and nobody else would wake it.
         if transition is Transition.SUSPENDED or suspension.is_suspended(now):
             self._park(destination)

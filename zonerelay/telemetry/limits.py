@@ -5,11 +5,13 @@ Labels are zones, from the configuration.
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
 from zonerelay.telemetry.instruments import Counter, Gauge, Histogram, Instruments
 
 WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
@@ -49,9 +51,13 @@ class LimitMetrics(Instruments):
             "Connections that this worker may have of limits it shares, has, and would like.",
             labels=("zone", "state"),
         )
+        numbers: Counts[tuple[str, str]] = Counts()
         for zone, figures in self._read().items():
+            label = MAILBOXES if is_mailbox_zone(zone) else zone
             for state, number in zip(("held", "used", "wanted"), figures, strict=True):
-                family.add_metric((zone, state), number)
+                numbers[label, state] += number
+        for labels, number in numbers.items():
+            family.add_metric(labels, number)
         yield family
 
 
