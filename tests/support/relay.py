@@ -30,11 +30,11 @@ from zonerelay.config.models import (
     ZoneSettings,
 )
 from zonerelay.model.clock import SystemClock
-from zonerelay.place import ALONE, Place
+from zonerelay.place import Place
 from zonerelay.routing.sts_policies import HTTPS_PORT
 from zonerelay.telemetry.events import Field
 from zonerelay.telemetry.redact import Redactor
-from zonerelay.worker import Worker
+from zonerelay.worker import ALONE, Worker
 
 HOSTNAME = "relay.test"
 LOOPBACK = "127.0.0.1"
