@@ -23,7 +23,7 @@ from zonerelay.config.models import Settings
 from zonerelay.config.options import AUTO
 from zonerelay.control.errors import ControlError
 from zonerelay.control.listening import refuse_live
-from zonerelay.control.paths import control_socket_path
+from zonerelay.control.paths import control_socket_path, limits_socket_path
 from zonerelay.control.server import ControlServer
 from zonerelay.inherited import Inherited
 from zonerelay.limits.server import LimitServer
@@ -127,9 +127,14 @@ class Supervisor:
             count=count_of,
             patience=patience_of,
         )
-        self._limits: LimitServer | None = None
+        self._limits = self._build_limits(settings, clock)
         self._control: ControlServer | None = None
         self._admin: AdminServer | None = None
+
+    def _build_limits(self, settings: Settings, clock: Clock) -> LimitServer:
+        """Totals over all workers. Nobody of a former relay is left, for we have the lock: no quiet time."""
+        path = self._launcher.limits = limits_socket_path(settings)
+        return LimitServer(path, LimitTable(clock))
 
     async def run(self) -> int:
         self._log.emit("info", "starting", {"version": __version__, "workers": count_of(self.settings)})
@@ -138,8 +143,8 @@ class Supervisor:
         crew: asyncio.Task[None] | None = None
         try:
             self._open_sockets()
-            await self._serve_limits()
             self._launcher.put_in_force(self._config.read_bytes())
+            await self._limits.start()
             crew = asyncio.get_running_loop().create_task(self._crew.run())
             await self._start(crew)
             await self._until_told(crew)
@@ -158,16 +163,6 @@ class Supervisor:
                 f"the service manager hands over sockets that no [[listener]] has: {', '.join(unused)}"
             )
         self._sockets.open(wanted)
-
-    async def _serve_limits(self) -> None:
-        """Before there are workers. None of a former relay is left (the lock), so nobody is waited for."""
-        path = control_socket_path(self.settings).with_name("limits.sock")
-        server = LimitServer(path, LimitTable(self._clock))
-        try:
-            await server.start()
-        except OSError as error:
-            raise StartError(f"cannot serve the limits of all workers at {path}: {error}") from error
-        self._limits, self._launcher.limits = server, path
 
     async def _start(self, crew: asyncio.Task[None]) -> None:
         loop = asyncio.get_running_loop()
@@ -227,8 +222,7 @@ class Supervisor:
             await self._control.close()
         if self._admin is not None:
             await self._admin.close()
-        if self._limits is not None:
-            await self._limits.close()
+        await self._limits.close()
         self._sockets.keep(())
         self._log.emit("info", "stopped", {})
 
