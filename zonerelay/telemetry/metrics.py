@@ -30,6 +30,7 @@ from zonerelay.telemetry.instruments import (
     Instruments,
     LabelledCounter,
 )
+from zonerelay.telemetry.limits import LimitMetrics
 from zonerelay.telemetry.loop_lag import LoopLag
 from zonerelay.telemetry.mta_sts import StsCounters
 from zonerelay.telemetry.outbox import OutboxMetrics
@@ -197,6 +198,7 @@ class Metrics:
         self.loop_lag = LoopLag(self._lag.observe)
         self.sts = StsCounters()
         self.smarthosts = SmarthostMetrics()
+        self.limits = LimitMetrics()
         self.outbox = OutboxMetrics()
         self._registry = self._build_registry()
 
@@ -212,6 +214,7 @@ class Metrics:
         Info("zonerelay", "This relay.", registry=registry).info({"version": __version__})
         registry.register(self.sts)
         registry.register(self.smarthosts)
+        registry.register(self.limits)
         registry.register(self.outbox)
         registry.register(
             _ReadGauge(
