@@ -28,6 +28,12 @@ SpoolStarter = Callable[[Sequence[str]], AbstractContextManager[SpoolServer]]
 
 
 @contextlib.contextmanager
+def memory(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
+    del launcher  # it runs in the relay
+    yield SpoolServer({"spool": {"backend": "memory"}})
+
+
+@contextlib.contextmanager
 def leveldb(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
     del launcher  # it runs in the relay
     yield SpoolServer({"spool": {"backend": "leveldb"}})
@@ -53,6 +59,7 @@ def postgres(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
 
 
 SPOOLS: dict[str, SpoolStarter] = {
+    "memory": memory,
     "leveldb": leveldb,
     "disk": disk,
     "redis": redis,
