@@ -219,7 +219,7 @@ def table(figures: Sequence[Figures]) -> str:
         server = f"{found.server_cpu_ms:.2f} ms" if found.server_cpu_ms else "–"
         times = f"{found.accept_p50_ms:.1f} / {found.accept_p99_ms:.1f} ms"
         lines.append(
-            f"| {found.engine} | {found.sessions} | {found.rate:,.0f} | {found.relay_cpu_ms:.2f} ms | {server}"
-            f" | {times} | {found.written:.1f} |"
+            f"| {found.engine} | {found.sessions} | {found.rate:,.0f} | {found.relay_cpu_ms:.2f} ms"
+            f" | {server} | {times} | {found.written:.1f} |"
         )
     return "\n".join(lines)
