@@ -35,6 +35,7 @@ from zonerelay.inbound.rewriting import Rewriting
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.open_queue import MailQueue, open_queue
 from zonerelay.place import Place
 from zonerelay.process import StartError
 from zonerelay.queue.operations import Operations
@@ -47,8 +48,7 @@ from zonerelay.routing.sts_policies import HTTPS_PORT
 from zonerelay.routing.zones import Zones
 from zonerelay.sending import Sending
 from zonerelay.store.base import Store, StoreError
-from zonerelay.store.open import open_store
-from zonerelay.store.spool_places import is_shared, name_of, node_of, remove_spool, spool_of
+from zonerelay.store.spool_places import is_shared, name_of, remove_spool
 from zonerelay.telemetry.events import Events, LogSink
 from zonerelay.telemetry.metrics import Metrics
 from zonerelay.telemetry.redact import Redactor
@@ -89,6 +89,7 @@ class Worker:
         self._policy_port = policy_port
         self._zones = Zones(settings.zone)  # the routes may be wrong: `_start` can say so
         self.store: Store | None = None
+        self._queue: MailQueue | None = None
         self._sending: Sending | None = None
         self._listeners: Listeners | None = None
         self._scheduler: Scheduler | None = None
@@ -116,17 +117,21 @@ class Worker:
 
     async def _start(self) -> None:
         self._zones.configure(self.settings.zone, self.settings.route)
-        store = self.store = await open_store(
-            spool_of(self.settings.spool, self.place.index),
+        queue = self._queue = await open_queue(
+            self.settings,
+            self.place.index,
+            takes_rows=not self.place.heir,
+            environment=self._environment,
+            redactor=self._redactor,
+            events=self.events,
             clock=self.clock,
+            zones=lambda: self._zones.names,
+            notify=self._notify,
             on_health=self._on_health,
-            observe_commit=self.metrics.store_commit,
             on_news=self._on_news,
             on_lost=self._on_lost,
-            redis=self.settings.redis,
-            postgres=node_of(self.settings.postgres, self.place.index),
-            environment=self._environment,
         )
+        store = self.store = queue.store
         ids = self._ids = MessageIdSource(self.clock, self._number(store), last=store.last_message_id())
         sending = self._sending = self._build_sending(store)
         scheduler = self._build_queue(store, ids, sending)
@@ -136,6 +141,7 @@ class Worker:
         await self._open_to_operators(store, scheduler, sending)
         await sending.start()
         await scheduler.start()
+        await queue.start(scheduler, sending.logins)
         if not self.place.heir:
             await listeners.start(self.settings)
 
@@ -184,9 +190,8 @@ class Worker:
 
     def _build_retry(self, settings: Settings) -> RetryPolicy:
         """Raises ValueError in words when an operator's function cannot be loaded."""
-        return build_retry(
-            settings.retry, settings.bounce, settings.zone, random=self._random, events=self.events
-        )
+        given = settings.retry, settings.bounce, settings.zone
+        return build_retry(*given, random=self._random, events=self.events, outbox=self.settings.outbox)
 
     def _build_listeners(self, store: Store, ids: MessageIdSource, sending: Sending) -> Listeners:
         return Listeners(
@@ -372,9 +377,6 @@ class Worker:
             clock=self.clock,
         )
 
-    def _sending_problems(self) -> tuple[str, ...]:
-        return () if self._sending is None else self._sending.problems()
-
     def _rewriting(self) -> Rewriting | None:
         return None if self._listeners is None else self._listeners.rewriting
 
@@ -391,7 +393,7 @@ class Worker:
             problems=(
                 *self.problems,
                 *self._listener_problems(),
-                *self._sending_problems(),
+                *(text for part in (self._sending, self._queue) if part for text in part.problems()),
                 *([unhealthy] if unhealthy else []),
             ),
         )

@@ -31,7 +31,7 @@ from zonerelay.config.models import (
 from zonerelay.control.client import ControlClient
 from zonerelay.control.errors import ControlError
 from zonerelay.control.messages import Explain, Explanation, QueueTrace, TraceStep
-from zonerelay.model.envelope import Priority
+from zonerelay.model.priority import Priority
 from zonerelay.sandbox.sink import Sink
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"

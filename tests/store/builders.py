@@ -39,7 +39,7 @@ def delivery_for(
     held: bool = False,
 ) -> Delivery:
     return Delivery(
-        zone=zone,
+        queue=zone,
         message_id=envelope.id,
         recipient=Mailbox(recipient),
         created=envelope.created,

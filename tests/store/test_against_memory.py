@@ -196,7 +196,7 @@ class Comparison(RuleBasedStateMachine):
         changes = self.changes(self.pick(which), outcome)
         if bounce:
             message, delivery = own_message(message_id(self.next_number()), b"z" * 70_000, RECIPIENTS[0])
-            changes.append(Submit(message, b"z" * 70_000, (replace(delivery, zone="a"),)))
+            changes.append(Submit(message, b"z" * 70_000, (replace(delivery, queue="a"),)))
         self.run(self.spool.store.settle(changes, lazy=lazy))
         self.run(self.memory.settle(changes))
         self.drop_settled(changes)
@@ -363,7 +363,7 @@ class Comparison(RuleBasedStateMachine):
         waiting = [
             d
             for key, d in self.memory._deliveries.items()
-            if key.zone == zone and key not in claimed and d.next_attempt > 0 and not d.held
+            if key.queue == zone and key not in claimed and d.next_attempt > 0 and not d.held
         ]
         certain = min((d.next_attempt for d in waiting if d.key not in self.passed_over), default=None)
         maybe = {d.next_attempt for d in waiting if d.key in self.passed_over}

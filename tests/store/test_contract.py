@@ -22,6 +22,7 @@ from tests.store.spools import until
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Notify, Recipient
+from zonerelay.model.priority import Priority, queue_of
 from zonerelay.store.base import (
     CHUNK_SIZE,
     Finish,
@@ -462,6 +463,31 @@ class TestOperations:
         found = await store.deliveries_of(message_id(1))
         assert [d.recipient for d in found] == ["a@example.net", "b@example.net"]
         assert await store.deliveries_of(message_id(5)) == []
+
+
+class TestPriorities:
+    """A queue's name holds its zone and its priority; to a store it is a name."""
+
+    async def test_queues_of_a_zone_are_apart_in_everything(self, store: Store) -> None:
+        for number, priority in enumerate(Priority):
+            await store_message(store, number, zone=queue_of("default", priority))
+        await store_message(store, 9, "late@example.net", zone="default;bulk", next_attempt=NOW + 60)
+        assert await store.zones() == {"default", "default;high", "default;bulk"}
+        for number, priority in enumerate(Priority):
+            (claimed,) = await store.claim(queue_of("default", priority), 10, now=NOW)
+            assert (claimed.message_id, claimed.zone) == (message_id(number), "default")
+            assert claimed.priority is priority
+            store.release([claimed.key])
+        assert await store.next_due("default;bulk") == NOW + 60
+        assert await store.next_due("default") is None
+        assert [d.priority async for d in store.scan("default;bulk")] == [Priority.BULK] * 2
+        (high,) = await store.claim("default;high", 10, now=NOW)
+        await store.settle([Postpone(high.deferred(NOW + 5, attempt()))])
+        (again,) = await store.claim("default;high", 10, now=NOW + 6)
+        assert again.priority is Priority.HIGH
+        await store.settle([Finish(again)])
+        assert set(store.counts()) >= {"default", "default;bulk"}
+        assert "default;high" not in await store.zones()
 
 
 class TestFigures:

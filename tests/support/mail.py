@@ -67,7 +67,7 @@ class Batch:
 
 def make_batch(message: Message, route: Route, zone: ZoneSettings = ZONE) -> Batch:
     deliveries = tuple(
-        Delivery(zone=zone.name, message_id=message.id, recipient=each.address, created=0.0)
+        Delivery(queue=zone.name, message_id=message.id, recipient=each.address, created=0.0)
         for each in message.envelope.recipients
     )
     return Batch(zone, route, message, deliveries)

@@ -75,7 +75,7 @@ def deliveries_of(
 ) -> list[Delivery]:
     return [
         Delivery(
-            zone=zone,
+            queue=zone,
             message_id=message.id,
             recipient=each.address,
             created=message.envelope.created,
@@ -303,5 +303,5 @@ def delivery(
 ) -> Delivery:
     """One delivery for tests of pure parts."""
     created = (clock or ManualClock()).now()
-    values = {"zone": "default", "created": created, **more}
+    values = {"queue": "default", "created": created, **more}
     return Delivery(message_id=MessageId(message_id), recipient=Mailbox(recipient), **values)  # type: ignore[arg-type]  # fields by name

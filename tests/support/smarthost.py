@@ -25,7 +25,8 @@ REFUSED_TOKEN = {"status": "401", "schemes": "bearer", "scope": "https://mail.ex
 
 @dataclass
 class Smarthost:
-    """`users` and their passwords, `tokens` that XOAUTH2 takes. `logins`: mechanism, user, code of answer.
+    """`users` and their passwords, `tokens` that XOAUTH2 takes. `logins`: mechanism, user, code of answer;
+    `messages`: who was logged in for each.
 
     `auth_reply`: what every AUTH is answered with instead. `closed`: it hangs up at once.
     """
@@ -40,6 +41,7 @@ class Smarthost:
     wants_login: bool = True
     logins: list[tuple[str, str, int]] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     connections: int = 0
     port: int = 0
@@ -155,7 +157,8 @@ class _Conversation:
 
     async def _data(self) -> None:
         await self._say("354 go ahead")
-        await self._reader.readuntil(b"\r\n.\r\n")
+        body = await self._reader.readuntil(b"\r\n.\r\n")
+        self._host.bodies.append(body.removesuffix(b".\r\n").replace(b"\r\n..", b"\r\n."))
         self._host.messages.append(self._user)
         await self._say("250 2.0.0 queued")
 

@@ -49,7 +49,7 @@ async def put(
     )
     deliveries = [
         Delivery(
-            zone=worker.settings.zone[0].name,
+            queue=worker.settings.zone[0].name,
             message_id=envelope.id,
             recipient=each.address,
             created=release or now,

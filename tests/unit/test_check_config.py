@@ -191,7 +191,8 @@ def test_a_credentials_file_is_read_when_somebody_may_log_in(tmp_path: Path, che
     found = check(with_users(tmp_path, f"{file_of(user())}\nbroken\n"))
     assert found.status == 2
     assert found.err == [
-        f"auth.credentials: {tmp_path}/users:3: expected name:hash or name:hash:sender,sender "
+        f"auth.credentials: {tmp_path}/users:3: expected name:hash, name:hash:sender,sender "
+        "or name:hash:senders:priority "
         "(zonerelay user add writes it) (line 8)"
     ]
 

@@ -14,6 +14,7 @@ from tests.support.credentials import cheap_hash, file_of, user
 from zonerelay.config import credentials, passwords
 from zonerelay.config.credentials import CredentialsError, User, format_line, parse, parse_line
 from zonerelay.config.credentials_edit import change_user
+from zonerelay.model.priority import Priority
 
 HASH = cheap_hash("correct horse")
 COST, SALT, DIGEST = HASH.rsplit("$", 2)
@@ -25,7 +26,9 @@ def test_users_comments_and_empty_lines_are_read() -> None:
         f"app:{HASH}\n"
         f"  crm@example.com:{HASH}:example.com, *.example.com,bounce-*@example.net \r\n"
         f"jörg:{HASH}:\n"
-        f"late:{HASH}:u@[IPv6:2001:db8::1]"
+        f"late:{HASH}:u@[IPv6:2001:db8::1]\n"
+        f"shop:{HASH}::bulk\n"
+        f"both:{HASH}:u@[IPv6:2001:db8::1]:high"
     )
     assert parse(text, "file") == {
         "app": User("app", HASH),
@@ -34,6 +37,8 @@ def test_users_comments_and_empty_lines_are_read() -> None:
         ),
         "jörg": User("jörg", HASH),
         "late": User("late", HASH, ("u@[IPv6:2001:db8::1]",)),
+        "shop": User("shop", HASH, (), Priority.BULK),
+        "both": User("both", HASH, ("u@[IPv6:2001:db8::1]",), Priority.HIGH),
     }
 
 
@@ -92,13 +97,14 @@ def test_a_user_does_not_show_the_hash_by_accident() -> None:
 @given(
     name=st.text(st.characters(codec="utf-8", exclude_categories=["Z", "C"], exclude_characters=":#")),
     senders=st.lists(st.sampled_from(["example.com", "*.example.com", "b-*@example.com", "<>"]), max_size=3),
+    priority=st.sampled_from([None, *Priority]),
 )
-def test_what_is_written_is_read_again(name: str, senders: list[str]) -> None:
+def test_what_is_written_is_read_again(name: str, senders: list[str], priority: Priority | None) -> None:
     try:
         credentials.check_name(name)
     except ValueError:
         return
-    written = User(name, HASH, tuple(senders))
+    written = User(name, HASH, tuple(senders), priority)
     assert parse_line(format_line(written)) == written
 
 

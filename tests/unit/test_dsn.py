@@ -48,7 +48,7 @@ def report(
     outcome: Outcome, recipient: str = "bob@example.com", *, orcpt: str = "", last: Attempt | None = None
 ) -> RecipientReport:
     delivery = Delivery(
-        zone="default", message_id=ID, recipient=Mailbox(recipient), created=CREATED, orcpt=orcpt, last=last
+        queue="default", message_id=ID, recipient=Mailbox(recipient), created=CREATED, orcpt=orcpt, last=last
     )
     return RecipientReport(delivery, outcome)
 

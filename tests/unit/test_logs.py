@@ -221,7 +221,7 @@ def test_events_tell_the_life_of_a_message_without_naming_anybody(lines: Lines) 
         origin=Origin(client_address="192.0.2.77", user="alice"),
     )
     events.accepted(Message(envelope=envelope, size=4096, chunks=1), bare_lf=3)
-    delivery = Delivery(zone="default", message_id=envelope.id, recipient=bob, created=envelope.created)
+    delivery = Delivery(queue="default", message_id=envelope.id, recipient=bob, created=envelope.created)
     refused = Outcome(Verdict.BOUNCED, Reply(550, "1.1", "<bob@example.org> unknown"), host="mx.example.org")
     events.settled(delivery, refused, destination="d", seconds=0.5)
     events.refused(envelope.origin, "RCPT", Reply(550, "7.1", "no"), "relay-denied", mailbox=bob)

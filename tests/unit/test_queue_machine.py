@@ -19,6 +19,7 @@ from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
+from zonerelay.model.priority import Priority, priority_of, queue_of
 from zonerelay.queue.destinations import Work
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.shares import Claim
@@ -26,6 +27,7 @@ from zonerelay.queue.zone_queue import ZoneQueue
 from zonerelay.routing.nexthop import Limits, MxHost, Route, SiteKey
 
 NOW = 1_700_000_000.0
+PRIORITIES = [Priority.NORMAL, Priority.NORMAL, Priority.HIGH, Priority.BULK]
 RETRY = RetrySettings(suspend_min=30.0, suspend_max=120.0)
 WINDOW = 16
 DOMAINS = [f"d{n}.example" for n in range(6)]
@@ -50,7 +52,7 @@ class Runner:
         self.queue = ZoneQueue(zone, RETRY, rates, window=WINDOW)
         self.looking_up: list[str] = []
         self.works: list[Work] = []
-        self.more = True
+        self.more = set(Priority)
 
 
 class Plans(RuleBasedStateMachine):
@@ -85,14 +87,21 @@ class Plans(RuleBasedStateMachine):
         self.site = dict(zip(DOMAINS, sites, strict=True))
         self.limits = dict(zip(DOMAINS, limits, strict=True))
 
-    @rule(domain=st.sampled_from(DOMAINS), count=st.integers(1, 12), recipients=st.integers(1, 3))
-    def accept(self, domain: str, count: int, recipients: int) -> None:
+    @rule(
+        domain=st.sampled_from(DOMAINS),
+        count=st.integers(1, 12),
+        recipients=st.integers(1, 3),
+        priority=st.sampled_from(PRIORITIES),
+    )
+    def accept(self, domain: str, count: int, recipients: int, priority: Priority) -> None:
         for _ in range(count):
             self.accepted += 1
             for n in range(recipients):
-                one = delivery(f"u{n}@{domain}", message_id=f"{self.accepted:016x}")
+                one = delivery(
+                    f"u{n}@{domain}", message_id=f"{self.accepted:016x}", queue=queue_of("default", priority)
+                )
                 self.ready[one.key] = one
-        self.runner.more = True
+        self.runner.more = set(Priority)
         self._pump()
 
     @rule(choice=st.integers(0, 99), found=st.integers(0, 9))
@@ -156,13 +165,13 @@ class Plans(RuleBasedStateMachine):
                 self.deferred.pop(key, None)
                 self.ended += 1
         self.runner.queue.give_back(keys)
-        self.runner.more = True
+        self.runner.more = set(Priority)
         self._pump()
 
     @rule()
     def resume(self) -> None:
         self.runner.queue.resume(None)
-        self.runner.more = True
+        self.runner.more = set(Priority)
         self._pump()
 
     @precondition(lambda self: not self.withdrawn)
@@ -198,7 +207,7 @@ class Plans(RuleBasedStateMachine):
         active = [each.key for _, work in self._works() for each in work.deliveries]
         assert len(active) == len(set(active))
         waiting = sum(destination.waiting for destination in self.runner.queue.status(self.now))
-        assert waiting <= self.runner.queue.waiting <= WINDOW
+        assert waiting <= self.runner.queue.waiting <= WINDOW * len(Priority)
 
     @invariant()
     def no_limit_is_exceeded(self) -> None:
@@ -246,7 +255,7 @@ class Plans(RuleBasedStateMachine):
             before = queue.waiting, len(runner.works), len(self.ready)
             for due in [key for key, (when, _) in self.deferred.items() if when <= self.now]:
                 self.ready[due] = self.deferred.pop(due)[1]
-                runner.more = True
+                runner.more = set(Priority)
             self._claim()
             while (work := queue.next_work(self.now, self.time)) is not None:
                 runner.works.append(work)
@@ -255,7 +264,7 @@ class Plans(RuleBasedStateMachine):
                 self._defer(deliveries, max(1.0, destination.suspension.until - self.now))
             for each in queue.take_returned():
                 self._release(each)
-                runner.more = True
+                runner.more = set(Priority)
             if before == (queue.waiting, len(runner.works), len(self.ready)) and not runner.more:
                 return
             if queue.plan_claim(runner.more) is None and not queue.has_requests:
@@ -265,16 +274,23 @@ class Plans(RuleBasedStateMachine):
     def _claim(self) -> None:
         runner = self.runner
         while (plan := runner.queue.plan_claim(runner.more)) is not None:
-            due = [self.ready[key] for key in sorted(self.ready, key=lambda key: key.message_id)]
+            due = [
+                self.ready[key]
+                for key in sorted(self.ready, key=lambda key: key.message_id)
+                if priority_of(key.queue) is plan.priority
+            ]
             if isinstance(plan, Claim):
                 chosen = [each for each in due if each.domain not in plan.skip][: plan.limit]
-                runner.more = len(chosen) >= plan.limit
+                more = len(chosen) >= plan.limit
+                runner.more.discard(plan.priority)
             else:
                 chosen = [each for each in due if each.domain == plan.domain][: plan.limit]
-                runner.more = runner.more or len(chosen) < plan.limit
+                more = len(chosen) < plan.limit
+            if more:
+                runner.more.add(plan.priority)
             for each in chosen:
                 self.claimed[each.key] = self.ready.pop(each.key)
-            runner.queue.add(chosen, self.now)
+            runner.queue.add(chosen, self.now, plan.priority)
             runner.queue.claimed(plan, len(chosen))
 
     def _until(self, when: float) -> None:
@@ -307,7 +323,7 @@ class Plans(RuleBasedStateMachine):
                 self._release(each)
             else:
                 self._defer([each], 20.0)
-        self.runner.more = True
+        self.runner.more = set(Priority)
 
     def _defer(self, deliveries: list[Delivery], seconds: float) -> None:
         for each in deliveries:

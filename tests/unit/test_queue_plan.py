@@ -13,13 +13,15 @@ from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST,
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
+from zonerelay.model.priority import Priority
 from zonerelay.model.reply import Reply
-from zonerelay.queue.destinations import Line, Work
+from zonerelay.queue.destinations import Backlog, Work
 from zonerelay.queue.shares import Claim, Refill
 from zonerelay.queue.suspension import Suspension, Transition
 from zonerelay.queue.zone_queue import ZoneQueue
 
 NOW = 1_700_000_000.0
+MORE = {Priority.NORMAL}
 RETRY = RetrySettings(suspend_min=30.0, suspend_max=600.0)
 
 
@@ -48,7 +50,7 @@ def start_all(queue: ZoneQueue, now: float = NOW) -> list[Work]:
 
 
 def test_a_line_gives_the_oldest_message_first_and_whole() -> None:
-    line = Line()
+    line = Backlog(set())
     for n in (3, 1, 2, 1):
         line.add(number(n, f"u{line.waiting}@example.com"))
     assert [d.recipient[:2] for d in line.take(10)] == ["u1", "u3"]
@@ -57,14 +59,14 @@ def test_a_line_gives_the_oldest_message_first_and_whole() -> None:
 
 
 def test_a_message_with_many_recipients_is_taken_in_parts() -> None:
-    line = Line()
+    line = Backlog(set())
     for n in range(5):
         line.add(number(1, f"u{n}@example.com"))
     assert [len(line.take(2)) for _ in range(3)] == [2, 2, 1]
 
 
 def test_withdrawing_leaves_the_rest_in_order() -> None:
-    line = Line()
+    line = Backlog(set())
     for n in range(4):
         line.add(number(n))
     assert line.remove(number(0).key)
@@ -164,41 +166,41 @@ def test_withdrawn_deliveries_are_not_planned_until_given_back() -> None:
 
 def test_a_zone_with_one_route_claims_again_only_below_the_low_mark() -> None:
     queue = make(window=100, next_hop="hop")
-    plan = queue.plan_claim(True)
+    plan = queue.plan_claim(MORE)
     assert plan == Claim(100, frozenset())
     queue.add([number(n) for n in range(30)], NOW)
-    assert not queue.wants_claim(True)
+    assert not queue.wants_claim(MORE)
     resolve(queue)
     for work in start_all(queue):
         queue.finished(work, [DELIVERED], NOW)
     assert queue.waiting == 20
-    assert queue.wants_claim(True)
-    assert not queue.wants_claim(False)
+    assert queue.wants_claim(MORE)
+    assert not queue.wants_claim(())
 
 
 def test_a_long_line_is_passed_over_and_fetched_by_name_when_short() -> None:
     queue = make(window=64, max_connections_per_destination=1)
     queue.add([number(n, "u@slow.example") for n in range(8)], NOW)
     resolve(queue)
-    assert queue.plan_claim(True) == Claim(56, frozenset({"slow.example"}))
-    assert queue.plan_claim(False) is None
+    assert queue.plan_claim(MORE) == Claim(56, frozenset({"slow.example"}))
+    assert queue.plan_claim(()) is None
     for _ in range(5):
         work = queue.next_work(NOW)
         assert work is not None
         queue.finished(work, [DELIVERED], NOW)
     assert queue.waiting == 3
-    plan = queue.plan_claim(False)
+    plan = queue.plan_claim(())
     assert plan == Refill("slow.example", 5)
     queue.add([number(50, "u@slow.example")], NOW)
     queue.claimed(plan, 1)
-    assert queue.plan_claim(False) is None
-    assert queue.plan_claim(True) == Claim(60, frozenset())
+    assert queue.plan_claim(()) is None
+    assert queue.plan_claim(MORE) == Claim(60, frozenset())
 
 
 def test_a_crowded_window_shrinks_the_shares() -> None:
     queue = make(window=64)
     queue.add([number(n, f"u@d{n % 8}.example") for n in range(32)], NOW)
-    plan = queue.plan_claim(True)
+    plan = queue.plan_claim(MORE)
     assert isinstance(plan, Claim)
     assert plan.skip == {f"d{n}.example" for n in range(8)}
 
@@ -210,7 +212,7 @@ def test_domains_of_a_full_destination_go_back_to_the_store() -> None:
     returned = queue.take_returned()
     assert queue.waiting == 8
     assert len(returned) == 12
-    plan = queue.plan_claim(True)
+    plan = queue.plan_claim(MORE)
     assert isinstance(plan, Claim)
     assert {d.domain for d in returned} <= plan.skip
 
@@ -219,9 +221,9 @@ def test_an_unroutable_domain_that_was_passed_over_is_fetched() -> None:
     queue = make(window=64)
     queue.add([number(n, "u@gone.example") for n in range(8)], NOW)
     assert queue.take_look_ups() == ["gone.example"]
-    assert isinstance(queue.plan_claim(True), Claim)
+    assert isinstance(queue.plan_claim(MORE), Claim)
     assert len(queue.unroutable("gone.example")) == 8
-    plan = queue.plan_claim(False)
+    plan = queue.plan_claim(())
     assert plan == Refill("gone.example", 8)
     queue.add([number(9, "u@gone.example")], NOW)
     queue.claimed(plan, 1)
@@ -410,7 +412,7 @@ class World:
         self.more = True
 
     def claim(self) -> bool:
-        plan = self.queue.plan_claim(self.more)
+        plan = self.queue.plan_claim(MORE if self.more else ())
         if plan is None:
             return False
         if isinstance(plan, Claim):

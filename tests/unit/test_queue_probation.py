@@ -44,9 +44,10 @@ class Plan:
             self.works.append(work)
         return Counter(_name(work) for work in self.works)
 
-    def finish(self, name: str, outcome: Outcome = DELIVERED) -> None:
+    def finish(self, name: str, outcome: Outcome = DELIVERED, *, seconds: float = 0.2) -> None:
         work = next(each for each in self.works if _name(each) == name)
         self.works.remove(work)
+        work.seconds = seconds
         self.queue.finished(work, [outcome], self.now)
 
     def fail(self, name: str) -> None:
@@ -191,3 +192,67 @@ def test_a_zone_of_one_connection_works() -> None:
         served.append(_name(plan.works[0]))
         plan.finish(served[-1], NO_HOST if len(served) == 1 else DELIVERED)
     assert Counter(served) == {"d0": 1, "d1": 2, "d2": 2, "d3": 2}
+
+
+def test_hosts_that_answer_after_minutes_have_half_and_new_ones_find_room_beside_them() -> None:
+    """As the simulation showed: tarpits that had taken a message held every connection."""
+    plan = Plan()
+    plan.add("good", 1)
+    plan.start()
+    plan.finish("good")
+    for n in range(10):
+        plan.add(f"tarpit{n}")
+    for _ in range(3):
+        plan.start()
+        for work in list(plan.works):
+            plan.finish(_name(work), seconds=120.0)
+    assert plan.start().total() == 10
+    for n in range(4):
+        plan.add(f"new{n}")
+    active = plan.start()
+    assert sum(active[f"new{n}"] for n in range(4)) == 5
+    plan.add("good")
+    assert plan.start()["good"] == 5
+
+
+def test_a_slow_one_that_becomes_quick_is_free_again() -> None:
+    plan = Plan()
+    plan.add("moody")
+    plan.start()
+    plan.finish("moody", seconds=60.0)
+    plan.finish("moody", seconds=60.0)
+    assert plan.start()["moody"] == 10
+    plan.add("other")
+    assert plan.start()["other"] == 2
+    for _ in range(3):
+        plan.finish("moody", seconds=0.5)
+        plan.start()
+    assert plan.start()["moody"] == 10
+
+
+def test_what_is_known_of_a_destination_outlives_its_place_in_memory() -> None:
+    """A zone with more destinations than are kept met each of them anew, behind all silent ones."""
+    plan = Plan()
+    plan.add("good", 1)
+    plan.start()
+    plan.finish("good")
+    plan.queue._forget_destinations(plan.now)
+    assert not plan.queue._destinations
+    for n in range(6):
+        plan.add(f"silent{n}")
+        plan.start()
+    plan.add("good", 12)
+    assert plan.start()["good"] == 10
+
+
+def test_no_more_is_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zonerelay.queue.probation.KNOWN", 2)
+    plan = Plan()
+    for name in ("a", "b", "c"):
+        plan.add(name, 1)
+        plan.start()
+        plan.finish(name)
+    plan.queue._forget_destinations(plan.now)
+    for name in ("a", "c"):
+        plan.add(name)
+    assert plan.start() == {"a": 2, "c": 10}

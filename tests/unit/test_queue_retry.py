@@ -50,7 +50,7 @@ async def attempts(
 ) -> list[float]:
     """Times since acceptance of every attempt, when each fails at once."""
     policy, _ = build(settings, bounce, *([zone] if zone else []))
-    state = delivery(created=1000.0, zone=zone.name if zone else "default")
+    state = delivery(created=1000.0, queue=zone.name if zone else "default")
     times = [0.0]
     while len(times) < limit:
         state = replace(state, attempts=state.attempts + 1)

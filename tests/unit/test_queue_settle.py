@@ -116,7 +116,7 @@ async def test_the_report_is_announced_to_its_zone_after_the_write() -> None:
     bench = Bench(zones=(ZoneSettings(next_hop="hop"), ZoneSettings(name="back", next_hop="hop")))
     bench.relay.zone_of["a@example.org"] = "back"
     told: list[tuple[str, int]] = []
-    bench.relay.scheduler.notify = lambda zone, due=0.0: told.append((zone, len(bench.relay.store.settled)))  # type: ignore[method-assign]  # only the ear
+    bench.relay.scheduler.notify = lambda queue, due=0.0: told.append((queue, len(bench.relay.store.settled)))  # type: ignore[method-assign]  # only the ear
     await bench.settle("b@example.com", outcomes=[BOUNCED])
     assert told == [("back", 1)]
 

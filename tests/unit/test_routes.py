@@ -10,8 +10,9 @@ import pytest
 
 from zonerelay.config.models import RouteSettings, ZoneSettings
 from zonerelay.model.address import Mailbox
-from zonerelay.model.envelope import Envelope, Origin, Priority
+from zonerelay.model.envelope import Envelope, Origin
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.priority import Priority
 from zonerelay.routing.route_rules import Headers, Mail
 from zonerelay.routing.zone_notes import MAX_NAMED, MAX_NOTE, MAX_NOTES, zone_notes
 from zonerelay.routing.zones import Choice, RuleCheck, Zones
@@ -107,13 +108,14 @@ def test_each_condition_alone(route: RouteSettings, matches: bool, words: str) -
         assert explained.reason == words
 
 
-def test_every_option_of_a_route_but_its_zone_is_a_condition() -> None:
-    assert {name for route, _, _ in CONDITIONS for name in route.conditions} | {"zone"} == set(
-        RouteSettings.__dataclass_fields__
-    )
+OPTIONS = RouteSettings.__dataclass_fields__.keys() - {"zone", "set_priority"}
 
 
-@pytest.mark.parametrize("name", [name for name in RouteSettings.__dataclass_fields__ if name != "zone"])
+def test_every_option_of_a_route_but_where_mail_goes_is_a_condition() -> None:
+    assert {name for route, _, _ in CONDITIONS for name in route.conditions} == OPTIONS
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_a_report_of_our_own_matches_by_what_it_has(name: str) -> None:
     """From <>, from no client, of normal priority; a recipient, a size and a header it has."""
     route = next(route for route, matches, _ in CONDITIONS if matches and name in route.conditions)
@@ -226,3 +228,10 @@ def test_notes_are_bounded_whatever_the_recipients_are() -> None:
     assert len(notes) == MAX_NOTES + 1
     assert max(map(len, notes)) <= MAX_NOTE
     assert notes[-1] == f"{1000 - MAX_NOTES} more recipients, by other routes"
+
+
+def test_a_route_gives_its_mail_a_priority_and_others_leave_it() -> None:
+    urgent = replace(bulk(sender=("news.example",)), set_priority="bulk")
+    assert choice(urgent).priority is Priority.BULK
+    assert choice(bulk(sender=("news.example",))).priority is None
+    assert choice(replace(urgent, sender=("other.example",))).priority is None

@@ -27,11 +27,11 @@ def test_every_example_is_a_configuration_without_a_flaw(text: str) -> None:
 
 
 def test_every_condition_stands_in_the_table() -> None:
-    assert len(EXAMPLES) == 2
+    assert len(EXAMPLES) == 3
     table = PAGE.partition("| condition |")[2].partition("\n\n")[0]
     first_cells = [line.split(" | ")[0] for line in table.splitlines()[2:]]
     named = re.findall(r"`(\w+)`", " ".join(first_cells))
-    assert sorted([*named, "zone"]) == sorted(field.name for field in fields(RouteSettings))
+    assert sorted([*named, "set_priority", "zone"]) == sorted(field.name for field in fields(RouteSettings))
 
 
 def test_explain_says_what_the_page_shows() -> None:

@@ -59,7 +59,7 @@ def test_delivery_survives(
     attempts: int, when: float, flags: tuple[bool, bool], notify: int, text: str
 ) -> None:
     delivery = Delivery(
-        zone="default",
+        queue="default",
         message_id=MessageId("0123456789abcdef"),
         recipient=Mailbox(f"x@{text}"),
         created=when,

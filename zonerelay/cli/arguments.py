@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from zonerelay.config.options import MAX_WORKERS
 from zonerelay.config.units import parse_duration, parse_size
 from zonerelay.model.delivery import DeliveryState
-from zonerelay.model.envelope import Priority
 from zonerelay.model.message_id import is_message_id
+from zonerelay.model.priority import Priority
 
 if TYPE_CHECKING:
     from zonerelay.control.messages import Filter
@@ -71,6 +71,7 @@ def build() -> argparse.ArgumentParser:
     _user(commands)
     _certificates(commands)
     _dkim(commands)
+    _outbox(commands)
     commands.add_parser("sandbox", help="relay and scriptable sink on loopback: watch mail flow")
     commands.add_parser("version", help="print the version")
     return parser
@@ -131,6 +132,7 @@ def _filters(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--recipient", metavar="ADDRESS")
     group.add_argument("--domain", help="recipient domain")
     group.add_argument("--zone")
+    group.add_argument("--priority", choices=[each.value for each in Priority])
     group.add_argument("--state", choices=[state.value for state in DeliveryState])
     group.add_argument("--older-than", type=_age, metavar="AGE", help="accepted longer ago, e.g. 30m, 4h, 2d")
     group.add_argument("--younger-than", type=_age, metavar="AGE")
@@ -184,6 +186,12 @@ def _user(commands: Commands) -> None:
                 metavar="PATTERN",
                 help="sender that the user may use, several times if need be: user@example.com, example.com, "
                 "*.example.com, bounce-*@example.com. Without it any",
+            )
+            verb.add_argument(
+                "--priority",
+                default="",
+                choices=[each.value for each in Priority],
+                help="of the user's mail; without it the listener's",
             )
         if name != "remove":
             source = verb.add_mutually_exclusive_group()
@@ -241,6 +249,17 @@ def _dkim(commands: Commands) -> None:
     _json(_command(verbs, "check", "compare every key with its record in DNS"))
 
 
+def _outbox(commands: Commands) -> None:
+    outbox = commands.add_parser("outbox", help="mail that applications insert into a table")
+    verbs = outbox.add_subparsers(dest="verb", required=True, metavar="VERB")
+    _json(_command(verbs, "status", "how many rows there are of each status, as the database says"))
+    _command(verbs, "schema", "print the SQL that makes the tables, and the rights that roles need")
+    encrypt = _command(verbs, "encrypt-password", "encrypt the password of a mailbox; asks for it")
+    encrypt.add_argument("--host", required=True, help="smtp_host of the mailbox")
+    encrypt.add_argument("--port", type=_count, default=587, help="its smtp_port (default: %(default)s)")
+    encrypt.add_argument("--user", required=True, metavar="NAME", help="its smtp_username")
+
+
 def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> Filter:
     """The filter options as the control protocol has them."""
     from zonerelay.control.messages import Filter
@@ -250,6 +269,7 @@ def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> F
         recipient=arguments.recipient,
         domain=arguments.domain,
         zone=arguments.zone,
+        priority=arguments.priority,
         state=arguments.state,
         min_age=arguments.older_than,
         max_age=arguments.younger_than,

@@ -65,6 +65,8 @@ def summary(settings: Settings, hostname: str) -> Iterator[str]:
     if settings.rewrite:
         yield f"rewrite {plural(len(settings.rewrite), 'rule')}"
     yield f"spool {settings.spool.backend} {_spool_places(settings.spool)}".rstrip()
+    if settings.outbox.url:
+        yield f"outbox {settings.outbox.schema}.{settings.outbox.table}, zone {settings.outbox.zone}"
     yield from (_route(route) for route in settings.route)
     for source in settings.source:
         name = f" as {source.ehlo_name}" if source.ehlo_name else ""

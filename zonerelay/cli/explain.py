@@ -149,6 +149,8 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
         yield f"as {each.what}", f"{what} ({each.by})"
     rule = f"[[route]] number {found.rule}" if found.rule else "no [[route]]"
     yield "zone", f"{found.zone} ({rule}: {text.clean(found.reason)})"
+    if found.priority not in ("", "normal"):
+        yield "priority", found.priority
     yield from _route_facts(found)
     yield "next hop", found.next_hop or f"MX of {text.clean(found.route)}"
     if found.unroutable:

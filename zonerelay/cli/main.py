@@ -88,6 +88,15 @@ def _run_question(arguments: Namespace) -> int:
             from zonerelay.cli.certificates import self_signed
 
             return self_signed(arguments)
+    return _run_tool(arguments)
+
+
+def _run_tool(arguments: Namespace) -> int:
+    match arguments.command:
+        case "outbox":
+            from zonerelay.cli.outbox import outbox
+
+            return outbox(arguments)
         case "dkim":
             from zonerelay.cli.dkim import dkim
 

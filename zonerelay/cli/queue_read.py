@@ -105,7 +105,7 @@ def _delivery_cells(row: DeliveryRow, now: float, columns: Sequence[str]) -> lis
         "age": text.span(now - row.created),
         "state": output.state(row.state + tries),
         "next": "" if row.state in ("held", "active") else text.until(row.next_attempt, now),
-        "zone": row.zone,
+        "zone": row.zone if row.priority in ("", "normal") else f"{row.zone} {row.priority}",
         "from": text.path(row.sender),
         "to": text.clean(row.recipient),
         "last reply": text.clean(row.reply) or _held_back(row, now),
@@ -164,6 +164,8 @@ def _delivery_facts(row: DeliveryRow, now: float) -> Iterator[tuple[str, output.
     yield "state", output.state(row.state)
     yield "release", _held_back(row, now)
     yield "zone", row.zone
+    if row.priority not in ("", "normal"):
+        yield "priority", row.priority
     yield "attempts", str(row.attempts)
     if row.state in ("ready", "deferred"):
         due = text.until(row.next_attempt, now)

@@ -22,6 +22,7 @@ from zonerelay.config import credentials
 from zonerelay.config.credential_checks import try_credentials
 from zonerelay.config.credentials import CredentialsError
 from zonerelay.config.models import ListenerAuth, ListenerSettings, ListenerTls, Settings
+from zonerelay.config.outbox_checks import try_outbox
 from zonerelay.config.postgres_checks import try_postgres
 from zonerelay.config.problems import Report
 from zonerelay.config.srs_checks import try_srs
@@ -53,6 +54,7 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
     _backoff(settings.retry.backoff, report)
     try_srs(settings.srs, os.environ, report)
     try_postgres(settings, os.environ, report)
+    _outbox(settings, report)
     for at, credential in enumerate(settings.credential):
         _patterns(credential.sender, ("credential", at, "sender"), report)
     notes += try_credentials(settings, os.environ, report)
@@ -173,6 +175,21 @@ def _backoff(function: str, report: Report) -> None:
         load_backoff(function)
     except ValueError as error:
         report.refuse(("retry", "backoff"), str(error))
+
+
+def _outbox(settings: Settings, report: Report) -> None:
+    """Its secrets. Nobody connects."""
+    try_outbox(settings, os.environ, report)
+    if not settings.outbox.keys:
+        return
+    from zonerelay.config.secrets import SecretError, read_secret
+    from zonerelay.outbox.passwords import PasswordError, read_key
+
+    for at, reference in enumerate(settings.outbox.keys):
+        try:
+            read_key(read_secret(reference, os.environ))
+        except (SecretError, PasswordError) as error:
+            report.refuse(("outbox", "keys", at), str(error))
 
 
 def _dkim(settings: Settings, report: Report) -> list[str]:

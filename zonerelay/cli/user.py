@@ -7,6 +7,7 @@ before the file is locked, and checked again under the lock.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import grp
 import os
 import pwd
@@ -23,6 +24,7 @@ from zonerelay.cli.relay import load_settings
 from zonerelay.config import credentials, passwords
 from zonerelay.config.credentials import CredentialsError, User
 from zonerelay.config.credentials_edit import change_user
+from zonerelay.model.priority import Priority
 from zonerelay.smtp.sasl import prepare_user
 
 SERVICE_USER = "zonerelay"
@@ -34,6 +36,7 @@ class UserRow(msgspec.Struct, kw_only=True):
 
     name: str
     senders: tuple[str, ...]
+    priority: str = ""
 
 
 def user(arguments: Namespace) -> int:
@@ -56,6 +59,7 @@ def user(arguments: Namespace) -> int:
 def _add(arguments: Namespace, path: Path) -> int:
     name = _new_name(arguments.name)
     senders = _senders(arguments.sender)
+    priority = Priority(arguments.priority) if arguments.priority else None
     if name in _users(path, missing_ok=True):
         raise _exists(name, path)
     password = new_password(arguments, name)
@@ -64,7 +68,7 @@ def _add(arguments: Namespace, path: Path) -> int:
     def add(there: User | None) -> User:
         if there is not None:
             raise _exists(name, path)
-        return User(name, hashed, senders)
+        return User(name, hashed, senders, priority)
 
     made = change_user(path, name, add)
     _say(f"User {text.clean(name)} was added to {path}.")
@@ -83,7 +87,7 @@ def _passwd(arguments: Namespace, path: Path) -> int:
     def replace(there: User | None) -> User:
         if there is None:
             raise _unknown(name, path)
-        return User(name, hashed, there.senders)
+        return dataclasses.replace(there, hash=hashed)
 
     change_user(path, name, replace)
     _say(f"The password of {text.clean(name)} was changed; the old one is refused from now on.")
@@ -109,10 +113,13 @@ def _list(arguments: Namespace, path: Path) -> int:
     users = sorted(_users(path).values(), key=lambda user: user.name)
     if arguments.json:
         for each in users:
-            output.print_line(UserRow(name=each.name, senders=each.senders))
+            output.print_line(UserRow(name=each.name, senders=each.senders, priority=each.priority or ""))
     elif users:
-        rows = [(text.clean(each.name), ", ".join(map(text.clean, each.senders)) or "any") for each in users]
-        output.console().print(output.table(["user", "senders"], rows, cut=("senders",)))
+        rows = [
+            (text.clean(each.name), ", ".join(map(text.clean, each.senders)) or "any", each.priority or "")
+            for each in users
+        ]
+        output.console().print(output.table(["user", "senders", "priority"], rows, cut=("senders",)))
     else:
         _say(f"{path} has no users yet: zonerelay user add NAME makes one.")
     return OK

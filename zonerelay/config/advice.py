@@ -13,6 +13,7 @@ from zonerelay.config.hostname import is_fully_qualified
 from zonerelay.config.limit_checks import limit_advice
 from zonerelay.config.listener_advice import listener_advice
 from zonerelay.config.models import Backend, Settings, TlsMode
+from zonerelay.config.outbox_checks import outbox_advice
 from zonerelay.config.postgres_checks import postgres_advice
 from zonerelay.config.redis_checks import redis_advice
 from zonerelay.config.rewrite_checks import rewrite_advice
@@ -28,6 +29,7 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
         *_spool(settings),
         *redis_advice(settings),
         *postgres_advice(settings),
+        *outbox_advice(settings),
         *listener_advice(settings),
         *_zones(settings),
         *route_advice(settings),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from zonerelay.config.models import Settings
 
-RESTART = ("hostname", "workers", "spool", "redis", "postgres", "delivery", "dns", "log", "admin")
+RESTART = ("hostname", "workers", "spool", "redis", "postgres", "outbox", "delivery", "dns", "log", "admin")
 """What sockets, threads and files were opened with. Everything else changes live."""
 
 

@@ -22,6 +22,7 @@ from zonerelay.config.models import (
     Settings,
     ZoneSettings,
 )
+from zonerelay.config.outbox_checks import check_outbox
 from zonerelay.config.postgres_checks import check_postgres
 from zonerelay.config.problems import Report
 from zonerelay.config.redis_checks import check_redis
@@ -40,6 +41,7 @@ DEFAULT_ZONE = "default"
 def check(settings: Settings, report: Report) -> Settings:
     check_spool(settings, report)
     check_postgres(settings, report)
+    check_outbox(settings, report)
     check_listeners(settings, report)
     _check_access(settings.access, report)
     _check_addresses(settings, report)

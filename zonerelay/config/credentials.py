@@ -1,10 +1,13 @@
-"""The credentials file: one user per line, `name:hash` or `name:hash:sender,sender`, and `#` comments.
+"""The credentials file: one user per line, `name:hash`, `name:hash:sender,sender` or
+`name:hash:senders:priority`, and `#` comments.
 
     app:$argon2id$v=19$m=19456,t=2,p=1$…$…
     crm@example.com:$argon2id$…:example.com,*.example.com,bounce-*@example.net
+    shop:$argon2id$…::bulk
 
 Names are case-sensitive, NFC, and hold neither white space nor a colon. `senders` limit what the user may
-say in MAIL FROM and in the From field; none means any. A file with one bad line is bad as a whole: a user
+say in MAIL FROM and in the From field; none means any. The `priority` is that of the user's mail; none means
+the listener's. A file with one bad line is bad as a whole: a user
 who is silently missing would be told that the password is wrong.
 
 Reading only; `credentials_edit` writes. Errors name file and line, and never show a hash.
@@ -20,6 +23,7 @@ from zonerelay.config import passwords
 from zonerelay.config.convert import read_value
 from zonerelay.config.options import Form, Option
 from zonerelay.config.wording import quoted
+from zonerelay.model.priority import Priority
 
 MAX_NAME = 255
 """Octets of UTF-8 (RFC 4616 2)."""
@@ -28,15 +32,19 @@ MAX_FILE = 16 * 1024 * 1024
 """Octets: about 100,000 users."""
 
 _SENDER = Option(Form.ADDRESS_PATTERN, "")
+_PRIORITY = Option(Form.PRIORITY, "")
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """`senders` are address patterns as the configuration has them; none: any sender."""
+    """`senders` are address patterns as the configuration has them; none: any sender. `priority` of the mail,
+    `None`: the listener's.
+    """
 
     name: str
     hash: str = field(repr=False)
     senders: tuple[str, ...] = ()
+    priority: Priority | None = None
 
 
 class CredentialsError(Exception):
@@ -88,16 +96,30 @@ def parse_line(line: str) -> User | None:
     name, colon, rest = line.partition(":")
     if not colon:
         # The line is not shown: it may be half a hash, or a password that somebody wrote down.
-        raise ValueError("expected name:hash or name:hash:sender,sender (zonerelay user add writes it)")
-    hashed, _, senders = rest.partition(":")
+        raise ValueError(
+            "expected name:hash, name:hash:sender,sender or name:hash:senders:priority "
+            "(zonerelay user add writes it)"
+        )
+    hashed, _, rest = rest.partition(":")
+    senders, colon, priority = rest.rpartition(":")
+    if not colon or "]" in priority:  # a colon of an IPv6 address in a sender
+        senders, priority = rest, ""
     check_name(name)
     passwords.check_hash(hashed)
     patterns = [pattern.strip() for pattern in senders.split(",")] if senders.strip() else []
-    return User(name, hashed, tuple(check_sender(pattern) for pattern in patterns))
+    return User(
+        name,
+        hashed,
+        tuple(check_sender(pattern) for pattern in patterns),
+        check_priority(priority) if priority else None,
+    )
 
 
 def format_line(user: User) -> str:
-    return ":".join(part for part in (user.name, user.hash, ",".join(user.senders)) if part)
+    parts = [user.name, user.hash, ",".join(user.senders), user.priority or ""]
+    while not parts[-1]:
+        parts.pop()
+    return ":".join(parts)
 
 
 def check_name(name: str) -> None:
@@ -114,6 +136,11 @@ def check_name(name: str) -> None:
         )
     if not unicodedata.is_normalized("NFC", name):
         raise ValueError("the user name is not in Unicode's form NFC")
+
+
+def check_priority(name: str) -> Priority:
+    """Raises ValueError."""
+    return Priority(str(read_value(name, _PRIORITY)))
 
 
 def check_sender(pattern: str) -> str:

@@ -27,7 +27,7 @@ from zonerelay.config.options import (
     text,
     texts,
 )
-from zonerelay.model.envelope import Priority
+from zonerelay.model.priority import Priority
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -250,7 +250,9 @@ class ListenerSettings:
         5.0, "How long the policy may think about one step; then the client is answered 451.", most=5 * MINUTE
     )
     priority: Priority = choice(
-        Priority.NORMAL, "Of mail that comes in here: high, normal or bulk. Routes can ask for it."
+        Priority.NORMAL,
+        "Of mail that comes in here: high, normal or bulk, where neither the user nor a route gives it "
+        "another. Within a zone what is high goes first and what is bulk last.",
     )
     drop_headers: tuple[str, ...] = texts(
         ("Bcc", "Resent-Bcc", "Return-Path", "Content-Length"),

@@ -57,6 +57,7 @@ from zonerelay.config.outbound import (
     OauthGrant,
     SourceSettings,
 )
+from zonerelay.config.outbox import OutboxSettings
 from zonerelay.config.postgres import PostgresSettings
 from zonerelay.config.rewriting import DkimSettings, RewriteSettings, RewriteWhere, SrsSettings
 from zonerelay.config.sending import (
@@ -67,7 +68,7 @@ from zonerelay.config.sending import (
     TlsMode,
     ZoneSettings,
 )
-from zonerelay.model.envelope import Priority
+from zonerelay.model.priority import Priority
 
 __all__ = [
     "CLEARTEXT_AUTH_WORDS",
@@ -103,6 +104,7 @@ __all__ = [
     "Mechanism",
     "Network",
     "OauthGrant",
+    "OutboxSettings",
     "PostgresSettings",
     "Priority",
     "RedisSettings",
@@ -168,6 +170,7 @@ Table = (
     SpoolSettings
     | RedisSettings
     | PostgresSettings
+    | OutboxSettings
     | ListenerSettings
     | AuthSettings
     | AccessSettings
@@ -224,6 +227,7 @@ class Settings:
     spool: SpoolSettings = field(default_factory=SpoolSettings)
     redis: RedisSettings = field(default_factory=RedisSettings)
     postgres: PostgresSettings = field(default_factory=PostgresSettings)
+    outbox: OutboxSettings = field(default_factory=OutboxSettings)
     listener: tuple[ListenerSettings, ...] = (ListenerSettings(),)
     auth: AuthSettings = field(default_factory=AuthSettings)
     access: tuple[AccessSettings, ...] = ()
@@ -247,6 +251,7 @@ TABLES: dict[str, type[Table]] = {
     "spool": SpoolSettings,
     "redis": RedisSettings,
     "postgres": PostgresSettings,
+    "outbox": OutboxSettings,
     "listener": ListenerSettings,
     "auth": AuthSettings,
     "access": AccessSettings,

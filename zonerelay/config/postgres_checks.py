@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
-from zonerelay.config.models import LOSS_WORDS, Backend, PostgresSettings, Settings
+from zonerelay.config.models import LOSS_WORDS, Backend, Settings
 from zonerelay.config.problems import Report
 from zonerelay.config.secrets import SecretError, read_secret
 
@@ -21,7 +21,7 @@ def check_postgres(settings: Settings, report: Report) -> None:
     postgres = settings.postgres
     if not report.sound("postgres"):
         return
-    if problem := _url_problem(postgres.url):
+    if problem := url_problem(postgres.url):
         report.refuse(("postgres", "url"), problem)
     if not _SCHEMA.fullmatch(postgres.schema):
         report.refuse(("postgres", "schema"), "is a name of small letters, digits and _, such as zonerelay")
@@ -51,15 +51,15 @@ def postgres_advice(settings: Settings) -> list[str]:
         )
     if postgres.accept_loss:
         found.append("postgres.accept_loss: a crash of the database may lose mail that was acknowledged")
-    if _is_in_the_open(postgres):
+    if is_in_the_open(postgres.url):
         found.append(
             "postgres.url: mail goes over the network to whoever answers there: add ?sslmode=verify-full"
         )
     return found
 
 
-def _url_problem(url: str) -> str:
-    """Why it cannot be used, "" when it can."""
+def url_problem(url: str, option: str = "postgres.password") -> str:
+    """Why it cannot be used, "" when it can. `option` is where a password goes."""
     try:
         parts = urlsplit(url)
         query = parse_qs(parts.query)
@@ -68,7 +68,7 @@ def _url_problem(url: str) -> str:
     if parts.scheme not in {"postgresql", "postgres"}:
         return 'must begin with "postgresql://"'
     if ":" in parts.netloc.rpartition("@")[0] or "password" in query:
-        return "has a password in it: say in postgres.password where the password is"
+        return f"has a password in it: say in {option} where the password is"
     if not _hosts(parts):
         return "names no host: a name, an address, or ?host=/run/postgresql for the Unix socket"
     return ""
@@ -79,8 +79,8 @@ def _hosts(parts: SplitResult) -> list[str]:
     return [re.sub(r":\d+$", "", host).strip("[]") for host in named.split(",") if host]
 
 
-def _is_in_the_open(postgres: PostgresSettings) -> bool:
-    parts = urlsplit(postgres.url)
+def is_in_the_open(url: str) -> bool:
+    parts = urlsplit(url)
     mode = "".join(parse_qs(parts.query).get("sslmode", []))
     far = [host for host in _hosts(parts) if not host.startswith("/") and not _LOCAL.fullmatch(host)]
     return bool(far) and mode not in {"verify-ca", "verify-full"}

@@ -230,6 +230,12 @@ class RouteSettings:
     zone: str = text(
         "default", "The zone that mail goes to when all conditions given match.", form=Form.ZONE_NAME
     )
+    set_priority: str = text(
+        "",
+        "The priority of mail that goes by this route: high, normal or bulk. Empty: what the user or the "
+        "listener gave it.",
+        form=Form.PRIORITY,
+    )
     recipient_domain: tuple[str, ...] = texts(
         (),
         'The recipient\'s domain is one of these: "example.com"; "*.example.com" is every name below it; '
@@ -285,4 +291,6 @@ class RouteSettings:
         return {name: value if isinstance(value, tuple) else (value,) for name, value in named if value}
 
 
-_CONDITIONS = tuple(field.name for field in dataclasses.fields(RouteSettings) if field.name != "zone")
+_CONDITIONS = tuple(
+    field.name for field in dataclasses.fields(RouteSettings) if field.name not in ("zone", "set_priority")
+)

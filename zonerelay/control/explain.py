@@ -29,7 +29,7 @@ from zonerelay.inbound.reception import dropped_headers
 from zonerelay.inbound.zone_header import ZoneHeader
 from zonerelay.message.headers import Header
 from zonerelay.model.address import Mailbox, domain_of
-from zonerelay.model.envelope import Priority
+from zonerelay.model.priority import Priority
 from zonerelay.routing.addresses import is_private
 from zonerelay.routing.answers import TlsaRecord
 from zonerelay.routing.mx import Findings
@@ -141,6 +141,7 @@ class Explainer:
             tls_demand=tls,
             mta_sts=sts_plan(findings.sts),
             rewritten=rewritten,
+            priority=(choice.priority or _priority(request, listener)).value,
             changes=None if self._changes is None else self._changes.of(zone, sender, request.headers),
         )
 
@@ -166,7 +167,7 @@ class Explainer:
             listener="" if listener is None else listener.address,
             client=request.client,
             certificate=request.certificate,
-            priority=request.priority or (Priority.NORMAL if listener is None else listener.priority),
+            priority=_priority(request, listener),
             headers=fields,
             size=request.size,
         )
@@ -260,3 +261,9 @@ def source_address(ip: str, port: int) -> str:
         probe.connect((ip, port))
         name: tuple[str, int] = probe.getsockname()
         return name[0]
+
+
+def _priority(request: Explain, listener: ListenerSettings | None) -> Priority:
+    if request.priority:
+        return Priority(request.priority)
+    return Priority.NORMAL if listener is None else listener.priority

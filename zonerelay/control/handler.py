@@ -38,6 +38,7 @@ from zonerelay.control.server import Answer
 from zonerelay.control.views import delivery_row, message_detail
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.priority import Priority
 from zonerelay.queue.operations import Operations, QueueFilter
 from zonerelay.store.base import MessageNotFoundError, StoreError
 from zonerelay.telemetry.redact import Redactor
@@ -173,6 +174,7 @@ def _queue_filter(wanted: messages.Filter) -> QueueFilter:
         recipient=wanted.recipient,
         domain=wanted.domain,
         zone=wanted.zone,
+        priority=None if wanted.priority is None else Priority(wanted.priority),
         state=None if wanted.state is None else DeliveryState(wanted.state),
         min_age=wanted.min_age,
         max_age=wanted.max_age,

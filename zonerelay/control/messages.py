@@ -41,6 +41,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     recipient: str | None = None
     domain: str | None = None
     zone: str | None = None
+    priority: str | None = None
     state: str | None = None
     min_age: float | None = None
     max_age: float | None = None
@@ -174,6 +175,7 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
     peer: str = ""
     last_attempt: float | None = None
     in_doubt: bool = False
+    priority: str = ""
 
 
 class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
@@ -289,6 +291,7 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     rates: dict[str, str] = {}
     rewritten: tuple[RewritePlan, ...] = ()
     changes: ChangePlan | None = None
+    priority: str = ""
 
 
 class End(_Frame, frozen=True, kw_only=True, tag="end"):

@@ -7,7 +7,7 @@ other. The ages of the oldest deliveries need the disk: they are read by `refres
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zonerelay import __version__
@@ -16,6 +16,7 @@ from zonerelay.control.messages import RelayStatus
 from zonerelay.control.source_plans import SourcePlans
 from zonerelay.control.standings import DestinationStatus, ZoneStatus
 from zonerelay.model.clock import Clock
+from zonerelay.model.priority import zone_of
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.zones import Zones
 from zonerelay.store.base import QueueCounts, Store
@@ -62,17 +63,18 @@ class StatusBoard:
 
     async def refresh(self) -> None:
         """Bring the ages of the oldest deliveries up to date. Raises StoreError."""
-        oldest = {}
+        oldest: dict[str, float] = {}
         now = self._clock.now()
-        for zone in self._store.counts():
-            created = await self._store.oldest(zone, now=now)
+        for queue in self._store.counts():
+            created = await self._store.oldest(queue, now=now)
             if created is not None:
-                oldest[zone] = created
+                zone = zone_of(queue)
+                oldest[zone] = min(created, oldest.get(zone, created))
         self._oldest = oldest
 
     def queues(self) -> list[ZoneQueue]:
         """For the gauges: every configured zone, and every other that holds mail."""
-        counts = self._store.counts()
+        counts = _by_zone(self._store.counts())
         return [
             self._queue(zone, counts.get(zone) or QueueCounts())
             for zone in dict.fromkeys((*self._zones.names, *counts))
@@ -142,3 +144,14 @@ class StatusBoard:
         ]
         rows.sort(key=lambda row: (-row.active, -row.waiting, row.suspended_until is None))
         return rows
+
+
+def _by_zone(counts: Mapping[str, QueueCounts]) -> dict[str, QueueCounts]:
+    """The queues of all priorities together."""
+    zones: dict[str, QueueCounts] = {}
+    for queue, count in counts.items():
+        zone = zones.setdefault(zone_of(queue), QueueCounts())
+        zone.ready += count.ready
+        zone.deferred += count.deferred
+        zone.held += count.held
+    return zones

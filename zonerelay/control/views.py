@@ -15,6 +15,7 @@ def delivery_row(delivery: Delivery, message: Message | None, state: DeliverySta
     return DeliveryRow(
         message_id=delivery.message_id,
         zone=delivery.zone,
+        priority=delivery.priority.value,
         sender=None if message is None else message.envelope.sender,
         recipient=delivery.recipient,
         domain=delivery.domain,

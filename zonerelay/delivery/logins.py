@@ -26,6 +26,7 @@ from zonerelay.delivery.oauth_grants import TokenError
 from zonerelay.delivery.secret_files import Secrets
 from zonerelay.delivery.way import Terms
 from zonerelay.model.clock import Clock
+from zonerelay.model.outbox import is_mailbox_zone
 from zonerelay.model.outcome import Scope
 from zonerelay.model.reply import Reply
 from zonerelay.routing.address_patterns import AddressPatterns
@@ -69,6 +70,8 @@ class Logins:
         self._post = post
         self._accounts: dict[tuple[str, str], Account] = {}
         self._credentials: dict[str, CredentialSettings] = {}
+        # Of mailboxes, each under the name of the one zone that logs in with it.
+        self._mailboxes: dict[str, CredentialSettings] = {}
         self._patterns: Senders = {}
         self._tokens: dict[str, TokenSource] = {}
         self._retired: set[asyncio.Task[None]] = set()
@@ -81,12 +84,13 @@ class Logins:
     ) -> None:
         """Go by these from now on; whatever was refused may be tried again. `senders`: see below."""
         old = self._credentials
-        self._credentials = {each.name: each for each in credentials}
+        self._credentials = {each.name: each for each in credentials} | self._mailboxes
         self._patterns = senders
         self._secrets.forget()
         for name in [name for name in self._tokens if self._credentials.get(name) != old.get(name)]:
             self._retire(self._tokens.pop(name))
         wanted = {(zone.name, name) for zone in zones for name in zone.credentials}
+        wanted |= {(name, name) for name in self._mailboxes}
         for key, account in list(self._accounts.items()):
             if key not in wanted:
                 del self._accounts[key]
@@ -96,6 +100,25 @@ class Logins:
             if account.problem:
                 self.forgive(key[0])
                 self.resume(key[0])
+
+    def provide(self, credential: CredentialSettings) -> None:
+        """That of a mailbox; its name is its zone's. It may have been tried in vain before."""
+        name = credential.name
+        self._mailboxes[name] = self._credentials[name] = credential
+        account = self._accounts.get((name, name))
+        if account is not None:
+            account.doubt()
+            self.forgive(name)
+
+    def withdraw(self, name: str) -> None:
+        """The mailbox is not used any more."""
+        self._mailboxes.pop(name, None)
+        self._credentials.pop(name, None)
+        self._accounts.pop((name, name), None)
+
+    def passwords_of_mailboxes(self, read: Callable[[str], str]) -> None:
+        """`read(zone)` raises SecretError."""
+        self._secrets.of_mailbox = read
 
     def forgive(self, zone: str) -> None:
         """An operator wants it tried now."""
@@ -116,7 +139,7 @@ class Logins:
     def standing(self) -> Iterator[tuple[str, str, bool]]:
         """Zone, credential and whether it can log in, of those that have tried."""
         for account in self._accounts.values():
-            if account.is_known:
+            if account.is_known and not is_mailbox_zone(account.zone):
                 yield account.zone, account.credential, not account.problem
 
     async def close(self) -> None:

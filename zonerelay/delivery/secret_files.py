@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from zonerelay.config.secrets import SecretError, read_secret, secret_path
+from zonerelay.model.outbox import is_mailbox_zone
 
 # What stat says of a file.
 _Look = tuple[int, ...]
@@ -22,9 +23,13 @@ class Secrets:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
         self._read: dict[str, tuple[_Look, str]] = {}
+        self.of_mailbox: Callable[[str], str] | None = None
+        """`of_mailbox(zone)`: the password of a mailbox of the outbox. Raises SecretError."""
 
     async def get(self, reference: str) -> str:
         """Raises SecretError."""
+        if self.of_mailbox is not None and is_mailbox_zone(reference):
+            return self.of_mailbox(reference)
         path = secret_path(reference, self.environment)
         if path is None:
             return read_secret(reference, self.environment)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from zonerelay.config.models import ZoneSettings
 from zonerelay.delivery.way import Terms
+from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
 from zonerelay.routing.nexthop import DestinationKey, SiteKey
 
 
@@ -57,6 +58,8 @@ class Slots:
         self._tell = on_release
 
     def open_in(self, zone: str) -> int:
+        if zone == MAILBOXES:
+            return sum(count for name, count in self._in_zone.items() if is_mailbox_zone(name))
         return self._in_zone[zone]
 
     def zone_is_full(self, zone: ZoneSettings) -> bool:

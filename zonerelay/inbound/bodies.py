@@ -130,7 +130,10 @@ class Bodies:
         if reception.rewriting is not None:
             reception.rewriting.rewrite(transaction, origin)
         envelope = transaction.envelope(
-            reception.ids.next(), reception.clock.now(), origin, reception.settings.priority
+            reception.ids.next(),
+            reception.clock.now(),
+            origin,
+            dialog.standing.priority or reception.settings.priority,
         )
         return Intake(envelope, transaction, dialog.standing, reception, self._session.regulate)
 

@@ -1,6 +1,9 @@
 """From a message to one delivery for each recipient, in the zone that somebody chose for it. No I/O.
 
 The policy's choice comes first, then the message's own (a zone header), then the routes'.
+
+Mail for more than `MANY` recipients is not fresh: it is stored as if it had come due when it was accepted.
+The queue takes fresh and due mail by turns, so a list of a million does not stand before everybody's mail.
 """
 
 from __future__ import annotations
@@ -8,10 +11,21 @@ from __future__ import annotations
 from zonerelay.inbound.transaction import Transaction
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope
+from zonerelay.model.priority import queue_of
 from zonerelay.routing.zone_notes import zone_notes
 from zonerelay.routing.zones import Choice, ZoneOf
 
 BY_POLICY = "policy"
+
+MANY = 100
+"""Recipients of one message; RFC 5321 4.5.3.1.8 has servers take as many."""
+
+
+def first_due(envelope: Envelope, release: float = 0.0) -> float:
+    """When its deliveries are due for the first time, 0.0: at once and before what has been put off."""
+    if release:
+        return release
+    return envelope.created if len(envelope.recipients) > MANY else 0.0
 
 
 def deliveries_of(
@@ -22,6 +36,7 @@ def deliveries_of(
     A message with a time of release is born then: retries and reports count from it.
     """
     born = max(envelope.created, transaction.release)
+    due = first_due(envelope, transaction.release)
     deliveries: list[Delivery] = []
     choices: list[tuple[str, Choice]] = []
     for recipient in envelope.recipients:
@@ -31,11 +46,11 @@ def deliveries_of(
             choices.append((recipient.address, choice))
         deliveries.append(
             Delivery(
-                zone=choice.zone,
+                queue=queue_of(choice.zone, choice.priority or envelope.priority),
                 message_id=envelope.id,
                 recipient=recipient.address,
                 created=born,
-                next_attempt=transaction.release,
+                next_attempt=due,
                 notify=recipient.notify,
                 orcpt=recipient.orcpt,
             )

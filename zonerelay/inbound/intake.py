@@ -356,8 +356,8 @@ class Intake:
         reception = self._reception
         try:
             reception.events.accepted(message, bare_lf=self._body.bare_lf, bare_cr=self._body.bare_cr)
-            for zone in {delivery.zone for delivery in deliveries}:
-                reception.notify(zone, self.transaction.release)
+            for queue in {delivery.queue for delivery in deliveries}:
+                reception.notify(queue, self.transaction.release)
         except Exception as error:  # noqa: BLE001 - a 451 here would make the client send it twice
             reception.events.trouble("inbound", error, message_id=message.id)
 

@@ -18,6 +18,7 @@ from zonerelay.inbound.policy import ClientInfo
 from zonerelay.inbound.tls import TlsInfo
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.envelope import Origin
+from zonerelay.model.priority import Priority
 from zonerelay.routing.address_patterns import AddressPatterns
 from zonerelay.smtp.xclient import XClient
 
@@ -76,6 +77,11 @@ class Standing:
         if self._origin is None:
             self._origin = self._came_from()
         return self._origin
+
+    @property
+    def priority(self) -> Priority | None:
+        """The user's, `None` when the listener's counts."""
+        return None if self.user is None else self.user.priority
 
     @property
     def info(self) -> ClientInfo:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from zonerelay.inbound.policy import Decision
 from zonerelay.model.address import Mailbox
-from zonerelay.model.envelope import Envelope, Origin, Priority, Recipient
+from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.priority import Priority
 from zonerelay.smtp.params import MailCommand
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.envelope import Notify
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
+from zonerelay.model.priority import Priority, priority_of, zone_of
 
 
 class DeliveryState(enum.StrEnum):
@@ -27,14 +28,16 @@ class DeliveryState(enum.StrEnum):
 class DeliveryKey(NamedTuple):
     """Names a delivery in every store. The same recipient twice in one message is one delivery."""
 
-    zone: str
+    queue: str
     message_id: MessageId
     recipient: Mailbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """`created` and `next_attempt` are Unix times in seconds; `next_attempt` 0.0 means at once.
+    """`queue` is the zone's for the priority (`priority.py`).
+
+    `created` and `next_attempt` are Unix times in seconds; `next_attempt` 0.0 means at once.
 
     `created` is what ages count from: the acceptance, or the release that the client asked for with
     FUTURERELEASE (RFC 4865), which `next_attempt` names too until then.
@@ -45,7 +48,7 @@ class Delivery:
     while versions are mixed an older one keeps what it does not understand.
     """
 
-    zone: str
+    queue: str
     message_id: MessageId
     recipient: Mailbox
     created: float
@@ -60,7 +63,15 @@ class Delivery:
 
     @property
     def key(self) -> DeliveryKey:
-        return DeliveryKey(self.zone, self.message_id, self.recipient)
+        return DeliveryKey(self.queue, self.message_id, self.recipient)
+
+    @property
+    def zone(self) -> str:
+        return zone_of(self.queue)
+
+    @property
+    def priority(self) -> Priority:
+        return priority_of(self.queue)
 
     @property
     def domain(self) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.priority import Priority
 
 
 class Notify(enum.IntFlag):
@@ -29,12 +30,6 @@ class Ret(enum.StrEnum):
     UNSET = ""
     FULL = "FULL"
     HDRS = "HDRS"
-
-
-class Priority(enum.StrEnum):
-    HIGH = "high"
-    NORMAL = "normal"
-    BULK = "bulk"
 
 
 class Body(enum.StrEnum):

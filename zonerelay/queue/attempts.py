@@ -24,7 +24,12 @@ from zonerelay.queue.destinations import Work
 from zonerelay.queue.protocols import Batch, Courier
 from zonerelay.queue.settle import Settler
 from zonerelay.queue.turn import Turn
-from zonerelay.store.base import MessageNotFoundError, QueueStore, StoreCorruptError
+from zonerelay.store.base import (
+    MessageNotFoundError,
+    MessageSettledError,
+    QueueStore,
+    StoreCorruptError,
+)
 from zonerelay.telemetry.events import Events
 
 
@@ -77,7 +82,7 @@ class Attempts:
             count = f"{len(outcomes)} outcomes for {len(work.deliveries)} deliveries"
             outcomes = self._courier_failed(batch, ValueError(count))
         # From here on nothing awaits: a cancelled lane cannot lose what is known.
-        seconds = self._clock.monotonic() - started
+        work.seconds = seconds = self._clock.monotonic() - started
         label = work.destination.label
         self._settler.post(message, work.deliveries, outcomes, destination=label, seconds=seconds)
         return outcomes
@@ -92,6 +97,9 @@ class Attempts:
         return ()
 
     def _unreadable(self, work: Work, error: Exception) -> None:
+        if isinstance(error, MessageSettledError):
+            self._store.release([delivery.key for delivery in work.deliveries])
+            return
         self._events.trouble("queue.read_message", error, message_id=work.message_id)
         label = work.destination.label
         if isinstance(error, MessageNotFoundError | StoreCorruptError):

@@ -16,8 +16,8 @@ Policy, in this order:
 
 A failure report is owed when the sender is not null (RFC 5321 4.5.5), `[bounce]` is on, and NOTIFY says
 FAILURE or nothing (RFC 3461 4.1); a delay report likewise with DELAY; a report of success only when NOTIFY
-says SUCCESS (RFC 3461 5.2.2 b). Ages count from a delivery's `created`: for mail that its sender held back
-(RFC 4865) that is its release.
+says SUCCESS (RFC 3461 5.2.2 b). A row of the outbox is its own report: none is made. Ages count from a
+delivery's `created`: for mail that its sender held back (RFC 4865) that is its release.
 
 A message that cannot be read has no sender to tell, so its deliveries never leave: they are put off by
 `UNREADABLE_DELAY`, however old they are.
@@ -32,6 +32,7 @@ from zonerelay.message.dsn import DsnKind
 from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, Notify
+from zonerelay.model.outbox import PROTOCOL
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue.retry import RetryPolicy
@@ -150,6 +151,7 @@ class Judge:
             not delivery.warned
             and self._is_late(delivery, now)
             and envelope.sender != NULL_SENDER
+            and envelope.origin.protocol != PROTOCOL
             and _wants(delivery, Notify.DELAY)
         )
 
@@ -167,11 +169,13 @@ class Judge:
     def _failed(self, envelope: Envelope, delivery: Delivery, outcome: Outcome) -> Consequence:
         silence = self._silence(envelope, delivery, Notify.FAILURE)
         report = None if silence else DsnKind.FAILED
-        return Consequence(delivery, outcome, Finish(delivery), report=report, silence=silence)
+        return Consequence(delivery, outcome, Finish(delivery, outcome), report=report, silence=silence)
 
     def _silence(self, envelope: Envelope, delivery: Delivery, about: Notify) -> str:
         if envelope.sender == NULL_SENDER:
             return "null sender"
+        if envelope.origin.protocol == PROTOCOL:
+            return "outbox"  # its row is the report
         if not _wants(delivery, about):
             return "notify"
         return "" if self._bounce.enabled else "switched off"

@@ -1,6 +1,7 @@
-"""Where claimed deliveries wait in memory: a line per destination, oldest message first.
+"""Where claimed deliveries wait in memory: a line per destination, in it a backlog per priority, oldest
+message first.
 
-Pure bookkeeping: nothing here awaits, and `now` is a parameter. A `Line` holds deliveries grouped by
+Pure bookkeeping: nothing here awaits, and `now` is a parameter. A `Backlog` holds deliveries grouped by
 message; an `Unrouted` line waits for a look-up of its domain; a `Destination` has a route, counts its
 active transactions and knows whether it is suspended. Limits and turns between destinations are
 `ring.py`'s; what they are about at the hosts is counted by `Site`, which lines of mail for the same hosts
@@ -9,89 +10,163 @@ share.
 
 from __future__ import annotations
 
+import enum
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.priority import Priority
+from zonerelay.queue.precedence import STRIDE, Precedence
 from zonerelay.queue.rates import Pace, Rates, Ticket
+from zonerelay.queue.rows import Row
 from zonerelay.queue.suspension import Suspension
 from zonerelay.routing.nexthop import DestinationKey, Limits, Route, SiteKey
 
 ROUTE_MIN_USE = 30.0
 """Seconds that a route is used at least, so that a zero TTL does not look up again for every delivery."""
 
+LONG = 15.0
+"""Seconds. Busy servers take a few for a message; content scanners that take longer are rare."""
 
-class Line:
-    """Deliveries in message order, and the domains they belong to.
 
-    `passed_over` are the domains that claims skip because this line is long enough; the store
+class Standing(enum.Enum):
+    """How a destination has answered lately: what it may have of the zone's connections (`probation.py`)."""
+
+    QUICK = enum.auto()
+    NEW = enum.auto()
+    FAILING = enum.auto()
+    SLOW = enum.auto()
+
+
+class Backlog:
+    """The deliveries of one priority in a line, in message order (`rows.py`). `domains` are the line's.
+
+    `passed_over` are the domains that claims skip because this backlog is long enough; the store
     holds more for them.
     """
 
-    __slots__ = ("_groups", "_order", "domains", "passed_over", "waiting")
+    __slots__ = ("_again", "_fresh", "_turn_of_again", "domains", "passed_over", "waiting")
 
-    def __init__(self) -> None:
-        self._groups: dict[MessageId, list[Delivery]] = {}
-        self._order: list[MessageId] = []
+    def __init__(self, domains: set[str]) -> None:
+        self._fresh = Row()
+        # Made when it is needed: most destinations never defer anything, and there are many of them.
+        self._again: Row | None = None
+        self._turn_of_again = False
         self.waiting = 0
-        self.domains: set[str] = set()
+        self.domains = domains
         self.passed_over: dict[str, None] = {}
 
+    @property
+    def has_fresh(self) -> bool:
+        """Mail waits that is tried for the first time."""
+        return bool(self._fresh)
+
     def add(self, delivery: Delivery) -> None:
-        group = self._groups.get(delivery.message_id)
-        if group is None:
-            self._groups[delivery.message_id] = [delivery]
-            heapq.heappush(self._order, delivery.message_id)
+        if delivery.next_attempt > 0:
+            if self._again is None:
+                self._again = Row()
+            self._again.add(delivery)
         else:
-            group.append(delivery)
+            self._fresh.add(delivery)
         self.waiting += 1
 
     def take(self, limit: int) -> tuple[Delivery, ...]:
-        """Up to `limit` deliveries of the oldest message; the line must not be empty."""
-        # Withdrawing leaves ids behind in the heap: finding them there would cost a scan.
-        while self._order[0] not in self._groups:
-            heapq.heappop(self._order)
-        message_id = self._order[0]
-        group = self._groups[message_id]
-        if len(group) <= limit:
-            heapq.heappop(self._order)
-            del self._groups[message_id]
-            self.waiting -= len(group)
-            return tuple(group)
-        self._groups[message_id] = group[limit:]
-        self.waiting -= limit
-        return tuple(group[:limit])
+        """Up to `limit` deliveries of the oldest message, of fresh ones and others by turns; the backlog must
+        not be empty.
+        """
+        row = self._fresh
+        if self._again and (self._turn_of_again or not row):
+            row, self._turn_of_again = self._again, False
+        else:
+            self._turn_of_again = True
+        taken = row.take(limit)
+        self.waiting -= len(taken)
+        return tuple(taken)
 
     def remove(self, key: DeliveryKey) -> bool:
         """Forget one delivery; false when it is not waiting here."""
-        group = self._groups.get(key.message_id)
-        if group is None:
-            return False
-        rest = [delivery for delivery in group if delivery.recipient != key.recipient]
-        if len(rest) == len(group):
-            return False
-        self.waiting -= len(group) - len(rest)
-        if rest:
-            self._groups[key.message_id] = rest
-        else:
-            del self._groups[key.message_id]
-        return True
+        count = sum(row.remove(key) for row in self._rows())
+        self.waiting -= count
+        return count > 0
 
     def drain(self) -> list[Delivery]:
-        """Everything that waits, oldest message first; the line is empty afterwards."""
+        """Everything that waits, oldest message first; it is empty afterwards."""
         deliveries = list(self)
-        self._groups.clear()
-        self._order.clear()
+        for row in self._rows():
+            row.clear()
         self.waiting = 0
         return deliveries
 
     def __iter__(self) -> Iterator[Delivery]:
-        for message_id in sorted(self._groups):
-            yield from self._groups[message_id]
+        return heapq.merge(*self._rows(), key=_message_id)
+
+    def _rows(self) -> tuple[Row, ...]:
+        return (self._fresh,) if self._again is None else (self._fresh, self._again)
+
+
+class Line:
+    """What waits to go one way, and the domains it belongs to."""
+
+    __slots__ = ("_backlogs", "_precedence", "domains")
+
+    def __init__(self) -> None:
+        self.domains: set[str] = set()
+        self._backlogs: dict[Priority, Backlog] = {}
+        self._precedence: Precedence | None = None
+
+    def backlog(self, priority: Priority) -> Backlog:
+        backlog = self._backlogs.get(priority)
+        if backlog is None:
+            backlog = self._backlogs[priority] = Backlog(self.domains)
+        return backlog
+
+    @property
+    def backlogs(self) -> Mapping[Priority, Backlog]:
+        """Those that there are; some may be empty."""
+        return self._backlogs
+
+    @property
+    def waiting(self) -> int:
+        if len(self._backlogs) == 1:  # as nearly everywhere
+            (backlog,) = self._backlogs.values()
+            return backlog.waiting
+        return sum(backlog.waiting for backlog in self._backlogs.values())
+
+    @property
+    def has_fresh(self) -> bool:
+        """Mail waits that is tried for the first time."""
+        return any(backlog.has_fresh for backlog in self._backlogs.values())
+
+    @property
+    def passed_over(self) -> set[str]:
+        return {domain for backlog in self._backlogs.values() for domain in backlog.passed_over}
+
+    @property
+    def urgency(self) -> Priority:
+        """The highest priority that waits; something must."""
+        if len(self._backlogs) == 1:
+            (priority,) = self._backlogs
+            return priority
+        return min(
+            (each for each, backlog in self._backlogs.items() if backlog.waiting), key=STRIDE.__getitem__
+        )
+
+    def next(self) -> Priority:
+        """The priority whose turn it is; something must wait."""
+        if len(self._backlogs) == 1:
+            (priority,) = self._backlogs
+            return priority
+        if self._precedence is None:
+            self._precedence = Precedence()
+        return self._precedence.pick(each for each, backlog in self._backlogs.items() if backlog.waiting)
+
+    def __iter__(self) -> Iterator[Delivery]:
+        for backlog in self._backlogs.values():
+            yield from backlog
 
 
 class Unrouted(Line):
@@ -153,16 +228,17 @@ class Destination(Line):
 
     __slots__ = (
         "active",
+        "counted",
         "in_ring",
-        "is_probed",
+        "is_slow",
         "key",
         "label",
         "limits",
         "pace",
         "route",
         "site",
+        "stands_as",
         "suspension",
-        "unproven",
         "usable_until",
     )
 
@@ -173,11 +249,20 @@ class Destination(Line):
         self.label = self.key.partition(" ")[2] or route.name
         self.active = 0
         self.in_ring = False
-        self.unproven = 0
-        """Transactions that were started before anything had come back (`probation.py`)."""
-        self.is_probed = False
+        self.stands_as: Priority | None = None
+        """In which of the zone's rings (`ring.py`)."""
+        self.counted: list[Standing] = []
+        """Transactions that were started while little good was known of it (`probation.py`)."""
+        self.is_slow = False
+        """The last attempt took long, whatever came of it."""
         self.suspension = Suspension(settings)
         self.usable_until = 0.0
+
+    @property
+    def standing(self) -> Standing:
+        if self.suspension.is_proven:
+            return Standing.SLOW if self.is_slow else Standing.QUICK
+        return Standing.FAILING if self.is_slow or self.suspension.is_troubled else Standing.NEW
 
     def renew(self, route: Route, zone: ZoneSettings, rates: Rates, now: float) -> None:
         """Go by this route from now on."""
@@ -218,6 +303,8 @@ class Work:
     epoch: int
     ticket: Ticket | None = None
     """To its turns, where there is a rate."""
+    seconds: float = 0.0
+    """How long the attempt took, once it is over."""
 
     @property
     def message_id(self) -> MessageId:
@@ -237,3 +324,7 @@ class DestinationStatus:
     suspended_until: float | None
     reply: str
     turn_in: float | None = None
+
+
+def _message_id(delivery: Delivery) -> MessageId:
+    return delivery.message_id

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from zonerelay.model.delivery import Delivery, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.priority import Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class QueueFilter:
     recipient: str | None = None
     domain: str | None = None
     zone: str | None = None
+    priority: Priority | None = None
     state: DeliveryState | None = None
     min_age: float | None = None
     max_age: float | None = None
@@ -53,6 +55,7 @@ class Matcher:
         wanted = self._wanted
         return (
             (wanted.zone is None or delivery.zone == wanted.zone)
+            and (wanted.priority is None or delivery.priority is wanted.priority)
             and (wanted.message_id is None or delivery.message_id == wanted.message_id)
             and (wanted.state is None or state is wanted.state)
             and self._age_matches(self._now - delivery.created)

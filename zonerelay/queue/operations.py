@@ -26,6 +26,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.priority import queues_of, zone_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.filters import Matcher, QueueFilter
 from zonerelay.queue.scheduler import Scheduler
@@ -192,7 +193,7 @@ class Operations:
         return len(deliveries)
 
     def _resume(self, keys: Sequence[DeliveryKey]) -> None:
-        for zone, domain in {(key.zone, domain_of(key.recipient)) for key in keys}:
+        for zone, domain in {(zone_of(key.queue), domain_of(key.recipient)) for key in keys}:
             self._scheduler.resume_domain(zone, domain)
 
     # Reading
@@ -235,9 +236,10 @@ class Operations:
             for delivery in await self._store.deliveries_of(wanted.message_id):
                 yield delivery
             return
-        async with closing(self._store.scan(wanted.zone)) as deliveries:
-            async for delivery in deliveries:
-                yield delivery
+        for queue in (None,) if wanted.zone is None else queues_of(wanted.zone):
+            async with closing(self._store.scan(queue)) as deliveries:
+                async for delivery in deliveries:
+                    yield delivery
 
     async def _message(self, message_id: MessageId) -> Message | None:
         try:

@@ -1,20 +1,32 @@
-"""Which part of a zone's connections may be held by destinations that have not answered yet. Pure.
+"""Which part of a zone's connections may be held by destinations that do not answer, or take long. Pure.
 
 A host that accepts connections and says nothing keeps each for minutes, one that takes messages and does not
-say so for ten. So in a zone routed by MX:
+say so for ten, and a tarpit answers in the end. So in a zone routed by MX destinations have a standing:
 
-- A destination that has not answered for any mail yet, or not in the last attempt, has `first` connections
-  (an eighth of the zone's) until it does.
-- All of them together have half of the zone's connections, those that are to end a suspension a quarter.
-- Who finds no room waits here, and gets the next connection that is given back, oldest first.
+- QUICK: it answered the last attempt, and in time. Nothing here limits it.
+- NEW: nothing is known of it yet. It has `first` connections (an eighth of the zone's) until it answers.
+- FAILING: it did not answer the last attempt, or is suspended. Likewise.
+- SLOW: it answered the last attempt, after more than `LONG` seconds.
 
-Promise: destinations that answer always find half of the zone's connections free of those that do not, and
-new ones a quarter free of those that are known to fail.
+Of the zone's connections NEW and FAILING ones have half together, FAILING ones a quarter, FAILING and SLOW
+ones half, all of them three quarters. Who finds no room waits here; the next connection that is given back
+goes to those that wait by turns: to new ones with fresh mail, new ones without it, failing and slow ones.
+
+Promise: QUICK destinations always find a quarter of the zone's connections free of all others, and half free
+of those that do not answer; NEW ones a quarter free of those that are known to be slow or to fail.
+
+What is known outlives the destination, up to `KNOWN`: with more destinations than are kept in memory, each
+would else be new again and again.
 """
 
 from __future__ import annotations
 
-from zonerelay.queue.destinations import Destination
+from collections import Counter, OrderedDict
+
+from zonerelay.queue.destinations import Destination, Standing
+from zonerelay.routing.nexthop import DestinationKey
+
+KNOWN = 20_000
 
 
 class Probation:
@@ -22,68 +34,97 @@ class Probation:
 
     def __init__(self, most: int) -> None:
         self.first = max(1, most // 8)
-        self._most = max(1, most // 2)
-        self._most_troubled = max(1, most // 4)
-        self._active = 0
-        self._troubled = 0
-        self._new: dict[Destination, None] = {}
-        self._failed: dict[Destination, None] = {}
+        self._quarter = max(1, most // 4)
+        self._half = max(1, most // 2)
+        self._three_quarters = max(1, most * 3 // 4)
+        self._active: Counter[Standing] = Counter()
+        self._rows: tuple[tuple[Standing, dict[Destination, None]], ...] = (
+            (Standing.NEW, {}),  # with fresh mail
+            (Standing.NEW, {}),  # without
+            (Standing.FAILING, {}),
+            (Standing.SLOW, {}),
+        )
+        self._turn = 0
+        self._past: OrderedDict[DestinationKey, bool] = OrderedDict()
 
     def __bool__(self) -> bool:
         """Somebody waits."""
-        return bool(self._new or self._failed)
+        return any(row for _, row in self._rows)
 
     def admits(self, destination: Destination) -> bool:
         """It may start another transaction, as far as this goes."""
-        if self._active >= self._most:
+        return self._has_room(destination.standing)
+
+    def is_full(self, destination: Destination) -> bool:
+        """It has as many as a destination may have before it answers."""
+        return not destination.suspension.is_proven and destination.active >= self.first
+
+    def _has_room(self, kind: Standing) -> bool:
+        active = self._active
+        new, failing, slow = active[Standing.NEW], active[Standing.FAILING], active[Standing.SLOW]
+        if kind is Standing.QUICK:
+            return True
+        if new + failing + slow >= self._three_quarters:
             return False
-        return not destination.suspension.is_troubled or self._troubled < self._most_troubled
+        if kind is Standing.NEW:
+            return new + failing < self._half
+        if kind is Standing.SLOW:
+            return failing + slow < self._half
+        return failing < self._quarter and new + failing < self._half and failing + slow < self._half
 
     def put_aside(self, destination: Destination) -> None:
         """It was not admitted."""
-        aside = self._failed if destination.suspension.is_troubled else self._new
-        aside[destination] = None
+        kind = destination.standing
+        if kind is Standing.NEW:
+            row = self._rows[0 if destination.has_fresh else 1][1]
+        else:
+            row = self._rows[2 if kind is Standing.FAILING else 3][1]
+        row[destination] = None
 
     def next(self) -> Destination | None:
         """One that was put aside and would be admitted now."""
-        if self._active >= self._most:
-            return None
-        if self._new:
-            return _first(self._new)
-        if self._failed and self._troubled < self._most_troubled:
-            return _first(self._failed)
+        for _ in self._rows:
+            kind, row = self._rows[self._turn]
+            self._turn = (self._turn + 1) % len(self._rows)
+            if row and self._has_room(kind):
+                destination = next(iter(row))
+                del row[destination]
+                return destination
         return None
 
     def started(self, destination: Destination) -> None:
-        destination.unproven += 1
-        self._active += 1
-        if destination.suspension.is_troubled:
-            destination.is_probed = True
-            self._troubled += 1
+        kind = destination.standing
+        if kind is not Standing.QUICK:
+            destination.counted.append(kind)
+            self._active[kind] += 1
 
     def ended(self, destination: Destination) -> None:
-        """One of those that were started."""
-        destination.unproven -= 1
-        self._active -= 1
-        if destination.is_probed:
-            destination.is_probed = False
-            self._troubled -= 1
+        """One of its transactions, whichever."""
+        while len(destination.counted) > destination.active:
+            self._active[destination.counted.pop()] -= 1
 
-    def proven(self, destination: Destination) -> bool:
-        """It has answered: it counts no longer. True when it had been put aside."""
-        while destination.unproven:
-            self.ended(destination)
-        was_aside = destination in self._new or destination in self._failed
-        self._new.pop(destination, None)
-        self._failed.pop(destination, None)
-        return was_aside
+    def quick(self, destination: Destination) -> bool:
+        """It has answered in time: it counts no longer. True when it had been put aside."""
+        while destination.counted:
+            self._active[destination.counted.pop()] -= 1
+        return any(row.pop(destination, self) is None for _, row in self._rows)
+
+    # What outlives the destinations
+
+    def remember(self, destination: Destination) -> None:
+        """It is about to be forgotten."""
+        kind = destination.standing
+        if kind is Standing.QUICK or kind is Standing.SLOW:
+            self._past[destination.key] = destination.is_slow
+            if len(self._past) > KNOWN:
+                self._past.popitem(last=False)
+
+    def recall(self, destination: Destination) -> None:
+        """It is back."""
+        is_slow = self._past.pop(destination.key, None)
+        if is_slow is not None:
+            destination.suspension.is_proven, destination.is_slow = True, is_slow
 
     def clear(self) -> None:
-        self._new.clear()
-        self._failed.clear()
-
-
-def _first(aside: dict[Destination, None]) -> Destination:
-    destination = next(iter(aside))
-    del aside[destination]
-    return destination
+        for _, row in self._rows:
+            row.clear()

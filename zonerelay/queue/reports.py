@@ -20,6 +20,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Body, Envelope, Message, Origin, Recipient, Ret
 from zonerelay.model.message_id import MessageId, MessageIdSource
+from zonerelay.model.priority import queue_of
 from zonerelay.queue.protocols import ChooseZone
 from zonerelay.queue.streams import closing
 from zonerelay.routing.zone_notes import zone_notes
@@ -123,7 +124,12 @@ class Reporter:
             headers=headers,
             trace=(f"protocol={PROTOCOL}", *zone_notes([(sender, choice)])),
         )
-        delivery = Delivery(zone=choice.zone, message_id=dsn_id, recipient=sender, created=now)
+        delivery = Delivery(
+            queue=queue_of(choice.zone, choice.priority or envelope.priority),
+            message_id=dsn_id,
+            recipient=sender,
+            created=now,
+        )
         return Submit(message, text, (delivery,))
 
     async def _original(self, message: Message, *, whole: bool) -> tuple[bytes, bytes]:

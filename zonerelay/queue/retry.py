@@ -37,10 +37,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from zonerelay.config.models import BounceSettings, RetryPolicyName, RetrySettings, ZoneSettings
+from zonerelay.config.models import (
+    BounceSettings,
+    OutboxSettings,
+    RetryPolicyName,
+    RetrySettings,
+    ZoneSettings,
+)
 from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope
+from zonerelay.model.outbox import is_outbox
 from zonerelay.queue.backoff import Isolated
 from zonerelay.telemetry.events import Events
 
@@ -127,6 +134,25 @@ class Retries:
         return self._zones.get(zone, self._otherwise)
 
 
+class OutboxRetries:
+    """Rows of the outbox: n² minutes after the n-th failed attempt, exactly, and so often as [outbox] says;
+    the failure of the last attempt ends it. Everything else, and how old mail may get, is as the policy says.
+    """
+
+    def __init__(self, otherwise: RetryPolicy, max_attempts: int) -> None:
+        self._otherwise = otherwise
+        self._max_attempts = max_attempts
+        self.lifetime = otherwise.lifetime
+        self.shortest_lifetime = otherwise.shortest_lifetime
+
+    async def next_attempt(self, envelope: Envelope, delivery: Delivery, now: float) -> float | None:
+        if not is_outbox(delivery.message_id):
+            return await self._otherwise.next_attempt(envelope, delivery, now)
+        if delivery.attempts >= self._max_attempts:
+            return None
+        return now + quadratic(envelope, max(1, delivery.attempts))
+
+
 def build(
     settings: RetrySettings,
     bounce: BounceSettings,
@@ -134,6 +160,7 @@ def build(
     *,
     random: _random.Random,
     events: Events,
+    outbox: OutboxSettings | None = None,
 ) -> RetryPolicy:
     """The configured policies. Raises ValueError in words when `backoff` cannot be loaded."""
     backoff: Isolated | Backoff
@@ -143,7 +170,8 @@ def build(
         backoff = _built_in(settings)
     general = Horizon(settings, bounce.max_age, backoff)
     own = {zone.name: _of_zone(zone, settings, bounce, backoff) or general for zone in zones}
-    return Retries(own.get(DEFAULT_ZONE, general), own, random)
+    policy = Retries(own.get(DEFAULT_ZONE, general), own, random)
+    return OutboxRetries(policy, outbox.max_attempts) if outbox is not None and outbox.url else policy
 
 
 def _of_zone(

@@ -1,11 +1,14 @@
 """Whose turn it is: fair turns between destinations, within the limits on transactions and rates. Pure.
 
-- Destinations with work stand in a ring and get one batch per turn.
+- Destinations with work stand in a ring and get one batch per turn. There is a ring for each priority, and
+  a destination stands in that of the most urgent mail that it has; between rings `precedence.py` chooses.
+  Within one, destinations with fresh mail and those without it go by turns (`rows.py`).
 - One that has no room at its hosts leaves the ring and returns, before the one that made room, when there
   is some: lines that share hosts alternate.
 - One whose rate says later waits aside until then (`next_turn`): it holds no connection of the zone
   meanwhile. Where the zone's own rate says later, everybody waits, in the order of the ring.
-- In a zone routed by MX, one that nothing has come back from yet is on probation (`probation.py`).
+- In a zone routed by MX, those that do not answer, or take long, have a part of the connections
+  (`probation.py`).
 
 `now` is the wall clock, `tick` a monotonic one, needed where a rate is set.
 """
@@ -13,12 +16,14 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
 
 from zonerelay.config.models import ZoneSettings
-from zonerelay.queue.destinations import Destination, Site
+from zonerelay.model.priority import Priority
+from zonerelay.queue.destinations import Destination, Site, Standing
+from zonerelay.queue.precedence import STRIDE, Precedence
 from zonerelay.queue.probation import Probation
 from zonerelay.queue.rates import Rates, Ticket
+from zonerelay.queue.rows import Turns
 from zonerelay.routing.nexthop import SiteKey
 
 
@@ -29,7 +34,11 @@ class Ring:
         self._most = zone.max_connections
         self._rates = rates
         self._probation = None if zone.next_hop else Probation(zone.max_connections)
-        self._ring: deque[Destination] = deque()
+        self._rings: dict[Priority, Turns[Destination]] = {each: Turns() for each in Priority}
+        self._normal = self._rings[Priority.NORMAL]
+        self._urgencies = False
+        """A destination has stood in another ring than the normal one."""
+        self._precedence = Precedence()
         self._aside: list[tuple[float, int, Destination]] = []
         self._count = 0
         self._sites: dict[SiteKey, Site] = {}
@@ -49,9 +58,13 @@ class Ring:
         """A destination that is new here."""
         destination.site.lines[destination] = None
         destination.site.changed()
+        if self._probation is not None:
+            self._probation.recall(destination)
 
     def leave(self, destination: Destination) -> None:
         """A destination that is forgotten; nothing of it waits or is active."""
+        if self._probation is not None:
+            self._probation.remember(destination)
         site = destination.site
         site.lines.pop(destination, None)
         site.blocked.pop(destination, None)
@@ -60,7 +73,8 @@ class Ring:
             self._sites.pop(site.key, None)
 
     def clear(self) -> None:
-        self._ring.clear()
+        for ring in self._rings.values():
+            ring.clear()
         self._aside.clear()
         if self._probation is not None:
             self._probation.clear()
@@ -68,12 +82,15 @@ class Ring:
 
     def offer(self, destination: Destination, now: float) -> None:
         """It may have work, or there may be room for it."""
-        if not destination.waiting or destination.in_ring:
+        if not destination.waiting:
+            return
+        if destination.in_ring:
+            self._hasten(destination)
             return
         # Among several lines one without room stands in the ring all the same: that keeps their order.
         if len(destination.site.lines) > 1 or destination.site.has_room(destination, now):
             destination.in_ring = True
-            self._ring.append(destination)
+            self._append(destination)
 
     def next(self, now: float, tick: float) -> Destination | None:
         """Who may start a batch now; it leaves the ring until it is offered again."""
@@ -82,23 +99,20 @@ class Ring:
         probation = self._probation
         while self.active < self._most:
             if probation and (waiting := probation.next()) is not None:
-                self._ring.appendleft(waiting)
-            if not self._ring:
+                self._append(waiting, first=True)
+            if not self._normal and not (self._urgencies and self._stands()):
                 break
             zone = self._rates.zone
             if zone is not None and zone.due > tick:
                 self.next_turn = min(zone.due, self._aside[0][0]) if self._aside else zone.due
                 return None
-            destination = self._ring.popleft()
-            destination.in_ring = False
-            if not destination.waiting:
+            destination = self._pop()
+            if destination is None or not destination.waiting:
                 continue
             if not destination.site.has_room(destination, now):
                 destination.site.blocked[destination] = None
                 continue
-            if probation is not None and not (
-                destination.suspension.is_proven or self._is_admitted(destination)
-            ):
+            if probation is not None and not self._is_admitted(destination, probation):
                 continue
             if destination.pace is not None and not self._is_due(destination, tick):
                 continue
@@ -111,7 +125,7 @@ class Ring:
         destination.active += 1
         destination.site.changed()
         self.active += 1
-        if self._probation is not None and not destination.suspension.is_proven:
+        if self._probation is not None:
             self._probation.started(destination)
         return None if destination.pace is None else destination.pace.start(tick)
 
@@ -120,16 +134,16 @@ class Ring:
         destination.active -= 1
         destination.site.changed()
         self.active -= 1
-        if destination.unproven and self._probation is not None:
+        if destination.counted and self._probation is not None:
             self._probation.ended(destination)
         if ticket is not None:
             ticket.end()
         self._unblock(destination.site, now)
 
-    def proven(self, destination: Destination) -> None:
-        """It has answered, for the first time or again."""
-        if self._probation is not None and self._probation.proven(destination):
-            self._ring.append(destination)
+    def quick(self, destination: Destination) -> None:
+        """It has answered in time, for the first time or again."""
+        if self._probation is not None and self._probation.quick(destination):
+            self._append(destination)
 
     def changed(self, key: SiteKey, now: float, *, earlier: bool) -> None:
         """A batch for the site took its turn, or ended without one: then who waits there may be due
@@ -141,15 +155,50 @@ class Ring:
                 self._hurry(site)
             self._unblock(site, now)
 
-    def _is_admitted(self, destination: Destination) -> bool:
-        """On probation: it has room as well. Otherwise it waits where it will be found."""
-        assert self._probation is not None
-        if destination.active >= self._probation.first:
+    def _append(self, destination: Destination, *, first: bool = False) -> None:
+        """It stands in a ring now; nothing may wait there any more (it is withdrawn, or has gone)."""
+        priority = destination.urgency if destination.waiting else Priority.NORMAL
+        destination.stands_as = priority
+        ring = self._rings[priority]
+        self._urgencies = self._urgencies or priority is not Priority.NORMAL
+        if first:
+            ring.put_first(destination)
+        else:
+            ring.append(destination)
+
+    def _hasten(self, destination: Destination) -> None:
+        """Something more urgent has come: it stands where it is, and before that in another ring."""
+        stands = destination.stands_as
+        if stands is not None and STRIDE[destination.urgency] < STRIDE[stands]:
+            self._append(destination)
+
+    def _stands(self) -> list[Priority]:
+        return [priority for priority, ring in self._rings.items() if ring]
+
+    def _pop(self) -> Destination | None:
+        """`None` for a place that was left by `_hasten`."""
+        if self._urgencies:
+            stands = self._stands()
+            priority = stands[0] if len(stands) == 1 else self._precedence.pick(stands)
+        else:
+            priority = Priority.NORMAL
+        destination = self._rings[priority].pop()
+        if destination.stands_as is not priority:
+            return None
+        destination.in_ring = False
+        destination.stands_as = None
+        return destination
+
+    def _is_admitted(self, destination: Destination, probation: Probation) -> bool:
+        """Its standing leaves it room as well. Otherwise it waits where it will be found."""
+        if destination.standing is Standing.QUICK:
+            return True
+        if probation.is_full(destination):
             destination.site.blocked[destination] = None
             return False
-        if not self._probation.admits(destination):
+        if not probation.admits(destination):
             destination.in_ring = True
-            self._probation.put_aside(destination)
+            probation.put_aside(destination)
             return False
         return True
 
@@ -177,11 +226,12 @@ class Ring:
 
     def _bring_back(self, tick: float) -> None:
         while self._aside and self._aside[0][0] <= tick:
-            self._ring.append(heapq.heappop(self._aside)[2])
+            self._append(heapq.heappop(self._aside)[2])
 
     def _hurry(self, site: Site) -> None:
         waiting = [entry for entry in self._aside if entry[2].site is site]
         if waiting:
-            self._ring.extend(entry[2] for entry in sorted(waiting))
+            for entry in sorted(waiting):
+                self._append(entry[2])
             self._aside = [entry for entry in self._aside if entry[2].site is not site]
             heapq.heapify(self._aside)

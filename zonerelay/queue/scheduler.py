@@ -22,6 +22,8 @@ from random import Random
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
+from zonerelay.model.priority import priority_of, zone_of
 from zonerelay.queue.destinations import DestinationStatus
 from zonerelay.queue.protocols import Courier, Router
 from zonerelay.queue.rates import Rates
@@ -79,6 +81,8 @@ class Scheduler:
         self._default = _default(zones)
         # They outlive runners: a reload must not make room in a rate that is used up.
         self._rates: defaultdict[str, Rates] = defaultdict(Rates)
+        # Zones that no configuration names: those of mailboxes.
+        self._provided: dict[str, ZoneSettings] = {}
         self._runners = {zone.name: self._runner(zone) for zone in zones}
         # Of settings that were replaced, while their last attempts end.
         self._retired: dict[ZoneRunner, asyncio.Task[None]] = {}
@@ -89,8 +93,8 @@ class Scheduler:
 
     async def start(self) -> None:
         """Take up what the store holds. Raises StoreError."""
-        for name in sorted(await self._store.zones() - self._runners.keys()):
-            self._adopt(name)
+        for queue in sorted(await self._store.zones()):
+            self._of(zone_of(queue)).know(priority_of(queue))
         self._running = True
         for runner in self._runners.values():
             runner.wake()
@@ -119,16 +123,40 @@ class Scheduler:
         """
         self._default = _default(zones)
         self._around = replace(self._around, retry=retry)
-        wanted = {zone.name: zone for zone in zones}
+        wanted = {zone.name: zone for zone in zones} | self._provided
         for name in (*wanted, *(self._runners.keys() - wanted.keys())):
             zone = wanted.get(name) or replace(self._default, name=name)
             old = self._runners.get(name)
             if old is not None and not other_routes and old.zone == zone and old.retry == retry:
                 continue
-            self._runners[name] = self._runner(zone)
+            runner = self._runners[name] = self._runner(zone)
             if old is not None:
+                for priority in old.priorities:
+                    runner.know(priority)
                 self._retire(old)
             self.wake(name)
+
+    def provide(self, zone: ZoneSettings) -> None:
+        """Serve a zone that the configuration does not name by these settings from now on."""
+        self._provided[zone.name] = zone
+        old = self._runners.get(zone.name)
+        if old is not None and old.zone == zone:
+            return
+        self._runners[zone.name] = self._runner(zone)
+        if old is not None:
+            self._retire(old)
+
+    def dismiss(self, zone: str) -> bool:
+        """Forget a provided zone; false while something of it waits or is attempted."""
+        runner = self._runners.get(zone)
+        if runner is not None:
+            if runner.active or runner.waiting:
+                return False
+            del self._runners[zone]
+            self._retire(runner)
+        self._provided.pop(zone, None)
+        self._rates.pop(zone, None)
+        return True
 
     def _retire(self, runner: ZoneRunner) -> None:
         retirement = asyncio.get_running_loop().create_task(runner.retire())
@@ -137,32 +165,36 @@ class Scheduler:
 
     def _succeeded(self, runner: ZoneRunner) -> None:
         self._retired.pop(runner, None)
-        self.wake(runner.zone.name)
+        if runner.zone.name in self._runners:
+            self.wake(runner.zone.name)
 
     def _all_runners(self) -> tuple[ZoneRunner, ...]:
         return (*self._runners.values(), *self._retired)
 
     # Reasons to wake
 
-    def notify(self, zone: str, due: float = 0.0) -> None:
-        """There may be something to claim in the zone: now, or when the clock reaches `due`, if new mail
-        is held back by its sender until then (RFC 4865). Cheap; never raises.
+    def notify(self, queue: str, due: float = 0.0) -> None:
+        """There may be something to claim in a zone's queue: now, or when the clock reaches `due`, if new
+        mail is held back by its sender until then (RFC 4865). Cheap; never raises.
         """
         if self._running:
-            runner = self._runners.get(zone) or self._adopt(zone)
+            runner = self._of(zone_of(queue))
             if due:
-                runner.postponed(due)
+                runner.postponed(due, priority_of(queue))
             else:
-                runner.notify()
+                runner.notify(priority_of(queue))
 
-    def wake(self, zone: str) -> None:
-        """An operator changed deliveries of the zone."""
+    def wake(self, queue: str) -> None:
+        """Deliveries of the zone have changed, or new ones of this priority may have come from others."""
         if self._running:
-            self._of(zone).wake()
+            runner = self._of(zone_of(queue))
+            runner.know(priority_of(queue))
+            runner.wake()
 
-    def _postponed(self, zone: str, when: float) -> None:
-        if self._running:
-            self._of(zone).postponed(when)
+    def _postponed(self, queue: str, when: float) -> None:
+        # A mailbox is looked at again by the outbox, which may have dismissed it.
+        if self._running and not is_mailbox_zone(queue):
+            self._of(zone_of(queue)).postponed(when, priority_of(queue))
 
     # Operators
 
@@ -205,7 +237,11 @@ class Scheduler:
         )
 
     def active_count(self, zone: str) -> int:
-        """Deliveries of the zone that are being attempted."""
+        """Deliveries of the zone that are being attempted; of all mailboxes' zones under their label."""
+        if zone == MAILBOXES:
+            return sum(
+                len(runner.active_keys()) for name, runner in self._runners.items() if is_mailbox_zone(name)
+            )
         runner = self._runners.get(zone)
         return 0 if runner is None else len(runner.active_keys())
 
@@ -225,11 +261,15 @@ class Scheduler:
         return self._runners.get(zone) or self._adopt(zone)
 
     def _adopt(self, name: str) -> ZoneRunner:
-        problem = LookupError(
-            f"zone {name!r} holds mail but is not configured; it is served like the default zone"
-        )
-        self._events.trouble("queue.unknown_zone", problem)
-        runner = self._runners[name] = self._runner(replace(self._default, name=name))
+        zone = self._provided.get(name)
+        if zone is None:
+            zone = replace(self._default, name=name)
+            if not is_mailbox_zone(name):  # which has no mail before it is provided
+                problem = LookupError(
+                    f"zone {name!r} holds mail but is not configured; it is served like the default zone"
+                )
+                self._events.trouble("queue.unknown_zone", problem)
+        runner = self._runners[name] = self._runner(zone)
         return runner
 
     def _runner(self, zone: ZoneSettings) -> ZoneRunner:
@@ -247,5 +287,5 @@ def _default(zones: Sequence[ZoneSettings]) -> ZoneSettings:
 def _by_zone(keys: Collection[DeliveryKey]) -> dict[str, list[DeliveryKey]]:
     zones: dict[str, list[DeliveryKey]] = defaultdict(list)
     for key in keys:
-        zones[key.zone].append(key)
+        zones[zone_of(key.queue)].append(key)
     return zones

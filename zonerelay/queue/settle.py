@@ -302,13 +302,13 @@ class Settler:
             self._events.no_dsn(first.message_id, silence)
         due = [c.next_attempt for c in consequences if c.next_attempt is not None]
         if due:
-            self._postponed(first.zone, min(due))
+            self._postponed(first.queue, min(due))
 
     def _tell_report(self, report: _Report) -> None:
         message_id, about = report.submit.message.id, report.about
         self._events.dsn(report.kind, message_id, about[0].message_id, [d.recipient for d in about])
         for delivery in report.submit.deliveries:
-            self._notify(delivery.zone)
+            self._notify(delivery.queue)
 
 
 def _message_id(delivery: Delivery) -> MessageId:

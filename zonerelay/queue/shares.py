@@ -1,5 +1,7 @@
 """How much of a zone's window one line may hold, and which domains claims pass over meanwhile. Pure.
 
+Each priority has its own, with a window of its own: a long bulk queue leaves room for urgent mail.
+
 A line may hold an eighth of the window, and a sixty-fourth while the window is half full. The
 domains of a line that holds its share are passed over by claims; when the line has drained to half of it,
 they are fetched by name, in turns, until the store has no more of them. Promise: a domain that is
@@ -11,7 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zonerelay.queue.destinations import Line
+from zonerelay.model.priority import Priority
+from zonerelay.queue.destinations import Backlog
 
 MAX_PASSED_OVER = 10_000
 """Names of domains kept per zone. With more, long lines may fill the window: memory stays bounded."""
@@ -23,6 +26,7 @@ class Claim:
 
     limit: int
     skip: frozenset[str]
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,35 +35,39 @@ class Refill:
 
     domain: str
     limit: int
+    priority: Priority = Priority.NORMAL
 
 
 class Shares:
-    """`waiting` in the arguments is what the whole zone has in memory."""
+    """Those of one priority; `waiting` is what the whole zone has of it in memory."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, priority: Priority = Priority.NORMAL) -> None:
+        self.priority = priority
+        self.waiting = 0
+        self.refilled_last = False
         self._window = window
         self._usual = max(1, window // 8)
         self._crowded = max(1, window // 64)
-        self._long: dict[Line, None] = {}
-        self.hungry: dict[Line, None] = {}
+        self._long: dict[Backlog, None] = {}
+        self.hungry: dict[Backlog, None] = {}
         """Short lines whose passed-over domains can be fetched."""
         self._skip: set[str] = set()
         self._frozen: frozenset[str] | None = frozenset()
 
-    def share(self, waiting: int) -> int:
-        return self._crowded if waiting * 2 >= self._window else self._usual
+    def share(self) -> int:
+        return self._crowded if self.waiting * 2 >= self._window else self._usual
 
-    def grew(self, line: Line) -> None:
+    def grew(self, line: Backlog) -> None:
         if line.waiting >= self._crowded:
             self._long[line] = None
 
-    def shortened(self, line: Line, waiting: int) -> None:
-        if line.passed_over and self._is_short(line, waiting):
+    def shortened(self, line: Backlog) -> None:
+        if line.passed_over and self._is_short(line):
             self.hungry[line] = None
         if self._long and line.waiting < self._crowded:
             self._long.pop(line, None)
 
-    def forget(self, line: Line) -> None:
+    def forget(self, line: Backlog) -> None:
         """The line is no longer in use; its passed-over domains have moved."""
         self._long.pop(line, None)
         self.hungry.pop(line, None)
@@ -67,15 +75,15 @@ class Shares:
     def may_pass_over(self) -> bool:
         return len(self._skip) < MAX_PASSED_OVER
 
-    def pass_over(self, line: Line, domain: str) -> None:
+    def pass_over(self, line: Backlog, domain: str) -> None:
         if domain not in self._skip:
             self._skip.add(domain)
             self._frozen = None
             line.passed_over[domain] = None
 
-    def skip_list(self, waiting: int) -> frozenset[str]:
+    def skip_list(self) -> frozenset[str]:
         """The domains that the next claim passes over."""
-        share = self.share(waiting)
+        share = self.share()
         for line in self._long:
             if line.waiting >= share and self.may_pass_over():
                 for domain in line.domains:
@@ -84,19 +92,21 @@ class Shares:
             self._frozen = frozenset(self._skip)
         return self._frozen
 
-    def plan_refill(self, waiting: int) -> Refill | None:
+    def plan_refill(self) -> Refill | None:
         for line in list(self.hungry):
-            if not line.passed_over or not self._is_short(line, waiting):
+            if not line.passed_over or not self._is_short(line):
                 del self.hungry[line]
                 continue
             domain = next(iter(line.passed_over))
             # To the end: the domains of one destination take turns.
             del line.passed_over[domain]
             line.passed_over[domain] = None
-            return Refill(domain, min(self.share(waiting) - line.waiting, self._window - waiting))
+            return Refill(
+                domain, min(self.share() - line.waiting, self._window - self.waiting), self.priority
+            )
         return None
 
-    def exhausted(self, line: Line, domain: str) -> None:
+    def exhausted(self, line: Backlog, domain: str) -> None:
         """The store has no more passed-over deliveries of the domain: claims may return it again."""
         self._skip.discard(domain)
         self._frozen = None
@@ -104,5 +114,5 @@ class Shares:
         if not line.passed_over:
             self.hungry.pop(line, None)
 
-    def _is_short(self, line: Line, waiting: int) -> bool:
-        return line.waiting * 2 < self.share(waiting)
+    def _is_short(self, line: Backlog) -> bool:
+        return line.waiting * 2 < self.share()

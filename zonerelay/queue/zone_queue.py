@@ -7,12 +7,15 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
 
 - Fair turns (`ring.py`): destinations with work and a free slot stand in a ring and get one batch per turn
   → a destination with a long line cannot starve the others of the zone's connections.
-- Probation (`probation.py`): destinations that have not answered yet have a part of the zone's connections
-  → hosts that accept connections and say nothing cannot hold all of them.
+- Probation (`probation.py`): destinations that have not answered yet, or take long, have a part of the zone's
+  connections → hosts that accept connections and say nothing, and tarpits, cannot hold all of them.
 - Rates (`rates.py`): who has to wait for the next turn of a rate waits aside
   → a limited destination holds no connection while it waits.
 - Oldest message first within a destination → nothing waits for ever behind newer mail.
-- Window: at most `WINDOW` deliveries of a zone wait in memory → memory does not grow with the queue.
+- Window: at most `WINDOW` deliveries of a zone and priority wait in memory → memory does not grow with the
+  queue, and no queue keeps what is more urgent out of it.
+- Precedence (`precedence.py`): urgent mail first, in claims, in the ring and in each line → a newsletter does
+  not delay a password reset, and a flood of those does not starve the newsletter.
 - Shares (`shares.py`): in a zone routed by MX a line may hold only its share of the window
   → a slow destination cannot fill the window and hide the others' mail.
 - Company: a zone that has `LOW_MARK` deliveries waiting and one route claims no more until it has fewer
@@ -34,7 +37,17 @@ from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
-from zonerelay.queue.destinations import Destination, DestinationStatus, Line, Unrouted, Work
+from zonerelay.model.priority import Priority, priority_of
+from zonerelay.queue.destinations import (
+    LONG,
+    Destination,
+    DestinationStatus,
+    Line,
+    Standing,
+    Unrouted,
+    Work,
+)
+from zonerelay.queue.precedence import STRIDE, Precedence
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.ring import Ring
 from zonerelay.queue.shares import Claim, Refill, Shares
@@ -66,14 +79,13 @@ class ZoneQueue:
         self._by_domain = not zone.next_hop
         self._window = window
         self._low_mark = min(LOW_MARK, max(1, window // 4))
-        self._shares = Shares(window)
-        self.waiting = 0
+        self._shares = {Priority.NORMAL: Shares(window)}
+        self._precedence = Precedence()
         self._lines: dict[str, Line] = {}
         self._destinations: dict[DestinationKey, Destination] = {}
         self._works: set[Work] = set()
         self._to_look_up: deque[str] = deque()
         self._look_ups = 0
-        self._refilled_last = False
         self._parked: dict[Destination, list[Delivery]] = {}
         self._returned: list[Delivery] = []
         self._withdrawn: set[DeliveryKey] = set()
@@ -82,11 +94,15 @@ class ZoneQueue:
 
     # What happened
 
-    def add(self, claimed: Iterable[Delivery], now: float) -> None:
-        """Freshly claimed deliveries."""
+    @property
+    def waiting(self) -> int:
+        return sum(shares.waiting for shares in self._shares.values())
+
+    def add(self, claimed: Iterable[Delivery], now: float, priority: Priority = Priority.NORMAL) -> None:
+        """Freshly claimed deliveries of one priority."""
         if self._withdrawn:
             claimed = [delivery for delivery in claimed if delivery.key not in self._withdrawn]
-        self._enter(claimed, now)
+        self._enter(claimed, now, priority)
         if len(self._lines) > self._max_domains:
             self._forget_domains()
 
@@ -95,8 +111,8 @@ class ZoneQueue:
         if not isinstance(plan, Refill) or count >= plan.limit:
             return
         line = self._lines[plan.domain]
-        self._shares.exhausted(line, plan.domain)
-        if isinstance(line, Unrouted) and not line.sought:
+        self._shares[plan.priority].exhausted(line.backlog(plan.priority), plan.domain)
+        if isinstance(line, Unrouted) and not line.sought and not line.passed_over:
             del self._lines[plan.domain]
 
     def found(self, domain: str, route: Route, now: float) -> None:
@@ -106,21 +122,21 @@ class ZoneQueue:
         destination = self._destination(route, now)
         self._lines[domain] = destination
         destination.domains.add(domain)
-        destination.passed_over.update(line.passed_over)
-        self._shares.forget(line)
-        self._move(line, destination, domain, now)
+        for priority in line.backlogs:
+            self._move(line, destination, domain, priority, now)
         self._placed(destination, now)
-        self._shares.shortened(destination, self.waiting)
+        for priority in line.backlogs:
+            self._shares[priority].shortened(destination.backlog(priority))
 
     def unroutable(self, domain: str) -> list[Delivery]:
         """A look-up ended without a route: the deliveries that waited for it."""
         self._look_ups -= 1
         line = self._lines.pop(domain)
-        deliveries = line.drain()
-        self.waiting -= len(deliveries)
-        self._shares.forget(line)
-        if line.passed_over:
-            self._replace(domain)
+        deliveries = self._drained(line)
+        self._forget(line)
+        for priority, backlog in line.backlogs.items():
+            if backlog.passed_over:
+                self._replace(domain, priority)
         return deliveries
 
     def finished(self, work: Work, outcomes: Sequence[Outcome], now: float) -> Transition:
@@ -129,7 +145,9 @@ class ZoneQueue:
         self._ring.end(destination, work.ticket, now)
         self._works.discard(work)
         suspension = destination.suspension
-        was_proven = suspension.is_proven
+        was = destination.standing
+        if outcomes:
+            destination.is_slow = work.seconds > LONG
         transition = learn(
             suspension,
             outcomes,
@@ -137,8 +155,8 @@ class ZoneQueue:
             others=destination.active,
             now=now,
         )
-        if suspension.is_proven and not was_proven:
-            self._ring.proven(destination)
+        if was is not Standing.QUICK and destination.standing is Standing.QUICK:
+            self._ring.quick(destination)
         # Suspended again without a transition: the wall clock was set back, and nobody else would wake it.
         if transition is Transition.SUSPENDED or suspension.is_suspended(now):
             self._park(destination)
@@ -191,30 +209,47 @@ class ZoneQueue:
         """`take_look_ups`, `take_parked` or `take_returned` has something."""
         return bool(self._to_look_up or self._parked or self._returned)
 
-    def wants_claim(self, more: bool) -> bool:
-        """There is room, and perhaps something to claim (`more`: the store may hold due deliveries)."""
-        if self.waiting >= self._window:
+    def wants_claim(self, more: Collection[Priority]) -> bool:
+        """There is room, and perhaps something to claim; of `more` the store may hold due deliveries."""
+        return any(self._wants(shares, shares.priority in more) for shares in self._shares_of(more))
+
+    def _wants(self, shares: Shares, more: bool) -> bool:
+        if shares.waiting >= self._window:
             return False
-        return (more and (self._by_domain or self.waiting < self._low_mark)) or bool(self._shares.hungry)
+        return (more and (self._by_domain or shares.waiting < self._low_mark)) or bool(shares.hungry)
+
+    def _shares_of(self, more: Collection[Priority]) -> Collection[Shares]:
+        """All, with those of priorities that are new here."""
+        for priority in more:
+            if priority not in self._shares:
+                self._shares[priority] = Shares(self._window, priority)
+        return self._shares.values()
 
     @property
     def is_crowded(self) -> bool:
         """Enough waits that the next claim may wait for company."""
         return self.waiting >= self._low_mark
 
-    def plan_claim(self, more: bool) -> Claim | Refill | None:
+    def plan_claim(self, more: Collection[Priority]) -> Claim | Refill | None:
         """The next question to the store; its answer goes to `add`, then to `claimed`."""
-        if not self.wants_claim(more):
+        wanted = [each for each in self._shares_of(more) if self._wants(each, each.priority in more)]
+        if not wanted:
             return None
+        shares = wanted[0]
+        if len(wanted) > 1:
+            shares = self._shares[self._precedence.pick(each.priority for each in wanted)]
+        return self._plan(shares, shares.priority in more)
+
+    def _plan(self, shares: Shares, more: bool) -> Claim | Refill | None:
         # By turns, so that neither new mail nor what was passed over waits for the other.
-        if not more or not self._refilled_last:
-            refill = self._shares.plan_refill(self.waiting)
+        if not more or not shares.refilled_last:
+            refill = shares.plan_refill()
             if refill is not None or not more:
-                self._refilled_last = True
+                shares.refilled_last = True
                 return refill
-        self._refilled_last = False
-        skip = self._shares.skip_list(self.waiting) if self._by_domain else frozenset()
-        return Claim(min(CLAIM_LIMIT, self._window - self.waiting), skip)
+        shares.refilled_last = False
+        skip = shares.skip_list() if self._by_domain else frozenset()
+        return Claim(min(CLAIM_LIMIT, self._window - shares.waiting), skip, shares.priority)
 
     def take_parked(self) -> list[tuple[Destination, list[Delivery]]]:
         """Deliveries whose destination is suspended: to be deferred without connecting."""
@@ -237,9 +272,11 @@ class ZoneQueue:
         self._withdrawn.update(keys)
         for key in keys:
             line = self._lines.get(domain_of(key.recipient) if self._by_domain else "")
-            if line is not None and line.remove(key):
-                self.waiting -= 1
-                self._shares.shortened(line, self.waiting)
+            backlog = None if line is None else line.backlogs.get(priority_of(key.queue))
+            if backlog is not None and backlog.remove(key):
+                shares = self._shares[priority_of(key.queue)]
+                shares.waiting -= 1
+                shares.shortened(backlog)
 
     def give_back(self, keys: Collection[DeliveryKey]) -> None:
         self._withdrawn.difference_update(keys)
@@ -261,10 +298,9 @@ class ZoneQueue:
     def drain(self) -> list[Delivery]:
         """Everything that waits, for a stop."""
         lines = dict.fromkeys(self._lines.values())
-        self.waiting = 0
         self._ring.clear()
         self._to_look_up.clear()
-        return [delivery for line in lines for delivery in line.drain()]
+        return [delivery for line in lines for delivery in self._drained(line)]
 
     def status(self, now: float, tick: float = 0.0) -> tuple[DestinationStatus, ...]:
         return tuple(
@@ -275,18 +311,22 @@ class ZoneQueue:
 
     # Lines
 
-    def _enter(self, deliveries: Iterable[Delivery], now: float) -> None:
+    def _enter(self, deliveries: Iterable[Delivery], now: float, priority: Priority) -> None:
         touched: dict[Line, None] = {}
+        self._shares_of((priority,))
+        shares = self._shares[priority]
         for delivery in deliveries:
             domain = delivery.domain if self._by_domain else ""
             line = self._lines.get(domain)
             if line is None:
                 line = self._lines[domain] = Unrouted(domain)
-            line.add(delivery)
-            self.waiting += 1
+            line.backlog(priority).add(delivery)
+            shares.waiting += 1
             touched[line] = None
         for line in touched:
             self._placed(line, now)
+            if self._by_domain:
+                shares.grew(line.backlog(priority))
 
     def _placed(self, line: Line, now: float) -> None:
         """Something was added to a line."""
@@ -298,21 +338,40 @@ class ZoneQueue:
         elif isinstance(line, Unrouted) and not line.sought:
             line.sought = True
             self._to_look_up.append(next(iter(line.domains)))
-        if self._by_domain:
-            self._shares.grew(line)
 
-    def _move(self, line: Line, destination: Destination, domain: str, now: float) -> None:
+    def _move(
+        self, line: Line, destination: Destination, domain: str, priority: Priority, now: float
+    ) -> None:
         """From an unrouted line to its destination; what is too much for it goes back to the store."""
-        deliveries = line.drain()
-        if self._by_domain and not destination.suspension.is_suspended(now) and self._shares.may_pass_over():
-            room = max(0, self._shares.share(self.waiting) - destination.waiting)
+        shares = self._shares[priority]
+        old, backlog = line.backlog(priority), destination.backlog(priority)
+        backlog.passed_over.update(old.passed_over)
+        shares.forget(old)
+        deliveries = old.drain()
+        if self._by_domain and not destination.suspension.is_suspended(now) and shares.may_pass_over():
+            room = max(0, shares.share() - backlog.waiting)
             if len(deliveries) > room:
-                self._shares.pass_over(destination, domain)
+                shares.pass_over(backlog, domain)
                 self._returned += deliveries[room:]
-                self.waiting -= len(deliveries) - room
+                shares.waiting -= len(deliveries) - room
                 del deliveries[room:]
         for delivery in deliveries:
-            destination.add(delivery)
+            backlog.add(delivery)
+        if self._by_domain:
+            shares.grew(backlog)
+
+    def _drained(self, line: Line) -> list[Delivery]:
+        """Everything that waits there, what is urgent first."""
+        deliveries: list[Delivery] = []
+        for priority in sorted(line.backlogs, key=STRIDE.__getitem__):
+            drained = line.backlog(priority).drain()
+            self._shares[priority].waiting -= len(drained)
+            deliveries += drained
+        return deliveries
+
+    def _forget(self, line: Line) -> None:
+        for priority, backlog in line.backlogs.items():
+            self._shares[priority].forget(backlog)
 
     def _destination(self, route: Route, now: float) -> Destination:
         key = route.destination
@@ -329,40 +388,46 @@ class ZoneQueue:
         return destination
 
     def _park(self, destination: Destination) -> None:
-        deliveries = destination.drain()
-        self.waiting -= len(deliveries)
+        deliveries = self._drained(destination)
         if deliveries:
             self._parked.setdefault(destination, []).extend(deliveries)
-        self._shares.shortened(destination, self.waiting)
+        for priority, backlog in destination.backlogs.items():
+            self._shares[priority].shortened(backlog)
 
     def _reroute(self, destination: Destination, now: float) -> None:
         """The route is too old: its domains are looked up again before anything more is sent."""
         for domain in destination.domains:
             del self._lines[domain]
         destination.domains.clear()
-        for domain in destination.passed_over:
-            self._replace(domain)
-        destination.passed_over.clear()
-        self._shares.forget(destination)
-        deliveries = destination.drain()
-        self.waiting -= len(deliveries)
-        self._enter(deliveries, now)
+        self._forget(destination)
+        for priority, backlog in destination.backlogs.items():
+            for domain in backlog.passed_over:
+                self._replace(domain, priority)
+            backlog.passed_over.clear()
+            deliveries = backlog.drain()
+            self._shares[priority].waiting -= len(deliveries)
+            self._enter(deliveries, now, priority)
 
-    def _replace(self, domain: str) -> None:
+    def _replace(self, domain: str, priority: Priority) -> None:
         """A line for a domain that is passed over and has lost its own."""
-        line = self._lines[domain] = Unrouted(domain)
-        line.passed_over[domain] = None
-        self._shares.shortened(line, self.waiting)
+        line = self._lines.get(domain)
+        if line is None:
+            line = self._lines[domain] = Unrouted(domain)
+        backlog = line.backlog(priority)
+        backlog.passed_over[domain] = None
+        self._shares[priority].shortened(backlog)
 
     def _start(self, destination: Destination, now: float, tick: float) -> Work:
-        deliveries = destination.take(destination.limits.max_recipients_per_transaction)
-        self.waiting -= len(deliveries)
+        priority = destination.next()
+        backlog, shares = destination.backlog(priority), self._shares[priority]
+        deliveries = backlog.take(destination.limits.max_recipients_per_transaction)
+        shares.waiting -= len(deliveries)
         ticket = self._ring.start(destination, tick)
         work = Work(destination, destination.route, deliveries, destination.suspension.epoch, ticket)
         self._works.add(work)
         self._ring.offer(destination, now)
         if self._by_domain:
-            self._shares.shortened(destination, self.waiting)
+            shares.shortened(backlog)
         return work
 
     # Forgetting
@@ -370,7 +435,7 @@ class ZoneQueue:
     def _forget_domains(self) -> None:
         """Keep the routes of domains that have something waiting; the others are asked for again."""
         for destination in self._destinations.values():
-            keep = {delivery.domain for delivery in destination} | destination.passed_over.keys()
+            keep = {delivery.domain for delivery in destination} | destination.passed_over
             for domain in destination.domains - keep:
                 del self._lines[domain]
             destination.domains &= keep

@@ -23,6 +23,7 @@ from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.priority import Priority, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.queue.alarm import Alarm
 from zonerelay.queue.attempts import Attempts
@@ -103,26 +104,39 @@ class ZoneRunner:
         self._stopping = False
         self._claiming = False
         self._claim_wanted: asyncio.Future[None] | None = None
-        self._more = True
-        self._due_known = False
-        self._claimed_at = 0.0
+        self._known = {Priority.NORMAL: zone.name}
+        """The queues that may hold something."""
+        self._more = {Priority.NORMAL}
+        self._due_unknown = {Priority.NORMAL}
+        self._claimed_at = dict.fromkeys(Priority, 0.0)
         self._claim_delay = CLAIM_RETRY_FIRST
         self._linger = Linger(LINGER, self._pump)
 
     # From outside
 
-    def notify(self) -> None:
+    def know(self, priority: Priority) -> None:
+        """The store may hold mail of this priority, now or later."""
+        if priority not in self._known:
+            self._known[priority] = queue_of(self.zone.name, priority)
+
+    def notify(self, priority: Priority = Priority.NORMAL) -> None:
         """There may be something new to claim."""
-        self._more = True
+        self.know(priority)
+        self._more.add(priority)
         self._claim_if_wanted()
 
     def wake(self) -> None:
         """Anything may have changed in the store: look for new, due and released deliveries."""
-        self._due_known = False
-        self.notify()
+        self._look_everywhere()
+        self._claim_if_wanted()
 
-    def postponed(self, when: float) -> None:
+    def _look_everywhere(self) -> None:
+        self._due_unknown.update(self._known)
+        self._more.update(self._known)
+
+    def postponed(self, when: float, priority: Priority = Priority.NORMAL) -> None:
         """A deferral to `when` is durable, or new mail that is to leave then."""
+        self.know(priority)
         if not self._stopping:
             self._alarm.set(when)
 
@@ -172,6 +186,11 @@ class ZoneRunner:
         return self._queue.destination_of(domain)
 
     @property
+    def priorities(self) -> Collection[Priority]:
+        """Those that the zone has or has had mail of."""
+        return self._known.keys()
+
+    @property
     def active(self) -> int:
         return self._queue.active
 
@@ -207,7 +226,7 @@ class ZoneRunner:
         returned = self._queue.take_returned()
         if returned:
             self._release(returned)
-            self._more = True
+            self._more.update({delivery.priority for delivery in returned})
 
     def _start_look_ups(self) -> None:
         for domain in self._queue.take_look_ups():
@@ -224,7 +243,7 @@ class ZoneRunner:
     def _claim_if_wanted(self) -> None:
         if self._claiming or self._stopping:
             return
-        if self._queue.wants_claim(self._more) or not (self._due_known or self._more):
+        if self._queue.wants_claim(self._more) or (self._due_unknown and not self._more):
             self._claiming = True
             if not self._wake_claimer():
                 self._errands.start(self._claim())
@@ -269,12 +288,12 @@ class ZoneRunner:
         try:
             if plan is not None:
                 await self._carry_out(plan)
-            elif self._more or self._due_known:
+            elif self._more or not self._due_unknown:
                 return False
             else:
                 await self._ask_due()
         except Exception as error:  # noqa: BLE001 - even a store's bug must not end the claims of a zone
-            self._more, self._due_known = True, False
+            self._look_everywhere()
             await self._wait_for_store(error)
             return True
         self._claim_delay = CLAIM_RETRY_FIRST
@@ -284,29 +303,35 @@ class ZoneRunner:
 
     async def _carry_out(self, plan: Claim | Refill) -> None:
         now = self._clock.now()
+        priority = plan.priority
+        queue = self._known[priority]
         if isinstance(plan, Claim):
-            self._more = False
-            self._claimed_at = now
-            claimed = await self._store.claim(self.zone.name, plan.limit, now=now, skip_domains=plan.skip)
+            self._more.discard(priority)
+            self._claimed_at[priority] = now
+            claimed = await self._store.claim(queue, plan.limit, now=now, skip_domains=plan.skip)
             more = len(claimed) >= plan.limit
         else:
-            claimed = await self._store.claim_domain(self.zone.name, plan.domain, plan.limit, now=now)
+            claimed = await self._store.claim_domain(queue, plan.domain, plan.limit, now=now)
             # The domain is no longer passed over: a claim may find what was released meanwhile.
             more = len(claimed) < plan.limit
-        self._more = self._more or more
+        if more:
+            self._more.add(priority)
         if self._stopping:
             self._release(claimed)
             return
-        self._queue.add(claimed, self._clock.now())
+        self._queue.add(claimed, self._clock.now(), priority)
         self._queue.claimed(plan, len(claimed))
 
     async def _ask_due(self) -> None:
-        self._due_known = True
-        due = await self._store.next_due(self.zone.name)
-        if due is None or self._stopping:
-            return
-        # Something overdue that a claim passed over is fetched by name; the store need not know that.
-        self._alarm.set(due if due > self._claimed_at else self._clock.now() + OVERDUE_PAUSE)
+        while self._due_unknown:
+            priority = self._due_unknown.pop()
+            due = await self._store.next_due(self._known[priority])
+            if self._stopping:
+                return
+            if due is not None:
+                # Something overdue that a claim passed over is fetched by name; the store need not know that.
+                overdue = due <= self._claimed_at[priority]
+                self._alarm.set(self._clock.now() + OVERDUE_PAUSE if overdue else due)
 
     async def _wait_for_store(self, error: Exception) -> None:
         self._events.trouble("store.claim", error)

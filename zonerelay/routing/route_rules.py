@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from zonerelay.config.models import RouteSettings
 from zonerelay.model.address import Mailbox, domain_of
-from zonerelay.model.envelope import Priority
+from zonerelay.model.priority import Priority
 from zonerelay.routing.address_patterns import AddressPatterns
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.networks import Networks
@@ -82,6 +82,7 @@ class Rule:
     def __init__(self, route: RouteSettings, number: int) -> None:
         self.zone = route.zone
         self.number = number
+        self.priority = Priority(route.set_priority) if route.set_priority else None
         try:
             self._about_mail = tuple(_about_mail(route))
             self._about_recipient = tuple(_about_recipient(route))

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from zonerelay.config.models import RouteSettings, ZoneSettings
 from zonerelay.model.envelope import Envelope
+from zonerelay.model.priority import Priority
 from zonerelay.routing.route_rules import Headers, Mail, Rule, reason
 
 DEFAULT_ZONE = "default"
@@ -27,10 +28,14 @@ MAX_NAME = 64  # characters of a name that a message gives: no zone has a longer
 
 
 class Choice(NamedTuple):
-    """A zone, and why, for the trace: `route=2 sender matches …`; `""` where there is nothing to choose."""
+    """A zone, and why, for the trace: `route=2 sender matches …`; `""` where there is nothing to choose.
+
+    `priority` `None`: the message's own.
+    """
 
     zone: str
     why: str
+    priority: Priority | None = None
 
 
 ZoneOf = Callable[[str], Choice]
@@ -60,6 +65,7 @@ class Explanation:
     rule: int
     reason: str
     checks: tuple[RuleCheck, ...] = ()
+    priority: Priority | None = None
 
 
 class Zones:
@@ -116,8 +122,8 @@ class Zones:
         mark = f'{BY_HEADER} names no zone: "{shown}"'
 
         def otherwise(recipient: str) -> Choice:
-            zone, why = zone_of(recipient)
-            return Choice(zone, f"{mark}; {why or NO_ROUTE}")
+            choice = zone_of(recipient)
+            return choice._replace(why=f"{mark}; {choice.why or NO_ROUTE}")
 
         return otherwise
 
@@ -131,7 +137,7 @@ class Zones:
             checks.append(RuleCheck(rule.number, rule.zone, unmatched))
             if not unmatched:
                 why = reason((*rule.said_of_mail(mail), *rule.said_of_recipient(recipient)))
-                return Explanation(rule.zone, rule.number, why, tuple(checks))
+                return Explanation(rule.zone, rule.number, why, tuple(checks), rule.priority)
         why = "no route matches" if self._rules else "there are no routes"
         return Explanation(DEFAULT_ZONE, 0, why, tuple(checks))
 
@@ -159,7 +165,7 @@ class _Choosing:
         if rule.number not in self._said:
             self._said[rule.number] = rule.said_of_mail(self._mail)
         said = (*self._said[rule.number], *rule.said_of_recipient(recipient))
-        return Choice(rule.zone, f"route={rule.number} {reason(said)}")
+        return Choice(rule.zone, f"route={rule.number} {reason(said)}", rule.priority)
 
 
 def _default(recipient: str) -> Choice:

@@ -20,13 +20,14 @@ that call is visible, except that a `settle` whose result was lost may or may no
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.model.outcome import Outcome
 
 CHUNK_SIZE = 64 * 1024
 
@@ -51,11 +52,16 @@ class MessageNotFoundError(StoreError):
     """No such message: it was settled, dropped, or never committed."""
 
 
+class MessageSettledError(MessageNotFoundError):
+    """The store has found out that it can never be sent, and has said so: nothing is left to settle."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The delivery has its final outcome and leaves the store."""
+    """The delivery has its final outcome and leaves the store. `failure`: it was not delivered."""
 
     delivery: Delivery
+    failure: Outcome | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

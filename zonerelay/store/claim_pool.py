@@ -154,7 +154,7 @@ class Claims:
         if key in self.changing:
             self.let_go[key] = delivery
         else:
-            self.zone(key.zone).put(delivery)
+            self.zone(key.queue).put(delivery)
 
     def lose(self, keys: Collection[DeliveryKey]) -> None:
         for key in keys:

@@ -66,7 +66,7 @@ class DiskStore:
         for message_id, records in stock.entries:
             for record in records:
                 key = disk_format.key_of(message_id, record)
-                self._index[key.zone].put(key, record.created, record.next_attempt, held=record.held)
+                self._index[key.queue].put(key, record.created, record.next_attempt, held=record.held)
 
     # --- taking mail
 
@@ -160,14 +160,14 @@ class DiskStore:
 
     def _correct(self, key: DeliveryKey, delivery: Delivery | None) -> None:
         """The file says something else than the index: dropped meanwhile, unreadable, or changed by hand."""
-        zone = self._index[key.zone]
+        zone = self._index[key.queue]
         zone.drop_claim(key)
         if not zone.is_changing(key):
             self._show(key, delivery)
 
     def _show(self, key: DeliveryKey, delivery: Delivery | None) -> None:
         """This is durable."""
-        zone = self._index[key.zone]
+        zone = self._index[key.queue]
         if delivery is None:
             zone.remove(key)
         else:
@@ -175,7 +175,7 @@ class DiskStore:
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
         for key in keys:
-            self._index[key.zone].release(key)
+            self._index[key.queue].release(key)
 
     async def next_due(self, zone: str) -> float | None:
         self._keeper.check_usable()
@@ -253,18 +253,18 @@ class DiskStore:
         self._keeper.check_usable()
         plan.seal(self._states)
         for key in plan.transitions:
-            self._index[key.zone].begin_change(key)
+            self._index[key.queue].begin_change(key)
         applied = functools.partial(self._apply, plan, settled)
         return self._committer.submit(plan.ops, size=plan.size, lazy=lazy, applied=applied)
 
     def _apply(self, plan: Plan, settled: Sequence[DeliveryKey]) -> None:
         """The plan is durable."""
         for key in settled:
-            self._index[key.zone].drop_claim(key)
+            self._index[key.queue].drop_claim(key)
         for key, (old, new) in plan.transitions.items():
             for walk in self._walks:
                 walk.changed(key, old)
-            self._index[key.zone].end_change(key)
+            self._index[key.queue].end_change(key)
             self._show(key, new)
         for state in plan.states.values():
             state.is_new = False
@@ -288,7 +288,7 @@ class DiskStore:
             now = found.get(state.id, [])
             there = {} if isinstance(now, StoreCorruptError) else {d.key: d for d in now}
             for key in state.known:
-                self._index[key.zone].clear_changes(key)
+                self._index[key.queue].clear_changes(key)
                 self._show(key, there.get(key))
         self._uncertain = []
 
@@ -334,7 +334,7 @@ class DiskStore:
         held = await self._states.hold([message_id])
         self._states.drop(held.values())
         found = [delivery for state in held.values() for delivery in state.deliveries.values()]
-        return sorted(found, key=lambda delivery: (delivery.recipient, delivery.zone))
+        return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
 
     async def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
         self._keeper.check_usable()

@@ -110,7 +110,7 @@ def encode_record(delivery: Delivery) -> bytes:
     try:
         return _encode(
             DeliveryRecord(
-                delivery.zone,
+                delivery.queue,
                 delivery.recipient,
                 delivery.created,
                 delivery.attempts,
@@ -149,7 +149,7 @@ def decode_index(message_id: MessageId, raw: bytes) -> list[IndexRecord]:
 def _deliveries(message_id: MessageId, records: Iterable[DeliveryRecord]) -> list[Delivery]:
     return [
         Delivery(
-            zone=record.zone,
+            queue=record.zone,
             message_id=message_id,
             recipient=Mailbox(record.recipient),
             created=record.created,

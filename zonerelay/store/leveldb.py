@@ -124,7 +124,7 @@ class LevelDbStore:
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
         for key in keys:
-            self._zones[key.zone].release((key,))
+            self._zones[key.queue].release((key,))
 
     async def next_due(self, zone: str) -> float | None:
         self._keeper.check_usable()
@@ -203,7 +203,7 @@ class LevelDbStore:
         plan.seal()
         for key, (old, _) in plan.transitions.items():
             if old is not None and key not in claims:
-                self._zones[key.zone].window.forget(key)
+                self._zones[key.queue].window.forget(key)
         if plan.removes_message and self._last_id is not None and self._last_id != self._stored_last_id:
             # As long as the youngest message is there, its keys tell its id.
             self._stored_last_id = self._last_id
@@ -222,8 +222,8 @@ class LevelDbStore:
                 self._keeper.note_removed(message_id)
 
     def _apply_step(self, key: DeliveryKey, old: Delivery | None, new: Delivery | None) -> None:
-        ledger, window = self._ledger, self._zones[key.zone].window
-        self._keeper.counts.move(key.zone, old, new)
+        ledger, window = self._ledger, self._zones[key.queue].window
+        self._keeper.counts.move(key.queue, old, new)
         if old is not None and old.next_attempt and (was_due := due_time(old)):
             window.due_range.gone(records.deferred_key(key, was_due))
         is_latest = ledger.landed(key, new)

@@ -143,7 +143,7 @@ def zones(db: LevelDb) -> set[str]:
     """Zones that hold deliveries, one seek each."""
     prefix = records.DELIVERY_PREFIX
     keys = db.first_keys(prefix, records.after(prefix), lambda key: b"%b %b!" % tuple(key.split(b" ", 2)[:2]))
-    return {key.zone for _, key in _parsed(keys)}
+    return {key.queue for _, key in _parsed(keys)}
 
 
 def deliveries_of(db: LevelDb, message_id: MessageId) -> list[Delivery]:
@@ -155,7 +155,7 @@ def deliveries_of(db: LevelDb, message_id: MessageId) -> list[Delivery]:
             rows = list(db.rows(start, records.after(prefix), limit=PAGE_ROWS))
             found += _decoded(rows)
             start = rows[-1][0] + b"\0" if len(rows) == PAGE_ROWS else None
-    return sorted(found, key=lambda delivery: (delivery.recipient, delivery.zone))
+    return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
 
 
 def oldest(db: LevelDb, start: bytes, end: bytes, now: float) -> tuple[bytes, float | None] | None:

@@ -94,7 +94,7 @@ class MemoryStore:
         ready = [
             delivery
             for key, delivery in self._deliveries.items()
-            if key.zone == zone and key not in self._claimed and delivery.is_due(now)
+            if key.queue == zone and key not in self._claimed and delivery.is_due(now)
         ]
         fresh = sorted((d for d in ready if d.next_attempt <= 0), key=lambda d: d.key)
         due = sorted((d for d in ready if d.next_attempt > 0), key=lambda d: (d.next_attempt, d.key))
@@ -120,7 +120,7 @@ class MemoryStore:
             (
                 delivery.next_attempt
                 for key, delivery in self._deliveries.items()
-                if key.zone == zone
+                if key.queue == zone
                 and key not in self._claimed
                 and key not in self._passed_over
                 and delivery.next_attempt > 0
@@ -131,7 +131,7 @@ class MemoryStore:
 
     def has_ready(self, zone: str) -> bool:
         return any(
-            key.zone == zone
+            key.queue == zone
             and key not in self._claimed
             and key not in self._passed_over
             and not delivery.held
@@ -203,29 +203,29 @@ class MemoryStore:
     async def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
         self._check()
         for key, delivery in sorted(self._deliveries.items()):
-            if zone is None or key.zone == zone:
+            if zone is None or key.queue == zone:
                 yield delivery
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         self._check()
         found = [delivery for key, delivery in self._deliveries.items() if key.message_id == message_id]
-        return sorted(found, key=lambda delivery: (delivery.recipient, delivery.zone))
+        return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
 
     def counts(self) -> dict[str, QueueCounts]:
         tally = Tally()
         for delivery in self._deliveries.values():
-            tally.move(delivery.zone, None, delivery)
+            tally.move(delivery.queue, None, delivery)
         return tally.current()
 
     async def oldest(self, zone: str, *, now: float) -> float | None:
         self._check()
-        released = (key for key, d in self._deliveries.items() if key.zone == zone and d.created <= now)
+        released = (key for key, d in self._deliveries.items() if key.queue == zone and d.created <= now)
         first = min(released, default=None)
         return None if first is None else self._deliveries[first].created
 
     async def zones(self) -> set[str]:
         self._check()
-        return {key.zone for key in self._deliveries}
+        return {key.queue for key in self._deliveries}
 
     def last_message_id(self) -> MessageId | None:
         return self._last_id

@@ -90,12 +90,12 @@ class PostgresStore:
     def _keeps(self, delivery: Delivery) -> bool:
         """Claimed at once, so that delivering it asks nobody?"""
         ready = not delivery.held and delivery.next_attempt <= 0
-        return ready and self._claims.zone(delivery.zone).has_room
+        return ready and self._claims.zone(delivery.queue).has_room
 
     def _to_share(self, new: NewMessage) -> set[str]:
         """Zones with more than we can keep at hand: others may have room."""
         return {
-            delivery.zone
+            delivery.queue
             for delivery in new.deliveries
             if delivery.key not in new.claimed and not delivery.held and delivery.next_attempt <= 0
         }
@@ -187,7 +187,7 @@ class PostgresStore:
         claims = self._claims
         async with self._database.exclusive:
             claims.changing.update(keys)
-            pooled = [d for key in keys if (d := claims.zone(key.zone).forget(key)) is not None]
+            pooled = [d for key in keys if (d := claims.zone(key.queue).forget(key)) is not None]
             claims.let_go.update({delivery.key: delivery for delivery in pooled})
             try:
                 async with self._reader.transaction() as fetch:
@@ -204,13 +204,13 @@ class PostgresStore:
                 claims.changing.difference_update(keys)
                 for key in keys:
                     if (left := claims.let_go.pop(key, None)) is not None:
-                        claims.zone(key.zone).put(left)
+                        claims.zone(key.queue).put(left)
         return found.existed
 
     def _land_update(self, key: DeliveryKey, old: Delivery, new: Delivery | None, *, kept: bool) -> None:
         claims = self._claims
-        self._counter.move(key.zone, old, new)
-        claims.zone(key.zone).doubt()
+        self._counter.move(key.queue, old, new)
+        claims.zone(key.queue).doubt()
         let_go = claims.let_go.pop(key, None)
         if new is None:
             claims.drop(key)
@@ -219,7 +219,7 @@ class PostgresStore:
             claims.handed[key] = new
         elif kept and let_go is not None:
             # It was given back meanwhile, and the database still says that it is ours.
-            claims.zone(key.zone).put(new)
+            claims.zone(key.queue).put(new)
 
     # --- reading
 

@@ -94,7 +94,7 @@ class DatabaseClaims:
             pool.doubt()
         for key, delivery in there.items():
             if key not in claims.handed and not claims.regain(delivery):
-                claims.zone(key.zone).put(delivery)
+                claims.zone(key.queue).put(delivery)
         if lost:
             self._on_lost(lost)
 

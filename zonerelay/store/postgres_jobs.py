@@ -43,7 +43,7 @@ class Jobs:
             handed = self._claims.handed.get(key)
             if handed is not None:
                 job.mine[key] = handed
-            elif (pooled := self._claims.zone(key.zone).forget(key)) is not None:
+            elif (pooled := self._claims.zone(key.queue).forget(key)) is not None:
                 job.pooled.append(pooled)
             known = self.messages.get(key.message_id)
             if state is None and (known is None or len(known.envelope.recipients) != 1):
@@ -86,13 +86,13 @@ class Jobs:
         status = job.done.get(key)
         if status is None:
             return  # it was gone, or is another node's now
-        pool = claims.zone(key.zone)
+        pool = claims.zone(key.queue)
         if new is None:
-            self._counter.move(key.zone, _before(job, key, status), None)
+            self._counter.move(key.queue, _before(job, key, status), None)
             if key not in job.mine:
                 pool.due = 0.0
             return
-        self._counter.move(key.zone, _before(job, key, status), new)
+        self._counter.move(key.queue, _before(job, key, status), new)
         if key not in job.mine:
             pool.due = 0.0
         if not new.held:
@@ -105,8 +105,8 @@ class Jobs:
         self._keeper.last_id = max(self._keeper.last_id, new.id)
         self.remember(new.message)
         for delivery in new.deliveries:
-            self._counter.move(delivery.zone, None, delivery)
-            pool = self._claims.zone(delivery.zone)
+            self._counter.move(delivery.queue, None, delivery)
+            pool = self._claims.zone(delivery.queue)
             if delivery.key in new.claimed:
                 pool.put(delivery)
             elif not delivery.held and delivery.next_attempt > 0:
@@ -123,16 +123,16 @@ class Jobs:
         claims = self._claims
         claims.settling.difference_update(job.changes)
         for delivery in job.pooled:
-            claims.zone(delivery.zone).put(delivery)
+            claims.zone(delivery.queue).put(delivery)
         for key, delivery in job.mine.items():
             if key not in claims.handed and key not in claims.lost:
-                claims.zone(key.zone).put(delivery)
+                claims.zone(key.queue).put(delivery)
 
     def _give_up(self, job: Job, error: BaseException) -> None:
         self._in_flight.pop(job, None)
         self._let_go(job)
         for new in job.messages:
-            self.doubtful[new.id] = {delivery.zone for delivery in new.deliveries}
+            self.doubtful[new.id] = {delivery.queue for delivery in new.deliveries}
         _tell(job, error)
 
     def batch_failed(self, error: StoreError) -> None:
@@ -153,7 +153,7 @@ def _before(job: Job, key: DeliveryKey, status: Status) -> Delivery:
     """The delivery as it was counted: of what counts, the database knows best."""
     known = job.mine.get(key) or job.changes[key]
     if known is None:
-        known = Delivery(zone=key.zone, message_id=key.message_id, recipient=key.recipient, created=0.0)
+        known = Delivery(queue=key.queue, message_id=key.message_id, recipient=key.recipient, created=0.0)
     return replace(known, next_attempt=status.next_attempt, held=status.held)
 
 

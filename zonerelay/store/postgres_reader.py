@@ -97,7 +97,7 @@ class DatabaseReader:
         except MessageNotFoundError:
             return []
         rows = await self.fetch(sql.OF_MESSAGE, words(await self.zones()), key)
-        return sorted(map(delivery_of, rows), key=lambda delivery: (delivery.recipient, delivery.zone))
+        return sorted(map(delivery_of, rows), key=lambda delivery: (delivery.recipient, delivery.queue))
 
     async def zones(self) -> set[str]:
         return {unword(row[0]) for row in await self.fetch(sql.ZONES)}

@@ -53,7 +53,7 @@ def unword(text: str) -> str:
 
 
 def row_key(key: DeliveryKey) -> RowKey:
-    return RowKey(word(key.zone), number(key.message_id), word(key.recipient))
+    return RowKey(word(key.queue), number(key.message_id), word(key.recipient))
 
 
 def delivery_key(row: Row) -> DeliveryKey:

@@ -258,7 +258,7 @@ def decode_record(key: DeliveryKey, raw: bytes) -> Delivery:
     except (ValueError, msgspec.MsgspecError) as error:
         raise StoreCorruptError(f"unreadable delivery {delivery_key(key)[:200]!r}: {error}") from error
     return Delivery(
-        zone=key.zone,
+        queue=key.queue,
         message_id=key.message_id,
         recipient=key.recipient,
         created=record.created,

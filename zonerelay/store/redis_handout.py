@@ -126,7 +126,7 @@ class Handout:
             return
         self._book.drop(tokens)
         for key, _ in tokens:
-            self._figures.quiet.discard(key.zone)
+            self._figures.quiet.discard(key.queue)
 
         def failed(_: StoreError) -> None:
             self.is_unsure = True

@@ -125,7 +125,7 @@ class RedisReader:
         for place, raw in pairs(found):
             zone, _, recipient = place.partition(b" ")
             deliveries.append(rows.decode(zone, message_id.encode("ascii"), recipient, raw))
-        return sorted(deliveries, key=lambda delivery: (delivery.recipient, delivery.zone))
+        return sorted(deliveries, key=lambda delivery: (delivery.recipient, delivery.queue))
 
     async def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
         names = sorted(await self.zones()) if zone is None else [zone]

@@ -33,7 +33,7 @@ def zone_field(zone: str) -> bytes:
 
 
 def address(key: DeliveryKey) -> Address:
-    return Address(zone_field(key.zone), key.message_id.encode("ascii"), records.field(key.recipient))
+    return Address(zone_field(key.queue), key.message_id.encode("ascii"), records.field(key.recipient))
 
 
 def encode(delivery: Delivery) -> bytes:

@@ -280,6 +280,10 @@ class Events:
         """What the zone changes could not be changed in this message; `reason` is from our own list."""
         self._emit("warning", "sent-unchanged", {"id": message_id, "zone": zone, "reason": reason})
 
+    def row_refused(self, row: int, problem: str) -> None:
+        """A row of the outbox can never be sent: it has failed without an attempt."""
+        self._emit("warning", "row-refused", {"row": row, "problem": self._redact.text(problem)})
+
     def trouble(self, where: str, error: BaseException, *, message_id: MessageId | None = None) -> None:
         """Something that should not happen did. The mail is safe; the text is for the operator."""
         self.metrics.trouble(where)

@@ -16,11 +16,21 @@ from prometheus_client.registry import Collector
 SHARED_QUEUE = "zonerelay_queue_deliveries"
 
 # The oldest, the first to expire, and "no" when one says no.
-_GREATEST = frozenset({"zonerelay_queue_oldest_seconds", "zonerelay_loop_lag_seconds", "zonerelay"})
+_GREATEST = frozenset(
+    {
+        "zonerelay_queue_oldest_seconds",
+        "zonerelay_loop_lag_seconds",
+        "zonerelay",
+        # Every worker counts the same table.
+        "zonerelay_outbox_rows",
+        "zonerelay_outbox_lag_seconds",
+    }
+)
 _LEAST = frozenset(
     {
         "zonerelay_certificate_expiry_timestamp_seconds",
         "zonerelay_smarthost_login",
+        "zonerelay_outbox_up",
         "process_start_time_seconds",
         "process_max_fds",
     }

@@ -20,6 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from zonerelay import __version__
+from zonerelay.model.outbox import zone_label
 from zonerelay.telemetry.families import Family, collect
 from zonerelay.telemetry.instruments import (
     MAX_LABEL_VALUES,
@@ -30,6 +31,7 @@ from zonerelay.telemetry.instruments import (
     LabelledCounter,
 )
 from zonerelay.telemetry.mta_sts import StsCounters
+from zonerelay.telemetry.outbox import OutboxMetrics
 from zonerelay.telemetry.smarthosts import SmarthostMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -187,6 +189,7 @@ class Metrics:
         self._policy = Histogram("zonerelay_policy_seconds", "Answers of policies.", POLICY_BUCKETS)
         self.sts = StsCounters()
         self.smarthosts = SmarthostMetrics()
+        self.outbox = OutboxMetrics()
         self._registry = self._build_registry()
 
         # Called for every connection and write, so without a step in between.
@@ -201,6 +204,7 @@ class Metrics:
         Info("zonerelay", "This relay.", registry=registry).info({"version": __version__})
         registry.register(self.sts)
         registry.register(self.smarthosts)
+        registry.register(self.outbox)
         registry.register(
             Instruments(
                 self._accepted,
@@ -250,7 +254,7 @@ class Metrics:
         self._dkim.add((result,))
 
     def suspended(self, zone: str) -> None:
-        self._suspended.add((zone,))
+        self._suspended.add((zone_label(zone),))
 
     def source_refused(self, source: str) -> None:
         self._source_refusals.add((source,))
@@ -263,6 +267,8 @@ class Metrics:
 
     def settled(self, zone: str, verdict: str, age: float, *, in_doubt: bool = False) -> None:
         """One recipient's result; `age` is the seconds since acceptance."""
+        if "/" in zone:
+            zone = zone_label(zone)
         if in_doubt:
             self._deliveries.add((zone, "in_doubt"))
             if verdict == "deferred":
@@ -285,7 +291,7 @@ class Metrics:
 
     def outbound_tls(self, zone: str, level: str, result: str) -> None:
         """`level`: what was demanded in the end; `result`: ok, failed, or fallback to clear text."""
-        self._outbound_tls.add((zone, level, result))
+        self._outbound_tls.add((zone_label(zone), level, result))
 
     def declare_zones(self, zones: Iterable[str]) -> None:
         """Show every zone's counters from the start: one that appears late hides its first increase."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from zonerelay.model.outbox import zone_label
 from zonerelay.telemetry.instruments import Instruments, LabelledCounter
 from zonerelay.telemetry.redact import Redactor
 
@@ -59,7 +60,7 @@ class SmarthostEvents:
 
     def answered(self, zone: str, result: str) -> None:
         """`ok`, `refused` or `failed` (for now); `broken`: it could not even be tried."""
-        self._metrics.logins.add((zone, result))
+        self._metrics.logins.add((zone_label(zone), result))
 
     def refused(self, zone: str, credential: str, host: str, reply: str) -> None:
         """Nobody tries again for a while; all mail that needs the credential waits."""

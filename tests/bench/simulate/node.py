@@ -11,6 +11,7 @@ from tests.bench.simulate.store import IndexedStore
 from tests.bench.simulate.world import World
 from zonerelay.config.models import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.config.units import Rate
+from zonerelay.inbound.deliveries import first_due
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
@@ -107,8 +108,9 @@ class Node:
             created=now,
         )
         message = Message(envelope=envelope, size=len(TEXT), chunks=1)
+        first = first_due(envelope, due)
         deliveries = [
-            Delivery(zone=ZONE, message_id=identity, recipient=address, created=now, next_attempt=due)
+            Delivery(queue=ZONE, message_id=identity, recipient=address, created=now, next_attempt=first)
             for address in addresses
         ]
         self.store.add(message, [TEXT], deliveries)

@@ -135,28 +135,28 @@ def _due(deliveries: int, nodes: int) -> Scenario:
 def _list(deliveries: int, nodes: int) -> Scenario:
     return Scenario(
         name="list",
-        about="one sender's list of 1,000,000 recipients in 200 messages, and other people's single messages",
+        about="one sender's list of 200,000 recipients in 40 messages, and other people's single messages",
         kinds=(Kind(name="listed", share=0.0, domains=20_000), *_QUIET),
         deliveries=deliveries or 30_000,
         rate=20.0,
         nodes=nodes,
         zone=ZoneSettings(max_connections=100),
-        injections=(Injection(at=60.0, kind="listed", recipients=1_000_000, each=5_000, seconds=200.0),),
+        injections=(Injection(at=60.0, kind="listed", recipients=200_000, each=5_000, seconds=40.0),),
     )
 
 
 def _tarpits(deliveries: int, nodes: int) -> Scenario:
     return Scenario(
         name="tarpits",
-        about="500 hosts that take minutes, 500 that are dead, 200 without DNS, and fast ones",
+        about="hosts that take minutes, that say nothing, that are dead, that have no DNS; and fast ones",
         kinds=(
-            Kind(name="tarpit", share=0.02, domains=500, seconds=(60.0, 280.0), connecting=10.0, even=True),
-            Kind(name="dead", share=0.05, domains=500, dead=True, connecting=30.0, even=True),
-            Kind(name="silent", share=0.01, domains=200, silent=True, seconds=(300.0, 300.0), even=True),
-            Kind(name="nodns", share=0.05, domains=200, no_dns=True, look_up=10.0, even=True),
+            Kind(name="tarpit", share=0.01, domains=200, seconds=(60.0, 280.0), connecting=10.0, even=True),
+            Kind(name="dead", share=0.02, domains=200, dead=True, connecting=30.0, even=True),
+            Kind(name="silent", share=0.003, domains=50, silent=True, seconds=(300.0, 300.0), even=True),
+            Kind(name="nodns", share=0.02, domains=200, no_dns=True, look_up=10.0, even=True),
             *_QUIET,
         ),
-        deliveries=deliveries or 100_000,
+        deliveries=deliveries or 60_000,
         rate=20.0,
         nodes=nodes,
         zone=ZoneSettings(max_connections=100),

@@ -62,7 +62,7 @@ class IndexedStore(MemoryStore):
         """It may be claimed, now or when it is due."""
         if delivery.held:
             return
-        zone = self._zones[key.zone]
+        zone = self._zones[key.queue]
         if delivery.next_attempt > 0:
             heapq.heappush(zone.due, (delivery.next_attempt, key))
         else:

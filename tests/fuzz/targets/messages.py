@@ -122,7 +122,7 @@ def dsn(data: bytes) -> None:
     sender, recipient, orcpt, envid, said, host, subject = [printable(part) for part in parts[:7]]
     origin = _mailbox(reverse_path, sender) or Mailbox("sender@example.org")
     delivery = Delivery(
-        zone="default",
+        queue="default",
         message_id=ID,
         recipient=_mailbox(forward_path, recipient) or Mailbox("b@example.com"),
         created=NOW,

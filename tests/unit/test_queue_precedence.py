@@ -1,0 +1,138 @@
+"""Urgent mail first and nothing waits for ever: in turns, in the ring, in a line, in claims."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.queueing import DELIVERED, delivery, route_to
+from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.priority import Priority, priority_of, queue_of, queues_of, zone_of
+from zonerelay.queue.precedence import STRIDE, Precedence
+from zonerelay.queue.zone_queue import ZoneQueue
+
+NOW = 1_700_000_000.0
+HIGH, NORMAL, BULK = Priority
+
+
+def mail(n: int, priority: Priority, domain: str = "example.com") -> Delivery:
+    return delivery(f"u@{domain}", message_id=f"{n:016x}", queue=queue_of("default", priority))
+
+
+def plan(*claims: tuple[Priority, int], connections: int = 1, **zone: object) -> ZoneQueue:
+    """One window each of so many deliveries, to one destination each where `domains` is not given."""
+    queue = ZoneQueue(ZoneSettings(max_connections=connections, **zone), RetrySettings())  # type: ignore[arg-type]  # fields by name
+    for priority, count in claims:
+        add(queue, priority, count)
+    return queue
+
+
+def add(queue: ZoneQueue, priority: Priority, count: int, *, domain: str = "example.com") -> None:
+    queue.add([mail(n, priority, domain) for n in range(count)], NOW, priority)
+    for each in queue.take_look_ups():
+        queue.found(each, route_to("default", each), NOW)
+
+
+def sent(queue: ZoneQueue, count: int) -> list[Priority]:
+    """The priorities of the next messages, with one connection."""
+    order = []
+    for _ in range(count):
+        work = queue.next_work(NOW)
+        assert work is not None
+        order.append(work.deliveries[0].priority)
+        queue.finished(work, [DELIVERED], NOW)
+    return order
+
+
+def test_names_of_queues_hold_the_zone_and_the_priority() -> None:
+    for priority in Priority:
+        queue = queue_of("a.b-c_d", priority)
+        assert (zone_of(queue), priority_of(queue)) == ("a.b-c_d", priority)
+    assert queues_of("z") == ("z;high", "z", "z;bulk")
+    assert priority_of("z;unheard-of") is NORMAL
+
+
+@given(st.lists(st.sets(st.sampled_from(Priority), min_size=1), min_size=40, max_size=200))
+def test_nobody_waits_longer_than_its_share(turns: list[set[Priority]]) -> None:
+    precedence = Precedence()
+    waited: Counter[Priority] = Counter()
+    for waiting in turns:
+        chosen = precedence.pick(waiting)
+        assert chosen in waiting
+        for each in Priority:
+            waited[each] = waited[each] + 1 if each in waiting and each is not chosen else 0
+            # All turns of the more urgent ones in its stride, and one of each besides.
+            assert waited[each] <= sum(
+                STRIDE[each] // STRIDE[other] + 1 for other in Priority if other != each
+            )
+
+
+def test_shares_of_a_long_run() -> None:
+    precedence = Precedence()
+    assert Counter(precedence.pick(Priority) for _ in range(310)) == {HIGH: 250, NORMAL: 50, BULK: 10}
+
+
+def test_urgent_mail_has_the_next_turn_in_a_line_and_the_rest_moves_on() -> None:
+    queue = plan((BULK, 200), (NORMAL, 200))
+    sent(queue, 40)
+    add(queue, HIGH, 3)
+    order = sent(queue, 20)
+    assert HIGH in order[:1]
+    assert order.count(HIGH) == 3
+    assert {NORMAL, BULK} <= set(sent(queue, 40))
+
+
+def test_within_a_priority_the_oldest_goes_first() -> None:
+    queue = plan((HIGH, 3), (NORMAL, 3))
+    ids: dict[Priority, list[str]] = {HIGH: [], NORMAL: []}
+    while (work := queue.next_work(NOW)) is not None:
+        ids[work.deliveries[0].priority].append(work.message_id)
+        queue.finished(work, [DELIVERED], NOW)
+    for found in ids.values():
+        assert found == sorted(found)
+        assert len(found) == 3
+
+
+def test_a_destination_with_urgent_mail_is_served_before_hundreds_of_others() -> None:
+    queue = plan()
+    for n in range(300):
+        add(queue, NORMAL, 2, domain=f"d{n}.example")
+    add(queue, HIGH, 1, domain="idle.example")
+    assert HIGH in sent(queue, 2)
+
+
+def test_a_destination_that_stands_in_the_ring_already_is_hastened() -> None:
+    queue = plan()
+    for n in range(300):
+        add(queue, NORMAL, 2, domain=f"d{n}.example")
+    add(queue, HIGH, 1, domain="d299.example")
+    assert HIGH in sent(queue, 2)
+    assert len(sent(queue, 599)) == 599
+    assert queue.next_work(NOW) is None
+    assert queue.waiting == 0
+
+
+def test_a_full_window_of_bulk_mail_leaves_room_for_urgent_mail() -> None:
+    queue = ZoneQueue(ZoneSettings(next_hop="hop"), RetrySettings(), window=100)
+    queue.add([mail(n, BULK) for n in range(100)], NOW, BULK)
+    assert not queue.wants_claim({BULK})
+    claim = queue.plan_claim({HIGH, BULK})
+    assert claim is not None
+    assert (claim.priority, claim.limit) == (HIGH, 100)
+
+
+def test_claims_take_turns_too() -> None:
+    queue = ZoneQueue(ZoneSettings(), RetrySettings())
+    plans = [queue.plan_claim(set(Priority)) for _ in range(31)]
+    assert Counter(each.priority for each in plans if each is not None) == {HIGH: 25, NORMAL: 5, BULK: 1}
+
+
+def test_withdrawn_and_drained_deliveries_are_found_whatever_their_priority() -> None:
+    queue = plan((HIGH, 2), (NORMAL, 2), (BULK, 2))
+    queue.withdraw([mail(0, HIGH).key, mail(1, BULK).key])
+    assert queue.waiting == 4
+    assert [each.priority for each in queue.drain()] == [HIGH, NORMAL, NORMAL, BULK]
+    assert queue.waiting == 0

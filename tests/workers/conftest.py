@@ -1,0 +1,39 @@
+"""An outbox, a sink that takes everything, and a smarthost that wants STARTTLS and a log-in."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.support.outbox import LOOPBACK, OutboxBed
+from zonerelay.sandbox.sink import Sink
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Iterator[OutboxBed]:
+    bed = OutboxBed(tmp_path)
+    yield bed
+    bed.drop()
+
+
+@pytest.fixture
+async def sink() -> AsyncIterator[Sink]:
+    sink = Sink()
+    await sink.start()
+    yield sink
+    await sink.close()
+
+
+@pytest.fixture
+def server_tls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ssl.SSLContext:
+    """For a server on loopback, whom this process trusts."""
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(LOOPBACK).configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    return context

@@ -1,0 +1,181 @@
+"""How rows are claimed, kept and given back: one relay, two, a dead one, one that was only slow."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+import pytest
+
+from tests.support.outbox import OutboxBed, to_sink
+from zonerelay.outbox import claims
+from zonerelay.outbox.sql import Statements
+from zonerelay.outbox.tables import Names
+from zonerelay.sandbox.sink import Sink
+from zonerelay.store.postgres_driver import Access, Link
+
+LIMIT = 10
+
+
+async def test_select_for_update_skip_locked(bed: OutboxBed, sink: Sink) -> None:
+    """Two workers that claim at the same time never have the same row, at most as many as they asked for, and
+    do not wait for a row that somebody has locked.
+    """
+    async with bed.relay(to_sink(sink.port)):
+        pass  # makes the tables
+    rows = [bed.insert() for _ in range(25)]
+    later = bed.insert(next_retry_at="tomorrow")
+    past = bed.insert(next_retry_at="yesterday")
+    statement = Statements(Names(bed.schema, "outbound_messages", "mailboxes"))
+    access = Access(bed.server.url, "", bed.schema, "test", 60.0)
+    links = [await Link.open(access) for _ in range(3)]
+    sessions = [
+        (await link.fetch(statement.register, f"worker {n}", 60.0))[0][0] for n, link in enumerate(links)
+    ]
+    async with links[2].transaction() as fetch:
+        await fetch("SELECT id FROM outbound_messages WHERE id = $1 FOR UPDATE", rows[0])
+        async with asyncio.timeout(5):
+            claimed = await asyncio.gather(
+                *(
+                    link.fetch(statement.claim, LIMIT, s, [], "default", False)
+                    for link, s in zip(links[:2], sessions, strict=False)
+                )
+            )
+    had = [row[0] for some in claimed for row in some]
+    assert [len(some) for some in claimed] == [LIMIT, LIMIT]
+    assert len(set(had)) == 2 * LIMIT
+    assert rows[0] not in had
+    rest = await links[0].fetch(statement.claim, 100, sessions[0], [], "default", False)
+    assert {row[0] for row in rest} | set(had) == {*rows, past}
+    assert bed.row(later)["status"] == "queued"
+    assert bed.row(past)["status"] == "processing"
+    for link in links:
+        await link.close()
+
+
+async def test_two_relays_share_the_rows_and_send_each_once(bed: OutboxBed, sink: Sink) -> None:
+    zone = to_sink(sink.port)
+    async with bed.relay(zone) as first, bed.relay(zone, name="second") as second:
+        bed.psql(
+            "INSERT INTO outbound_messages (from_address, to_addresses, subject)"
+            " SELECT 'app@example.org', ARRAY['user' || i || '@example.com'], 's'"
+            " FROM generate_series(1, 300) i"
+        )
+        await first.until(lambda: len(sink.messages) >= 300, what="all of them")
+        await first.until(
+            lambda: bed.psql("SELECT count(*) FROM outbound_messages WHERE status <> 'sent'") == "0",
+            what="sent",
+        )
+        assert len({message.recipients for message in sink.messages}) == len(sink.messages) == 300
+        assert first.log.named("delivered")
+        assert second.log.named("delivered")
+
+
+async def test_an_insert_is_heard_of_at_its_commit_and_not_before(bed: OutboxBed, sink: Sink) -> None:
+    async with bed.relay(to_sink(sink.port)) as running:  # it looks by itself once a minute
+        link = await Link.open(Access(bed.server.url, "", bed.schema, "test", 60.0))
+        async with link.transaction() as fetch:
+            await fetch(
+                "INSERT INTO outbound_messages (from_address, to_addresses)"
+                " VALUES ('app@example.org', '{someone@example.com}')"
+            )
+            await asyncio.sleep(0.2)
+            assert not sink.messages
+        async with asyncio.timeout(2):
+            await sink.wait_for(1)
+        await link.close()
+        await running.until_logged("delivered")
+
+
+async def test_a_row_that_comes_due_is_sent_without_being_looked_for(bed: OutboxBed, sink: Sink) -> None:
+    async with bed.relay(to_sink(sink.port)) as running:
+        soon = bed.psql("SELECT clock_timestamp() + interval '0.5 seconds'")
+        row = bed.insert(next_retry_at=soon)
+        found = await bed.until(running, row, "sent", timeout=3)
+        assert str(found["sent_at"]) > soon.replace(" ", "T")
+
+
+async def test_rows_of_a_relay_that_is_gone_go_back_after_its_lease(bed: OutboxBed, sink: Sink) -> None:
+    async with bed.relay(to_sink(sink.port), outbox={"lease": 1.2}) as running:
+        row = bed.insert(next_retry_at="infinity")
+        bed.psql(
+            "INSERT INTO outbound_messages_relays"
+            " VALUES (gen_random_uuid(), 'dead', now() + interval '0.5 s');"
+            " UPDATE outbound_messages SET status = 'processing', claim_token = gen_random_uuid(),"
+            " next_retry_at = NULL,"
+            " claimed_by = (SELECT session FROM outbound_messages_relays WHERE name = 'dead')"
+        )
+        assert not sink.messages
+        await bed.until(running, row, "sent", timeout=4)
+        assert "zonerelay_outbox_reaped_total 1.0" in running.worker.metrics.exposition().decode()
+
+
+async def test_a_relay_that_lost_its_claim_changes_nothing(bed: OutboxBed, sink: Sink) -> None:
+    async with bed.relay(to_sink(sink.port)) as running:
+        row = bed.insert(to_addresses=["slow-1s@example.com"])
+        await running.until(lambda: any("slow-1s" in each for each in sink.commands), what="sending")
+        bed.psql(
+            "UPDATE outbound_messages SET claim_token = gen_random_uuid(), claimed_by ="
+            f" (SELECT session FROM outbound_messages_relays) WHERE id = {row}"
+        )
+        await running.until_logged("delivered")
+        await asyncio.sleep(0.1)
+        found = bed.row(row)
+        assert (found["status"], found["attempts"], found["sent_at"]) == ("processing", 0, None)
+
+
+async def test_a_zone_that_is_full_leaves_room_for_the_others(
+    bed: OutboxBed, sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "SHARE", 4)
+    monkeypatch.setattr(claims, "BATCH", 3)
+    async with bed.relay(to_sink(sink.port, max_connections=1)) as running:
+        mailbox = bed.mailbox(sink.port, password=None, smtp_tls="none")
+        slow = [bed.insert(to_addresses=[f"slow-1s+{n}@example.com"]) for n in range(8)]
+        quick = bed.insert(mailbox_id=mailbox)
+        await bed.until(running, quick, "sent", timeout=3)
+        assert [bed.row(each)["status"] for each in slow].count("queued") >= 2
+
+
+async def test_the_relay_takes_up_its_rows_again_when_the_database_is_back(
+    bed: OutboxBed, sink: Sink
+) -> None:
+    async with bed.relay(to_sink(sink.port)) as running:
+        row = bed.insert(to_addresses=["slow-1s@example.com"])
+        await running.until(lambda: any("slow-1s" in each for each in sink.commands), what="sending")
+        bed.psql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'zonerelay outbox'"
+        )
+        await running.send("app@example.org", ["other@example.com"], b"Subject: x\r\n\r\nx\r\n")
+        assert (await bed.until(running, row, "sent"))["attempts"] == 1
+        assert len([m for m in sink.messages if "slow-1s@example.com" in m.recipients]) == 1
+        bed.insert()
+        await sink.wait_for(3)
+
+
+async def test_operators_see_rows_hold_them_and_let_them_go(bed: OutboxBed, sink: Sink) -> None:
+    from zonerelay.control.client import ControlClient
+    from zonerelay.control.messages import Changed, QueueChange
+    from zonerelay.control.paths import control_socket_path
+
+    async with bed.relay(to_sink(sink.port)) as running:
+        row = bed.insert(to_addresses=["defer-451@example.com", "a@example.com"])
+        await bed.until(running, row, "queued")
+        await running.until_logged("deferred")
+        client = ControlClient(control_socket_path(running.worker.settings))
+
+        async def change(action: Literal["hold", "release", "drop"]) -> Changed:
+            return await asyncio.to_thread(client.ask, QueueChange(action=action, everything=True), Changed)
+
+        await bed.until(running, row, "queued")
+        assert (await change("hold")).changed == 1
+        assert bed.row(row)["next_retry_at"] == "infinity"
+        assert (await change("release")).changed == 1
+        await running.until_logged("deferred", 2)
+        await bed.until(running, row, "queued")
+        assert (await change("drop")).changed == 1
+        found = bed.row(row)
+        assert found["status"] == "failed"
+        assert "dropped by the operator" in str(found["error_log"])
+        assert [message.recipients for message in sink.messages] == [("a@example.com",)]

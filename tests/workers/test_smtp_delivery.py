@@ -1,0 +1,170 @@
+"""Rows become mail: what is sent, through which server, with which log-in, and what fails at once."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import email.policy
+import json
+import ssl
+
+from tests.support.outbox import OutboxBed, to_sink
+from tests.support.smarthost import Smarthost
+from zonerelay.sandbox.sink import Sink
+
+WRONG: list[tuple[dict[str, object], str]] = [
+    ({"to_addresses": []}, "there is no recipient"),
+    ({"to_addresses": ["nobody"]}, "to_addresses has a wrong address"),
+    ({"to_addresses": ["a@example.com>\r\nRCPT TO:<b@example.com"]}, "to_addresses has a line end"),
+    ({"from_address": None}, "from_address has a wrong address"),
+    ({"subject": "x\nBcc: b@example.com"}, "subject has a line end"),
+    ({"headers": {"X-A": "x\r\nBcc: b@example.com"}}, "headers: X-A has a line end"),
+    ({"headers": {"X-A: b\r\nBcc": "b@example.com"}}, "headers has a name that is no field name"),
+    ({"headers": {"bcc": "b@example.com"}}, "headers may not have bcc"),
+    ({"attachments": '[{"content": "%%%"}]'}, "attachments[0].content is not base64"),
+    ({"zone": "nowhere"}, "no zone of this name"),
+    ({"mailbox_id": None, "text_body": "x" * 3000}, "more than max_message_size"),
+    ({"to_addresses": [f"{'a' * 60}{n}@example.com" for n in range(1001)]}, "more than 1000 recipients"),
+]
+
+
+async def test_successful_smtp_dispatch(bed: OutboxBed, server_tls: ssl.SSLContext) -> None:
+    """By STARTTLS and with the log-in of the row's mailbox, whose password is encrypted in the database."""
+    host = Smarthost(tls=server_tls, users={"relay": "right"})
+    await host.start()
+    async with bed.relay() as running:
+        row = bed.insert(mailbox_id=bed.mailbox(host.port), from_address=None)
+        found = await bed.until(running, row, "sent")
+        assert (found["attempts"], found["error_log"], found["next_retry_at"]) == (1, None, None)
+        assert found["claimed_by"] is found["claim_token"] is None
+        assert found["sent_at"] is not None
+        assert host.logins == [("PLAIN", "relay", 235)]
+        assert host.messages == ["relay"]
+        assert "STARTTLS" in host.lines
+        assert "MAIL FROM:<box@example.org>" in [line.partition(" SIZE")[0] for line in host.lines]
+        assert b"From: box@example.org\r\n" in host.bodies[0]
+        labels = running.worker.metrics.exposition().decode()
+        assert 'zonerelay_deliveries_total{outcome="delivered",zone="mailbox"} 1.0' in labels
+        assert "mailbox/" not in labels
+    await host.close()
+
+
+async def test_mime_multipart_construction(bed: OutboxBed, sink: Sink) -> None:
+    async with bed.relay(to_sink(sink.port)) as running:
+        row = bed.insert(
+            from_address="Häuptling <app@example.org>",
+            to_addresses=['"Doe, Jane" <jane@example.com>', "bob@bücher.example"],
+            cc_addresses=["cc@example.com"],
+            bcc_addresses=["hidden@example.com"],
+            subject="Grüße aus dem Büro",
+            text_body="Hallo,\n.\nWelt – ok\n",
+            html_body="<p>Hallo <b>Welt</b></p>",
+            headers={"Reply-To": "Antwort <answer@example.org>", "X-Campaign": "spring"},
+            attachments=json.dumps(
+                [
+                    {
+                        "filename": "Übersicht.pdf",
+                        "content_type": "application/pdf",
+                        "content": base64.b64encode(b"%PDF\0" * 100).decode(),
+                    }
+                ]
+            ),
+        )
+        await bed.until(running, row, "sent")
+    (sent,) = sink.messages
+    assert set(sent.recipients) == {
+        *("jane@example.com", "bob@xn--bcher-kva.example", "cc@example.com", "hidden@example.com")
+    }
+    parsed = email.message_from_bytes(sent.body, policy=email.policy.default)
+    assert parsed.get_content_type() == "multipart/mixed"
+    alternative, attached = parsed.iter_parts()
+    assert alternative.get_content_type() == "multipart/alternative"
+    plain, html = alternative.iter_parts()
+    assert [plain.get_content_type(), html.get_content_type()] == ["text/plain", "text/html"]
+    assert plain.get_content().replace("\r\n", "\n") == "Hallo,\n.\nWelt – ok\n"
+    assert html.get_content().replace("\r\n", "\n") == "<p>Hallo <b>Welt</b></p>\n"
+    assert (attached.get_filename(), attached.get_content()) == ("Übersicht.pdf", b"%PDF\0" * 100)
+    assert parsed["subject"] == "Grüße aus dem Büro"
+    assert parsed["from"] == "Häuptling <app@example.org>"
+    assert parsed["to"] == '"Doe, Jane" <jane@example.com>, bob@xn--bcher-kva.example'
+    assert (parsed["cc"], parsed["reply-to"]) == ("cc@example.com", "Antwort <answer@example.org>")
+    assert parsed["bcc"] is None
+    assert b"hidden" not in sent.body
+    assert (parsed["mime-version"], parsed["x-campaign"]) == ("1.0", "spring")
+    assert parsed["message-id"].endswith("@example.org>")
+    assert not parsed.defects
+    assert sent.body.isascii()
+
+
+async def test_who_has_a_message_is_not_sent_it_again(bed: OutboxBed, sink: Sink) -> None:
+    async with bed.relay(to_sink(sink.port)) as running:
+        row = bed.insert(to_addresses=["a@example.com", "greylist@example.com", "reject-550@example.com"])
+        await running.until_logged("deferred")
+        found = await bed.until(running, row, "queued")
+        assert 50 < bed.retry_in(row) <= 60
+        bed.psql("UPDATE outbound_messages SET next_retry_at = now()")
+        found = await bed.until(running, row, "queued")
+        running.worker._queue._outbox.store.claims.look()  # type: ignore[union-attr]  # as the next poll does
+        found = await bed.until(running, row, "failed")
+    assert sorted(each for message in sink.messages for each in message.recipients) == [
+        *("a@example.com", "greylist@example.com")
+    ]
+    assert {message.body for message in sink.messages} == {sink.messages[0].body}
+    assert str(found["error_log"]).count("\n") == 0
+    assert "550 5.0.0 as the address asks" in str(found["error_log"])
+
+
+async def test_wrong_rows_fail_at_once_and_hinder_nobody(bed: OutboxBed, sink: Sink) -> None:
+    async with bed.relay(to_sink(sink.port), outbox={"max_message_size": 2048}) as running:
+        bed.psql("ALTER TABLE outbound_messages DISABLE TRIGGER USER")
+        rows = [bed.insert(**columns) for columns, _ in WRONG]
+        bed.psql("ALTER TABLE outbound_messages ENABLE TRIGGER USER")
+        good = bed.insert()
+        await bed.until(running, good, "sent")
+        for row, (_, words) in zip(rows, WRONG, strict=True):
+            found = await bed.until(running, row, "failed")
+            assert words in str(found["error_log"])
+            assert "b@example.com" not in str(found["error_log"])
+        assert [message.recipients for message in sink.messages] == [("someone@example.com",)]
+
+
+async def test_a_wrong_password_makes_mail_wait_until_it_is_corrected(
+    bed: OutboxBed, server_tls: ssl.SSLContext
+) -> None:
+    host = Smarthost(tls=server_tls, users={"relay": "right"})
+    await host.start()
+    async with bed.relay(outbox={"poll_interval": 0.2}) as running:
+        mailbox = bed.mailbox(host.port, password="wrong")
+        row = bed.insert(mailbox_id=mailbox)
+        await running.until_logged("login-refused")
+        found = await bed.until(running, row, "queued")
+        assert "535 5.7.8 no such user or password" in str(found["error_log"])
+        assert found["attempts"] == 0
+        assert any("cannot log in" in each for each in running.worker._surface().problems)
+        sealed = bed.sealed("right", host.port)
+        bed.psql(f"UPDATE mailboxes SET smtp_password_encrypted = '{sealed}'")
+        await asyncio.sleep(0.4)
+        bed.psql("UPDATE outbound_messages SET next_retry_at = NULL")
+        await bed.until(running, row, "sent")
+        assert host.logins == [("PLAIN", "relay", 535), ("PLAIN", "relay", 235)]
+    await host.close()
+
+
+async def test_a_password_that_cannot_be_opened_makes_mail_wait(
+    bed: OutboxBed, server_tls: ssl.SSLContext
+) -> None:
+    host = Smarthost(tls=server_tls, users={"relay": "right"})
+    await host.start()
+    async with bed.relay() as running:
+        sealed = bed.sealed("right", host.port, key=b"x" * 32)
+        other_server = bed.sealed("right", host.port + 1)
+        rows = [
+            bed.insert(mailbox_id=bed.mailbox(host.port, smtp_password_encrypted=each))
+            for each in (sealed, other_server)
+        ]
+        await running.until_logged("login-broken", 2)
+        for row in rows:
+            found = await bed.until(running, row, "queued")
+            assert "cannot be opened with any of [outbox] keys" in str(found["error_log"])
+        assert host.logins == []
+    await host.close()

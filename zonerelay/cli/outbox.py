@@ -1,0 +1,136 @@
+"""`zonerelay outbox`: the tables' SQL, how many rows wait, and passwords for mailboxes. No relay need run."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import secrets
+import sys
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from zonerelay.cli import output, text
+from zonerelay.cli.exits import FAILED, OK, CliError
+from zonerelay.cli.relay import load_settings
+from zonerelay.smtp.sasl import MAX_PASSWORD
+
+if TYPE_CHECKING:
+    from zonerelay.config.models import OutboxSettings
+
+
+class OutboxStatus(msgspec.Struct):
+    """`oldest_seconds` of the rows that wait, `lag_seconds` of those that are due; `relays` are alive."""
+
+    queued: int
+    processing: int
+    sent: int
+    failed: int
+    oldest_seconds: float
+    lag_seconds: float
+    relays: int
+
+
+def outbox(arguments: Namespace) -> int:
+    settings = load_settings(arguments.config).outbox
+    match arguments.verb:
+        case "schema":
+            return _schema(settings)
+        case "encrypt-password":
+            return _encrypt(settings, arguments)
+    return _status(settings, arguments)
+
+
+def _schema(settings: OutboxSettings) -> int:
+    from zonerelay.outbox.attach import names_of
+    from zonerelay.outbox.tables import script
+
+    print(script(names_of(settings)), end="")
+    return OK
+
+
+def _encrypt(settings: OutboxSettings, arguments: Namespace) -> int:
+    from zonerelay.outbox.attach import read_keys
+    from zonerelay.outbox.passwords import NONCE_SIZE, seal
+    from zonerelay.store.base import StoreOpenError
+
+    try:
+        keys = read_keys(settings, os.environ)
+    except StoreOpenError as error:
+        raise CliError(str(error)) from error
+    if not keys:
+        raise CliError("[outbox] keys names no key: openssl rand -base64 32 > FILE makes one")
+    password = _password()
+    nonce = secrets.token_bytes(NONCE_SIZE)
+    print(seal(password, keys[0], nonce, host=arguments.host, port=arguments.port, user=arguments.user))
+    return OK
+
+
+def _password() -> str:
+    if sys.stdin.isatty():
+        try:
+            password = getpass.getpass("Password of the mailbox: ")
+        except EOFError:
+            password = ""
+    else:
+        data = sys.stdin.buffer.read(MAX_PASSWORD + 3)
+        try:
+            password = data.decode().removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError:
+            raise CliError("the password is not UTF-8", FAILED) from None
+    if not password:
+        raise CliError("there is no password")
+    if len(password.encode()) > MAX_PASSWORD or not password.isprintable():
+        raise CliError(f"a password is one line of {MAX_PASSWORD} octets at most")
+    return password
+
+
+def _status(settings: OutboxSettings, arguments: Namespace) -> int:
+    from zonerelay.store.base import StoreError
+
+    if not settings.url:
+        raise CliError("the configuration has no outbox: [outbox] url says where its database is")
+    try:
+        found = asyncio.run(_ask(settings))
+    except StoreError as error:
+        raise CliError(str(error)) from error
+    if arguments.json:
+        output.print_line(found)
+        return OK
+    facts = [(name, f"{getattr(found, name):,}") for name in ("queued", "processing", "sent", "failed")]
+    facts.append(("oldest", text.span(found.oldest_seconds) if found.oldest_seconds else "–"))
+    facts.append(("due for", text.span(found.lag_seconds) if found.lag_seconds else "–"))
+    facts.append(("relays", str(found.relays)))
+    output.console().print(output.facts(facts))
+    return OK
+
+
+async def _ask(settings: OutboxSettings) -> OutboxStatus:
+    """Raises StoreError."""
+    from zonerelay.outbox.attach import access_of, names_of
+    from zonerelay.outbox.sql import Statements
+    from zonerelay.outbox.tables import check
+    from zonerelay.store.postgres_driver import Link
+
+    names = names_of(settings)
+    statements = Statements(names)
+    link = await Link.open(access_of(settings, os.environ))
+    try:
+        await check(link, names)
+        rows = await link.fetch(statements.figures)
+        ((sent,),) = await link.fetch(statements.sent)
+        ((relays,),) = await link.fetch(statements.alive)
+    finally:
+        await link.close()
+    counts = {row[0]: row[1] for row in rows}
+    return OutboxStatus(
+        queued=counts.get("queued", 0),
+        processing=counts.get("processing", 0),
+        sent=sent,
+        failed=counts.get("failed", 0),
+        oldest_seconds=max((row[2] or 0.0 for row in rows), default=0.0),
+        lag_seconds=max((row[3] or 0.0 for row in rows), default=0.0),
+        relays=relays,
+    )

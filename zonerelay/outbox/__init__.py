@@ -1,0 +1,1 @@
+"""Mail that applications insert into a table of their own PostgreSQL database."""

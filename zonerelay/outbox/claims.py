@@ -1,0 +1,318 @@
+"""Which rows this relay has, and how it comes to them: claimed in batches whenever somebody says that there
+may be some, with a look now and then in case nobody did.
+
+Strategies (policy → the harm it prevents):
+
+- `FOR UPDATE SKIP LOCKED` → relays never wait for each other, and no row is had by two.
+- At most `MOST` rows at a time → memory does not grow with the table.
+- A zone with `SHARE` rows is passed over until it has half of that → a slow server does not fill the window.
+- New rows and those that have come due take turns → neither starves the other.
+- A row that is wrong is finalised at once → it is nobody's trouble but its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outbox import is_mailbox_zone, mailbox_zone
+from zonerelay.outbox.drafts import BadRowError, Content, recipients_of
+from zonerelay.outbox.keeper import OutboxKeeper
+from zonerelay.outbox.mailboxes import Mailbox, Mailboxes
+from zonerelay.outbox.rows import Redact, Row, Write, put_off, read_states, refused
+from zonerelay.outbox.sql import HEAD_COLUMNS, MAX_PEOPLE, PEOPLE, Statements
+from zonerelay.store.base import StoreError
+from zonerelay.store.claim_pool import ZonePool
+from zonerelay.store.postgres_driver import Row as Columns
+
+BATCH = 100
+MOST = 2000
+SHARE = 500
+MAILBOX_PAUSE = 300.0
+"""Seconds until a row of a mailbox that cannot be used is looked at again."""
+
+_OK = HEAD_COLUMNS
+_PEOPLE = slice(HEAD_COLUMNS + 1, HEAD_COLUMNS + 1 + len(PEOPLE))
+_SMALL = HEAD_COLUMNS + 1 + len(PEOPLE)
+
+
+class OutboxClaims:
+    """`put(write)` finalises; `on_news(zone)`: there is something to be claimed from the pool."""
+
+    def __init__(
+        self,
+        keeper: OutboxKeeper,
+        statements: Statements,
+        mailboxes: Mailboxes,
+        *,
+        default_zone: str,
+        poll: float,
+        known_zones: Callable[[], Collection[str]],
+        put: Callable[[Write], None],
+        on_news: Callable[[str], None],
+        refused: Callable[[int, str], None],
+        redact: Redact,
+        clock: Clock,
+    ) -> None:
+        self.rows: dict[MessageId, Row] = {}
+        self.claimed = 0
+        self._keeper = keeper
+        self._statements = statements
+        self._mailboxes = mailboxes
+        self._default = default_zone
+        self._poll = poll
+        self._known_zones = known_zones
+        self._put = put
+        self._on_news = on_news
+        self._refused = refused
+        self._redact = redact
+        self._clock = clock
+        self._pools: dict[str, ZonePool] = {}
+        self._in_zone: Counter[str] = Counter()
+        self._full: set[str] = set()
+        self._parked: dict[str, dict[DeliveryKey, Delivery]] = {}
+        self._turn_of_due = False
+        self._wanted = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- the claimer
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def look(self) -> None:
+        """There may be something to claim."""
+        self._wanted.set()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self._wanted.wait(), self._poll)
+            except TimeoutError:
+                await self._look_at_mailboxes()
+            self._wanted.clear()
+            if self._keeper.usable:
+                try:
+                    await self._claim_all()
+                except StoreError as error:
+                    self._keeper.trouble(error)
+
+    async def _claim_all(self) -> None:
+        while (limit := min(BATCH, MOST - len(self.rows))) > 0:
+            due_only = self._turn_of_due
+            rows = await self._claim(limit, due_only=due_only)
+            self._turn_of_due = not due_only
+            if len(rows) < limit and not due_only:
+                break
+        else:
+            return
+        ahead = await self._keeper.fetch(self._statements.next_due)
+        if ahead:
+            self._look_in(max(ahead[0][0], 0.0))
+
+    def _look_in(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if seconds < self._poll:
+            # Not a moment too early: the database's clock decides.
+            self._timer = asyncio.get_running_loop().call_later(seconds + 0.01, self.look)
+
+    async def _claim(self, limit: int, *, due_only: bool) -> Sequence[Columns]:
+        values = (limit, self._keeper.session, list(self._full), self._default, due_only)
+        rows = await self._keeper.fetch(self._statements.claim, *values)
+        self.claimed += len(rows)
+        unknown = {row[3] for row in rows if row[3] is not None} - set(self._mailboxes.ids)
+        if unknown:
+            await self._read_mailboxes(list(unknown))
+        zones = {zone for row in rows if (zone := self._admit(row))}
+        for zone in zones:
+            self._on_news(zone)
+        return rows
+
+    async def _read_mailboxes(self, ids: Sequence[int]) -> None:
+        found = await self._keeper.fetch(self._statements.mailboxes, ids)
+        self._mailboxes.found(Mailbox.read(row) for row in found)
+
+    async def _look_at_mailboxes(self) -> None:
+        ids = self._mailboxes.ids
+        if not ids or not self._keeper.usable:
+            return
+        try:
+            await self._read_mailboxes(ids)
+        except StoreError:
+            return  # the keeper knows
+        self._mailboxes.forget_idle(+self._in_zone)
+
+    # --- rows coming and going
+
+    def _admit(self, columns: Columns) -> str:
+        """The zone that has something new to do, `""` when the row has been finalised."""
+        try:
+            row = read_row(columns, self._default, self._mailbox_of(columns))
+            self._check_zone(row.zone)
+        except BadRowError as error:
+            self._refused(columns[0], str(error))
+            self._put(refused(columns[0], columns[1], columns[4], str(error)))
+            return ""
+        mailbox = self._mailboxes.use(row.zone) if is_mailbox_zone(row.zone) else None
+        if mailbox is not None and (problem := mailbox.problem()):
+            text = f"waits: {problem}"
+            self._put(
+                put_off(
+                    row.id,
+                    row.token,
+                    attempts=columns[4],
+                    problem=text,
+                    state=columns[6],
+                    delay=MAILBOX_PAUSE,
+                )
+            )
+            return ""
+        self.rows[row.message_id] = row
+        self._in_zone[row.zone] += 1
+        if self._in_zone[row.zone] >= SHARE:
+            self._full.add(row.zone)
+        deliveries = row.take_due(self._clock.now())
+        if not deliveries:
+            self.finished(row)
+            self._put(row.write(self._clock.now(), self._redact))
+            return ""
+        pool = self.pool(row.zone)
+        for delivery in deliveries:
+            pool.put(delivery)
+        return row.zone
+
+    def _mailbox_of(self, columns: Columns) -> Mailbox | None:
+        if columns[3] is None:
+            return None
+        mailbox = self._mailboxes.use(mailbox_zone(columns[3]))
+        if mailbox is None:
+            raise BadRowError("there is no mailbox with this mailbox_id")
+        return mailbox
+
+    def _check_zone(self, zone: str) -> None:
+        if not is_mailbox_zone(zone) and zone not in self._known_zones():
+            raise BadRowError("the relay has no zone of this name")
+
+    def finished(self, row: Row) -> None:
+        """Nobody of the row is out any more."""
+        if self.rows.pop(row.message_id, None) is None:
+            return
+        zone = row.zone
+        self._in_zone[zone] -= 1
+        if zone in self._full and self._in_zone[zone] <= SHARE // 2:
+            self._full.discard(zone)
+            self.look()
+        if not self._in_zone[zone]:
+            del self._in_zone[zone]
+            self._pools.pop(zone, None)
+            self._parked.pop(zone, None)
+        if len(self.rows) == MOST - BATCH:
+            self.look()
+
+    def lose(self) -> list[DeliveryKey]:
+        """All claims are gone; the keys that were out."""
+        keys = [DeliveryKey(row.zone, row.message_id, each) for row in self.rows.values() for each in row.out]
+        self.rows.clear()
+        self._pools.clear()
+        self._parked.clear()
+        self._in_zone.clear()
+        self._full.clear()
+        return keys
+
+    # --- the pool
+
+    def pool(self, zone: str) -> ZonePool:
+        found = self._pools.get(zone)
+        if found is None:
+            found = self._pools[zone] = ZonePool()
+        return found
+
+    def zones(self) -> set[str]:
+        return set(self._in_zone)
+
+    def has_fresh(self, zone: str) -> bool:
+        pool = self._pools.get(zone)
+        return pool is not None and pool.has_fresh
+
+    def take(self, zone: str, limit: int, skip: Collection[str]) -> list[Delivery]:
+        pool = self._pools.get(zone)
+        if pool is None or not self._keeper.usable:
+            return []
+        found, passed = pool.take(limit, skip, self._clock.now())
+        if passed:
+            self._parked.setdefault(zone, {}).update({each.key: each for each in passed})
+        if len(found) < limit and zone in self._parked:
+            found += self._unpark(zone, limit - len(found), lambda each: each.domain not in skip)
+        return [each for each in found if self._is_ours(each.key)]
+
+    def take_domain(self, zone: str, domain: str, limit: int) -> list[Delivery]:
+        if zone not in self._parked or not self._keeper.usable:
+            return []
+        found = self._unpark(zone, limit, lambda each: each.domain == domain)
+        return [each for each in found if self._is_ours(each.key)]
+
+    def _unpark(self, zone: str, limit: int, wanted: Callable[[Delivery], bool]) -> list[Delivery]:
+        parked = self._parked[zone]
+        found = [each for each in parked.values() if wanted(each)][:limit]
+        for each in found:
+            del parked[each.key]
+        if not parked:
+            del self._parked[zone]
+        return found
+
+    def give_back(self, key: DeliveryKey) -> None:
+        row = self.rows.get(key.message_id)
+        if row is not None and key.recipient in row.out:
+            self.pool(key.queue).put(row.delivery(key.recipient, due=True))
+
+    def withdraw(self, key: DeliveryKey) -> None:
+        """Out of the pool: an operator has changed it."""
+        if key.queue in self._pools:
+            self._pools[key.queue].forget(key)
+        if key.queue in self._parked:
+            self._parked[key.queue].pop(key, None)
+
+    def _is_ours(self, key: DeliveryKey) -> bool:
+        row = self.rows.get(key.message_id)
+        return row is not None and key.recipient in row.out
+
+    def tell_all(self) -> None:
+        for zone in self.zones():
+            self._on_news(zone)
+
+
+def read_row(columns: Columns, default_zone: str, mailbox: Mailbox | None) -> Row:
+    """Raises BadRowError."""
+    if not columns[_OK]:
+        raise BadRowError(f"the addresses have more than {MAX_PEOPLE} octets")
+    people = recipients_of(
+        dict(zip(PEOPLE, columns[_PEOPLE], strict=True)), mailbox.from_address if mailbox else ""
+    )
+    content = None
+    if len(columns) > _SMALL and columns[_SMALL]:
+        content = Content(
+            **dict(zip(("subject", "text", "html", "headers"), columns[_SMALL + 1 :], strict=True))
+        )
+    return Row(
+        columns[0],
+        columns[1] or "",
+        zone=mailbox_zone(columns[3]) if columns[3] is not None else columns[2] or default_zone,
+        created=columns[5],
+        attempts=columns[4],
+        people=people,
+        states=read_states(columns[6]),
+        content=content,
+    )

@@ -1,0 +1,126 @@
+"""Messages made of rows, and kept while they are being sent.
+
+A small one is made at once and kept in memory, the least lately used forgotten first. A large one is made in
+a thread, one at a time, and kept in a file without a name, so that no more than one is ever whole in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import IO
+
+from zonerelay.message.compose import compose
+from zonerelay.message.headers import parse_header
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.outbox.drafts import BadRowError, Content, draft_of
+from zonerelay.outbox.rows import Row
+from zonerelay.outbox.sql import INLINE
+from zonerelay.store.base import CHUNK_SIZE, StoreError
+
+MEMORY = 8 * 1024 * 1024
+FILES = 64
+_LARGE = 4 * INLINE
+_END_OF_HEADER = b"\r\n\r\n"
+
+
+@dataclass(slots=True, eq=False)
+class Composed:
+    """`data` of a small one, or else `file`."""
+
+    message: Message
+    data: bytes
+    file: IO[bytes] | None = None
+
+
+class Composer:
+    """One per outbox. `max_size`: of a message."""
+
+    def __init__(self, max_size: int) -> None:
+        self._max_size = max_size
+        self._kept: OrderedDict[MessageId, Composed] = OrderedDict()
+        self._octets = 0
+        self._files = 0
+        self._large = asyncio.Lock()
+
+    def known(self, message_id: MessageId) -> Composed | None:
+        found = self._kept.get(message_id)
+        if found is not None:
+            self._kept.move_to_end(message_id)
+        return found
+
+    async def make(self, row: Row, content: Content) -> Composed:
+        """Raises BadRowError, and StoreError when there is no room for a large one."""
+        if _length(content) <= INLINE:
+            made = self._compose(row, content)
+        else:
+            async with self._large:
+                made = await asyncio.to_thread(self._compose, row, content)
+        self._keep(row.message_id, made)
+        return made
+
+    def forget(self, message_id: MessageId) -> None:
+        made = self._kept.pop(message_id, None)
+        if made is not None:
+            self._octets -= len(made.data)
+            self._files -= made.file is not None
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self._octets = self._files = 0
+
+    def _keep(self, message_id: MessageId, made: Composed) -> None:
+        self.forget(message_id)
+        self._kept[message_id] = made
+        self._octets += len(made.data)
+        self._files += made.file is not None
+        while self._octets > MEMORY or self._files > FILES:
+            self.forget(next(iter(self._kept)))
+
+    def _compose(self, row: Row, content: Content) -> Composed:
+        data = compose(draft_of(row.id, row.created, row.people, content))
+        if len(data) > self._max_size:
+            raise BadRowError(f"the message has {len(data)} octets, more than max_message_size")
+        header = data[: data.index(_END_OF_HEADER) + 2]
+        message = Message(
+            envelope=row.envelope(),
+            size=len(data),
+            chunks=-(-len(data) // CHUNK_SIZE),
+            plain_lines=b"\r\n." not in data,
+            headers=parse_header(header).fields,
+            trace=("protocol=outbox", f"row={row.id}"),
+        )
+        if len(data) <= _LARGE:
+            return Composed(message, data)
+        return Composed(message, b"", _to_file(data))
+
+
+async def read(made: Composed) -> AsyncIterator[bytes]:
+    if made.file is None:
+        for start in range(0, len(made.data), CHUNK_SIZE):
+            yield made.data[start : start + CHUNK_SIZE]
+        return
+    for start in range(0, made.message.size, CHUNK_SIZE):
+        yield await asyncio.to_thread(os.pread, made.file.fileno(), CHUNK_SIZE, start)
+
+
+def _length(content: Content) -> int:
+    texts = (content.text, content.html, content.headers, content.attachments, content.subject)
+    return sum(len(text) for text in texts if text)
+
+
+def _to_file(data: bytes) -> IO[bytes]:
+    try:
+        file = tempfile.TemporaryFile(prefix="zonerelay-outbox-")  # noqa: SIM115 - closed with its last reader
+        file.write(data)
+        file.flush()
+    except OSError as error:
+        raise StoreError(
+            f"a large message of the outbox cannot be put into a file: {error.strerror}"
+        ) from error
+    return file

@@ -1,0 +1,157 @@
+"""Spool and outbox as one store, so that zones, rates, connections and operators' verbs know one queue.
+
+A message's id says whose it is. New mail and reports go to the spool. A write to the spool never waits for
+the outbox's database, and its trouble is nobody's but the outbox's own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Envelope, Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone, is_outbox
+from zonerelay.outbox.store import OutboxStore
+from zonerelay.store.base import Change, Finish, MessageWriter, Postpone, QueueCounts, Store, Submit
+
+
+class JoinedStore:
+    """Takes both over: `close` closes them. `counts`: of several workers one counts the rows of all."""
+
+    def __init__(self, spool: Store, outbox: OutboxStore, *, counts: bool = True) -> None:
+        self._counts_rows = counts
+        self._spool = spool
+        self._outbox = outbox
+        # What concerns new mail and ids is the spool's alone.
+        self.unhealthy = spool.unhealthy
+        self.probe = spool.probe
+        self.last_message_id = spool.last_message_id
+
+    def begin(self, envelope: Envelope) -> MessageWriter:
+        return self._spool.begin(envelope)
+
+    @property
+    def node(self) -> int:
+        return self._spool.node
+
+    # --- handing out
+
+    async def claim(
+        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        if is_mailbox_zone(zone):
+            return self._outbox.claim(zone, limit, skip_domains)
+        # Half for each while both have enough.
+        found = self._outbox.claim(zone, max(limit // 2, 1), skip_domains)
+        try:
+            if len(found) < limit:
+                found += await self._spool.claim(zone, limit - len(found), now=now, skip_domains=skip_domains)
+            if len(found) < limit:
+                found += self._outbox.claim(zone, limit - len(found), skip_domains)
+        except BaseException:
+            self.release([delivery.key for delivery in found])
+            raise
+        return found
+
+    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
+        found = self._outbox.claim_domain(zone, domain, limit)
+        if len(found) < limit and not is_mailbox_zone(zone):
+            try:
+                found += await self._spool.claim_domain(zone, domain, limit - len(found), now=now)
+            except BaseException:
+                self.release([delivery.key for delivery in found])
+                raise
+        return found
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        theirs = [key for key in keys if is_outbox(key.message_id)]
+        if theirs:
+            self._outbox.release(theirs)
+            keys = [key for key in keys if not is_outbox(key.message_id)]
+        self._spool.release(keys)
+
+    async def next_due(self, zone: str) -> float | None:
+        return None if is_mailbox_zone(zone) else await self._spool.next_due(zone)
+
+    def has_ready(self, zone: str) -> bool:
+        return self._outbox.claims.has_fresh(zone) or (
+            not is_mailbox_zone(zone) and self._spool.has_ready(zone)
+        )
+
+    # --- settling
+
+    async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
+        theirs = [
+            change
+            for change in changes
+            if isinstance(change, Finish | Postpone) and is_outbox(change.delivery.message_id)
+        ]
+        if not theirs:
+            await self._spool.settle(changes, lazy=lazy)
+            return
+        ours = [
+            change
+            for change in changes
+            if isinstance(change, Submit) or not is_outbox(change.delivery.message_id)
+        ]
+        if ours:
+            # First: a report that is stored twice is better than none.
+            await self._spool.settle(ours, lazy=lazy)
+        self._outbox.settle(theirs)
+
+    # --- reading
+
+    async def read_message(self, message_id: MessageId) -> Message:
+        return await (self._outbox if is_outbox(message_id) else self._spool).read_message(message_id)
+
+    def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+        return (self._outbox if is_outbox(message_id) else self._spool).read_body(message_id)
+
+    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        return await (self._outbox if is_outbox(message_id) else self._spool).deliveries_of(message_id)
+
+    async def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
+        if zone is None or not is_mailbox_zone(zone):
+            async for delivery in self._spool.scan(zone):
+                yield delivery
+        if self._outbox.keeper.usable:
+            async for delivery in self._outbox.reader.scan(zone):
+                yield delivery
+
+    def counts(self) -> dict[str, QueueCounts]:
+        both: defaultdict[str, QueueCounts] = defaultdict(QueueCounts)
+        for counts in (self._spool.counts(), self._outbox.counts() if self._counts_rows else {}):
+            for zone, each in counts.items():
+                sum_ = both[zone]
+                both[zone] = QueueCounts(
+                    sum_.ready + each.ready, sum_.deferred + each.deferred, sum_.held + each.held
+                )
+        return dict(both)
+
+    async def oldest(self, zone: str, *, now: float) -> float | None:
+        theirs = self._outbox.reader.oldest(zone)
+        if zone == MAILBOXES:
+            return theirs
+        ours = await self._spool.oldest(zone, now=now)
+        return min((each for each in (ours, theirs) if each is not None), default=None)
+
+    async def zones(self) -> set[str]:
+        return await self._spool.zones()
+
+    # --- operators, and the end
+
+    async def update(
+        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
+    ) -> int:
+        theirs = [key for key in keys if is_outbox(key.message_id)]
+        ours = [key for key in keys if not is_outbox(key.message_id)] if theirs else keys
+        existed = await self._spool.update(ours, change) if ours else 0
+        return existed + (await self._outbox.update(theirs, change) if theirs else 0)
+
+    async def close(self) -> None:
+        try:
+            await self._outbox.close()
+        finally:
+            await self._spool.close()

@@ -1,0 +1,76 @@
+"""Passwords of mailboxes as the database has them: AES-256-GCM, bound to the server that they are for.
+
+    zr1.<base64url of 12 octets of nonce and the sealed password>
+
+The server and the user name are the associated data, so whoever can write the table cannot have a password
+sent to another server. The first key seals; each is tried to open, so keys are replaced one after the other.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+PREFIX = "zr1."
+KEY_SIZE = 32
+NONCE_SIZE = 12
+MAX_SEALED = 4096
+
+
+class PasswordError(Exception):
+    """The text is for the operator and holds no secret."""
+
+
+def read_key(text: str) -> bytes:
+    """32 octets in base64 (`openssl rand -base64 32`) or hexadecimal. Raises PasswordError."""
+    text = "".join(text.split())
+    try:
+        key = bytes.fromhex(text) if len(text) == 2 * KEY_SIZE else _unbase64(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_SIZE:
+        raise PasswordError(f"is no key of {KEY_SIZE} octets in base64: openssl rand -base64 32 makes one")
+    return key
+
+
+def seal(password: str, key: bytes, nonce: bytes, *, host: str, port: int, user: str) -> str:
+    sealed = AESGCM(key).encrypt(nonce, password.encode(), _bound(host, port, user))
+    return PREFIX + base64.urlsafe_b64encode(nonce + sealed).decode()
+
+
+def unseal(sealed: str, keys: Sequence[bytes], *, host: str, port: int, user: str) -> str:
+    """Raises PasswordError."""
+    if not sealed.startswith(PREFIX) or len(sealed) > MAX_SEALED:
+        raise PasswordError("is not what zonerelay outbox encrypt-password writes")
+    try:
+        data = _unbase64(sealed.removeprefix(PREFIX))
+    except ValueError:
+        raise PasswordError("is damaged: it is no base64") from None
+    if not keys:
+        raise PasswordError("cannot be opened: there is no key in [outbox] keys")
+    for key in keys:
+        try:
+            opened = AESGCM(key).decrypt(data[:NONCE_SIZE], data[NONCE_SIZE:], _bound(host, port, user))
+            return opened.decode()
+        except (InvalidTag, ValueError):
+            continue
+    raise PasswordError(
+        "cannot be opened with any of [outbox] keys: another key, or host, port or user have changed since"
+    )
+
+
+def _bound(host: str, port: int, user: str) -> bytes:
+    return f"{host.lower()}:{port}:{user}".encode()
+
+
+def _unbase64(text: str) -> bytes:
+    """Both alphabets, with or without padding. Raises ValueError."""
+    plain = text.rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+    except binascii.Error as error:
+        raise ValueError(str(error)) from None

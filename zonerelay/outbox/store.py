@@ -1,0 +1,296 @@
+"""The outbox as a queue: the verbs of a store over rows that applications have inserted.
+
+What is different from a spool: `settle` hands outcomes to a writer that tries until they are stored, for the
+SMTP side must not wait for a database that it does not use. Until an outcome is stored its row stays claimed,
+so nobody else sends it, and a relay that dies leaves it in doubt, as one that dies in a transaction does.
+
+A row that turns out to be wrong while its message is made is finalised as failed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from itertools import groupby
+
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outbox import message_id_of, row_of
+from zonerelay.outbox.claims import OutboxClaims
+from zonerelay.outbox.composing import Composed, Composer, read
+from zonerelay.outbox.drafts import BadRowError
+from zonerelay.outbox.keeper import OutboxKeeper
+from zonerelay.outbox.reader import OutboxReader
+from zonerelay.outbox.rows import PROCESSING, Redact, Row, Write, keys_of, refused
+from zonerelay.outbox.writer import Writer
+from zonerelay.store.base import (
+    Finish,
+    Lost,
+    MessageNotFoundError,
+    MessageSettledError,
+    Postpone,
+    QueueCounts,
+    StoreError,
+)
+
+CLOSE_TIMEOUT = 5.0
+
+
+class OutboxStore:
+    """`on_lost(keys)`: what waits of these is to be dropped; `on_news(zone)` as of any shared store."""
+
+    def __init__(
+        self,
+        keeper: OutboxKeeper,
+        claims: OutboxClaims,
+        writer: Writer,
+        reader: OutboxReader,
+        composer: Composer,
+        *,
+        redact: Redact,
+        clock: Clock,
+        on_news: Callable[[str], None],
+        on_lost: Lost,
+        finished: Callable[[str], None],
+        refused: Callable[[int, str], None],
+    ) -> None:
+        self.keeper = keeper
+        self.claims = claims
+        self.reader = reader
+        self._writer = writer
+        self._composer = composer
+        self._redact = redact
+        self._clock = clock
+        self._on_news = on_news
+        self._on_lost = on_lost
+        self._finished = finished
+        self._refused = refused
+        self._lost: set[DeliveryKey] = set()
+        self._handed: set[DeliveryKey] = set()
+        self._waiters: dict[tuple[int, str], asyncio.Future[None]] = {}
+        keeper.paused = self._paused
+        keeper.resumed = self._resumed
+        keeper.heard = claims.look
+
+    async def start(self) -> None:
+        """Raises StoreOpenError for tables that cannot be used."""
+        await self.keeper.start()
+        self.claims.start()
+        self.reader.start()
+
+    async def close(self) -> None:
+        """What waits goes back into the queue, what is known is written."""
+        await self.claims.close()
+        await self.reader.close()
+        await self._writer.close(CLOSE_TIMEOUT if self.keeper.usable else 0.0)
+        await self.keeper.close()
+        self._composer.clear()
+
+    # --- handing out
+
+    def claim(self, zone: str, limit: int, skip: Collection[str]) -> list[Delivery]:
+        return self._hand_out(self.claims.take(zone, limit, skip))
+
+    def claim_domain(self, zone: str, domain: str, limit: int) -> list[Delivery]:
+        return self._hand_out(self.claims.take_domain(zone, domain, limit))
+
+    def _hand_out(self, found: Sequence[Delivery]) -> list[Delivery]:
+        handed = []
+        for delivery in found:
+            if delivery.key in self._lost:
+                # An attempt of an earlier claim has not ended: two at once would be a duplicate of our own.
+                self.claims.give_back(delivery.key)
+            else:
+                self._handed.add(delivery.key)
+                handed.append(delivery)
+        return handed
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        for key in keys:
+            self._handed.discard(key)
+            if key in self._lost:
+                self._forget_lost(key)
+            else:
+                self.claims.give_back(key)
+
+    def _forget_lost(self, key: DeliveryKey) -> None:
+        self._lost.discard(key)
+        if key.message_id in self.claims.rows:
+            self._on_news(key.queue)
+
+    # --- settling
+
+    def settle(self, changes: Sequence[Finish | Postpone]) -> None:
+        """Takes note, and has it written."""
+        now = self._clock.now()
+        touched: dict[MessageId, Row] = {}
+        for change in changes:
+            key = change.delivery.key
+            self._handed.discard(key)
+            row = self.claims.rows.get(key.message_id)
+            if key in self._lost:
+                self._forget_lost(key)
+            elif row is not None and key.recipient in row.out:
+                if isinstance(change, Finish):
+                    row.finish(change.delivery, change.failure, now, self._redact)
+                else:
+                    row.postpone(change.delivery, self._redact)
+                touched[row.message_id] = row
+        for row in touched.values():
+            self._store(row, now)
+
+    def _store(self, row: Row, now: float) -> Write:
+        write = row.write(now, self._redact)
+        self._writer.put(write)
+        return write
+
+    def written(self, write: Write, kept: bool) -> None:
+        """The writer says so: it is durable, or somebody else has the row."""
+        waiter = self._waiters.pop((write.id, write.token), None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        row = self.claims.rows.get(message_id_of(write.id))
+        if row is not None and row.token == write.token:
+            if not kept:
+                self._lose(row)
+            elif write.status != PROCESSING:
+                self._composer.forget(row.message_id)
+                self.claims.finished(row)
+        if kept and write.status != PROCESSING:
+            self._finished(write.status)
+
+    def _lose(self, row: Row) -> None:
+        """Another relay believed us dead, or somebody has changed the row by hand."""
+        keys = list(keys_of(row))
+        self.claims.finished(row)
+        self._composer.forget(row.message_id)
+        lost = [key for key in keys if key in self._handed]
+        self._lost.update(lost)
+        if lost:
+            self._on_lost(lost)
+
+    # --- trouble
+
+    def _paused(self) -> None:
+        """Nothing new is begun; what was claimed stays ours until the lease ends."""
+        if self._handed:
+            self._on_lost(list(self._handed))
+
+    def _resumed(self, kept: bool) -> None:
+        if kept:
+            self._writer.go_on()
+            self.claims.tell_all()
+            return
+        self._lost.update(self._handed)
+        self._handed.clear()
+        self._writer.forget()
+        lost = self.claims.lose()
+        self._composer.clear()
+        if lost:
+            self._on_lost(lost)
+
+    # --- reading
+
+    async def read_message(self, message_id: MessageId) -> Message:
+        return (await self._composed(message_id)).message
+
+    async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+        composed = await self._composed(message_id)
+        async for piece in read(composed):
+            if any(key.message_id == message_id for key in self._lost):
+                raise StoreError(f"message {message_id}: the claim on it was lost")
+            yield piece
+
+    async def _composed(self, message_id: MessageId) -> Composed:
+        row = self.claims.rows.get(message_id)
+        if row is None:
+            return await self._for_operators(message_id)
+        if not self.keeper.holds_lease:
+            raise StoreError(f"message {message_id}: the lease on it has run out")
+        composed = self._composer.known(message_id)
+        if composed is not None:
+            return composed
+        try:
+            content = row.content or await self.reader.content(row.id)
+            return await self._composer.make(row, content)
+        except BadRowError as error:
+            self._refuse(row, str(error))
+            raise MessageSettledError(f"message {message_id}: row {row.id} is wrong: {error}") from error
+
+    async def _for_operators(self, message_id: MessageId) -> Composed:
+        try:
+            row = await self.reader.row(row_of(message_id))
+            if row is None:
+                raise MessageNotFoundError(f"there is no message {message_id}")
+            return await self._composer.make(row, await self.reader.content(row.id))
+        except BadRowError as error:
+            raise MessageNotFoundError(f"message {message_id}: {error}") from error
+        finally:
+            self._composer.forget(message_id)
+
+    def _refuse(self, row: Row, problem: str) -> None:
+        for key in keys_of(row):
+            self._handed.discard(key)
+            self.claims.withdraw(key)
+        row.out.clear()
+        self._refused(row.id, problem)
+        self._writer.put(refused(row.id, row.token, row.attempts, problem))
+
+    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        try:
+            row = self.claims.rows.get(message_id) or await self.reader.row(row_of(message_id))
+        except BadRowError:
+            return []
+        return [] if row is None else sorted(row.open(), key=lambda each: each.recipient)
+
+    def counts(self) -> dict[str, QueueCounts]:
+        return self.reader.counts()
+
+    # --- operators
+
+    async def update(
+        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
+    ) -> int:
+        existed = 0
+        for message_id, some in groupby(sorted(keys, key=_message_of), key=_message_of):
+            row = self.claims.rows.get(message_id)
+            if row is None:
+                try:
+                    row = await self.reader.lock(row_of(message_id), self.keeper.session)
+                except BadRowError:
+                    continue  # the next claim says so in the row
+            if row is not None:
+                existed += self._change(row, list(some), change)
+                await self._written(self._store(row, self._clock.now()))
+        # What is due again has gone back to the table.
+        self.claims.look()
+        return existed
+
+    def _change(
+        self, row: Row, keys: Sequence[DeliveryKey], change: Callable[[Delivery], Delivery | None]
+    ) -> int:
+        existed = 0
+        for key in keys:
+            if row.state(key.recipient).done or key.recipient not in row.people.everybody:
+                continue
+            existed += 1
+            old = row.delivery(key.recipient)
+            new = change(old)
+            if new == old:
+                continue
+            self.claims.withdraw(key)
+            if new is None:
+                row.drop(key.recipient, self._clock.now())
+            else:
+                row.postpone(new, self._redact)
+        return existed
+
+    async def _written(self, write: Write) -> None:
+        waiter = self._waiters.setdefault((write.id, write.token), asyncio.get_running_loop().create_future())
+        await asyncio.shield(waiter)
+
+
+def _message_of(key: DeliveryKey) -> MessageId:
+    return key.message_id
