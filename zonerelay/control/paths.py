@@ -11,6 +11,7 @@ MAX_SOCKET_PATH = 107
 """Linux unix(7): `sun_path` holds 108 octets, the last of which is a NUL."""
 
 SOCKET_NAME = "control.sock"
+LIMITS_NAME = "limits.sock"
 
 
 def control_socket_path(settings: Settings, worker: int | None = None) -> Path:
@@ -27,3 +28,8 @@ def control_socket_path(settings: Settings, worker: int | None = None) -> Path:
             f"set [admin] socket to a shorter one than {path}"
         )
     return path
+
+
+def limits_socket_path(settings: Settings) -> Path:
+    """Where the workers of a relay keep the totals of their limits: beside the control socket."""
+    return control_socket_path(settings, 0).with_name(LIMITS_NAME)

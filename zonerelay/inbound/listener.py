@@ -31,6 +31,9 @@ from zonerelay.model.message_id import MessageIdSource
 from zonerelay.store.base import QueueStore
 from zonerelay.telemetry.events import Events
 
+TALKING = 1.0
+"""Seconds after which a client that is in no transaction counts as idle when the relay stops."""
+
 
 class ListenError(Exception):
     """The address cannot be listened on; the text is for the operator."""
@@ -179,14 +182,21 @@ class Listener:
             self._socket_path.unlink(missing_ok=True)
 
     async def drain(self, timeout: float) -> None:
-        """421 to idle clients now, to the others after their transaction; after `timeout` close hard.
+        """421 to idle clients now, to the others after their transaction; after `timeout` close hard. Who
+        spoke just now has a moment for what he came for: connecting before the drain must not end in a
+        refusal.
 
         Returns when no session is left. A message whose end of data has arrived is committed first,
         however long the store takes.
         """
         self._draining = True
+        loop = asyncio.get_running_loop()
         for session in tuple(self._sessions):
-            session.drain()
+            moment = min(session.deadlines.heard + TALKING - loop.time(), timeout / 2)
+            if moment > 0:
+                loop.call_later(moment, session.drain)
+            else:
+                session.drain()
         if not await self._emptied(timeout):
             for session in tuple(self._sessions):
                 session.abort()

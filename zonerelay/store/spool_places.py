@@ -7,6 +7,7 @@ number, and more workers need no migration. Shared spools are where the configur
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -56,11 +57,12 @@ def node_of(postgres: PostgresSettings, worker: int) -> PostgresSettings:
 def spools_beyond(spool: SpoolSettings, workers: int) -> list[int]:
     """Workers that there are no more but whose spools are still there. Reads directories.
 
-    Raises OSError. What was being removed when a crash came is removed now.
+    What was being removed when a crash came is removed now. A directory that cannot be read has none: whoever
+    opens it says so in words. Raises OSError.
     """
     found = set[int]()
     for place in _places(spool):
-        for entry in place.iterdir() if place.is_dir() else ():
+        for entry in place.iterdir() if place.is_dir() and os.access(place, os.R_OK | os.X_OK) else ():
             if entry.name.endswith(_REMOVED) and _NUMBER.fullmatch(entry.name.removesuffix(_REMOVED)):
                 shutil.rmtree(entry)
             elif _NUMBER.fullmatch(entry.name) and entry.is_dir() and int(entry.name) >= workers:

@@ -31,7 +31,6 @@ class Board:
         self._listening = sockets
         self._clock = clock
         self._started = clock.now()
-        self._hostname = resolve_hostname(settings, socket.getfqdn)
 
     @property
     def shared(self) -> bool:
@@ -64,7 +63,7 @@ class Board:
         return RelayStatus(
             software=__version__,
             pid=os.getpid(),
-            hostname=self._hostname,
+            hostname=resolve_hostname(self.settings, socket.getfqdn),
             backend=self.settings.spool.backend.value,
             uptime=self._clock.now() - self._started,
             state="draining" if self.draining else "running",

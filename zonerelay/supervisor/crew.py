@@ -90,6 +90,13 @@ class Crew:
                 self._do(member, member.life.stop(self._now()))
         self.wake()
 
+    def replace_heirs(self) -> None:
+        """They take no clients, so at once."""
+        for member in self.members.values():
+            if member.heir:
+                self._do(member, member.life.replace(self._now()))
+        self.wake()
+
     def change_patience(self, patience: Patience) -> None:
         self.patience = patience
         for member in self.members.values():
@@ -138,6 +145,7 @@ class Crew:
             self._do(member, act)
         if member.life.phase is Phase.OVER and not self._stopping:
             del self.members[member.index]
+            self.accounts.forget(member.index)
 
     def _step_roll(self) -> None:
         if self.roll is None:
@@ -169,6 +177,8 @@ class Crew:
             self._ended(member, child, 127)
             return
         self._log.emit("info", "worker-started", {"worker": member.index, "pid": child.pid})
+        if member.life.phase is Phase.STOPPING:  # somebody wanted that before there was a process to tell
+            child.signal(signal.SIGTERM)
 
     def _do(self, member: Member, act: Act | None) -> None:
         if member.child is None or act is None or act is Act.START:

@@ -42,7 +42,7 @@ class Launcher:
         self._config = (home / IN_FORCE).absolute()
         self.silence = silence
         self.limits: Path | None = None
-        """The socket where the totals of limits are kept, once somebody serves it."""
+        """The socket where the totals of limits are kept."""
 
     def __call__(self, index: int, *, heir: bool) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]:
         program = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]]

@@ -54,6 +54,7 @@ class Life:
         """Ends that nobody asked for, in a row."""
         self._next = now
         self._heard = now
+        self._ready = now
         self._wanted = True
         self._killed = False
 
@@ -83,7 +84,7 @@ class Life:
             case Phase.RUNNING if now - self._heard > self.patience.silence:
                 self._enter(Phase.HUNG, now)
                 return Act.TERMINATE
-            case Phase.HUNG if now - self.since > HUNG_GRACE:
+            case Phase.HUNG if now - self.since > min(HUNG_GRACE, self.patience.silence):
                 return self._kill()
             case Phase.STOPPING if now - self.since > self.patience.stop:
                 return self._kill()
@@ -126,6 +127,7 @@ class Life:
     def ready(self, now: float) -> None:
         self._heard = now
         if self.phase is Phase.STARTING:
+            self._ready = now
             self._enter(Phase.RUNNING, now)
 
     def heard(self, now: float) -> None:
@@ -139,7 +141,7 @@ class Life:
     def ended(self, now: float, *, finished: bool = False) -> None:
         """The process is gone. `finished`: there is nothing left to do for this worker."""
         asked = self.phase is Phase.STOPPING
-        ran_well = self.phase in (Phase.RUNNING, Phase.HUNG) and now - self.since > WELL_AFTER
+        ran_well = self.phase in (Phase.RUNNING, Phase.HUNG) and now - self._ready > WELL_AFTER
         if finished or not self._wanted:
             self._enter(Phase.OVER, now)
             return

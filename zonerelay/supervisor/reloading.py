@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from zonerelay.config.models import Backend, Settings
@@ -34,7 +34,12 @@ _LOOK_EVERY = 0.05
 
 
 class RefusedError(Exception):
-    """The new configuration is not taken; the text is for the operator."""
+    """The new configuration is not taken; the text is for the operator. `told` and `replaced` took it."""
+
+    def __init__(self, why: str, *, told: Sequence[Member] = (), replaced: Sequence[int] = ()) -> None:
+        super().__init__(why)
+        self.told = told
+        self.replaced = replaced
 
 
 class Reloading:
@@ -97,8 +102,10 @@ class Reloading:
             await self._bring_to_workers(found)
         except (RefusedError, BindError) as error:
             self._put_in_force(before, old)
-            self._sockets.keep(each.address for each in old.listener)
             self._refuse(str(error))
+            if isinstance(error, RefusedError):
+                await self._take_back(error)
+            self._sockets.keep(each.address for each in old.listener)
             return
         self._sockets.keep(each.address for each in found.settings.listener)
         self._resize(old, found.settings)
@@ -131,6 +138,14 @@ class Reloading:
         self._board.problems = (f"the configuration on disk is wrong, the old one stays in force: {why}",)
         self._log.emit("info", "reload-refused", {"first": why})
 
+    async def _take_back(self, refused: RefusedError) -> None:
+        """Those that had taken it already get the old one again."""
+        for member in refused.told:
+            await self._tell(member)
+        if refused.replaced:
+            lives = {index: life for index, life in self._crew.lives.items() if index in refused.replaced}
+            await self._roll(Roll(lives))
+
     async def _bring_to_workers(self, found: ReloadPlan) -> None:
         """Raises RefusedError."""
         if found.roll:
@@ -142,7 +157,7 @@ class Reloading:
                 continue
             refusal = await self._tell(member)
             if refusal:
-                raise RefusedError(f"{member.name}: {refusal}")
+                raise RefusedError(f"{member.name}: {refusal}", told=told)
             told.append(member)
 
     async def _tell(self, member: Member) -> str:
@@ -160,15 +175,22 @@ class Reloading:
 
     async def _replace_all(self) -> None:
         """One worker after the other. Raises RefusedError when one does not come up."""
-        roll = self._crew.roll = Roll(self._crew.lives)
+        roll = Roll(self._crew.lives)
+        await self._roll(roll)
+        if roll.failed is not None:
+            member = self._crew.members.get(roll.failed)
+            why = "" if member is None else member.problem
+            raise RefusedError(
+                f"worker {roll.failed} does not come up with it: {why}", replaced=roll.replaced
+            )
+        self._crew.replace_heirs()
+
+    async def _roll(self, roll: Roll) -> None:
+        self._crew.roll = roll
         self._crew.wake()
         while not roll.done:  # noqa: ASYNC110 - what ends it are processes, some seconds from now
             await asyncio.sleep(_LOOK_EVERY)
         self._crew.roll = None
-        if roll.failed is not None:
-            member = self._crew.members.get(roll.failed)
-            why = "" if member is None else member.problem
-            raise RefusedError(f"worker {roll.failed} does not come up with it: {why}")
 
     def _resize(self, old: Settings, new: Settings) -> None:
         """More workers at once; of fewer, the others end when their spools are empty."""

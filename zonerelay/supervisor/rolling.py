@@ -12,13 +12,13 @@ from zonerelay.supervisor.life import Life, Phase
 
 
 class Roll:
-    """`failed` says which worker did not come up, `done` that there is nothing left to do."""
+    """`failed` says who did not come up, `replaced` who did, `done` that nothing is left to do."""
 
     def __init__(self, workers: Mapping[int, Life]) -> None:
         self._starts = {worker: life.starts for worker, life in sorted(workers.items())}
         self._current: int | None = None
-        self._deaths = 0
         self.failed: int | None = None
+        self.replaced: list[int] = []
 
     @property
     def done(self) -> bool:
@@ -35,7 +35,6 @@ class Roll:
             others = [life for other, life in lives.items() if other != worker]
             if not others or any(life.phase is Phase.RUNNING for life in others):
                 self._current = worker
-                self._deaths = lives[worker].deaths
                 return worker
         return None
 
@@ -51,6 +50,7 @@ class Roll:
         if life.starts > self._starts[worker]:
             if life.phase is Phase.RUNNING:
                 del self._starts[worker]
+                self.replaced.append(worker)
                 self._current = None
             elif life.phase is Phase.DOWN:
                 self.failed = worker

@@ -23,9 +23,11 @@ from zonerelay.config.models import Settings
 from zonerelay.config.options import AUTO
 from zonerelay.control.errors import ControlError
 from zonerelay.control.listening import refuse_live
-from zonerelay.control.paths import control_socket_path
+from zonerelay.control.paths import control_socket_path, limits_socket_path
 from zonerelay.control.server import ControlServer
 from zonerelay.inherited import Inherited
+from zonerelay.limits.server import LimitServer
+from zonerelay.limits.table import LimitTable
 from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.process import StartError, build_redactor, prepare_home, raise_limits
 from zonerelay.store.spool_places import spools_beyond
@@ -125,8 +127,14 @@ class Supervisor:
             count=count_of,
             patience=patience_of,
         )
+        self._limits = self._build_limits(settings, clock)
         self._control: ControlServer | None = None
         self._admin: AdminServer | None = None
+
+    def _build_limits(self, settings: Settings, clock: Clock) -> LimitServer:
+        """Totals over all workers. Nobody of a former relay is left, for we have the lock: no quiet time."""
+        path = self._launcher.limits = limits_socket_path(settings)
+        return LimitServer(path, LimitTable(clock))
 
     async def run(self) -> int:
         self._log.emit("info", "starting", {"version": __version__, "workers": count_of(self.settings)})
@@ -136,6 +144,7 @@ class Supervisor:
         try:
             self._open_sockets()
             self._launcher.put_in_force(self._config.read_bytes())
+            await self._limits.start()
             crew = asyncio.get_running_loop().create_task(self._crew.run())
             await self._start(crew)
             await self._until_told(crew)
@@ -213,6 +222,7 @@ class Supervisor:
             await self._control.close()
         if self._admin is not None:
             await self._admin.close()
+        await self._limits.close()
         self._sockets.keep(())
         self._log.emit("info", "stopped", {})
 

@@ -35,6 +35,8 @@ _LEAST = frozenset(
         "process_max_fds",
     }
 )
+# What a worker's spool holds does not go away with its process.
+_LASTING = frozenset({SHARED_QUEUE, "zonerelay_queue_oldest_seconds"})
 _GROWING = frozenset({"counter", "histogram"})
 
 Labels = tuple[tuple[str, str], ...]
@@ -91,6 +93,7 @@ class Accounts:
         self._latest: dict[int, tuple[Family, ...]] = {}
         self._lives: dict[int, int] = {}
         self._former: dict[str, Family] = {}
+        self._left: dict[int, tuple[Family, ...]] = {}
 
     def take(self, worker: int, life: int, families: tuple[Family, ...]) -> None:
         """`life` counts the starts of this worker. What comes late from an earlier life is passed over."""
@@ -101,18 +104,30 @@ class Accounts:
             self.bury(worker)
         self._lives[worker] = life
         self._latest[worker] = families
+        self._left.pop(worker, None)
 
     def bury(self, worker: int) -> None:
-        """This life of the worker has ended: its gauges go, what it counted stays."""
-        for family in self._latest.pop(worker, ()):
+        """This life of the worker has ended. What it counted stays; so does its queue, until the next one
+        says what that is now; other gauges go.
+        """
+        families = self._latest.pop(worker, ())
+        if families:
+            self._left[worker] = tuple(family for family in families if family.name in _LASTING)
+        for family in families:
             if family.kind in _GROWING:
                 kept = self._former.get(family.name)
                 self._former[family.name] = family if kept is None else _merged([kept, family], shared=False)
 
+    def forget(self, worker: int) -> None:
+        """There is no such worker any more, and no queue of it."""
+        self.bury(worker)
+        self._left.pop(worker, None)
+
     def families(self, others: tuple[Family, ...] = (), *, shared: bool = False) -> tuple[Family, ...]:
         """One relay's. `shared`: every worker has counted the same queue. `others` are added as they are."""
         found: dict[str, list[Family]] = {}
-        for family in (*self._former.values(), *(f for each in self._latest.values() for f in each), *others):
+        present = (*self._latest.values(), *self._left.values())
+        for family in (*self._former.values(), *(each for part in present for each in part), *others):
             found.setdefault(family.name, []).append(family)
         return tuple(_merged(same, shared=shared) for same in found.values())
 

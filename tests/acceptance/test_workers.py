@@ -1,0 +1,332 @@
+"""Several workers as real processes: one relay, whatever happens to one of them, or to the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.ports import LOOPBACK, free_port
+from tests.support.process import PROGRAM, RelayProcess
+from tests.support.submit import Submitter, tokens
+from tests.support.toml import Table
+from zonerelay.control.client import ControlClient
+from zonerelay.control.messages import (
+    Changed,
+    ChangeVerb,
+    DeliveryRow,
+    MessageDetail,
+    QueueChange,
+    QueueList,
+    QueueShow,
+    RelayStatus,
+    Status,
+)
+from zonerelay.sandbox.sink import Sink
+
+QUICK: dict[str, Table] = {"retry": {"schedule": ["1s"], "suspend_min": "1s", "suspend_max": "1s"}}
+AT_ONCE = asyncio.to_thread
+
+
+def relay_of(directory: Path, sink_port: int, *, workers: int = 2, **more: Any) -> RelayProcess:
+    return RelayProcess(
+        directory,
+        next_hop=f"{LOOPBACK}:{sink_port}",
+        top={"workers": workers, "worker_timeout": "1s", "shutdown_timeout": "5s"},
+        tables=QUICK,
+        **more,
+    )
+
+
+def run(relay: RelayProcess, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(PROGRAM), *words, "--config", str(relay.config)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+
+
+def client_of(relay: RelayProcess) -> ControlClient:
+    return ControlClient(relay.directory / "control.sock")
+
+
+def status(relay: RelayProcess) -> RelayStatus:
+    return client_of(relay).ask(Status(), RelayStatus)
+
+
+def pid_of(relay: RelayProcess, worker: int) -> int:
+    (pid,) = [each.pid for each in status(relay).workers if each.worker == worker]
+    return pid
+
+
+def processes(relay: RelayProcess) -> list[int]:
+    """Of this relay, that are alive."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(relay.directory).encode() in words and b"zonerelay" in words:
+                found.append(int(entry.name))
+    return found
+
+
+def edit(relay: RelayProcess, old: str, new: str) -> None:
+    text = relay.config.read_text()
+    assert text.count(old) == 1, (old, text)
+    relay.config.write_text(text.replace(old, new))
+
+
+class Regulars:
+    """Clients that connect anew for each message, and write down everything that is not as it should be."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.acknowledged: set[str] = set()
+        self.complaints: Counter[str] = Counter()
+        self._number = 0
+        self._stop = False
+
+    @asynccontextmanager
+    async def at_work(self, clients: int = 6) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(clients):
+                group.create_task(self._come_and_go())
+            try:
+                yield
+            finally:
+                self._stop = True
+
+    async def _come_and_go(self) -> None:
+        while not self._stop:
+            self._number += 1
+            token = f"regular-{self._number}"
+            try:
+                async with asyncio.timeout(20):
+                    await self._visit(token)
+            except (OSError, EOFError, TimeoutError) as error:
+                self.complaints[repr(error)] += 1
+
+    async def _visit(self, token: str) -> None:
+        reader, writer = await asyncio.open_connection(LOOPBACK, self._port)
+        try:
+            await self._expect(reader, b"220")
+            for line in (b"EHLO c", b"MAIL FROM:<a@example.org>", b"RCPT TO:<b@example.com>"):
+                writer.write(line + b"\r\n")
+                await self._expect(reader, b"250")
+            writer.write(b"DATA\r\n")
+            await self._expect(reader, b"354")
+            writer.write(f"Subject: {token}\r\n\r\n.\r\n".encode())
+            await self._expect(reader, b"250")
+            self.acknowledged.add(token)
+            writer.write(b"QUIT\r\n")
+            await reader.read()
+        finally:
+            writer.close()
+
+    async def _expect(self, reader: asyncio.StreamReader, code: bytes) -> None:
+        while True:
+            line = await reader.readuntil(b"\r\n")
+            if not line.startswith(code):
+                raise EOFError(line.decode())
+            if line[3:4] == b" ":
+                return
+
+
+async def test_two_workers_are_one_relay_and_one_that_dies_or_hangs_is_started_again(
+    tmp_path: Path, sink: Sink
+) -> None:
+    with relay_of(tmp_path, sink.port) as relay:
+        clients = Regulars(relay.smtp_port)
+        async with clients.at_work():
+            await asyncio.sleep(1)
+            before = await AT_ONCE(relay.metrics)
+            os.kill(await AT_ONCE(pid_of, relay, 1), signal.SIGKILL)
+            await asyncio.sleep(0.3)
+            meanwhile = len(clients.acknowledged)
+            after = await AT_ONCE(relay.metrics)
+            await AT_ONCE(relay.wait_for, lambda: len(relay.events("worker-started")) == 3, what="a start")
+            assert len(clients.acknowledged) > meanwhile, "the other one goes on"
+            await AT_ONCE(_until_running, relay)
+        await AT_ONCE(relay.wait_until_empty)
+        (ended,) = relay.events("worker-ended")
+        assert ended["worker"] == 1
+        assert ended["why"] == "killed by SIGKILL"
+        workers = {event["id"][-2:] for event in relay.events("accepted")}
+        assert workers == {"00", "01"}, "both took mail"
+        # Only who was with the dead one has noticed: no connection was refused.
+        assert not [text for text in clients.complaints if "Refused" in text]
+        assert sum(clients.complaints.values()) <= 6
+        for name in ("zonerelay_messages_accepted_total", "zonerelay_delivery_seconds_count"):
+            assert 0 < before[name] <= after[name] <= (await AT_ONCE(relay.metrics))[name]
+        assert await AT_ONCE(relay.metric, "zonerelay_worker_restarts_total", worker="1") == 1
+        await _hang(relay)
+        await AT_ONCE(relay.wait_until_empty)
+        assert await AT_ONCE(relay.terminate) == 0
+    assert processes(relay) == []
+    assert clients.acknowledged <= tokens(sink.messages).keys()
+
+
+def _until_running(relay: RelayProcess, workers: int = 2) -> None:
+    def all_run() -> bool:
+        return [each.state for each in status(relay).workers] == ["running"] * workers
+
+    relay.wait_for(all_run, what=f"{workers} running workers")
+
+
+async def _hang(relay: RelayProcess) -> None:
+    """A worker that is stopped in its tracks is named to who asks, and replaced."""
+    hung = await AT_ONCE(pid_of, relay, 0)
+    os.kill(hung, signal.SIGSTOP)
+    listed = await AT_ONCE(run, relay, "queue", "list")
+    assert "worker 0" in listed.stderr
+    assert listed.returncode == 1
+    client = Submitter(relay.smtp_port, prefix="meanwhile")
+    await client.run(1, 3)
+    assert len(client.acknowledged) == 3
+    await AT_ONCE(relay.wait_for, lambda: relay.events("worker-ended")[-1]["pid"] == hung, what="its end")
+    why = relay.events("worker-ended")[-1]["why"]
+    assert "no sign of life" in why
+    assert "SIGKILL" in why
+    await AT_ONCE(_until_running, relay)
+    assert await AT_ONCE(pid_of, relay, 0) != hung
+
+
+async def test_a_new_configuration_replaces_workers_and_no_client_notices(tmp_path: Path, sink: Sink) -> None:
+    with relay_of(tmp_path, sink.port) as relay:
+        clients = Regulars(relay.smtp_port)
+        old = {await AT_ONCE(pid_of, relay, worker) for worker in (0, 1)}
+        async with clients.at_work():
+            await asyncio.sleep(0.5)
+            edit(relay, 'hostname = "relay.test"', 'hostname = "other.test"')
+            relay.signal(signal.SIGHUP)
+            await AT_ONCE(relay.wait_for, lambda: relay.events("reloaded") != [], what="reloaded")
+            await asyncio.sleep(0.5)
+        assert not old & {await AT_ONCE(pid_of, relay, worker) for worker in (0, 1)}
+        await AT_ONCE(relay.wait_until_empty)
+        assert clients.complaints == Counter()
+        arrived = tokens(sink.messages)
+        assert clients.acknowledged == arrived.keys()
+        assert set(arrived.values()) == {1}, "nothing twice"
+        assert "other.test" in (await AT_ONCE(status, relay)).hostname
+
+        edit(relay, "schedule =", "schedul =")
+        relay.signal(signal.SIGHUP)
+        await AT_ONCE(relay.wait_for, lambda: relay.events("reload-refused") != [], what="refused")
+        assert "did you mean schedule" in " ".join((await AT_ONCE(status, relay)).problems)
+        os.kill(await AT_ONCE(pid_of, relay, 1), signal.SIGKILL)
+        await AT_ONCE(relay.wait_for, lambda: relay.events("worker-ended")[-1]["worker"] == 1, what="an end")
+        await AT_ONCE(_until_running, relay)  # by the configuration that is in force
+
+
+async def test_fewer_workers_leave_no_mail_behind_and_more_find_theirs(tmp_path: Path, sink: Sink) -> None:
+    with relay_of(tmp_path, 1) as relay:
+        clients = Regulars(relay.smtp_port)
+        async with clients.at_work():
+            await AT_ONCE(relay.wait_for, lambda: _takers(relay) == {"00", "01"}, what="mail for both")
+        ids = await AT_ONCE(_listed, relay)
+        assert len(ids) == len(clients.acknowledged)
+        assert ids == sorted(ids), "one list, the oldest first"
+        for each in (ids[0], next(one for one in ids if one.endswith("01"))):
+            shown = await AT_ONCE(client_of(relay).ask, QueueShow(message_id=each), MessageDetail)
+            assert shown.message_id == each
+        assert (await AT_ONCE(_change, relay, "hold")).matched == len(ids)
+
+        edit(relay, "workers = 2", "workers = 1")
+        relay.signal(signal.SIGHUP)
+        await AT_ONCE(relay.wait_for, lambda: _states(relay) == ["running", "emptying"], what="an heir")
+        assert await AT_ONCE(_listed, relay) == ids
+        assert await AT_ONCE(relay.metric, "zonerelay_queue_deliveries", state="held") == len(ids)
+        edit(relay, "workers = 1", "workers = 2")
+        relay.signal(signal.SIGHUP)
+        await AT_ONCE(_until_running, relay)
+
+        edit(relay, "workers = 2", "workers = 1")
+        edit(relay, f'"{LOOPBACK}:1"', f'"{LOOPBACK}:{sink.port}"')
+        assert await AT_ONCE(relay.terminate) == 0
+        await AT_ONCE(relay.start)
+        assert (relay.spool / "01").is_dir()
+        await AT_ONCE(relay.wait_for, lambda: _states(relay) == ["running", "emptying"], what="an heir")
+        await AT_ONCE(_change, relay, "release")
+        await AT_ONCE(relay.wait_until_empty)
+        await AT_ONCE(relay.wait_for, lambda: relay.events("spool-removed") != [], what="an empty spool")
+        assert not (relay.spool / "01").exists()
+        assert await AT_ONCE(relay.terminate) == 0
+    arrived = tokens(sink.messages)
+    assert arrived.keys() == clients.acknowledged
+    assert set(arrived.values()) == {1}, "nothing twice"
+
+
+def _takers(relay: RelayProcess) -> set[str]:
+    return {event["id"][-2:] for event in relay.events("accepted")}
+
+
+def _states(relay: RelayProcess) -> list[str]:
+    return [each.state for each in status(relay).workers]
+
+
+def _listed(relay: RelayProcess) -> list[str]:
+    rows = client_of(relay).stream(QueueList())
+    return [row.message_id for row in rows if isinstance(row, DeliveryRow)]
+
+
+def _change(relay: RelayProcess, verb: ChangeVerb) -> Changed:
+    return client_of(relay).ask(QueueChange(action=verb, everything=True), Changed)
+
+
+async def test_workers_end_when_their_supervisor_is_killed_and_the_next_one_goes_on(
+    tmp_path: Path, sink: Sink
+) -> None:
+    with relay_of(tmp_path, sink.port) as relay:
+        client = Submitter(relay.smtp_port, prefix="orphan")
+        load = asyncio.create_task(client.run(8, 100_000))
+        await asyncio.sleep(0.5)
+        relay.kill()
+        await load
+        await AT_ONCE(relay.start)
+        assert len(processes(relay)) == 3, "none of the former ones is left"
+        assert len(relay.events("supervisor-gone")) == 2
+        await AT_ONCE(relay.wait_until_empty)
+        assert client.acknowledged <= tokens(sink.messages).keys()
+
+
+_HANDED = """
+import os, socket, sys
+handed = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+os.dup2(handed.fileno(), 3)
+os.set_inheritable(3, True)
+os.environ |= {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid()), "LISTEN_FDNAMES": "smtp"}
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+async def test_all_workers_accept_from_a_socket_of_the_service_manager(tmp_path: Path, sink: Sink) -> None:
+    notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notify.bind(str(tmp_path / "notify"))
+    notify.settimeout(20)
+    port = free_port()
+    relay = relay_of(
+        tmp_path,
+        sink.port,
+        launcher=[sys.executable, "-c", _HANDED, str(port)],
+        environment={"NOTIFY_SOCKET": str(tmp_path / "notify")},
+    )
+    edit(relay, f'"{LOOPBACK}:{relay.smtp_port}"', f'"{LOOPBACK}:{port}"')
+    relay.smtp_port = port
+    with relay, notify:
+        assert f"listening on {LOOPBACK}:{port}, 2 workers" in (await AT_ONCE(notify.recv, 4096)).decode()
+        clients = Regulars(port)
+        async with clients.at_work():
+            await AT_ONCE(relay.wait_for, lambda: _takers(relay) == {"00", "01"}, what="mail for both")
+        relay.signal(signal.SIGHUP)
+        assert (await AT_ONCE(notify.recv, 4096)).startswith(b"RELOADING=1")
+        assert (await AT_ONCE(notify.recv, 4096)).startswith(b"READY=1")
+        assert await AT_ONCE(relay.terminate) == 0
+        assert await AT_ONCE(notify.recv, 4096) == b"STOPPING=1"

@@ -1,0 +1,174 @@
+"""Many workers' figures and answers made one: counters never go backwards, shared queues count once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zonerelay.config.models import Backend, ListenerSettings, Settings, SpoolSettings, ZoneSettings
+from zonerelay.control.messages import Changed, RelayStatus
+from zonerelay.control.standings import DestinationStatus, ZoneStatus
+from zonerelay.store.spool_places import remove_spool, spool_of, spools_beyond
+from zonerelay.supervisor.merging import merge_changed, merge_status
+from zonerelay.supervisor.reload_plan import plan
+from zonerelay.telemetry.families import Accounts, Family, exposition
+from zonerelay.telemetry.metrics import Metrics, ZoneQueue
+
+
+def counted(value: float) -> Family:
+    return Family("zonerelay_x", "counter", "X.", (("zonerelay_x_total", (), value),))
+
+
+def total(accounts: Accounts) -> float:
+    return sum(value for family in accounts.families() for _, _, value in family.samples)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["count", "scrape", "die"])), max_size=60))
+def test_a_counter_never_goes_backwards_whoever_dies(steps: list[tuple[int, str]]) -> None:
+    accounts, numbers, lives, before = Accounts(), [0, 0, 0], [0, 0, 0], 0.0
+    for worker, step in steps:
+        if step == "count":
+            numbers[worker] += 3
+        elif step == "scrape":
+            accounts.take(worker, lives[worker], (counted(numbers[worker]),))
+        else:
+            accounts.take(worker, lives[worker], (counted(numbers[worker]),))
+            accounts.bury(worker)
+            accounts.take(worker, lives[worker] - 1, (counted(1000),))  # too late: it is not heard
+            lives[worker] += 1
+            numbers[worker] = 0
+        assert total(accounts) >= before
+        before = total(accounts)
+
+
+def test_counters_and_histograms_add_up_ages_do_not_and_the_text_is_prometheus() -> None:
+    accounts = Accounts()
+    for worker, oldest in ((0, 30.0), (1, 90.0)):
+        metrics = Metrics()
+        metrics.accepted(1000, 2)
+        metrics.settled("default", "delivered", 0.3)
+        queue = ZoneQueue("default", ready=5, active=1, deferred=2, held=0, oldest=oldest)
+        metrics.attach_queue([queue].copy)
+        accounts.take(worker, 1, metrics.families())
+    text = exposition(accounts.families()).decode()
+    for line in (
+        "zonerelay_messages_accepted_total 2.0",
+        'zonerelay_delivery_seconds_bucket{le="0.5"} 2.0',
+        'zonerelay_queue_deliveries{state="ready",zone="default"} 10.0',
+        'zonerelay_queue_oldest_seconds{zone="default"} 90.0',
+    ):
+        assert line in text
+    shared = exposition(accounts.families(shared=True)).decode()
+    assert 'zonerelay_queue_deliveries{state="ready",zone="default"} 5.0' in shared
+    assert 'zonerelay_queue_deliveries{state="active",zone="default"} 2.0' in shared
+    accounts.bury(1)
+    text = exposition(accounts.families()).decode()
+    assert 'zonerelay_queue_deliveries{state="ready",zone="default"} 10.0' in text, "its mail is still there"
+    assert "zonerelay_messages_accepted_total 2.0" in text
+    accounts.forget(1)
+    assert 'state="ready",zone="default"} 5.0' in exposition(accounts.families()).decode()
+
+
+def status(
+    *, ready: int = 0, active: int = 0, problems: tuple[str, ...] = (), until: float | None = None
+) -> RelayStatus:
+    zone = ZoneStatus(name="default", ready=ready, active=active, deferred=3, held=1, oldest_seconds=ready)
+    destination = DestinationStatus(
+        zone="default", destination="a.example", hosts="mx", active=active, waiting=2, suspended_until=until
+    )
+    return RelayStatus(
+        software="1",
+        pid=1,
+        hostname="h",
+        backend="leveldb",
+        uptime=1.0,
+        state="running",
+        listeners=(),
+        inbound_connections=4,
+        zones=(zone,),
+        destinations=(destination,),
+        destinations_total=1,
+        problems=problems,
+    )
+
+
+def test_the_status_adds_up_and_a_problem_says_whose_it_is() -> None:
+    own = status()
+    one = status(ready=5, active=1, problems=("all",))
+    parts = {0: one, 1: status(ready=7, active=2, problems=("all", "disk"), until=9.0)}
+    merged = merge_status(parts, own, shared=False)
+    assert merged.inbound_connections == 8
+    (zone,) = merged.zones
+    assert (zone.ready, zone.active, zone.deferred, zone.held, zone.oldest_seconds) == (12, 3, 6, 2, 7)
+    (destination,) = merged.destinations
+    assert (destination.active, destination.waiting, destination.suspended_until) == (3, 4, 9.0)
+    assert merged.problems == ("all", "worker 1: disk")
+    (zone,) = merge_status(parts, own, shared=True).zones
+    assert zone.ready + zone.active + zone.deferred + zone.held == 13, "the queue is one"
+    assert zone.active == 3
+    assert merge_status({}, own, shared=False).destinations == ()
+
+
+def test_a_change_of_a_shared_queue_counts_each_delivery_once() -> None:
+    def part(matched: int, changed: int, busy: int) -> Changed:
+        return Changed(action="x", matched=matched, changed=changed, busy=busy)
+
+    private = merge_changed("drop", [part(5, 4, 1), part(3, 3, 0)], shared=False)
+    assert (private.matched, private.changed, private.busy) == (8, 7, 1)
+    dropped = merge_changed("drop", [part(10, 8, 2), part(2, 2, 0)], shared=True)
+    assert (dropped.matched, dropped.changed, dropped.busy) == (10, 10, 0)
+    held = merge_changed("hold", [part(10, 8, 2), part(10, 10, 0)], shared=True)
+    assert (held.matched, held.changed, held.busy) == (10, 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("new", "later", "roll"),
+    [
+        (Settings(zone=(ZoneSettings(port=26),)), (), ()),
+        (Settings(hostname="b.example"), (), ("hostname",)),
+        (Settings(workers=4), (), ()),
+        (Settings(listener=(ListenerSettings(max_errors=9),)), (), ()),
+        (Settings(listener=(ListenerSettings(address="127.0.0.1:2526"),)), (), ("listener",)),
+        (Settings(spool=SpoolSettings(backend=Backend.DISK)), ("spool",), ()),
+    ],
+)
+def test_what_a_new_configuration_asks_for(
+    new: Settings, later: tuple[str, ...], roll: tuple[str, ...]
+) -> None:
+    found = plan(Settings(), new)
+    assert (found.later, found.roll) == (later, roll)
+    assert found.settings.spool == Settings().spool
+
+
+def test_the_first_worker_has_the_spool_of_a_relay_with_one_and_the_others_lie_in_it(tmp_path: Path) -> None:
+    spool = SpoolSettings(path=tmp_path / "spool", scratch_directory=tmp_path / "scratch")
+    assert spool_of(spool, 0) == spool
+    assert spool_of(spool, 11).path == tmp_path / "spool" / "11"
+    assert spool_of(spool, 1).scratch_directory == tmp_path / "scratch" / "01"
+    shared = SpoolSettings(backend=Backend.REDIS)
+    assert spool_of(shared, 3) == shared
+
+
+def test_spools_of_workers_that_are_no_more_are_found_and_removed(tmp_path: Path) -> None:
+    spool = SpoolSettings(path=tmp_path / "spool")
+    assert spools_beyond(spool, 1) == []
+    for name in ("01", "02", "100", "lost", "03.removed"):
+        (spool.path / name).mkdir(parents=True)
+        (spool.path / name / "000001.log").touch()
+    assert spools_beyond(spool, 1) == [1, 2, 100]
+    assert not (spool.path / "03.removed").exists()
+    assert spools_beyond(spool, 2) == [2, 100]
+    remove_spool(spool, 2)
+    assert sorted(each.name for each in spool.path.iterdir()) == ["01", "100", "lost"]
+
+
+def test_shelves_of_workers_that_are_no_more_are_found_with_whatever_ending(tmp_path: Path) -> None:
+    spool = SpoolSettings(backend=Backend.MEMORY, shelve=tmp_path / "shelf")
+    for name in ("shelf", "shelf.01", "shelf.02.db", "shelf.dat"):
+        (tmp_path / name).touch()
+    assert spools_beyond(spool, 1) == [1, 2]
+    remove_spool(spool, 2)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["shelf", "shelf.01", "shelf.dat"]

@@ -1,0 +1,188 @@
+"""A worker's life as its supervisor sees it: pure, with times that are passed in."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zonerelay.supervisor.endings import ending
+from zonerelay.supervisor.life import (
+    FIRST_PAUSE,
+    HUNG_GRACE,
+    LONGEST_PAUSE,
+    WELL_AFTER,
+    Act,
+    Life,
+    Patience,
+    Phase,
+    pause,
+)
+from zonerelay.supervisor.rolling import Roll
+
+PATIENCE = Patience(start=600.0, silence=20.0, stop=40.0)
+
+
+def running(now: float = 0.0) -> Life:
+    life = Life(PATIENCE, now)
+    assert life.due(now) is Act.START
+    life.started(now)
+    life.ready(now)
+    return life
+
+
+def test_a_worker_that_dies_again_and_again_is_started_later_and_later() -> None:
+    life, now, waits = running(), 0.0, []
+    for _ in range(9):
+        life.ended(now)
+        waits.append(life.next_start - now)
+        assert life.due(life.next_start - 0.01) is None
+        now = life.next_start
+        assert life.due(now) is Act.START
+        life.started(now)
+        life.ready(now)
+    assert waits[:4] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE]
+    assert waits[-1] == LONGEST_PAUSE
+    life.ended(now + WELL_AFTER + 1)
+    assert life.next_start - now - WELL_AFTER - 1 == FIRST_PAUSE, "it had been well"
+
+
+def test_silence_is_a_hang_term_comes_first_and_kill_once() -> None:
+    life = running()
+    life.heard(10.0)
+    assert life.due(29.0) is None
+    assert life.due(31.0) is Act.TERMINATE
+    assert life.phase is Phase.HUNG
+    assert life.due(31.0 + HUNG_GRACE) is None
+    assert life.due(32.0 + HUNG_GRACE) is Act.KILL
+    assert life.due(90.0) is None
+    life.ended(91.0)
+    assert life.due(91.0) is None
+    assert life.due(91.0 + FIRST_PAUSE) is Act.START
+    assert life.deaths == 1
+
+
+def test_a_supervisor_that_was_held_up_itself_takes_nobodys_silence_for_a_hang() -> None:
+    life = running()
+    assert life.due(4000.0, late=True) is None
+    assert life.due(4019.0) is None
+    assert life.due(4021.0) is Act.TERMINATE
+
+
+def test_who_does_not_stop_in_time_is_killed_and_who_was_asked_comes_back_at_once() -> None:
+    life = running()
+    assert life.replace(5.0) is Act.TERMINATE
+    assert life.due(44.0) is None
+    assert life.due(46.0) is Act.KILL
+    life.ended(46.0)
+    assert life.due(46.0) is Act.START
+    assert life.deaths == 0
+
+
+def test_a_worker_that_never_becomes_ready_is_killed() -> None:
+    life = Life(PATIENCE, 0.0)
+    life.started(0.0)
+    assert life.due(599.0) is None
+    assert life.due(601.0) is Act.KILL
+
+
+@pytest.mark.parametrize("phase", ["down", "starting", "running"])
+def test_one_that_is_stopped_is_never_started_again(phase: str) -> None:
+    life = Life(PATIENCE, 0.0)
+    if phase != "down":
+        life.started(0.0)
+    if phase == "running":
+        life.ready(0.0)
+    life.stop(1.0)
+    if phase != "down":
+        life.ended(2.0)
+    assert life.phase is Phase.OVER
+    assert life.due(1000.0) is None
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.sampled_from(["wait", "start", "ready", "heard", "end", "replace", "stopping"]), max_size=40)
+)
+def test_there_is_never_a_second_start_before_an_end(steps: list[str]) -> None:
+    life, now, alive = Life(PATIENCE, 0.0), 0.0, False
+    for step in steps:
+        now += 7.0
+        act = life.due(now)
+        assert not (act is Act.START and alive)
+        if act is Act.START:
+            alive = True
+            life.started(now)
+        elif step == "end" and alive:
+            alive = False
+            life.ended(now)
+        elif step == "replace":
+            assert life.replace(now) in ((Act.TERMINATE, None) if alive else (None,))
+        elif step in ("ready", "heard", "stopping") and alive:
+            getattr(life, step)(now)
+    assert pause(life.deaths) <= LONGEST_PAUSE
+
+
+def come_back(life: Life, now: float = 1.0) -> None:
+    life.replace(now)
+    life.ended(now)
+    life.started(now)
+    life.ready(now)
+
+
+def test_a_roll_replaces_one_at_a_time_while_another_takes_the_clients() -> None:
+    lives = {0: running(), 1: running(), 2: running()}
+    roll = Roll(lives)
+    order = []
+    while (worker := roll.step(lives)) is not None:
+        order.append(worker)
+        lives[worker].replace(1.0)
+        assert roll.step(lives) is None, "it has not ended yet"
+        lives[worker].ended(2.0)
+        lives[worker].started(2.0)
+        assert roll.step(lives) is None, "it is not ready yet"
+        lives[worker].ready(3.0)
+    assert order == [0, 1, 2]
+    assert roll.done
+    assert roll.replaced == [0, 1, 2]
+
+
+def test_a_roll_waits_while_nobody_else_takes_clients_and_goes_on_with_one_worker_alone() -> None:
+    lives = {0: running(), 1: running()}
+    roll = Roll(lives)
+    lives[1].ended(1.0)
+    assert roll.step(lives) == 1, "it is down anyway"
+    assert roll.step(lives) is None
+    come_back(lives[1])
+    assert roll.step(lives) == 0
+    alone = {0: running()}
+    assert Roll(alone).step(alone) == 0
+
+
+def test_a_roll_ends_when_the_new_process_does_not_come_up() -> None:
+    lives = {0: running(), 1: running()}
+    roll = Roll(lives)
+    assert roll.step(lives) == 0
+    come_back(lives[0])
+    assert roll.step(lives) == 1
+    lives[1].replace(2.0)
+    lives[1].ended(2.0)
+    lives[1].started(2.0)
+    lives[1].ended(3.0)
+    assert roll.step(lives) is None
+    assert roll.failed == 1
+    assert roll.replaced == [0]
+    assert roll.done
+
+
+@pytest.mark.parametrize(
+    ("status", "because", "words", "expected"),
+    [
+        (-9, "", "", "killed by SIGKILL"),
+        (-9, "no sign of life for 20 s", "", "no sign of life for 20 s; killed by SIGKILL"),
+        (1, "", "the spool is locked", "exited with status 1: the spool is locked"),
+        (-99, "", "", "killed by signal 99"),
+    ],
+)
+def test_an_end_is_told_in_words(status: int, because: str, words: str, expected: str) -> None:
+    assert ending(status, killed_because=because, last_words=words) == expected
