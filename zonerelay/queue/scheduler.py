@@ -23,7 +23,7 @@ from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
-from zonerelay.model.priority import priority_of, zone_of
+from zonerelay.model.priority import Priority, priority_of, zone_of
 from zonerelay.queue.destinations import DestinationStatus
 from zonerelay.queue.protocols import Courier, Router
 from zonerelay.queue.rates import Rates
@@ -178,11 +178,14 @@ class Scheduler:
         mail is held back by its sender until then (RFC 4865). Cheap; never raises.
         """
         if self._running:
-            runner = self._of(zone_of(queue))
+            # Normal mail's queue has the name of its zone.
+            runner = self._runners.get(queue)
+            priority = Priority.NORMAL if runner is not None else priority_of(queue)
+            runner = runner or self._of(zone_of(queue))
             if due:
-                runner.postponed(due, priority_of(queue))
+                runner.postponed(due, priority)
             else:
-                runner.notify(priority_of(queue))
+                runner.notify(priority)
 
     def wake(self, queue: str) -> None:
         """Deliveries of the zone have changed, or new ones of this priority may have come from others."""

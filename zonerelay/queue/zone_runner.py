@@ -121,7 +121,8 @@ class ZoneRunner:
 
     def notify(self, priority: Priority = Priority.NORMAL) -> None:
         """There may be something new to claim."""
-        self.know(priority)
+        if priority is not Priority.NORMAL:
+            self.know(priority)
         self._more.add(priority)
         self._claim_if_wanted()
 

@@ -134,11 +134,12 @@ class Events:
         created = delivery.created
         # An operator may send mail before the release that its sender asked for.
         age = now - created if now > created else 0.0
-        self.metrics.settled(delivery.zone, verdict, age, in_doubt=outcome.in_doubt)
+        zone = delivery.zone
+        self.metrics.settled(zone, verdict, age, in_doubt=outcome.in_doubt)
         fields: dict[str, Field] = {
             "id": delivery.message_id,
             "recipient": self._redact.mailbox(delivery.recipient),
-            "zone": delivery.zone,
+            "zone": zone,
             "destination": destination,
             "host": outcome.host,
             "peer": outcome.peer,
