@@ -59,6 +59,7 @@ async def open_queue(
         on_lost=on_lost,
         redis=settings.redis,
         postgres=node_of(settings.postgres, index),
+        s3=settings.s3,
         environment=environment,
     )
     if not (settings.outbox.url and takes_rows):

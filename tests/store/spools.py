@@ -12,7 +12,8 @@ from typing import Any, Self
 
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
-from zonerelay.config.models import Backend, PostgresSettings, RedisSettings, SpoolSettings
+from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
+from zonerelay.config.models import Backend, PostgresSettings, RedisSettings, S3Settings, SpoolSettings
 from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.store.base import Store
@@ -35,6 +36,7 @@ class Spool:
         redis: RedisSettings | None = None,
         places: Mapping[str, Any] | None = None,  # Any: `replace` takes them by name
         postgres: PostgresSettings | None = None,
+        s3: S3Settings | None = None,
     ) -> None:
         """`places` are other paths of [spool] by their names."""
         settings = SpoolSettings(
@@ -49,6 +51,9 @@ class Spool:
             self.postgres = PostgresSettings(
                 url=shared_postgres().url, schema=f"spool_{uuid.uuid4().hex[:16]}", lease=60.0
             )
+        self.s3 = s3
+        if backend is Backend.S3 and s3 is None:
+            self.s3 = s3_settings(shared_moto().url, lease=60.0)
         self.clock = clock or ManualClock()
         self.health: list[str | None] = []
         self.news: list[str] = []
@@ -68,6 +73,8 @@ class Spool:
             on_lost=self.lost.append,
             redis=self.redis,
             postgres=self.postgres,
+            s3=self.s3,
+            environment={"SECRET": SECRET},
         )
         return self.store
 
@@ -86,6 +93,18 @@ class Spool:
         traceback: TracebackType | None,
     ) -> None:
         await self.store.close()
+
+
+def s3_settings(url: str, **other: Any) -> S3Settings:  # Any: `replace` takes them by name
+    """A queue of one's own in the bucket of a server."""
+    settings = S3Settings(
+        bucket=BUCKET,
+        prefix=f"{uuid.uuid4().hex}/",
+        endpoint_url=url,
+        access_key=KEY,
+        secret_key="env:SECRET",
+    )
+    return replace(settings, **other)
 
 
 async def until(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:

@@ -21,6 +21,7 @@ from tests.store.builders import NOW, attempt, body_of, delivery_for, envelope_f
 from tests.store.spools import Spool, until
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
+from tests.support.s3_server import shared_moto
 from zonerelay.config.models import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store import (
@@ -41,6 +42,10 @@ from zonerelay.store import (
     redis_claims,
     redis_handout,
     redis_reader,
+    s3,
+    s3_records,
+    s3_states,
+    s3_survey,
 )
 from zonerelay.store.base import Change, Finish, MessageWriter, Postpone, QueueCounts, Submit
 from zonerelay.store.memory import MemoryStore
@@ -66,6 +71,10 @@ TINY: dict[object, dict[str, int]] = {
     postgres: {"UPDATE_BATCH": 2},
     postgres_jobs: {"HOT_MESSAGES": 2},
     postgres_reader: {"PAGE_ROWS": 3, "CHUNKS_AT_ONCE": 2},
+    s3: {"UPDATE_BATCH": 2},
+    s3_states: {"HOT_MESSAGES": 2},
+    s3_survey: {"GROUP": 2},
+    s3_records: {"HEAD_GUESS": 700},
     disk: {"UPDATE_BATCH": 2},
     disk_states: {"HOT_DELIVERIES": 3},
     disk_index: {"_SLACK": 1},
@@ -472,6 +481,18 @@ class PostgresComparison(Comparison):
         return [] if left == "0" else [left]
 
 
+class S3Comparison(Comparison):
+    """The same with a bucket."""
+
+    backend = Backend.S3
+
+    async def left_behind(self) -> list[object]:
+        await self.spool.store.close()
+        assert self.spool.s3 is not None
+        prefix = self.spool.s3.prefix
+        return [key for key in shared_moto().keys(prefix) if not key.startswith(f"{prefix}nodes/")]
+
+
 _SETTINGS = settings(
     max_examples=15,
     stateful_step_count=30,
@@ -488,3 +509,5 @@ TestDiskAgainstMemory = DiskComparison.TestCase
 TestDiskAgainstMemory.settings = _SETTINGS
 TestPostgresAgainstMemory = PostgresComparison.TestCase
 TestPostgresAgainstMemory.settings = settings(_SETTINGS, max_examples=8)
+TestS3AgainstMemory = S3Comparison.TestCase
+TestS3AgainstMemory.settings = settings(_SETTINGS, max_examples=3, stateful_step_count=25)

@@ -19,7 +19,7 @@ CONFIG = Path(__file__).parents[2] / "config"
 SHIPPED = (CONFIG / "zonerelay.toml").read_text(encoding="utf-8")
 
 _OPTION = re.compile(r"#(?P<key>[a-z0-9_]+) = (?P<value>.+)")
-_HEADING = re.compile(r"#?\[{1,2}(?P<table>[a-z]+)\]{1,2}")
+_HEADING = re.compile(r"#?\[{1,2}(?P<table>[a-z0-9]+)\]{1,2}")
 
 
 def shown_options() -> dict[tuple[str, str], tuple[str, str]]:

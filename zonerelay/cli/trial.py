@@ -25,6 +25,7 @@ from zonerelay.config.models import ListenerAuth, ListenerSettings, ListenerTls,
 from zonerelay.config.outbox_checks import try_outbox
 from zonerelay.config.postgres_checks import try_postgres
 from zonerelay.config.problems import Report
+from zonerelay.config.s3_checks import try_s3
 from zonerelay.config.srs_checks import try_srs
 from zonerelay.config.toml_lines import Path as Key
 
@@ -54,6 +55,7 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
     _backoff(settings.retry.backoff, report)
     try_srs(settings.srs, os.environ, report)
     try_postgres(settings, os.environ, report)
+    try_s3(settings, os.environ, report)
     _outbox(settings, report)
     for at, credential in enumerate(settings.credential):
         _patterns(credential.sender, ("credential", at, "sender"), report)

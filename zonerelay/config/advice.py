@@ -18,6 +18,7 @@ from zonerelay.config.postgres_checks import postgres_advice
 from zonerelay.config.redis_checks import redis_advice
 from zonerelay.config.rewrite_checks import rewrite_advice
 from zonerelay.config.route_advice import route_advice
+from zonerelay.config.s3_checks import s3_advice
 from zonerelay.config.source_checks import source_advice
 from zonerelay.config.tls_advice import tls_advice
 
@@ -29,6 +30,7 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
         *_spool(settings),
         *redis_advice(settings),
         *postgres_advice(settings),
+        *s3_advice(settings),
         *outbox_advice(settings),
         *listener_advice(settings),
         *_zones(settings),

@@ -6,7 +6,19 @@ from dataclasses import replace
 
 from zonerelay.config.models import Settings
 
-RESTART = ("hostname", "workers", "spool", "redis", "postgres", "outbox", "delivery", "dns", "log", "admin")
+RESTART = (
+    "hostname",
+    "workers",
+    "spool",
+    "redis",
+    "postgres",
+    "s3",
+    "outbox",
+    "delivery",
+    "dns",
+    "log",
+    "admin",
+)
 """What sockets, threads and files were opened with. Everything else changes live."""
 
 

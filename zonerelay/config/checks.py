@@ -27,6 +27,7 @@ from zonerelay.config.postgres_checks import check_postgres
 from zonerelay.config.problems import Report
 from zonerelay.config.redis_checks import check_redis
 from zonerelay.config.rewrite_checks import check_rewrites
+from zonerelay.config.s3_checks import check_s3
 from zonerelay.config.source_checks import check_sources
 from zonerelay.config.spool_checks import check_spool
 from zonerelay.config.srs_checks import check_srs
@@ -56,6 +57,7 @@ def check(settings: Settings, report: Report) -> Settings:
     check_credentials(settings, report)
     check_dkim(settings, report)
     check_redis(settings, report)
+    check_s3(settings, report)
     check_srs(settings, report)
     check_rewrites(settings, report)
     check_tls(settings, report)

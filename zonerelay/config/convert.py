@@ -103,8 +103,6 @@ def _bounded(number: float, option: Option, show: Callable[[float], str]) -> flo
 
 def _choice(value: object, option: Option) -> str:
     word = _text(value, option)
-    if word in option.later:
-        raise ValueError(f"this version does not offer {quoted(word)} yet; it has {in_words(option.choices)}")
     if word not in option.choices:
         near = did_you_mean(word, option.choices)
         raise ValueError(f"must be {in_words(option.choices, 'or')}, not {quoted(word)}{near}")

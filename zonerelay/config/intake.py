@@ -42,6 +42,7 @@ class Backend(enum.StrEnum):
     DISK = "disk"
     REDIS = "redis"
     POSTGRES = "postgres"
+    S3 = "s3"
 
 
 class ListenerTls(enum.StrEnum):
@@ -69,9 +70,9 @@ class SpoolSettings:
         Backend.LEVELDB,
         "leveldb keeps every acknowledged message through a crash or a power cut. disk does too, in files "
         "that people and tools can read, for more work per message (docs/disk-queue.md). redis and postgres "
-        "keep it on a server that several relays can share (docs/redis.md, docs/postgres.md); [redis] and "
-        "[postgres] say where. memory loses everything when the relay stops: for tests and throw-away use.",
-        later=("s3",),
+        "keep it on a server that several relays can share (docs/redis.md, docs/postgres.md), s3 in a bucket "
+        "(docs/s3.md); [redis], [postgres] and [s3] say where. memory loses everything when the relay stops: "
+        "for tests and throw-away use.",
     )
     path: Path = path(
         Path("/var/lib/zonerelay/spool"),

@@ -60,6 +60,7 @@ from zonerelay.config.outbound import (
 from zonerelay.config.outbox import OutboxSettings
 from zonerelay.config.postgres import PostgresSettings
 from zonerelay.config.rewriting import DkimSettings, RewriteSettings, RewriteWhere, SrsSettings
+from zonerelay.config.s3 import Addressing, S3Settings
 from zonerelay.config.sending import (
     DkimMode,
     InDoubt,
@@ -83,6 +84,7 @@ __all__ = [
     "TABLES",
     "AccessAction",
     "AccessSettings",
+    "Addressing",
     "AdminSettings",
     "AuthSettings",
     "Backend",
@@ -113,6 +115,7 @@ __all__ = [
     "RewriteSettings",
     "RewriteWhere",
     "RouteSettings",
+    "S3Settings",
     "Settings",
     "SourceBy",
     "SourceSettings",
@@ -170,6 +173,7 @@ Table = (
     SpoolSettings
     | RedisSettings
     | PostgresSettings
+    | S3Settings
     | OutboxSettings
     | ListenerSettings
     | AuthSettings
@@ -227,6 +231,7 @@ class Settings:
     spool: SpoolSettings = field(default_factory=SpoolSettings)
     redis: RedisSettings = field(default_factory=RedisSettings)
     postgres: PostgresSettings = field(default_factory=PostgresSettings)
+    s3: S3Settings = field(default_factory=S3Settings)
     outbox: OutboxSettings = field(default_factory=OutboxSettings)
     listener: tuple[ListenerSettings, ...] = (ListenerSettings(),)
     auth: AuthSettings = field(default_factory=AuthSettings)
@@ -251,6 +256,7 @@ TABLES: dict[str, type[Table]] = {
     "spool": SpoolSettings,
     "redis": RedisSettings,
     "postgres": PostgresSettings,
+    "s3": S3Settings,
     "outbox": OutboxSettings,
     "listener": ListenerSettings,
     "auth": AuthSettings,

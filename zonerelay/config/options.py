@@ -92,10 +92,7 @@ class Form(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`least` and `most` bound numbers; `optional` also takes 0 or "", meaning none.
-
-    `later` are words that a coming version will take: they are refused with a text that says so.
-    """
+    """`least` and `most` bound numbers; `optional` also takes 0 or "", meaning none."""
 
     form: Form
     doc: str
@@ -103,7 +100,6 @@ class Option:
     most: float = 0
     optional: bool = False
     choices: tuple[str, ...] = ()
-    later: tuple[str, ...] = ()
 
 
 def switch(default: bool, doc: str) -> bool:
@@ -139,9 +135,9 @@ def durations(
     return _field(default, Option(Form.DURATIONS, doc, least, most))
 
 
-def choice(default: Choice, doc: str, *, later: tuple[str, ...] = ()) -> Choice:
+def choice(default: Choice, doc: str) -> Choice:
     words = tuple(word.value for word in type(default))
-    return _field(default, Option(Form.CHOICE, doc, choices=words, later=later))
+    return _field(default, Option(Form.CHOICE, doc, choices=words))
 
 
 def text(default: str, doc: str, *, form: Form = Form.TEXT, optional: bool = False) -> str:

@@ -34,6 +34,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
 from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.limits.allowance import ZoneAllowance
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
@@ -68,13 +69,19 @@ class ZoneQueue:
     """
 
     def __init__(
-        self, zone: ZoneSettings, retry: RetrySettings, rates: Rates | None = None, *, window: int = WINDOW
+        self,
+        zone: ZoneSettings,
+        retry: RetrySettings,
+        rates: Rates | None = None,
+        *,
+        window: int = WINDOW,
+        shared: ZoneAllowance | None = None,
     ) -> None:
         self.zone = zone
         self._retry = retry
         self._rates = Rates() if rates is None else rates
         self._rates.configure(zone.max_rate)
-        self._ring = Ring(zone, self._rates)
+        self._ring = Ring(zone, self._rates, shared)
         self._by_domain = not zone.next_hop
         self._claims = ClaimPlan(window, by_domain=self._by_domain)
         self._lines: dict[str, Line] = {}
@@ -163,6 +170,10 @@ class ZoneQueue:
     def turns_changed(self, site: SiteKey, now: float, *, earlier: bool) -> None:
         """As `Rates.changed`, also for batches of settings that were replaced."""
         self._ring.changed(site, now, earlier=earlier)
+
+    def granted(self, now: float) -> None:
+        """Of limits that are shared with other workers there may be more."""
+        self._ring.granted(now)
 
     # What to do
 

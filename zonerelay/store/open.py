@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 
-from zonerelay.config.models import Backend, PostgresSettings, RedisSettings, SpoolSettings
+from zonerelay.config.models import Backend, PostgresSettings, RedisSettings, S3Settings, SpoolSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.store.base import Lost, News, Store, StoreOpenError
@@ -35,6 +35,7 @@ async def open_store(
     on_lost: Lost = _none_lost,
     redis: RedisSettings | None = None,
     postgres: PostgresSettings | None = None,
+    s3: S3Settings | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Store:
     """Raises StoreOpenError, whose text says what the operator should do.
@@ -61,6 +62,16 @@ async def open_store(
             on_news=on_news,
             on_lost=on_lost,
         )
+    if settings.backend is Backend.S3:
+        return await _open_s3(
+            s3 or S3Settings(),
+            environment=environment or {},
+            clock=clock,
+            on_health=on_health,
+            observe_commit=observe_commit,
+            on_news=on_news,
+            on_lost=on_lost,
+        )
     try:
         # The driver is an extra: without it every other backend works.
         from zonerelay.store.redis_open import open_redis  # noqa: PLC0415
@@ -74,6 +85,36 @@ async def open_store(
         settings,
         redis or RedisSettings(),
         environment=environment or {},
+        clock=clock,
+        on_health=on_health,
+        observe_commit=observe_commit,
+        on_news=on_news,
+        on_lost=on_lost,
+    )
+
+
+async def _open_s3(
+    settings: S3Settings,
+    *,
+    environment: Mapping[str, str],
+    clock: Clock,
+    on_health: Callable[[str | None], None],
+    observe_commit: Callable[[float], None],
+    on_news: News,
+    on_lost: Lost,
+) -> Store:
+    try:
+        # The client is an extra: without it every other backend works.
+        from zonerelay.store.s3_open import open_s3  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in {"aiobotocore", "botocore"}:
+            raise
+        raise StoreOpenError(
+            "[spool] backend: s3 needs the Python package aiobotocore: pip install 'zonerelay[s3]'"
+        ) from error
+    return await open_s3(
+        settings,
+        environment=environment,
         clock=clock,
         on_health=on_health,
         observe_commit=observe_commit,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from zonerelay.config.models import Backend, PostgresSettings, SpoolSettings
 
-SHARED = frozenset({Backend.REDIS, Backend.POSTGRES})
+SHARED = frozenset({Backend.REDIS, Backend.POSTGRES, Backend.S3})
 _NUMBER = re.compile(r"\d{2,3}", re.ASCII)
 _REMOVED = ".removed"
 

@@ -1,0 +1,87 @@
+"""moto's S3 and SQS server over HTTP, in a process of its own."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import http.client
+import subprocess
+import sys
+from types import TracebackType
+from typing import Self
+
+from tests.support.ports import LOOPBACK, free_port, wait_until
+
+BUCKET = "mail-queue"
+KEY = "AKIATEST"
+SECRET = "not-a-secret"  # moto takes any
+
+
+class MotoServer:
+    """Started and stopped by `with`. What is in it is in memory: it is gone with the process."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.url = f"http://{LOOPBACK}:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        words = ["-m", "moto.server", "-H", LOOPBACK, "-p", str(self.port)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        assert wait_until(self._answers, timeout=30), "moto's server does not answer"
+        assert self.ask("PUT", f"/{BUCKET}")[0] == 200
+
+    def _answers(self) -> bool:
+        try:
+            return self.ask("GET", "/moto-api/")[0] == 200
+        except OSError:
+            return False
+
+    def ask(self, verb: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        """One request past every client."""
+        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=10)
+        try:
+            signed = {
+                "Authorization": f"AWS4-HMAC-SHA256 Credential={KEY}/20260101/us-east-1/s3/aws4_request"
+            }
+            connection.request(verb, path, body, signed)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Of every object in the bucket, the first thousand."""
+        _, listed = self.ask("GET", f"/{BUCKET}?list-type=2&prefix={prefix}")
+        return [part.partition(b"</Key>")[0].decode() for part in listed.split(b"<Key>")[1:]]
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@functools.cache
+def shared_moto() -> MotoServer:
+    """One for everybody who brings a prefix of his own; it ends with the test run."""
+    server = MotoServer()
+    server.start()
+    atexit.register(server.__exit__, None, None, None)
+    return server

@@ -1,0 +1,16 @@
+# What zonerelay uses of aiobotocore, which comes without types.
+from collections.abc import Mapping
+
+class AioConfig:
+    def __init__(
+        self,
+        *,
+        s3: Mapping[str, str] = ...,
+        retries: Mapping[str, int] = ...,
+        connect_timeout: float = ...,
+        read_timeout: float = ...,
+        max_pool_connections: int = ...,
+        request_checksum_calculation: str = ...,
+        response_checksum_validation: str = ...,
+        user_agent_extra: str = ...,
+    ) -> None: ...

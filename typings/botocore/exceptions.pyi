@@ -1,0 +1,9 @@
+# What zonerelay uses of botocore, which comes without types.
+from typing import Any
+
+class BotoCoreError(Exception): ...
+class NoCredentialsError(BotoCoreError): ...
+class NoRegionError(BotoCoreError): ...
+
+class ClientError(Exception):
+    response: dict[str, Any]  # Any: as the service has answered

@@ -1,0 +1,456 @@
+"""The S3 store: `Store` over one bucket, which several relays may share.
+
+A message belongs to the relay that accepted it, and claims are marks in that relay's memory: nothing is
+written to hand it out. What makes that safe is that everything of a message is written on the condition
+that nobody else has written it, and that others take it over only by writing it, after the lease of its
+owner has run out (s3_nodes.py). Puts the parts together; each says what it promises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Envelope
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.base import Change, Lost, News, StoreError, Submit
+from zonerelay.store.batches import in_batches
+from zonerelay.store.body_writer import BodyWriter
+from zonerelay.store.checks import check_own_message
+from zonerelay.store.s3_adopt import Walks
+from zonerelay.store.s3_alerts import Alerts
+from zonerelay.store.s3_figures import Figures
+from zonerelay.store.s3_keeper import S3Keeper
+from zonerelay.store.s3_nodes import Nodes
+from zonerelay.store.s3_objects import Objects
+from zonerelay.store.s3_reader import Reader
+from zonerelay.store.s3_records import Lease
+from zonerelay.store.s3_states import Mine
+from zonerelay.store.s3_survey import Survey
+from zonerelay.store.s3_uploads import Uploads
+from zonerelay.store.s3_work import Group, Job, State, groups_of, to_decide
+from zonerelay.store.s3_writer import APART, Writer
+
+UPDATE_BATCH = 256
+CROWDED = 10_000
+"""Deliveries that are due here; with more of them, new mail is left to other relays, if there are any."""
+LOOK_AGAIN = 600.0
+"""Seconds between two walks through the bucket when nothing has been heard."""
+LOAD_PATIENCE = 2.0
+"""Seconds that a start waits for the queue to be read; with a longer one the relay works meanwhile."""
+
+_log = logging.getLogger("zonerelay.store")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """`alone`: nobody shares the queue. `lease` in seconds."""
+
+    lease: float
+    alone: bool = False
+    alerts: bool = False
+
+
+class S3Store:
+    """Built by `open_s3`; belongs to the event loop that was running then."""
+
+    survives_restart = True
+
+    def __init__(
+        self,
+        objects: Objects,
+        terms: Terms,
+        *,
+        clock: Clock,
+        on_health: Callable[[str | None], None],
+        observe_commit: Callable[[float], None],
+        on_news: News,
+        on_lost: Lost,
+    ) -> None:
+        self._objects = objects
+        self._terms = terms
+        self._clock = clock
+        self._on_news = on_news
+        self._on_lost = on_lost
+        mine = self._mine = Mine()
+        nodes = self._nodes = Nodes(
+            objects.bucket, objects.keys, lease=terms.lease, alone=terms.alone, clock=clock, tell=self._tell
+        )
+        self._figures = Figures(mine, nodes)
+        keeper = self._keeper = S3Keeper(
+            nodes,
+            on_health=on_health,
+            recovered=self._recovered,
+            lost=self._lease_lost,
+            ended=self._ended,
+            tick=self._tick,
+        )
+        objects.bucket.trouble = keeper.trouble
+        self._writer = Writer(
+            objects,
+            mine,
+            session=lambda: nodes.session,
+            alone=terms.alone,
+            check=keeper.check_usable,
+            lost=on_lost,
+            clock=clock,
+            observe=observe_commit,
+        )
+        self._walks = Walks(
+            objects, mine, nodes, self._writer, alone=terms.alone, has_room=self._has_room, on_news=on_news
+        )
+        self._uploads = Uploads(
+            objects,
+            mine,
+            self._writer,
+            session=lambda: nodes.session,
+            check=keeper.check_usable,
+            owner=self._next_owner,
+            offered=self._offered,
+            clock=clock,
+            observe=observe_commit,
+        )
+        self._reader = Reader(objects, mine, nodes, keeper.check_open)
+        self._survey = Survey(objects, mine)
+        self._alerts = (
+            Alerts(objects.bucket, heard=self._heard, has_room=self._has_room) if terms.alerts else None
+        )
+        self._offers = 0
+        self._left: set[MessageId] = set()
+        self._heard_offers: dict[str, int] = {}
+        self._next_walk = 0.0
+        self._share_first = False
+        self._walking: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self._closed = False
+        self.read_message, self.read_body = self._reader.read_message, self._reader.read_body
+        self.unhealthy, self.probe = keeper.unhealthy, keeper.probe
+        self.counts = self._figures.counts
+
+    # --- start and end
+
+    async def start(self) -> None:
+        """Raises StoreError, or StoreOpenError."""
+        await self._nodes.join()
+        self._figures.heard_ids()
+        self._keeper.start()
+        self._begin_walk()
+        if self._walking is not None:
+            await asyncio.wait([self._walking], timeout=LOAD_PATIENCE)
+        if self._alerts is not None:
+            self._alerts.start()
+
+    async def close(self) -> None:
+        if self._is_closing:
+            return
+        self._is_closing = True
+        if self._alerts is not None:
+            await self._alerts.stop()
+        if self._walking is not None:
+            self._walking.cancel()
+            await asyncio.gather(self._walking, return_exceptions=True)
+        await self._uploads.close()
+        await self._writer.drain()
+        await self._keeper.close()
+        was_usable = self._keeper.unhealthy() is None
+        session = self._nodes.session
+        self._keeper.closed()
+        self._closed = True
+        if was_usable:
+            with contextlib.suppress(StoreError):
+                await self._nodes.leave()
+                if self._alerts is not None and self._mine.ids and self._nodes.company():
+                    await self._alerts.say_ended(session)
+        await self._objects.bucket.close()
+
+    # --- taking mail
+
+    def begin(self, envelope: Envelope) -> BodyWriter:
+        return BodyWriter(self._uploads, envelope)
+
+    def _has_room(self) -> bool:
+        return self._figures.ready < CROWDED
+
+    def _next_owner(self) -> str:
+        return self._nodes.session if self._has_room() or not self._nodes.company() else ""
+
+    def _offered(self, message_id: MessageId) -> None:
+        self._offers += 1
+        self._left.add(message_id)
+        if self._alerts is not None:
+            self._alerts.offer(message_id)
+
+    # --- handing out
+
+    async def claim(
+        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        return await self._claim(
+            limit, lambda wanted: self._mine.index[zone].take(wanted, skip_domains, now), now
+        )
+
+    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
+        return await self._claim(
+            limit, lambda wanted: self._mine.index[zone].take_domain(domain, wanted, now), now
+        )
+
+    async def _claim(
+        self, limit: int, take: Callable[[int], list[DeliveryKey]], now: float
+    ) -> list[Delivery]:
+        self._keeper.check_usable()
+        found: list[Delivery] = []
+        try:
+            while len(found) < limit and (keys := take(limit - len(found))):
+                found += await self._read_claimed(keys, now)
+        except BaseException:
+            self.release([delivery.key for delivery in found])
+            raise
+        return sorted(found, key=lambda delivery: delivery.message_id)
+
+    async def _read_claimed(self, keys: Sequence[DeliveryKey], now: float) -> list[Delivery]:
+        """Those that are still there and due; the other claims are given up."""
+        mine, epoch = self._mine, self._mine.epoch
+        pinned = [mine.use(message_id) for message_id in dict.fromkeys(key.message_id for key in keys)]
+        try:
+            unknown = [stored.id for stored in pinned if not stored.etag]
+            if unknown:
+                # In the turn of each message's changes: what is read is not older than what is being written.
+                await asyncio.gather(*(self._writer.submit(each, Job((), _nothing)) for each in unknown))
+            if epoch != mine.epoch:
+                raise StoreError("the lease on the queue was lost meanwhile")
+            found = [delivery for key in keys if (delivery := self._take(key, now)) is not None]
+        except BaseException:
+            self.release(keys)
+            raise
+        finally:
+            for stored in pinned:
+                mine.drop(stored)
+        mine.claims.hand_out(found)
+        return found
+
+    def _take(self, key: DeliveryKey, now: float) -> Delivery | None:
+        stored = self._mine.get(key.message_id)
+        delivery = None if stored is None else stored.deliveries.get(key)
+        if delivery is not None and delivery.is_due(now):
+            return delivery
+        zone = self._mine.index[key.queue]
+        zone.drop_claim(key)
+        if not zone.is_changing(key):
+            self._mine.show(key, delivery)
+        return None
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        for key in keys:
+            self._mine.claims.drop(key)
+            self._mine.index[key.queue].release(key)
+
+    async def next_due(self, zone: str) -> float | None:
+        self._keeper.check_usable()
+        return self._mine.index[zone].next_due()
+
+    def has_ready(self, zone: str) -> bool:
+        return self._mine.index[zone].has_ready()
+
+    # --- settling
+
+    async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
+        del lazy  # what waits for the same message shares its write anyway
+        self._keeper.check_usable()
+        for change in changes:
+            if isinstance(change, Submit):
+                check_own_message(change)
+        groups = [group for group in groups_of(changes) if self._is_ours(group)]
+        written = [self._submit(group) for group in groups]
+        if len(written) == 1:
+            await asyncio.shield(written[0])
+            return
+        for outcome in await asyncio.gather(*map(asyncio.shield, written), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def _is_ours(self, group: Group) -> bool:
+        """Without what was lost: what became of our attempt is no longer ours to tell."""
+        lost = [key for key in group.changes if key in self._mine.claims.lost]
+        if lost and len(lost) < len(group.changes) and group.reports:
+            for key in lost:
+                self._mine.claims.drop(key)
+            raise StoreError(APART)
+        for key in lost:
+            self._mine.claims.drop(key)
+            del group.changes[key]
+        return bool(group.changes) or not lost
+
+    def _submit(self, group: Group) -> asyncio.Future[None]:
+        if not group.changes:
+            return self._writer.submit_apart(group.reports)
+        leader = group.ids[0]
+        wanted = group.of(leader)
+        job = Job(
+            list(wanted),
+            to_decide(wanted),
+            settles=True,
+            reports=group.reports,
+            others=group.others(leader),
+        )
+        return self._writer.submit(leader, job)
+
+    # --- operators
+
+    async def update(
+        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
+    ) -> int:
+        existed = 0
+        for batch in in_batches(keys, UPDATE_BATCH):
+            existed += await self._update(batch, change)
+        return existed
+
+    async def _update(
+        self, keys: Sequence[DeliveryKey], change: Callable[[Delivery], Delivery | None]
+    ) -> int:
+        self._keeper.check_usable()
+        by_message: dict[MessageId, list[DeliveryKey]] = {}
+        for key in keys:
+            by_message.setdefault(key.message_id, []).append(key)
+        foreign = [each for each in by_message if each not in self._mine.ids]
+        if foreign:
+            await self._walks.look_at(foreign)  # nobody's is ours from here on
+        existed: dict[DeliveryKey, bool] = {}
+        jobs = [
+            (message_id, Job(some, _changer(some, change, existed)))
+            for message_id, some in by_message.items()
+            if message_id in self._mine.ids
+        ]
+        written = [self._writer.submit(message_id, job) for message_id, job in jobs]
+        for outcome in await asyncio.gather(*map(asyncio.shield, written), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return sum(existed.values())
+
+    async def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
+        self._keeper.check_usable()
+        async with contextlib.aclosing(self._survey.scan(zone)) as found:
+            async for delivery in found:
+                yield delivery
+
+    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        self._keeper.check_usable()
+        found = await self._survey.states([message_id])
+        deliveries = [d for state in found.values() for d in state.values()]
+        return sorted(deliveries, key=lambda delivery: (delivery.recipient, delivery.queue))
+
+    # --- figures
+
+    async def oldest(self, zone: str, *, now: float) -> float | None:
+        self._keeper.check_usable()
+        return self._figures.oldest(zone, now)
+
+    async def zones(self) -> set[str]:
+        self._keeper.check_usable()
+        return self._figures.zones()
+
+    @property
+    def node(self) -> int:
+        return self._nodes.number
+
+    def last_message_id(self) -> MessageId | None:
+        return self._mine.last_id
+
+    # --- what the keeper tells
+
+    def _tell(self) -> Lease:
+        return self._figures.lease(self._offers, self._clock.now())
+
+    async def _recovered(self) -> None:
+        """The service is there again: put right what got lost on the way."""
+        await self._uploads.take_back()
+        await self._writer.clean()
+        for zone in self._figures.zones():
+            self._on_news(zone)
+
+    async def _lease_lost(self) -> None:
+        """Begin anew. What others have not taken yet is found by walking."""
+        handed = self._mine.reset()
+        if handed:
+            _log.warning("the claims on %d deliveries were lost with the lease", len(handed))
+        await self._nodes.join()
+        # Also without any: the relay's number may be another one.
+        self._on_lost(handed)
+        self._begin_walk()
+
+    async def _ended(self, sessions: Collection[str]) -> None:
+        _log.info("%d sessions of other relays are over: looking for their mail", len(sessions))
+        self._begin_walk(shares=bool(self._nodes.company()))
+
+    async def _tick(self) -> None:
+        self._figures.heard_ids()
+        offers = {lease.session: lease.offers for lease in self._nodes.company()}
+        is_new = any(number > self._heard_offers.get(session, 0) for session, number in offers.items())
+        self._heard_offers = offers
+        now = self._clock.monotonic()
+        if self._has_room() and (self._left or is_new):
+            some = list(self._left)
+            self._left.clear()
+            if is_new:
+                self._begin_walk()
+            elif some:
+                await self._walks.look_at(some[:1000])
+        elif now >= self._next_walk:
+            self._begin_walk()
+        if self._writer.unfinished:
+            self._writer.finish_left()
+
+    async def _heard(self, ids: Sequence[MessageId]) -> None:
+        """Another relay says that there is mail. Raises StoreError."""
+        self._keeper.check_usable()
+        if ids:
+            await self._walks.look_at(ids)
+        else:
+            await self._keeper.probe()
+
+    # --- walking
+
+    def _begin_walk(self, *, shares: bool = False) -> None:
+        # A share now, and what others have left of theirs a while later.
+        pause = 2 * self._terms.lease if shares else LOOK_AGAIN
+        self._next_walk = self._clock.monotonic() + pause
+        if self._is_closing:
+            return
+        before = self._walking
+        self._walking = asyncio.get_running_loop().create_task(self._walk(before, shares=shares))
+
+    async def _walk(self, before: asyncio.Task[None] | None, *, shares: bool) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        try:
+            await self._walks.walk(shares=shares)
+        except StoreError as error:
+            _log.warning("the bucket could not be looked through, it is tried again: %s", error)
+            self._next_walk = 0.0
+
+
+def _changer(
+    keys: Sequence[DeliveryKey],
+    change: Callable[[Delivery], Delivery | None],
+    existed: dict[DeliveryKey, bool],
+) -> Callable[[State], dict[DeliveryKey, Delivery | None]]:
+    def decide(state: State) -> dict[DeliveryKey, Delivery | None]:
+        found: dict[DeliveryKey, Delivery | None] = {}
+        for key in keys:
+            existed[key] = key in state
+            if key in state:
+                new = found[key] = change(state[key])
+                if new is not None and new.key != key:
+                    raise StoreError("a change may not turn a delivery into another one")
+        return found
+
+    return decide
+
+
+def _nothing(_: State) -> dict[DeliveryKey, Delivery | None]:
+    """Nothing changes: the message is only read, if it has to be."""
+    return {}

@@ -1,0 +1,192 @@
+"""How the queue is spelled in a bucket.
+
+    PREFIX queue/ID           a message: one line of JSON (`Head`), and behind it the body if it is small
+    PREFIX body/ID-SESSION    a larger body
+    PREFIX nodes/NN           the lease of the relay with that number
+    PREFIX probe/…            what was written to see whether it can be
+
+A message exists when `queue/ID` does and has deliveries. A head without any is what a removal leaves for a
+moment where the service cannot remove on a condition. What cannot be read raises StoreCorruptError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from zonerelay.model.address import Mailbox
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.store import records
+from zonerelay.store.base import StoreCorruptError, StoreError
+
+FORMAT = 1
+INLINE_LIMIT = 256 * 1024
+"""Bodies up to this size lie behind their heads: one request less to take and to remove them, and nothing is
+paid for the octets that a deferral writes again."""
+HEAD_GUESS = 16 * 1024
+"""Octets that are asked for when only a head is wanted."""
+
+
+class Row(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One delivery: its zone, its recipient as in every spool's keys, and its record."""
+
+    zone: str
+    recipient: str
+    record: msgspec.Raw
+
+
+class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What an intent does to a delivery of another message: unless it has been tried since."""
+
+    message_id: str
+    zone: str
+    recipient: str
+    attempts: int
+    record: msgspec.Raw | None
+
+
+class Report(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A message that an intent makes. `inline` is its body, if it is not in an object of its own."""
+
+    message: Message
+    deliveries: tuple[Row, ...]
+    body: str = ""
+    inline: bytes = b""
+
+
+class Intent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What else has been decided with the state of this message, and is to be done to its end."""
+
+    reports: tuple[Report, ...] = ()
+    steps: tuple[Step, ...] = ()
+
+
+class Head(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """`owner` is the session of the relay that has it, "" when it is left to whoever has room. `rev` grows
+    with each write, so that no two versions of it are alike.
+    """
+
+    format: int = 0
+    owner: str = ""
+    rev: int = 0
+    message: Message | None = None
+    deliveries: tuple[Row, ...] = ()
+    body: str = ""
+    intent: Intent | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return not self.deliveries and self.intent is None
+
+
+class Lease(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a relay says of itself. `state` is live, ended (it has stopped) or dead (others have found so).
+
+    `beat` grows with each renewal, `offers` with each message that was left to others. `counts` are ready,
+    deferred, held by zone; `oldest` when the first of each was accepted.
+    """
+
+    session: str = ""
+    state: str = "live"
+    beat: int = 0
+    offers: int = 0
+    last_id: str = ""
+    counts: dict[str, tuple[int, int, int]] = {}
+    oldest: dict[str, float] = {}
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_head = msgspec.json.Decoder(Head).decode
+_decode_lease = msgspec.json.Decoder(Lease).decode
+
+
+class Keys:
+    """What everything is called."""
+
+    def __init__(self, prefix: str) -> None:
+        self.queue = f"{prefix}queue/"
+        self.bodies = f"{prefix}body/"
+        self.nodes = f"{prefix}nodes/"
+        self.probes = f"{prefix}probe/"
+
+    def message(self, message_id: MessageId) -> str:
+        return self.queue + message_id
+
+    def body(self, message_id: MessageId, session: str) -> str:
+        return f"{self.bodies}{message_id}-{session}"
+
+    def node(self, number: int) -> str:
+        return f"{self.nodes}{number:02x}"
+
+    def message_of(self, key: str) -> MessageId | None:
+        """`None`: it is none of ours."""
+        name = key.removeprefix(self.queue)
+        return MessageId(name) if is_message_id(name) else None
+
+    def upload_of(self, key: str) -> tuple[MessageId, str] | None:
+        """The message and the session that a body belongs to."""
+        name, _, session = key.removeprefix(self.bodies).partition("-")
+        return (MessageId(name), session) if is_message_id(name) and session else None
+
+    def number_of(self, key: str) -> int | None:
+        name = key.removeprefix(self.nodes)
+        return int(name, 16) if len(name) == 2 and set(name) <= set("0123456789abcdef") else None
+
+
+def encode_head(head: Head) -> bytes:
+    try:
+        return _encode(head) + b"\n"
+    except (UnicodeError, TypeError, msgspec.MsgspecError) as error:
+        raise StoreError(f"the message cannot be written as JSON: {error}") from error
+
+
+def decode_head(name: str, line: bytes) -> Head:
+    try:
+        head = _decode_head(line)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreCorruptError(f"{name}: unreadable: {error}") from error
+    if head.format > FORMAT:
+        raise StoreCorruptError(f"{name} has format {head.format}, this version reads up to {FORMAT}")
+    return head
+
+
+def encode_lease(lease: Lease) -> bytes:
+    return _encode(lease)
+
+
+def decode_lease(data: bytes) -> Lease:
+    """What cannot be read is nobody's."""
+    try:
+        return _decode_lease(data)
+    except (ValueError, msgspec.MsgspecError):
+        return Lease(state="dead")
+
+
+def recipient_field(key: DeliveryKey) -> str:
+    return records.field(key.recipient).decode("ascii")
+
+
+def rows(deliveries: Iterable[Delivery]) -> tuple[Row, ...]:
+    """Raises StoreError."""
+    return tuple(
+        Row(
+            records.field(d.queue).decode("ascii"),
+            records.field(d.recipient).decode("ascii"),
+            msgspec.Raw(records.encode_delivery(d)),
+        )
+        for d in deliveries
+    )
+
+
+def key_of(message_id: str, row: Row | Step) -> DeliveryKey:
+    zone, recipient = (records.unfield(part.encode("ascii")) for part in (row.zone, row.recipient))
+    return DeliveryKey(zone, MessageId(message_id), Mailbox(recipient))
+
+
+def deliveries_of(message_id: MessageId, found: Iterable[Row]) -> dict[DeliveryKey, Delivery]:
+    """Raises StoreCorruptError."""
+    keyed = ((key_of(message_id, row), row) for row in found)
+    return {key: records.decode_record(key, bytes(row.record)) for key, row in keyed}
