@@ -32,8 +32,8 @@ RATE = 120.0
 PROGRAM_NAME = "program"
 READY = 20.0
 DRAINED = 30.0
-ON_THE_WAY = 0.05
-"""Seconds in which an answer that was sent before still arrives."""
+ON_THE_WAY = 0.3
+"""Seconds in which an answer that was sent before is still read, on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
