@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from zonerelay.config.endpoints import ListenAddress, parse_listen
 
@@ -16,13 +16,24 @@ FIRST = 3  # SD_LISTEN_FDS_START
 
 
 class Inherited:
-    """`descriptors` are open, listening sockets by address. They are never closed here."""
+    """`descriptors` are open, listening sockets by address, `spare` further ones, `others` those of the other
+    workers there. They are never closed here.
+    """
 
     def __init__(
-        self, descriptors: Mapping[str, int] | None = None, names: Mapping[str, str] | None = None
+        self,
+        descriptors: Mapping[str, int] | None = None,
+        names: Mapping[str, str] | None = None,
+        spare: Mapping[str, Sequence[int]] | None = None,
+        others: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self._descriptors = dict(descriptors or {})
         self._names = dict(names or {})
+        self._spare = dict(spare or {})
+        self._others = dict(others or {})
+        for each in (*self._spare.values(), *self._others.values()):
+            for descriptor in each:
+                os.set_inheritable(descriptor, False)
         for descriptor in self._descriptors.values():
             os.set_inheritable(descriptor, False)
 
@@ -47,6 +58,24 @@ class Inherited:
 
     def __bool__(self) -> bool:
         return bool(self._descriptors)
+
+    @classmethod
+    def of_supervisor(cls, given: Mapping[str, Sequence[Sequence[int]]]) -> Inherited:
+        """By address: the worker's own sockets, of which there is at least one, and those of the others."""
+        own = {text: group[0] for text, group in given.items()}
+        return cls(
+            {text: each[0] for text, each in own.items()},
+            spare={text: each[1:] for text, each in own.items()},
+            others={text: group[1] for text, group in given.items()},
+        )
+
+    def take_spare(self, address: str) -> list[socket.socket]:
+        """As `take`: the worker's further sockets there."""
+        return [socket.socket(fileno=os.dup(each)) for each in self._spare.get(address, ())]
+
+    def take_others(self, address: str) -> list[socket.socket]:
+        """As `take`: those of the other workers."""
+        return [socket.socket(fileno=os.dup(each)) for each in self._others.get(address, ())]
 
     def take(self, address: str) -> socket.socket | None:
         """A socket of the caller's own for a listener's address, `None` where nobody has opened one."""

@@ -42,13 +42,13 @@ def place_of(index: int, *, heir: bool, environment: Mapping[str, str]) -> tuple
     number = environment.get(CHANNEL)
     if number is None:
         return Place(index, heir=heir, inherited=Inherited.of_systemd(environment, os.getpid())), None
-    given: dict[str, int] = json.loads(environment.get(SOCKETS, "{}"))
+    given: dict[str, list[list[int]]] = json.loads(environment.get(SOCKETS, "{}"))
     limits = environment.get(LIMITS)
     place = Place(
         index,
         supervised=True,
         heir=heir,
-        inherited=Inherited(given),
+        inherited=Inherited.of_supervisor(given),
         limits=None if limits is None else Path(limits),
     )
     channel = socket.socket(fileno=int(number))

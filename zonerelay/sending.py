@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random as random_module
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay.config.dkim_checks import read_key_file
@@ -22,8 +23,10 @@ from zonerelay.delivery.logins import Logins, senders_of, token_directory
 from zonerelay.delivery.rendering import Renderer
 from zonerelay.delivery.signing import Signing
 from zonerelay.delivery.source_ways import SourceWays
+from zonerelay.limits.keeper import LimitKeeper
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import Clock
+from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destination_table import DestinationTable
 from zonerelay.routing.idna import ascii_domain
@@ -31,6 +34,7 @@ from zonerelay.routing.mx import MxRouter
 from zonerelay.routing.resolver import Resolver
 from zonerelay.routing.sts_files import StsFiles, policy_directory
 from zonerelay.routing.sts_policies import HTTPS_PORT, StsPolicies
+from zonerelay.shared_limits import build_shared_limits
 from zonerelay.telemetry.events import Events
 
 if TYPE_CHECKING:
@@ -39,7 +43,8 @@ if TYPE_CHECKING:
 
 class Sending:
     """One per worker. `environment` is where secrets may be (`config/secrets.py`), `policy_port` that of the
-    servers of MTA-STS policies.
+    servers of MTA-STS policies. `limits_socket`: where limits are leased that other workers go by as well;
+    `holder` is a name that no other worker has had.
     """
 
     def __init__(
@@ -53,6 +58,8 @@ class Sending:
         random: random_module.Random,
         environment: Mapping[str, str],
         policy_port: int = HTTPS_PORT,
+        limits_socket: Path | None = None,
+        holder: str = "",
     ) -> None:
         self._events = events
         self._environment = environment
@@ -70,6 +77,14 @@ class Sending:
             own_addresses=OwnAddresses(parse_listen(each.address) for each in settings.listener),
             sts=self._sts,
         )
+        self.shared = build_shared_limits(
+            settings,
+            socket=limits_socket,
+            holder=holder,
+            environment=environment,
+            events=events.limits,
+            clock=clock,
+        )
         self.sources = SourceWays(clock, events)
         self.logins = Logins(clock, events.smarthosts, environment, directory=token_directory(settings))
         events.metrics.smarthosts.attach(self.logins.standing)
@@ -86,6 +101,7 @@ class Sending:
             observe_tls=events.outbound_tls,
             clock=clock,
             random=random,
+            shared=None if self.limits is None else self.limits.zone,
         )
         self.configure(settings)
 
@@ -106,16 +122,33 @@ class Sending:
         self.logins.configure(settings.credential, senders, settings.zone)
         self.courier.read_authorities_again()
 
+    @property
+    def limits(self) -> LimitKeeper | None:
+        """Where other workers go by the same limits."""
+        return None if self.shared is None else self.shared.keeper
+
+    def attach(self, scheduler: Scheduler) -> None:
+        """The scheduler that hands out the mail."""
+        self.logins.resume = scheduler.resume
+        scheduler.resumed = self.logins.forgive
+        if self.shared is not None:
+            self.shared.attach(scheduler, self.courier)
+
     def problems(self) -> tuple[str, ...]:
         """For people: what keeps mail from going out as it should."""
-        return (*self.sources.problems(), *self.logins.problems())
+        limits = () if self.shared is None else self.shared.problems()
+        return (*self.sources.problems(), *self.logins.problems(), *limits)
 
     async def start(self) -> None:
         """Begin what runs in the background."""
+        if self.shared is not None:
+            await self.shared.keeper.start()
 
     async def close(self) -> None:
         """Say goodbye to peers, end what runs in the background."""
         await self.courier.close()
+        if self.shared is not None:
+            await self.shared.keeper.close()
         self._signing.close()
         await self.logins.close()
         await self._sts.close()

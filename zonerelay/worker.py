@@ -83,10 +83,8 @@ class Worker:
         self.draining = False
         self.metrics = Metrics()
         self.events = Events(log, self.metrics, redactor, clock)
-        self._redactor = redactor
-        self._random = randomness
-        self._environment = environment or {}
-        self._policy_port = policy_port
+        self._redactor, self._random = redactor, randomness
+        self._environment, self._policy_port = environment or {}, policy_port
         self._zones = Zones(settings.zone)  # the routes may be wrong: `_start` can say so
         self.store: Store | None = None
         self._queue: MailQueue | None = None
@@ -135,8 +133,7 @@ class Worker:
         ids = self._ids = MessageIdSource(self.clock, self._number(store), last=store.last_message_id())
         sending = self._sending = self._build_sending(store)
         scheduler = self._build_queue(store, ids, sending)
-        sending.logins.resume = scheduler.resume
-        scheduler.resumed = sending.logins.forgive
+        sending.attach(scheduler)
         listeners = self._listeners = self._build_listeners(store, ids, sending)
         await self._open_to_operators(store, scheduler, sending)
         await sending.start()
@@ -159,6 +156,8 @@ class Worker:
             random=self._random,
             environment=self._environment,
             policy_port=self._policy_port,
+            limits_socket=self.place.limits,
+            holder=secrets.token_hex(8),
         )
 
     def _build_queue(self, store: Store, ids: MessageIdSource, sending: Sending) -> Scheduler:
@@ -185,6 +184,7 @@ class Worker:
             events=self.events,
             clock=self.clock,
             random=self._random,
+            limits=sending.limits,
         )
         return self._scheduler
 
@@ -373,6 +373,7 @@ class Worker:
             zones=self._zones,
             connections=sending.courier.open_connections,
             sources=SourcePlans(sending.sources, hostname=self.hostname),
+            limits=lambda: "" if sending.limits is None else sending.limits.status,
             surface=self._surface,
             clock=self.clock,
         )

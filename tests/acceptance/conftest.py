@@ -22,6 +22,7 @@ NEED_ROOT = [
     "test_full_disk.py",
     "test_nodes.py",
     "test_peers.py",
+    "test_privileged_port.py",
     "test_receivers.py",
     "test_sending_servers.py",
     "test_smarthosts.py",

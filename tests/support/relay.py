@@ -30,10 +30,11 @@ from zonerelay.config.models import (
     ZoneSettings,
 )
 from zonerelay.model.clock import SystemClock
+from zonerelay.place import Place
 from zonerelay.routing.sts_policies import HTTPS_PORT
 from zonerelay.telemetry.events import Field
 from zonerelay.telemetry.redact import Redactor
-from zonerelay.worker import Worker
+from zonerelay.worker import ALONE, Worker
 
 HOSTNAME = "relay.test"
 LOOPBACK = "127.0.0.1"
@@ -123,7 +124,9 @@ def settings(
 
 
 @asynccontextmanager
-async def relay_with(chosen: Settings, *, policy_port: int = HTTPS_PORT) -> AsyncIterator[Running]:
+async def relay_with(
+    chosen: Settings, *, policy_port: int = HTTPS_PORT, place: Place = ALONE
+) -> AsyncIterator[Running]:
     log = MemoryLog()
     worker = Worker(
         chosen,
@@ -133,6 +136,7 @@ async def relay_with(chosen: Settings, *, policy_port: int = HTTPS_PORT) -> Asyn
         clock=SystemClock(),
         randomness=random.Random(1),
         policy_port=policy_port,
+        place=place,
     )
     await worker.start()
     try:

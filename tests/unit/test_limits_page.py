@@ -12,7 +12,8 @@ from zonerelay.config.advice import advice
 from zonerelay.config.models import DestinationSettings, ZoneSettings
 from zonerelay.config.settings import load_text
 from zonerelay.config.units import parse_rate
-from zonerelay.queue.rates import MARGIN_LEAST, MARGIN_PART, Pacer
+from zonerelay.limits.rates import MARGIN_LEAST, MARGIN_PART
+from zonerelay.queue.rates import Pacer
 from zonerelay.queue.turn import PATIENCE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()

@@ -10,7 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zonerelay.config.units import Rate, parse_rate
-from zonerelay.queue.rates import HORIZON, Pace, Pacer, Rates, Ticket, margin
+from zonerelay.limits.rates import margin
+from zonerelay.queue.rates import HORIZON, Pace, Pacer, Rates, Ticket
 from zonerelay.routing.nexthop import DestinationKey, SiteKey
 
 SITE = SiteKey("default mx.example.com:25")

@@ -251,6 +251,7 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     destinations_total: int
     problems: tuple[str, ...] = ()
     source_penalties: tuple[SourcePenalty, ...] = ()
+    limits: str = ""
     workers: tuple[WorkerStatus, ...] = ()
 
 

@@ -46,6 +46,7 @@ class StatusBoard:
         zones: Zones,
         connections: Callable[[str], int],
         sources: SourcePlans,
+        limits: Callable[[], str] = str,
         surface: Callable[[], Surface],
         clock: Clock,
     ) -> None:
@@ -56,6 +57,7 @@ class StatusBoard:
         self._zones = zones
         self._connections = connections
         self._sources = sources
+        self._limits = limits
         self._surface = surface
         self._clock = clock
         self._started = clock.now()
@@ -113,6 +115,7 @@ class StatusBoard:
             destinations_total=len(destinations),
             problems=tuple(surface.problems),
             source_penalties=self._sources.penalties(),
+            limits=self._limits(),
         )
 
     def _zone(self, queue: ZoneQueue) -> ZoneStatus:

@@ -48,7 +48,7 @@ from zonerelay.delivery.logins import Logins
 from zonerelay.delivery.pool import Pool
 from zonerelay.delivery.rendering import Renderer, RenderError
 from zonerelay.delivery.session import Session, SessionOpener, TlsObserver
-from zonerelay.delivery.slots import Slot
+from zonerelay.delivery.slots import AllowanceOf, Slot
 from zonerelay.delivery.source_ways import SourceWays, from_elsewhere, sent_from
 from zonerelay.delivery.sources import HostTrouble, NoSource, SourceTrouble
 from zonerelay.delivery.tls import TlsPolicy
@@ -88,6 +88,7 @@ class SmtpCourier:
         observe_tls: TlsObserver,
         clock: Clock,
         random: random_module.Random,
+        shared: AllowanceOf | None = None,
     ) -> None:
         self._sources = sources
         self._logins = logins
@@ -103,7 +104,9 @@ class SmtpCourier:
             settings, self._tls, hostname=hostname, observe_tls=observe_tls, logins=logins
         )
         self._chunking = Chunking(clock)
-        self._pool = Pool(quit_timeout=settings.quit_timeout)
+        self._pool = Pool(quit_timeout=settings.quit_timeout, shared=shared)
+        self.granted, self.relieve = self._pool.granted, self._pool.relieve
+        self.close_idle = self._pool.close_idle
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
         """One outcome per delivery, in order. Raises nothing but CancelledError, and that only while no peer
@@ -155,9 +158,6 @@ class SmtpCourier:
     async def close(self) -> None:
         """Say goodbye to idle peers, within `quit_timeout`; active sessions end when they are done."""
         await self._pool.close()
-
-    def close_idle(self) -> None:
-        self._pool.close_idle()
 
     def read_authorities_again(self) -> None:
         """The machine's trusted authorities may have changed; new connections go by what there is now."""

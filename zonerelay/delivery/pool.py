@@ -4,7 +4,8 @@
 - A connection serves mail of its own destination and way only: same TLS demand, same source, same log-in.
 - An idle connection never keeps a new one from opening. When a limit is reached the one that has been
   idle longest makes room: at the same site if that is full, else of the zone. Where the host itself refuses
-  one more, all that are idle there do.
+  one more, all that are idle there do. Where other workers wait for shared limits, what has been idle for
+  `IN_THE_WAY` is closed for them, and what they are to have as soon as its transaction is over.
 - One timer closes idle connections on time; taking one and giving it back touch no timer.
 - A connection ends with QUIT, bounded by `quit_timeout`. One on which the peer has said anything unasked is
   not used again.
@@ -18,12 +19,15 @@ import asyncio
 from collections import defaultdict
 
 from zonerelay.delivery.session import Session
-from zonerelay.delivery.slots import Slot, Slots
+from zonerelay.delivery.slots import AllowanceOf, Slot, Slots
 from zonerelay.delivery.way import Kind, Terms
 from zonerelay.routing.nexthop import Route
 
 NOTICE_TIME = 0.3
 """Seconds that a host has to notice that we have closed connections."""
+
+IN_THE_WAY = 0.3
+"""Seconds that a connection is idle before it makes room for another worker's: most are used again soon."""
 
 # In the order in which they became idle.
 _Idle = dict[Slot, Session]
@@ -32,9 +36,9 @@ _Idle = dict[Slot, Session]
 class Pool:
     """All connections of one courier. Belongs to one event loop."""
 
-    def __init__(self, *, quit_timeout: float) -> None:
+    def __init__(self, *, quit_timeout: float, shared: AllowanceOf | None = None) -> None:
         self._quit_timeout = quit_timeout
-        self._slots = Slots(self._on_release)
+        self._slots = Slots(self._on_release, shared)
         self._idle_of: dict[Kind, _Idle] = {}
         self._idle_in: defaultdict[str, _Idle] = defaultdict(dict)  # zones are few and stay
         # In the order in which they came: who has waited longest looks first.
@@ -63,10 +67,33 @@ class Pool:
         """The transaction is over and the connection is in step: keep it for the next one, or say goodbye."""
         if not session.wire.usable:
             session.wire.abort()
-        elif self._closed or session.transactions >= session.max_transactions:
+        elif (
+            self._closed
+            or session.transactions >= session.max_transactions
+            or not self._slots.may_keep(session.slot)
+        ):
             session.wire.quit(self._quit_timeout)
         else:
             self._keep(session, session.terms.zone.connection_idle_timeout)
+
+    def granted(self) -> None:
+        """There may be room that others had."""
+        if self._waiters:
+            self._wake()
+
+    def relieve(self, zone: str) -> None:
+        """Close what is idle and stands in other workers' way."""
+        idle = self._idle_in.get(zone)
+        if self._slots.shared is None or not idle:
+            return
+        allowance = self._slots.shared(zone)
+        now = asyncio.get_running_loop().time()
+        for slot, session in list(idle.items()):
+            since = session.idle_until - session.terms.zone.connection_idle_timeout
+            if not self._slots.may_keep(slot) or (
+                since + IN_THE_WAY <= now and allowance.is_pressed(slot.site, slot.line)
+            ):
+                self._dismiss(session)
 
     def close_idle(self) -> None:
         for idle in list(self._idle_in.values()):
@@ -170,6 +197,9 @@ class Pool:
             return False
         if self._slots.zone_is_full(terms.zone):
             self._evict(self._idle_in.get(terms.zone.name))
+            return False
+        if not self._slots.is_allowed(terms):
+            self._evict_at(terms.route)
             return False
         return True
 

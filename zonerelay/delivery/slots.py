@@ -4,6 +4,9 @@ Lines of mail for the same hosts share a site. A line's limit counts the connect
 limit is no larger: lines with equal limits share it, a line never exceeds its own, and all together never the
 largest.
 
+Where the limits are totals over several workers, an allowance says how much of them is this one's
+(`limits/allowance.py`); it is asked besides, and told.
+
 A *slot* is the right to have one connection. It is taken before connecting and given back when the
 socket is gone, so connecting, active, idle and closing connections all count.
 """
@@ -15,6 +18,7 @@ from collections.abc import Callable
 
 from zonerelay.config.models import ZoneSettings
 from zonerelay.delivery.way import Terms
+from zonerelay.limits.allowance import ZoneAllowance
 from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
 from zonerelay.routing.nexthop import DestinationKey, SiteKey
 
@@ -49,10 +53,17 @@ class _Line:
         self.open = 0
 
 
-class Slots:
-    """Counts slots; `on_release` is told about each one that is free again."""
+AllowanceOf = Callable[[str], ZoneAllowance]
+"""What a worker may use of a zone's limits, by the zone's name."""
 
-    def __init__(self, on_release: Callable[[Slot], None]) -> None:
+
+class Slots:
+    """Counts slots; `on_release` is told about each one that is free again. `shared`: the allowances, where
+    other workers go by the same limits.
+    """
+
+    def __init__(self, on_release: Callable[[Slot], None], shared: AllowanceOf | None = None) -> None:
+        self.shared = shared
         self._in_zone: Counter[str] = Counter()
         self._at_site: dict[SiteKey, dict[DestinationKey, _Line]] = {}
         self._tell = on_release
@@ -80,8 +91,23 @@ class Slots:
         limits = {limit, *(line.limit for line in lines.values() if line.limit >= limit)}
         return any(_open_within(lines, most) >= most for most in limits)
 
+    def is_allowed(self, terms: Terms) -> bool:
+        """One more connection is, by what this worker may have of shared limits; if not, it is wished for."""
+        if self.shared is None:
+            return True
+        route, zone = terms.route, terms.zone
+        return self.shared(zone.name).may_connect(
+            route.site, route.destination, terms.limits.max_connections, zone.max_connections
+        )
+
+    def may_keep(self, slot: Slot) -> bool:
+        """False: somebody else is to have it when its transaction is over."""
+        return self.shared is None or self.shared(slot.zone).may_keep(slot.site, slot.line)
+
     def take(self, terms: Terms) -> Slot:
         route = terms.route
+        if self.shared is not None:
+            self.shared(terms.zone.name).connected(route.site, route.destination)
         self._in_zone[terms.zone.name] += 1
         line = self._at_site.setdefault(route.site, {}).setdefault(route.destination, _Line())
         line.open += 1
@@ -92,6 +118,8 @@ class Slots:
         self._in_zone[slot.zone] -= 1
         if not self._in_zone[slot.zone]:
             del self._in_zone[slot.zone]
+        if self.shared is not None:
+            self.shared(slot.zone).disconnected(slot.site, slot.line)
         lines = self._at_site[slot.site]
         lines[slot.line].open -= 1
         if not lines[slot.line].open:

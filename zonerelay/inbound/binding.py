@@ -25,13 +25,30 @@ def explained(error: OSError) -> str:
     return _WORDS.get(error.errno or 0, error.strerror or str(error))
 
 
-def bound(address: ListenAddress) -> socket.socket:
-    """An IP address. Raises OSError."""
+def bound_group(address: ListenAddress, count: int) -> list[socket.socket]:
+    """As many sockets for one IP address, among which the kernel deals out clients. Raises OSError."""
+    # Without this look another relay of the same user could be listening there, and would share ours.
+    bound(address).close()
+    group = [bound(address, shared=True)]
+    place = ListenAddress(host=address.host, port=group[0].getsockname()[1])
+    try:
+        group.extend(bound(place, shared=True) for _ in range(count - 1))
+    except OSError:
+        for each in group:
+            each.close()
+        raise
+    return group
+
+
+def bound(address: ListenAddress, *, shared: bool = False) -> socket.socket:
+    """An IP address. `shared`: others may be bound to it too. Raises OSError."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     # The protocol is named because asyncio sends small replies at once only on sockets that say TCP.
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             # The loops' own servers take "::" for IPv6 alone; who writes [::]:25 means everybody.
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address.host == "::" else 1)

@@ -21,6 +21,7 @@ from zonerelay.inbound.answers import Answer
 from zonerelay.inbound.binding import BACKLOG, bound, explained, refuse_live_socket
 from zonerelay.inbound.consult import AskedPolicy, Consultants
 from zonerelay.inbound.limits import ConnectionLimits
+from zonerelay.inbound.neighbours import Neighbours
 from zonerelay.inbound.reception import ChooseZone, Notify, Reception
 from zonerelay.inbound.session import Session
 from zonerelay.inbound.shared import Shared
@@ -87,6 +88,7 @@ class Listener:
         )
         self._sessions: set[Session] = set()
         self._server: asyncio.Server | None = None
+        self._neighbours: Neighbours | None = None
         self._socket_path: Path | None = None
         self._draining = False
         self._empty: asyncio.Future[None] | None = None
@@ -121,6 +123,9 @@ class Listener:
 
         handed = self._inherited.take(self.settings.address)
         if handed is not None:
+            text = self.settings.address
+            others, spare = self._inherited.take_others(text), self._inherited.take_spare(text)
+            self._neighbours = Neighbours(others, session, spare=spare) if others or spare else None
             return await _serve(loop, session, handed)
         if address.is_unix:
             path = Path(address.path)
@@ -178,6 +183,8 @@ class Listener:
             return
         self._server.close()
         self._server = None
+        if self._neighbours is not None:
+            self._neighbours.close()
         if self._socket_path is not None:
             self._socket_path.unlink(missing_ok=True)
 

@@ -54,6 +54,11 @@ class Book:
     def is_empty(self) -> bool:
         return not self.ledger.holders and not self.calendars
 
+    @property
+    def binds_until(self) -> float:
+        """When the last of its turns is over."""
+        return max((calendar.binds_until for calendar in self.calendars.values()), default=float("-inf"))
+
     # Turns
 
     def _declare(self, ask: TurnAsk, moments: tuple[float, ...]) -> None:

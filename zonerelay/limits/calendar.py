@@ -35,6 +35,10 @@ class Calendar:
         self.turns = turns or []
         self._longest = max((turn.interval for turn in self.turns), default=0.0)
 
+    @property
+    def binds_until(self) -> float:
+        return self.turns[-1].at + self._longest if self.turns else float("-inf")
+
     def earliest(self, at: float, interval: float, line: str) -> float:
         """The first moment from `at` on that a turn may have."""
         self._longest = max(self._longest, interval)

@@ -36,8 +36,10 @@ class SocketAuthority:
         self._waiting: deque[asyncio.Future[Answer]] = deque()
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, news: Callable[[str], None], back: Callable[[], None]) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._stay_connected(news, back))
+    async def start(
+        self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
+    ) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._stay_connected(news, back, gone))
 
     async def exchange(self, zone: str, request: Request) -> Answer:
         writer = self._writer
@@ -57,11 +59,14 @@ class SocketAuthority:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _stay_connected(self, news: Callable[[str], None], back: Callable[[], None]) -> None:
+    async def _stay_connected(
+        self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
+    ) -> None:
         while True:
             try:
                 reader, writer = await asyncio.open_unix_connection(self._path)
-            except OSError:
+            except OSError as error:
+                gone(error.strerror or str(error))
                 await asyncio.sleep(PAUSE)
                 continue
             try:
@@ -69,7 +74,8 @@ class SocketAuthority:
                 self._writer = writer
                 back()
                 await self._listen(reader, news)
-            except AuthorityError:
+            except AuthorityError as error:
+                gone(str(error))
                 await asyncio.sleep(PAUSE)
             finally:
                 self._cut(writer)

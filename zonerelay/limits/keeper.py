@@ -97,7 +97,7 @@ class LimitKeeper:
     async def start(self) -> None:
         """Raises AuthorityError when the authority cannot ever be used."""
         self._running = True
-        await self.authority.start(self._news, self._back)
+        await self.authority.start(self._news, self._back, self._note_lost)
 
     async def close(self) -> None:
         """Give everything back; what still ends is not told any more."""
@@ -182,6 +182,7 @@ class LimitKeeper:
             self._changed(zone)
 
     def _back(self) -> None:
+        self._note_back()
         for zone in self._zones.values():
             zone.everything = True
             self._changed(zone)

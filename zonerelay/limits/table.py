@@ -68,8 +68,10 @@ class MemoryAuthority:
         self._table = table
         self._holder = holder
 
-    async def start(self, news: Callable[[str], None], back: Callable[[], None]) -> None:
-        del back  # never out of reach
+    async def start(
+        self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
+    ) -> None:
+        del back, gone  # never out of reach
         self._table.enter(self._holder, news)
 
     async def exchange(self, zone: str, request: Request) -> Answer:

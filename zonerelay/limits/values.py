@@ -98,10 +98,12 @@ class LimitAuthority(Protocol):
         long as its process lives.
         """
 
-    async def start(self, news: Callable[[str], None], back: Callable[[], None]) -> None:
-        """`news` names a zone in which a new exchange would bring something. `back`: it was out of reach and
-        may have forgotten everything, so all is to be said again. Raises AuthorityError only when it cannot
-        ever be used.
+    async def start(
+        self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
+    ) -> None:
+        """`news` names a zone in which a new exchange would bring something. `gone`: it is out of reach, and
+        why. `back`: it is in reach now and may have forgotten everything, so all is to be said again. Raises
+        AuthorityError only when it cannot ever be used.
         """
 
     async def exchange(self, zone: str, request: Request) -> Answer:

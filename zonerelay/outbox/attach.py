@@ -106,6 +106,7 @@ class Outbox:
             put=writer.put,
             on_news=on_news,
             refused=events.row_refused,
+            trouble=lambda error: events.trouble("outbox.claim", error),
             redact=redact,
             clock=clock,
         )

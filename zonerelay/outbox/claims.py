@@ -13,17 +13,18 @@ Strategies (policy → the harm it prevents):
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.outbox import is_mailbox_zone, mailbox_zone
+from zonerelay.model.outbox import MAX_ROW, is_mailbox_zone, mailbox_zone
 from zonerelay.outbox.drafts import BadRowError, Content, recipients_of
 from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.mailboxes import Mailbox, Mailboxes
-from zonerelay.outbox.rows import Redact, Row, Write, put_off, read_states, refused
+from zonerelay.outbox.rows import QUEUED, Redact, Row, Write, read_states, refused
 from zonerelay.outbox.sql import HEAD_COLUMNS, MAX_PEOPLE, PEOPLE, Statements
 from zonerelay.store.base import StoreError
 from zonerelay.store.claim_pool import ZonePool
@@ -32,8 +33,9 @@ from zonerelay.store.postgres_driver import Row as Columns
 BATCH = 100
 MOST = 2000
 SHARE = 500
-MAILBOX_PAUSE = 300.0
+PUT_OFF = 300.0
 """Seconds until a row of a mailbox that cannot be used is looked at again."""
+TROUBLE_PAUSE = 1.0
 
 _OK = HEAD_COLUMNS
 _PEOPLE = slice(HEAD_COLUMNS + 1, HEAD_COLUMNS + 1 + len(PEOPLE))
@@ -55,6 +57,7 @@ class OutboxClaims:
         put: Callable[[Write], None],
         on_news: Callable[[str], None],
         refused: Callable[[int, str], None],
+        trouble: Callable[[Exception], None],
         redact: Redact,
         clock: Clock,
     ) -> None:
@@ -69,6 +72,7 @@ class OutboxClaims:
         self._put = put
         self._on_news = on_news
         self._refused = refused
+        self._trouble = trouble
         self._redact = redact
         self._clock = clock
         self._pools: dict[str, ZonePool] = {}
@@ -97,17 +101,23 @@ class OutboxClaims:
         self._wanted.set()
 
     async def _run(self) -> None:
+        looked = self._clock.monotonic()
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wanted.wait(), self._poll)
-            except TimeoutError:
-                await self._look_at_mailboxes()
             self._wanted.clear()
-            if self._keeper.usable:
-                try:
-                    await self._claim_all()
-                except StoreError as error:
-                    self._keeper.trouble(error)
+            if not self._keeper.usable:
+                continue
+            try:
+                await self._claim_all()
+                if self._clock.monotonic() - looked >= self._poll:
+                    looked = self._clock.monotonic()
+                    await self._look_at_mailboxes()
+            except StoreError as error:
+                self._keeper.trouble(error)
+            except Exception as error:  # noqa: BLE001 - a bug must not end the claims
+                self._trouble(error)
+                await asyncio.sleep(TROUBLE_PAUSE)
 
     async def _claim_all(self) -> None:
         while (limit := min(BATCH, MOST - len(self.rows))) > 0:
@@ -136,7 +146,7 @@ class OutboxClaims:
         unknown = {row[3] for row in rows if row[3] is not None} - set(self._mailboxes.ids)
         if unknown:
             await self._read_mailboxes(list(unknown))
-        zones = {zone for row in rows if (zone := self._admit(row))}
+        zones = {zone for row in rows if (zone := self._admitted(row))}
         for zone in zones:
             self._on_news(zone)
         return rows
@@ -146,16 +156,20 @@ class OutboxClaims:
         self._mailboxes.found(Mailbox.read(row) for row in found)
 
     async def _look_at_mailboxes(self) -> None:
-        ids = self._mailboxes.ids
-        if not ids or not self._keeper.usable:
-            return
-        try:
+        if ids := self._mailboxes.ids:
             await self._read_mailboxes(ids)
-        except StoreError:
-            return  # the keeper knows
-        self._mailboxes.forget_idle(+self._in_zone)
+            self._mailboxes.forget_idle(+self._in_zone)
 
     # --- rows coming and going
+
+    def _admitted(self, columns: Columns) -> str:
+        try:
+            return self._admit(columns)
+        except Exception as error:  # noqa: BLE001 - one row's trouble is temporary, and no other's
+            self._trouble(error)
+            text = "waits: temporary trouble in this relay"
+            self._put(put_off(columns, text))
+            return ""
 
     def _admit(self, columns: Columns) -> str:
         """The zone that has something new to do, `""` when the row has been finalised."""
@@ -168,17 +182,7 @@ class OutboxClaims:
             return ""
         mailbox = self._mailboxes.use(row.zone) if is_mailbox_zone(row.zone) else None
         if mailbox is not None and (problem := mailbox.problem()):
-            text = f"waits: {problem}"
-            self._put(
-                put_off(
-                    row.id,
-                    row.token,
-                    attempts=columns[4],
-                    problem=text,
-                    state=columns[6],
-                    delay=MAILBOX_PAUSE,
-                )
-            )
+            self._put(put_off(columns, f"waits: {problem}"))
             return ""
         self.rows[row.message_id] = row
         self._in_zone[row.zone] += 1
@@ -298,6 +302,8 @@ def read_row(columns: Columns, default_zone: str, mailbox: Mailbox | None) -> Ro
     """Raises BadRowError."""
     if not columns[_OK]:
         raise BadRowError(f"the addresses have more than {MAX_PEOPLE} octets")
+    if not 0 <= columns[0] <= MAX_ROW or columns[5] is None:
+        raise BadRowError("id is negative or beyond 2^60, or created_at is missing")
     people = recipients_of(
         dict(zip(PEOPLE, columns[_PEOPLE], strict=True)), mailbox.from_address if mailbox else ""
     )
@@ -316,3 +322,8 @@ def read_row(columns: Columns, default_zone: str, mailbox: Mailbox | None) -> Ro
         states=read_states(columns[6]),
         content=content,
     )
+
+
+def put_off(columns: Columns, problem: str) -> Write:
+    """A row that waits until something else has been corrected."""
+    return Write(columns[0], columns[1], QUEUED, columns[4], problem, columns[6], PUT_OFF)

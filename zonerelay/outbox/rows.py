@@ -215,11 +215,6 @@ def refused(row: int, token: str, attempts: int, problem: str) -> Write:
     return Write(row, token, FAILED, attempts, problem, None, None)
 
 
-def put_off(row: int, token: str, *, attempts: int, problem: str, state: str | None, delay: float) -> Write:
-    """A row that waits for somebody to correct something else."""
-    return Write(row, token, QUEUED, attempts, problem, state, delay)
-
-
 def keys_of(row: Row) -> Iterable[DeliveryKey]:
     return (DeliveryKey(row.zone, row.message_id, each) for each in row.out)
 

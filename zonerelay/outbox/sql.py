@@ -21,7 +21,7 @@ _TEXTS = """
 coalesce(octet_length(m.subject), 0) + coalesce(octet_length(m.text_body), 0)
     + coalesce(octet_length(m.html_body), 0) + coalesce(octet_length(m.headers::text), 0)"""
 
-_HEAD = """m.id, m.claim_token::text, m.zone, m.mailbox_id, m.attempts,
+_HEAD = """m.id, m.claim_token::text, m.zone, m.mailbox_id, coalesce(m.attempts, 0),
     extract(epoch FROM m.created_at)::float8, m.recipient_state::text, m.status,
     extract(epoch FROM nullif(nullif(m.next_retry_at, 'infinity'), '-infinity'))::float8"""
 HEAD_COLUMNS = 9

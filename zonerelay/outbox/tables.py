@@ -66,7 +66,7 @@ _MAILBOXES = {
     "smtp_password_encrypted": "text",
 }
 _RELAYS = {"session": "uuid", "name": "text", "expires": "timestamp with time zone"}
-WRITTEN_BY_APPLICATIONS = tuple(_MESSAGES)[1:14]
+WRITTEN_BY_APPLICATIONS = tuple(_MESSAGES)[1:13]
 _ALIKE = {"character varying": "text", "integer": "bigint"}
 """Types that will do as well, where the other one is wanted."""
 

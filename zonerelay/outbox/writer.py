@@ -35,7 +35,7 @@ class Writer:
         link: Callable[[], Link],
         written: Written,
         trouble: Callable[[StoreError], None],
-        sick: Callable[[StoreError], None],
+        sick: Callable[[Exception], None],
     ) -> None:
         self._statement = statements.write
         self._link = link
@@ -83,13 +83,20 @@ class Writer:
             self._wanted.clear()
             while self._waiting:
                 batch = list(self._waiting.values())[:MAX_TOGETHER]
-                if not await self._write(batch):
+                if not await self._safely(batch):
                     await asyncio.sleep(PAUSE)
                     break
             if self._waiting:
                 self._wanted.set()
             else:
                 self._idle.set()
+
+    async def _safely(self, batch: Sequence[Write]) -> bool:
+        try:
+            return await self._write(batch)
+        except Exception as error:  # noqa: BLE001 - a bug must not end the writing
+            self._sick(error)
+            return False
 
     async def _write(self, batch: Sequence[Write]) -> bool:
         """False when the same is to be tried again later."""

@@ -111,10 +111,11 @@ class Backlog:
 class Line:
     """What waits to go one way, and the domains it belongs to."""
 
-    __slots__ = ("_backlogs", "_precedence", "domains")
+    __slots__ = ("_backlogs", "_precedence", "domains", "waiting")
 
     def __init__(self) -> None:
         self.domains: set[str] = set()
+        self.waiting = 0
         self._backlogs: dict[Priority, Backlog] = {}
         self._precedence: Precedence | None = None
 
@@ -129,12 +130,37 @@ class Line:
         """Those that there are; some may be empty."""
         return self._backlogs
 
-    @property
-    def waiting(self) -> int:
-        if len(self._backlogs) == 1:  # as nearly everywhere
-            (backlog,) = self._backlogs.values()
-            return backlog.waiting
-        return sum(backlog.waiting for backlog in self._backlogs.values())
+    def add(self, delivery: Delivery, priority: Priority) -> None:
+        self.backlog(priority).add(delivery)
+        self.waiting += 1
+
+    def take(self, limit: int) -> tuple[Priority, tuple[Delivery, ...]]:
+        """Up to `limit` deliveries of the oldest message of the priority whose turn it is. One must wait."""
+        backlogs = self._backlogs
+        if len(backlogs) == 1:  # as nearly everywhere
+            ((priority, backlog),) = backlogs.items()
+        else:
+            if self._precedence is None:
+                self._precedence = Precedence()
+            priority = self._precedence.pick(each for each, backlog in backlogs.items() if backlog.waiting)
+            backlog = backlogs[priority]
+        deliveries = backlog.take(limit)
+        self.waiting -= len(deliveries)
+        return priority, deliveries
+
+    def remove(self, key: DeliveryKey, priority: Priority) -> bool:
+        """Forget one delivery; false when it is not waiting here."""
+        backlog = self._backlogs.get(priority)
+        if backlog is None or not backlog.remove(key):
+            return False
+        self.waiting -= 1
+        return True
+
+    def drain(self, priority: Priority) -> list[Delivery]:
+        """All of one priority, oldest message first."""
+        deliveries = self.backlog(priority).drain()
+        self.waiting -= len(deliveries)
+        return deliveries
 
     @property
     def has_fresh(self) -> bool:
@@ -154,15 +180,6 @@ class Line:
         return min(
             (each for each, backlog in self._backlogs.items() if backlog.waiting), key=STRIDE.__getitem__
         )
-
-    def next(self) -> Priority:
-        """The priority whose turn it is; something must wait."""
-        if len(self._backlogs) == 1:
-            (priority,) = self._backlogs
-            return priority
-        if self._precedence is None:
-            self._precedence = Precedence()
-        return self._precedence.pick(each for each, backlog in self._backlogs.items() if backlog.waiting)
 
     def __iter__(self) -> Iterator[Delivery]:
         for backlog in self._backlogs.values():

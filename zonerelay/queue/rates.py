@@ -13,6 +13,8 @@ All times are readings of a monotonic clock, handed in. Policy:
   more than `count`, while delays vary by less than ¾ margin.
 - A site's lines may have different rates. A turn of a line counts for its own rate and for every faster one
   there: a line never exceeds its own, all together never the fastest. A line without a rate counts nowhere.
+- Where several workers go by the same rates their turns are leased (`limits/turns.py`): a line has
+  `LeasedTurns`, those of its site and its zone in one, in the place of its pacers.
 - A batch *starts* when a turn is due and takes it when its connection stands. Starts have a grid of their
   own, so that batches do not wait with an open connection for each other's turns; where connections are slow
   to come, only as many start as will have their turns within `HORIZON`. One that ends without a turn gives
@@ -25,10 +27,10 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from zonerelay.config.units import Rate
+from zonerelay.limits.rates import grace, interval
+from zonerelay.limits.turns import LeasedTurns
 from zonerelay.routing.nexthop import DestinationKey, SiteKey
 
-MARGIN_LEAST = 0.1
-MARGIN_PART = 0.02
 HORIZON = 5.0
 
 MAX_BUSY = 1000
@@ -37,11 +39,6 @@ forgotten.
 """
 
 _NEVER = float("-inf")
-
-
-def margin(rate: Rate) -> float:
-    """Seconds by which the time of a rate is stretched."""
-    return max(MARGIN_LEAST, MARGIN_PART * rate.seconds)
 
 
 class Pacer:
@@ -60,8 +57,8 @@ class Pacer:
         if rate == self._rate:
             return
         self._rate = rate
-        self.interval = (rate.seconds + margin(rate)) / rate.count
-        self._grace = margin(rate) / 4
+        self.interval = interval(rate)
+        self._grace = grace(rate)
         self._most_pending = max(1, int(HORIZON / self.interval))
         self.next_turn = self.next_start = self.last + self.interval
 
@@ -97,6 +94,15 @@ class Pacer:
         return (due if now - due <= self._grace else now) + self.interval
 
 
+Turns = Pacer | LeasedTurns
+
+
+class Lessor(Protocol):
+    """Where turns come from that several workers share."""
+
+    def __call__(self, site: str, line: str, rate: Rate | None, zone_rate: Rate | None) -> LeasedTurns: ...
+
+
 class SiteRates:
     """The turns at one site, by rate, and the rate of each of its lines as it is now."""
 
@@ -130,19 +136,24 @@ class SiteRates:
 class Pace:
     """One line's turns: those of its site and those of the zone."""
 
-    __slots__ = ("_line", "_rates", "site")
+    __slots__ = ("_leased", "_line", "_rates", "site")
 
-    def __init__(self, rates: Rates, site: SiteRates, line: DestinationKey) -> None:
+    def __init__(
+        self, rates: Rates, site: SiteRates, line: DestinationKey, leased: LeasedTurns | None = None
+    ) -> None:
         self._rates = rates
         self.site = site
         self._line = line
+        self._leased = leased
 
     @property
-    def at_site(self) -> tuple[Pacer, ...]:
-        return self.site.pacers(self._line)
+    def at_site(self) -> tuple[Turns, ...]:
+        return self.site.pacers(self._line) if self._leased is None else (self._leased,)
 
     @property
-    def pacers(self) -> tuple[Pacer, ...]:
+    def pacers(self) -> tuple[Turns, ...]:
+        if self._leased is not None:
+            return (self._leased,)
         zone = self._rates.zone
         return self.at_site if zone is None else (*self.at_site, zone)
 
@@ -158,10 +169,11 @@ class Pace:
 class Ticket:
     """A batch's way from its start to its turns; `end` when the batch is over."""
 
-    __slots__ = ("_pace", "_pending", "taken")
+    __slots__ = ("_pace", "_pending", "_started", "taken")
 
     def __init__(self, pace: Pace, now: float) -> None:
         self._pace = pace
+        self._started = now
         self.taken = False
         # Kept: the configuration may change before it ends, and each pacer must be told of the end.
         self._pending = pace.pacers
@@ -172,6 +184,12 @@ class Ticket:
     def due(self) -> float:
         """When the next turn may be taken."""
         return max((pacer.next_turn for pacer in self._pace.pacers), default=_NEVER)
+
+    def arrived(self, now: float) -> None:
+        """Its connection stands."""
+        for pacer in self._pending:
+            if isinstance(pacer, LeasedTurns):
+                pacer.arrived(now - self._started)
 
     def take(self, now: float) -> None:
         """Not before `due`."""
@@ -212,6 +230,9 @@ class Rates:
         self.used = False
         """Something has ever been limited."""
         self.zone: Pacer | None = None
+        self.lessor: Lessor | None = None
+        """Set where the turns are shared with other workers."""
+        self._zone_rate: Rate | None = None
         # A site is remembered as long as anybody waits for it or it has turns to come.
         self._sites: WeakValueDictionary[SiteKey, SiteRates] = WeakValueDictionary()
         self._busy: dict[SiteKey, SiteRates] = {}
@@ -220,7 +241,8 @@ class Rates:
     def configure(self, rate: Rate | None) -> None:
         """The zone's own rate."""
         self.used = self.used or rate is not None
-        if rate is None:
+        self._zone_rate = rate
+        if rate is None or self.lessor is not None:
             self.zone = None
         elif self.zone is None:
             self.zone = Pacer(rate)
@@ -230,7 +252,7 @@ class Rates:
     def pace(self, site: SiteKey, line: DestinationKey, rate: Rate | None) -> Pace | None:
         """Of a line at a site; `None` when nothing limits it."""
         known = self._sites.get(site)
-        if rate is None and self.zone is None:
+        if rate is None and self._zone_rate is None:
             if known is not None:
                 known.put(line, None)
             return None
@@ -238,7 +260,8 @@ class Rates:
             known = self._sites[site] = SiteRates(site)
         known.put(line, rate)
         self.used = True
-        return Pace(self, known, line)
+        leased = None if self.lessor is None else self.lessor(site, line, rate, self._zone_rate)
+        return Pace(self, known, line, leased)
 
     def remember(self, site: SiteRates, now: float) -> None:
         """It is about to have turns."""

@@ -7,6 +7,8 @@
   is some: lines that share hosts alternate.
 - One whose rate says later waits aside until then (`next_turn`): it holds no connection of the zone
   meanwhile. Where the zone's own rate says later, everybody waits, in the order of the ring.
+- Where the limits are shared with other workers, one that this worker has no unit for waits until it is given
+  some (`granted`).
 - In a zone routed by MX, those that do not answer, or take long, have a part of the connections
   (`probation.py`).
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 import heapq
 
 from zonerelay.config.models import ZoneSettings
+from zonerelay.limits.allowance import ZoneAllowance
 from zonerelay.model.priority import Priority
 from zonerelay.queue.destinations import Destination, Site, Standing
 from zonerelay.queue.precedence import STRIDE, Precedence
@@ -30,8 +33,10 @@ from zonerelay.routing.nexthop import SiteKey
 class Ring:
     """The turns of one zone. `active` counts transactions."""
 
-    def __init__(self, zone: ZoneSettings, rates: Rates) -> None:
+    def __init__(self, zone: ZoneSettings, rates: Rates, shared: ZoneAllowance | None = None) -> None:
         self._most = zone.max_connections
+        self._shared = shared
+        self._ungranted: dict[Destination, None] = {}
         self._rates = rates
         self._probation = None if zone.next_hop else Probation(zone.max_connections)
         self._rings: dict[Priority, Turns[Destination]] = {each: Turns() for each in Priority}
@@ -68,6 +73,7 @@ class Ring:
         site = destination.site
         site.lines.pop(destination, None)
         site.blocked.pop(destination, None)
+        self._ungranted.pop(destination, None)
         site.changed()
         if not site.lines:
             self._sites.pop(site.key, None)
@@ -76,6 +82,7 @@ class Ring:
         for ring in self._rings.values():
             ring.clear()
         self._aside.clear()
+        self._ungranted.clear()
         if self._probation is not None:
             self._probation.clear()
         self.next_turn = None
@@ -114,6 +121,8 @@ class Ring:
                 continue
             if probation is not None and not self._is_admitted(destination, probation):
                 continue
+            if self._shared is not None and not self._is_granted(destination):
+                continue
             if destination.pace is not None and not self._is_due(destination, tick):
                 continue
             return destination
@@ -125,6 +134,8 @@ class Ring:
         destination.active += 1
         destination.site.changed()
         self.active += 1
+        if self._shared is not None:
+            self._shared.started(destination.site.key, destination.key)
         if self._probation is not None:
             self._probation.started(destination)
         return None if destination.pace is None else destination.pace.start(tick)
@@ -134,6 +145,8 @@ class Ring:
         destination.active -= 1
         destination.site.changed()
         self.active -= 1
+        if self._shared is not None:
+            self._shared.ended(destination.site.key, destination.key)
         if destination.counted and self._probation is not None:
             self._probation.ended(destination)
         if ticket is not None:
@@ -154,6 +167,28 @@ class Ring:
             if earlier:
                 self._hurry(site)
             self._unblock(site, now)
+
+    def granted(self, now: float) -> None:
+        """Of shared limits there may be more for this worker: units, or turns that are due earlier."""
+        ungranted, self._ungranted = self._ungranted, {}
+        for destination in ungranted:
+            self.offer(destination, now)
+        aside, self._aside = self._aside, []
+        for entry in sorted(aside):
+            self._append(entry[2])
+
+    def _is_granted(self, destination: Destination) -> bool:
+        assert self._shared is not None
+        if self._shared.may_start(
+            destination.site.key,
+            destination.key,
+            destination.limits.max_connections,
+            self._most,
+            destination.waiting,
+        ):
+            return True
+        self._ungranted[destination] = None
+        return False
 
     def _append(self, destination: Destination, *, first: bool = False) -> None:
         """It stands in a ring now; nothing may wait there any more (it is withdrawn, or has gone)."""

@@ -17,13 +17,15 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.limits.keeper import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
-from zonerelay.model.priority import priority_of, zone_of
+from zonerelay.model.priority import Priority, priority_of, zone_of
 from zonerelay.queue.destinations import DestinationStatus
 from zonerelay.queue.protocols import Courier, Router
 from zonerelay.queue.rates import Rates
@@ -63,6 +65,7 @@ class Scheduler:
         clock: Clock,
         random: Random,
         window: int = WINDOW,
+        limits: LimitKeeper | None = None,
     ) -> None:
         self._settler = settler
         self._store = store
@@ -77,6 +80,7 @@ class Scheduler:
             events=events,
             clock=clock,
             random=random,
+            limits=limits,
         )
         self._default = _default(zones)
         # They outlive runners: a reload must not make room in a rate that is used up.
@@ -178,11 +182,14 @@ class Scheduler:
         mail is held back by its sender until then (RFC 4865). Cheap; never raises.
         """
         if self._running:
-            runner = self._of(zone_of(queue))
+            # Normal mail's queue has the name of its zone.
+            runner = self._runners.get(queue)
+            priority = Priority.NORMAL if runner is not None else priority_of(queue)
+            runner = runner or self._of(zone_of(queue))
             if due:
-                runner.postponed(due, priority_of(queue))
+                runner.postponed(due, priority)
             else:
-                runner.notify(priority_of(queue))
+                runner.notify(priority)
 
     def wake(self, queue: str) -> None:
         """Deliveries of the zone have changed, or new ones of this priority may have come from others."""
@@ -190,6 +197,12 @@ class Scheduler:
             runner = self._of(zone_of(queue))
             runner.know(priority_of(queue))
             runner.wake()
+
+    def granted(self, zone: str) -> None:
+        """Of limits that are shared with other workers there may be more for the zone."""
+        runner = self._runners.get(zone)
+        if self._running and runner is not None:
+            runner.granted()
 
     def _postponed(self, queue: str, when: float) -> None:
         # A mailbox is looked at again by the outbox, which may have dismissed it.
@@ -273,7 +286,10 @@ class Scheduler:
         return runner
 
     def _runner(self, zone: ZoneSettings) -> ZoneRunner:
-        return ZoneRunner(zone, self._around, self._rates[zone.name], window=self._window)
+        rates, limits = self._rates[zone.name], self._around.limits
+        if limits is not None:
+            rates.lessor = partial(limits.turns, zone.name)
+        return ZoneRunner(zone, self._around, rates, window=self._window)
 
 
 def _nobody(zone: str) -> None:

@@ -34,6 +34,8 @@ class Turn:
     async def take(self) -> bool:
         """Wait until a transaction may begin; false when it would be too long. It must begin at once."""
         ticket = self._ticket
+        if not ticket.taken:
+            ticket.arrived(self._clock.monotonic())
         # Looked at again after each sleep: others may have been faster, and the rate may have changed.
         while (wait := ticket.due - self._clock.monotonic()) > 0:
             if wait > (PATIENCE if ticket.taken else LONGEST_FIRST):

@@ -34,10 +34,12 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
 from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.limits.allowance import ZoneAllowance
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority, priority_of
+from zonerelay.queue.claim_plan import ClaimPlan
 from zonerelay.queue.destinations import (
     LONG,
     Destination,
@@ -47,16 +49,14 @@ from zonerelay.queue.destinations import (
     Unrouted,
     Work,
 )
-from zonerelay.queue.precedence import STRIDE, Precedence
+from zonerelay.queue.precedence import STRIDE
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.ring import Ring
-from zonerelay.queue.shares import Claim, Refill, Shares
+from zonerelay.queue.shares import Claim, Refill
 from zonerelay.queue.suspension import Transition, learn
 from zonerelay.routing.nexthop import DestinationKey, Route, SiteKey
 
 WINDOW = 4000
-LOW_MARK = 1000
-CLAIM_LIMIT = 500
 LOOK_UPS = 50
 MAX_DOMAINS = 10_000
 MAX_DESTINATIONS = 1000
@@ -69,18 +69,21 @@ class ZoneQueue:
     """
 
     def __init__(
-        self, zone: ZoneSettings, retry: RetrySettings, rates: Rates | None = None, *, window: int = WINDOW
+        self,
+        zone: ZoneSettings,
+        retry: RetrySettings,
+        rates: Rates | None = None,
+        *,
+        window: int = WINDOW,
+        shared: ZoneAllowance | None = None,
     ) -> None:
         self.zone = zone
         self._retry = retry
         self._rates = Rates() if rates is None else rates
         self._rates.configure(zone.max_rate)
-        self._ring = Ring(zone, self._rates)
+        self._ring = Ring(zone, self._rates, shared)
         self._by_domain = not zone.next_hop
-        self._window = window
-        self._low_mark = min(LOW_MARK, max(1, window // 4))
-        self._shares = {Priority.NORMAL: Shares(window)}
-        self._precedence = Precedence()
+        self._claims = ClaimPlan(window, by_domain=self._by_domain)
         self._lines: dict[str, Line] = {}
         self._destinations: dict[DestinationKey, Destination] = {}
         self._works: set[Work] = set()
@@ -96,7 +99,7 @@ class ZoneQueue:
 
     @property
     def waiting(self) -> int:
-        return sum(shares.waiting for shares in self._shares.values())
+        return self._claims.waiting
 
     def add(self, claimed: Iterable[Delivery], now: float, priority: Priority = Priority.NORMAL) -> None:
         """Freshly claimed deliveries of one priority."""
@@ -111,7 +114,7 @@ class ZoneQueue:
         if not isinstance(plan, Refill) or count >= plan.limit:
             return
         line = self._lines[plan.domain]
-        self._shares[plan.priority].exhausted(line.backlog(plan.priority), plan.domain)
+        self._claims.of(plan.priority).exhausted(line.backlog(plan.priority), plan.domain)
         if isinstance(line, Unrouted) and not line.sought and not line.passed_over:
             del self._lines[plan.domain]
 
@@ -126,7 +129,7 @@ class ZoneQueue:
             self._move(line, destination, domain, priority, now)
         self._placed(destination, now)
         for priority in line.backlogs:
-            self._shares[priority].shortened(destination.backlog(priority))
+            self._claims.of(priority).shortened(destination.backlog(priority))
 
     def unroutable(self, domain: str) -> list[Delivery]:
         """A look-up ended without a route: the deliveries that waited for it."""
@@ -167,6 +170,10 @@ class ZoneQueue:
     def turns_changed(self, site: SiteKey, now: float, *, earlier: bool) -> None:
         """As `Rates.changed`, also for batches of settings that were replaced."""
         self._ring.changed(site, now, earlier=earlier)
+
+    def granted(self, now: float) -> None:
+        """Of limits that are shared with other workers there may be more."""
+        self._ring.granted(now)
 
     # What to do
 
@@ -211,45 +218,16 @@ class ZoneQueue:
 
     def wants_claim(self, more: Collection[Priority]) -> bool:
         """There is room, and perhaps something to claim; of `more` the store may hold due deliveries."""
-        return any(self._wants(shares, shares.priority in more) for shares in self._shares_of(more))
-
-    def _wants(self, shares: Shares, more: bool) -> bool:
-        if shares.waiting >= self._window:
-            return False
-        return (more and (self._by_domain or shares.waiting < self._low_mark)) or bool(shares.hungry)
-
-    def _shares_of(self, more: Collection[Priority]) -> Collection[Shares]:
-        """All, with those of priorities that are new here."""
-        for priority in more:
-            if priority not in self._shares:
-                self._shares[priority] = Shares(self._window, priority)
-        return self._shares.values()
+        return self._claims.wants(more)
 
     @property
     def is_crowded(self) -> bool:
         """Enough waits that the next claim may wait for company."""
-        return self.waiting >= self._low_mark
+        return self._claims.is_crowded
 
     def plan_claim(self, more: Collection[Priority]) -> Claim | Refill | None:
         """The next question to the store; its answer goes to `add`, then to `claimed`."""
-        wanted = [each for each in self._shares_of(more) if self._wants(each, each.priority in more)]
-        if not wanted:
-            return None
-        shares = wanted[0]
-        if len(wanted) > 1:
-            shares = self._shares[self._precedence.pick(each.priority for each in wanted)]
-        return self._plan(shares, shares.priority in more)
-
-    def _plan(self, shares: Shares, more: bool) -> Claim | Refill | None:
-        # By turns, so that neither new mail nor what was passed over waits for the other.
-        if not more or not shares.refilled_last:
-            refill = shares.plan_refill()
-            if refill is not None or not more:
-                shares.refilled_last = True
-                return refill
-        shares.refilled_last = False
-        skip = shares.skip_list() if self._by_domain else frozenset()
-        return Claim(min(CLAIM_LIMIT, self._window - shares.waiting), skip, shares.priority)
+        return self._claims.next(more)
 
     def take_parked(self) -> list[tuple[Destination, list[Delivery]]]:
         """Deliveries whose destination is suspended: to be deferred without connecting."""
@@ -272,11 +250,11 @@ class ZoneQueue:
         self._withdrawn.update(keys)
         for key in keys:
             line = self._lines.get(domain_of(key.recipient) if self._by_domain else "")
-            backlog = None if line is None else line.backlogs.get(priority_of(key.queue))
-            if backlog is not None and backlog.remove(key):
-                shares = self._shares[priority_of(key.queue)]
+            priority = priority_of(key.queue)
+            if line is not None and line.remove(key, priority):
+                shares = self._claims.of(priority)
                 shares.waiting -= 1
-                shares.shortened(backlog)
+                shares.shortened(line.backlog(priority))
 
     def give_back(self, keys: Collection[DeliveryKey]) -> None:
         self._withdrawn.difference_update(keys)
@@ -313,14 +291,13 @@ class ZoneQueue:
 
     def _enter(self, deliveries: Iterable[Delivery], now: float, priority: Priority) -> None:
         touched: dict[Line, None] = {}
-        self._shares_of((priority,))
-        shares = self._shares[priority]
+        shares = self._claims.of(priority)
         for delivery in deliveries:
             domain = delivery.domain if self._by_domain else ""
             line = self._lines.get(domain)
             if line is None:
                 line = self._lines[domain] = Unrouted(domain)
-            line.backlog(priority).add(delivery)
+            line.add(delivery, priority)
             shares.waiting += 1
             touched[line] = None
         for line in touched:
@@ -343,11 +320,11 @@ class ZoneQueue:
         self, line: Line, destination: Destination, domain: str, priority: Priority, now: float
     ) -> None:
         """From an unrouted line to its destination; what is too much for it goes back to the store."""
-        shares = self._shares[priority]
+        shares = self._claims.of(priority)
         old, backlog = line.backlog(priority), destination.backlog(priority)
         backlog.passed_over.update(old.passed_over)
         shares.forget(old)
-        deliveries = old.drain()
+        deliveries = line.drain(priority)
         if self._by_domain and not destination.suspension.is_suspended(now) and shares.may_pass_over():
             room = max(0, shares.share() - backlog.waiting)
             if len(deliveries) > room:
@@ -356,7 +333,7 @@ class ZoneQueue:
                 shares.waiting -= len(deliveries) - room
                 del deliveries[room:]
         for delivery in deliveries:
-            backlog.add(delivery)
+            destination.add(delivery, priority)
         if self._by_domain:
             shares.grew(backlog)
 
@@ -364,14 +341,14 @@ class ZoneQueue:
         """Everything that waits there, what is urgent first."""
         deliveries: list[Delivery] = []
         for priority in sorted(line.backlogs, key=STRIDE.__getitem__):
-            drained = line.backlog(priority).drain()
-            self._shares[priority].waiting -= len(drained)
+            drained = line.drain(priority)
+            self._claims.of(priority).waiting -= len(drained)
             deliveries += drained
         return deliveries
 
     def _forget(self, line: Line) -> None:
         for priority, backlog in line.backlogs.items():
-            self._shares[priority].forget(backlog)
+            self._claims.of(priority).forget(backlog)
 
     def _destination(self, route: Route, now: float) -> Destination:
         key = route.destination
@@ -392,7 +369,7 @@ class ZoneQueue:
         if deliveries:
             self._parked.setdefault(destination, []).extend(deliveries)
         for priority, backlog in destination.backlogs.items():
-            self._shares[priority].shortened(backlog)
+            self._claims.of(priority).shortened(backlog)
 
     def _reroute(self, destination: Destination, now: float) -> None:
         """The route is too old: its domains are looked up again before anything more is sent."""
@@ -404,8 +381,8 @@ class ZoneQueue:
             for domain in backlog.passed_over:
                 self._replace(domain, priority)
             backlog.passed_over.clear()
-            deliveries = backlog.drain()
-            self._shares[priority].waiting -= len(deliveries)
+            deliveries = destination.drain(priority)
+            self._claims.of(priority).waiting -= len(deliveries)
             self._enter(deliveries, now, priority)
 
     def _replace(self, domain: str, priority: Priority) -> None:
@@ -415,19 +392,18 @@ class ZoneQueue:
             line = self._lines[domain] = Unrouted(domain)
         backlog = line.backlog(priority)
         backlog.passed_over[domain] = None
-        self._shares[priority].shortened(backlog)
+        self._claims.of(priority).shortened(backlog)
 
     def _start(self, destination: Destination, now: float, tick: float) -> Work:
-        priority = destination.next()
-        backlog, shares = destination.backlog(priority), self._shares[priority]
-        deliveries = backlog.take(destination.limits.max_recipients_per_transaction)
+        priority, deliveries = destination.take(destination.limits.max_recipients_per_transaction)
+        shares = self._claims.of(priority)
         shares.waiting -= len(deliveries)
         ticket = self._ring.start(destination, tick)
         work = Work(destination, destination.route, deliveries, destination.suspension.epoch, ticket)
         self._works.add(work)
         self._ring.offer(destination, now)
         if self._by_domain:
-            shares.shortened(backlog)
+            shares.shortened(destination.backlog(priority))
         return work
 
     # Forgetting

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from random import Random
 
 from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.limits.keeper import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
@@ -67,6 +68,8 @@ class Surroundings:
     events: Events
     clock: Clock
     random: Random
+    limits: LimitKeeper | None = None
+    """Where other workers go by the same limits."""
 
 
 class ZoneRunner:
@@ -94,7 +97,8 @@ class ZoneRunner:
         self._events = around.events
         self._clock = around.clock
         self._rates = rates
-        self._queue = ZoneQueue(zone, around.retry, rates, window=window)
+        shared = None if around.limits is None else around.limits.zone(zone.name)
+        self._queue = ZoneQueue(zone, around.retry, rates, window=window, shared=shared)
         self._lanes = Lanes(self._attempt, self._following, self._drop, around.events)
         self._errands = Tasks("queue.errand", around.events)
         self._pump_soon = Once(self._pump)
@@ -121,7 +125,8 @@ class ZoneRunner:
 
     def notify(self, priority: Priority = Priority.NORMAL) -> None:
         """There may be something new to claim."""
-        self.know(priority)
+        if priority is not Priority.NORMAL:
+            self.know(priority)
         self._more.add(priority)
         self._claim_if_wanted()
 
@@ -139,6 +144,12 @@ class ZoneRunner:
         self.know(priority)
         if not self._stopping:
             self._alarm.set(when)
+
+    def granted(self) -> None:
+        """Of shared limits there may be more."""
+        if not self._stopping:
+            self._queue.granted(self._clock.now())
+            self._pump()
 
     async def stop(self, deadline: float) -> None:
         """Start nothing, let attempts end until `deadline` (loop time), then cancel them."""

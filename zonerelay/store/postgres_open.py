@@ -33,7 +33,7 @@ async def open_postgres(
 ) -> PostgresStore:
     """Raises StoreOpenError. Delivering can begin at once; counting goes on behind it."""
     load_driver()
-    access = _access(settings, environment)
+    access = access_of(settings, environment)
     unsafe = settings.accept_loss == LOSS_WORDS
     keeper = DatabaseKeeper(
         access,
@@ -65,7 +65,7 @@ async def open_postgres(
     return store
 
 
-def _access(settings: PostgresSettings, environment: Mapping[str, str]) -> Access:
+def access_of(settings: PostgresSettings, environment: Mapping[str, str]) -> Access:
     password = ""
     if settings.password:
         try:

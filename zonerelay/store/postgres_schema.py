@@ -16,6 +16,7 @@ Every primary key holds the message's id, so that an operator can partition each
     delivery  one row per recipient that is still open. claimed_by: the session (of `node`) that has it.
               parked: passed over, because its destination was full. alone: its message has no other.
     upload    bodies that are arriving, so that what a crash leaves can be removed
+    limit_book  of each zone what connections and turns all relays have (limits/book.py), replaced as a whole
     node      one row per relay: its session, until when that lives, and its highest message id
 """
 
@@ -85,6 +86,14 @@ CREATE TABLE node (
 CREATE SEQUENCE node_session;
 """
 
+_SECOND = """
+CREATE TABLE limit_book (
+    zone text COLLATE "C" PRIMARY KEY,
+    version bigint NOT NULL,
+    book bytea NOT NULL
+)
+"""
+
 
 class Step(NamedTuple):
     """`oldest`: the version that a relay must know at least to work with what this step makes."""
@@ -93,7 +102,7 @@ class Step(NamedTuple):
     oldest: int
 
 
-MIGRATIONS: tuple[Step, ...] = (Step(_FIRST, oldest=1),)
+MIGRATIONS: tuple[Step, ...] = (Step(_FIRST, oldest=1), Step(_SECOND, oldest=1))
 """Step n makes version n of version n - 1. A step that was released never changes."""
 
 VERSION = len(MIGRATIONS)

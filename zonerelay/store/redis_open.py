@@ -32,7 +32,7 @@ async def open_redis(
         accept_loss=settings.accept_loss == LOSS_WORDS,
         min_free_memory=spool.min_free_space,
     )
-    link = RedisLink(_server(settings, environment), terms, clock=clock, on_health=on_health)
+    link = RedisLink(server_of(settings, environment), terms, clock=clock, on_health=on_health)
     await link.open()
     store = RedisStore(link, clock=clock, observe_commit=observe_commit, on_news=on_news, on_lost=on_lost)
     try:
@@ -45,7 +45,7 @@ async def open_redis(
     return store
 
 
-def _server(settings: RedisSettings, environment: Mapping[str, str]) -> Server:
+def server_of(settings: RedisSettings, environment: Mapping[str, str]) -> Server:
     password = ""
     if settings.password:
         try:

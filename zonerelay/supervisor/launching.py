@@ -34,13 +34,21 @@ class Launcher:
     """Satisfies `crew.Launch`. `held` is the lock that lives as long as any process of the relay."""
 
     def __init__(
-        self, home: Path, held: int, sockets: Sockets, environment: Mapping[str, str], *, silence: float
+        self,
+        home: Path,
+        held: int,
+        sockets: Sockets,
+        environment: Mapping[str, str],
+        *,
+        silence: float,
+        workers: int,
     ) -> None:
         self._held = held
         self._sockets = sockets
         self._environment = {k: v for k, v in environment.items() if k not in _NOT_FOR_WORKERS}
         self._config = (home / IN_FORCE).absolute()
         self.silence = silence
+        self.workers = workers
         self.limits: Path | None = None
         """The socket where the totals of limits are kept."""
 
@@ -51,7 +59,7 @@ class Launcher:
             command.append("--heir")
         environment = {
             **self._environment,
-            SOCKETS: "{}" if heir else self._sockets.as_text(),
+            SOCKETS: "{}" if heir else self._sockets.as_text(index, self.workers),
             # sd_watchdog_enabled(3): a sign of life in half of the time.
             "WATCHDOG_USEC": str(int(min(self.silence / BEATS, LONGEST_BEAT) * 2_000_000)),
         }

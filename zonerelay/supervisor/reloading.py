@@ -97,7 +97,8 @@ class Reloading:
         try:
             text, new = self._read()
             found = plan(old, new)
-            self._sockets.open(each.address for each in found.settings.listener)
+            addresses = [each.address for each in found.settings.listener]
+            self._sockets.open(addresses, self._count(found.settings))
             self._put_in_force(text, found.settings)
             await self._bring_to_workers(found)
         except (RefusedError, BindError) as error:
@@ -108,7 +109,7 @@ class Reloading:
             self._sockets.keep(each.address for each in old.listener)
             return
         self._sockets.keep(each.address for each in found.settings.listener)
-        self._resize(old, found.settings)
+        await self._resize(old, found.settings)
         later = (*found.later, *(("workers",) if self._stays_as_it_is(old, new) else ()))
         self._board.problems = tuple(
             f"[{name}] has changed: it takes effect at the next start" for name in later
@@ -131,6 +132,7 @@ class Reloading:
     def _put_in_force(self, text: bytes, settings: Settings) -> None:
         self._launcher.put_in_force(text)
         self._launcher.silence = settings.worker_timeout
+        self._launcher.workers = self._count(settings)
         self._crew.change_patience(self._patience(settings))
         self._board.settings = settings
 
@@ -192,13 +194,17 @@ class Reloading:
             await asyncio.sleep(_LOOK_EVERY)
         self._crew.roll = None
 
-    def _resize(self, old: Settings, new: Settings) -> None:
-        """More workers at once; of fewer, the others end when their spools are empty."""
-        if self._stays_as_it_is(old, new):
+    async def _resize(self, old: Settings, new: Settings) -> None:
+        """More workers at once; of fewer, the others end when their spools are empty. Those that stay are
+        replaced, for the listening sockets are dealt out anew.
+        """
+        workers, before = self._count(new), self._count(old)
+        if workers == before or self._stays_as_it_is(old, new):
             return
-        workers = self._count(new)
-        self._crew.employ(workers, spools_beyond(new.spool, max(workers, self._count(old))))
+        stay = {index: life for index, life in self._crew.lives.items() if index < workers}
+        self._crew.employ(workers, spools_beyond(new.spool, max(workers, before)))
         self._crew.dismiss(workers, heirs=not is_shared(new.spool))
+        await self._roll(Roll(stay))
 
     def _stays_as_it_is(self, old: Settings, new: Settings) -> bool:
         """A queue in memory ends with its process, so nobody can be dismissed."""

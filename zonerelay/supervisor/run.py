@@ -98,7 +98,9 @@ class Supervisor:
         self._clock = clock
         self._handed = Inherited.of_systemd(os.environ, os.getpid())
         self._sockets = Sockets(self._handed)
-        self._launcher = Launcher(home, held, self._sockets, os.environ, silence=settings.worker_timeout)
+        self._launcher = Launcher(
+            home, held, self._sockets, os.environ, silence=settings.worker_timeout, workers=count_of(settings)
+        )
         accounts = Accounts()
         self._crew = Crew(
             launch=self._launcher,
@@ -162,7 +164,7 @@ class Supervisor:
             raise StartError(
                 f"the service manager hands over sockets that no [[listener]] has: {', '.join(unused)}"
             )
-        self._sockets.open(wanted)
+        self._sockets.open(wanted, count_of(self.settings))
 
     async def _start(self, crew: asyncio.Task[None]) -> None:
         loop = asyncio.get_running_loop()

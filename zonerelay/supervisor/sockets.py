@@ -1,21 +1,20 @@
 """The listening sockets of the relay, held by the supervisor and inherited by every worker.
 
-One socket for each address, which all workers accept from: a client is taken by whoever is idle, and one who
-comes while a worker is replaced waits for nobody, since the others go on and the socket never closes. (With
-SO_REUSEPORT each worker has a queue of its own: clients in the queue of a worker that hangs or is replaced
-would wait for it, and are reset when its socket closes. docs/workers.md has the measurements.)
+Each worker has a socket of its own for every IP address (SO_REUSEPORT): the kernel deals clients out evenly,
+also those who stay for long. All workers inherit all of them, so that a client in the queue of one that hangs
+or is being replaced is taken by another (`inbound/neighbours`); and since none is ever closed while the relay
+runs, no client is reset. A Unix socket, and one from systemd, is one for all.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from zonerelay.config.endpoints import join_port, parse_listen
-from zonerelay.inbound.binding import BACKLOG, bound, bound_path, explained
+from zonerelay.inbound.binding import BACKLOG, bound_group, bound_path, explained
 from zonerelay.inherited import Inherited
 
 
@@ -28,54 +27,70 @@ class Sockets:
 
     def __init__(self, handed: Inherited) -> None:
         self._handed = handed
-        self._open: dict[str, socket.socket] = {}
+        self._open: dict[str, list[socket.socket]] = {}
         self._paths: dict[str, Path] = {}
 
-    def open(self, addresses: Iterable[str]) -> None:
-        """Listen at these too. Raises BindError, with nothing changed."""
-        made: dict[str, socket.socket] = {}
+    def open(self, addresses: Iterable[str], workers: int) -> None:
+        """Listen at these too, for so many workers. Raises BindError, with nothing changed."""
+        made: dict[str, list[socket.socket]] = {}
         try:
             for address in addresses:
                 if address not in self._open:
-                    made[address] = self._listen(address)
+                    made[address] = self._listen(address, workers)
         except BindError:
-            for each in made.values():
-                each.close()
+            for group in made.values():
+                _close(group)
             raise
         self._open |= made
 
     def keep(self, addresses: Iterable[str]) -> None:
         """Close all others. Their workers have closed them before."""
         for address in self._open.keys() - set(addresses):
-            self._open.pop(address).close()
+            _close(self._open.pop(address))
             path = self._paths.pop(address, None)
             if path is not None:
                 path.unlink(missing_ok=True)
 
     def addresses(self) -> list[str]:
         """Where clients can connect, as in the configuration; ports that were 0 are the real ones."""
-        names = [each.getsockname() for each in self._open.values()]
+        names = [group[0].getsockname() for group in self._open.values()]
         return [f"unix:{name}" if isinstance(name, str) else join_port(name[0], name[1]) for name in names]
 
     def descriptors(self) -> tuple[int, ...]:
         """For a new process to inherit."""
-        return tuple(each.fileno() for each in self._open.values())
+        return tuple(each.fileno() for group in self._open.values() for each in group)
 
-    def as_text(self) -> str:
-        """For its environment (`place.SOCKETS`)."""
-        return json.dumps({address: each.fileno() for address, each in self._open.items()})
+    def as_text(self, worker: int, workers: int) -> str:
+        """For its environment (`place.SOCKETS`): which are its own, which are the others'."""
+        return json.dumps({address: _dealt(group, worker, workers) for address, group in self._open.items()})
 
-    def _listen(self, text: str) -> socket.socket:
+    def _listen(self, text: str, workers: int) -> list[socket.socket]:
         handed = self._handed.take(text)
         if handed is not None:
-            return handed
+            return [handed]
         address = parse_listen(text)
         try:
-            made = bound_path(Path(address.path)) if address.is_unix else bound(address)
-            made.listen(BACKLOG)
+            path = Path(address.path)
+            made = [bound_path(path)] if address.is_unix else bound_group(address, workers)
+            for each in made:
+                each.setblocking(False)
+                each.listen(BACKLOG)
         except OSError as error:
             raise BindError(f"cannot listen on {text}: {explained(error)}") from error
         if address.is_unix:
-            self._paths[text] = Path(address.path)
-        os.set_blocking(made.fileno(), False)
+            self._paths[text] = path
         return made
+
+
+def _close(group: Iterable[socket.socket]) -> None:
+    for each in group:
+        each.close()
+
+
+def _dealt(group: Sequence[socket.socket], worker: int, workers: int) -> tuple[list[int], list[int]]:
+    """When there are fewer workers than before, the sockets of the others fall to those that are left; when
+    there are more, some share one.
+    """
+    numbers = [each.fileno() for each in group]
+    own = numbers[worker::workers] or [numbers[worker % len(numbers)]]
+    return own, [each for each in numbers if each not in own]

@@ -17,6 +17,7 @@ from zonerelay.model.envelope import Message, Origin
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.reply import Reply
+from zonerelay.telemetry.limits import LimitEvents
 from zonerelay.telemetry.metrics import Metrics
 from zonerelay.telemetry.mta_sts import StsEvents
 from zonerelay.telemetry.redact import Redactor
@@ -40,6 +41,7 @@ class Events:
         self._redact = redactor
         self._clock = clock
         self.sts = StsEvents(sink.emit, metrics.sts, redactor)
+        self.limits = LimitEvents(sink.emit, metrics.limits)
         self.smarthosts = SmarthostEvents(sink.emit, metrics.smarthosts, redactor)
 
     def accepted(self, message: Message, *, bare_lf: int = 0, bare_cr: int = 0) -> None:
@@ -134,11 +136,12 @@ class Events:
         created = delivery.created
         # An operator may send mail before the release that its sender asked for.
         age = now - created if now > created else 0.0
-        self.metrics.settled(delivery.zone, verdict, age, in_doubt=outcome.in_doubt)
+        zone = delivery.zone
+        self.metrics.settled(zone, verdict, age, in_doubt=outcome.in_doubt)
         fields: dict[str, Field] = {
             "id": delivery.message_id,
             "recipient": self._redact.mailbox(delivery.recipient),
-            "zone": delivery.zone,
+            "zone": zone,
             "destination": destination,
             "host": outcome.host,
             "peer": outcome.peer,

@@ -30,6 +30,7 @@ from zonerelay.telemetry.instruments import (
     Instruments,
     LabelledCounter,
 )
+from zonerelay.telemetry.limits import LimitMetrics
 from zonerelay.telemetry.mta_sts import StsCounters
 from zonerelay.telemetry.outbox import OutboxMetrics
 from zonerelay.telemetry.smarthosts import SmarthostMetrics
@@ -189,6 +190,7 @@ class Metrics:
         self._policy = Histogram("zonerelay_policy_seconds", "Answers of policies.", POLICY_BUCKETS)
         self.sts = StsCounters()
         self.smarthosts = SmarthostMetrics()
+        self.limits = LimitMetrics()
         self.outbox = OutboxMetrics()
         self._registry = self._build_registry()
 
@@ -204,6 +206,7 @@ class Metrics:
         Info("zonerelay", "This relay.", registry=registry).info({"version": __version__})
         registry.register(self.sts)
         registry.register(self.smarthosts)
+        registry.register(self.limits)
         registry.register(self.outbox)
         registry.register(
             Instruments(

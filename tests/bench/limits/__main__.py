@@ -19,9 +19,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was seen")
     parser.add_argument("--directory", type=Path, help="for spool and log; default: a temporary one")
+    parser.add_argument("--workers", type=int, default=1, help="of one relay")
+    parser.add_argument("--nodes", type=int, default=1, help="relays that share a spool in Redis")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="limits-") as temporary:
-        seen = uvloop.run(run(arguments.directory or Path(temporary), 60 * arguments.minutes))
+        place = arguments.directory or Path(temporary)
+        seconds = 60 * arguments.minutes
+        seen = uvloop.run(run(place, seconds, workers=arguments.workers, nodes=arguments.nodes))
     print("\n".join(lines(seen)))
     if arguments.json is not None:
         arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(seen)))

@@ -28,6 +28,7 @@ from tests.support.debian import REPOSITORY
 from tests.support.dns import FakeDns
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
+from tests.support.redis_server import shared_server
 from tests.support.toml import Table, toml_document
 
 GRACE = 4.0
@@ -82,43 +83,48 @@ class Run(msgspec.Struct, frozen=True):
         return not (self.exceeded or self.idle or self.troubles)
 
 
-async def run(directory: Path, seconds: float, *, reloads: int = 6) -> Run:
+async def run(directory: Path, seconds: float, *, reloads: int = 6, workers: int = 1, nodes: int = 1) -> Run:
+    """`workers` of one machine; or `nodes`: relays that share a spool in Redis, of one worker each."""
     chosen = plans.standard(free_port(host="127.0.1.1"))
     async with FakeDns(chosen.dns()) as dns, _receivers(chosen) as receivers:
-        relay = _relay(directory, chosen, dns.address)
+        relays = _relays(directory, chosen, dns.address, workers=workers, nodes=nodes)
         try:
-            await asyncio.to_thread(relay.start)
-            outcome = await _observe(relay, chosen, receivers, seconds, reloads)
-            await asyncio.to_thread(relay.terminate)
+            for relay in relays:
+                await asyncio.to_thread(relay.start)
+            outcome = await _observe(relays, chosen, receivers, seconds, reloads)
+            for relay in relays:
+                await asyncio.to_thread(relay.terminate)
         finally:
-            relay.kill()
+            for relay in relays:
+                relay.kill()
         assert receivers.stdin is not None
         assert receivers.stdout is not None
         receivers.stdin.close()
         report = msgspec.json.decode(await receivers.stdout.read(), type=Report)
-        return msgspec.structs.replace(outcome, report=report, troubles=_troubles(relay))
+        troubles = [trouble for relay in relays for trouble in _troubles(relay)]
+        return msgspec.structs.replace(outcome, report=report, troubles=troubles)
 
 
 async def _observe(
-    relay: RelayProcess, chosen: Plan, receivers: Process, seconds: float, reloads: int
+    relays: Sequence[RelayProcess], chosen: Plan, receivers: Process, seconds: float, reloads: int
 ) -> Run:
-    queued = _Queued(relay)
+    queued = _Queued(relays[0])  # of nodes that share a spool each counts all
     feed = Feed(chosen, lambda: queued.number)
-    began, cpu = time.monotonic(), relay.cpu_seconds()
-    loading = asyncio.create_task(send(feed, LOOPBACK, relay.smtp_port))
+    began, cpu = time.monotonic(), sum(relay.cpu_seconds() for relay in relays)
+    loading = [asyncio.create_task(send(feed, LOOPBACK, relay.smtp_port)) for relay in relays]
     watching = asyncio.create_task(queued.watch())
     try:
         for number in range(reloads):
             await asyncio.sleep(seconds / (reloads + 1))
-            await _reload(relay, receivers, number)
+            await _reload(relays, receivers, number)
         await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
-        used = relay.cpu_seconds() - cpu
+        used = sum(relay.cpu_seconds() for relay in relays) - cpu
     finally:
-        for task in (loading, watching):
+        for task in (*loading, watching):
             task.cancel()
-        await asyncio.gather(loading, watching, return_exceptions=True)
+        await asyncio.gather(*loading, watching, return_exceptions=True)
     passed = time.monotonic() - began
-    return Run(passed, Report([], 0), feed.sent, len(relay.events("reloaded")), used / passed, [])
+    return Run(passed, Report([], 0), feed.sent, len(relays[0].events("reloaded")), used / passed, [])
 
 
 class _Queued:
@@ -133,18 +139,21 @@ class _Queued:
             await asyncio.sleep(0.5)
 
 
-async def _reload(relay: RelayProcess, receivers: Process, number: int) -> None:
+async def _reload(relays: Sequence[RelayProcess], receivers: Process, number: int) -> None:
     usual = rated(20, 1.0, connections=6)
     kind = number % 3
     if kind == 0:
-        await _edit(relay, "connection_idle_timeout", f'"{2 + number}s"')
+        for relay in relays:
+            await _edit(relay, "connection_idle_timeout", f'"{2 + number}s"')
     elif kind == 1:
-        await _edit_destination(relay, LOWER)
+        for relay in relays:
+            await _edit_destination(relay, LOWER)
         await asyncio.sleep(GRACE)
         await _tell(receivers, LOWER)
     else:
         await _tell(receivers, usual)
-        await _edit_destination(relay, usual)
+        for relay in relays:
+            await _edit_destination(relay, usual)
 
 
 async def _edit(relay: RelayProcess, key: str, value: str) -> None:
@@ -200,7 +209,14 @@ async def _receivers(chosen: Plan) -> AsyncIterator[Process]:
             await process.wait()
 
 
-def _relay(directory: Path, chosen: Plan, dns: str) -> RelayProcess:
+def _relays(directory: Path, chosen: Plan, dns: str, *, workers: int, nodes: int) -> list[RelayProcess]:
+    if nodes == 1:
+        return [_relay(directory, chosen, dns, workers=workers)]
+    url = shared_server().url
+    return [_relay(directory / f"node{number}", chosen, dns, redis=url) for number in range(nodes)]
+
+
+def _relay(directory: Path, chosen: Plan, dns: str, *, workers: int = 1, redis: str = "") -> RelayProcess:
     paced = {
         **_DEFAULT,
         "name": "paced",
@@ -210,7 +226,10 @@ def _relay(directory: Path, chosen: Plan, dns: str) -> RelayProcess:
     }
     return RelayProcess(
         directory,
+        top={"workers": workers},
+        spool={"backend": "redis"} if redis else {},
         tables={
+            **({"redis": {"url": redis, "prefix": "limits:"}} if redis else {}),
             "zone": [{**zone, "port": chosen.port} for zone in (_DEFAULT, paced)],
             "route": [{"zone": "paced", "recipient_domain": ["*.paced.test"]}],
             "destination": chosen.destinations(),

@@ -1,0 +1,85 @@
+"""Clients at the socket of a worker that does not come are taken by another, and by nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+
+import pytest
+
+from tests.support.ports import LOOPBACK
+from zonerelay.config.endpoints import ListenAddress
+from zonerelay.inbound import neighbours as neighbours_module
+from zonerelay.inbound.binding import bound_group
+from zonerelay.inbound.neighbours import PATIENCE, Neighbours
+
+
+class Greeter(asyncio.Protocol):
+    def __init__(self, name: bytes) -> None:
+        self._name = name
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(self._name)
+        transport.close()
+
+
+async def greeted(port: int) -> bytes:
+    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+    try:
+        return await asyncio.wait_for(reader.read(), 10)
+    finally:
+        writer.close()
+
+
+def listening() -> tuple[list[socket.socket], int]:
+    group = bound_group(ListenAddress(host=LOOPBACK), 2)
+    for each in group:
+        each.listen(100)
+        each.setblocking(False)
+    return group, group[0].getsockname()[1]
+
+
+async def test_who_waits_at_a_socket_that_nobody_serves_is_taken_in_by_a_neighbour() -> None:
+    (own, other), port = listening()
+    server = await asyncio.get_running_loop().create_server(lambda: Greeter(b"own"), sock=own)
+    neighbours = Neighbours([other], lambda: Greeter(b"neighbour"))
+    before = time.monotonic()
+    names = await asyncio.gather(*(greeted(port) for _ in range(60)))
+    assert set(names) == {b"own", b"neighbour"}, "the kernel has dealt them out to both"
+    assert time.monotonic() - before >= PATIENCE
+    neighbours.close()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_worker_that_comes_for_its_clients_keeps_them() -> None:
+    (one, two), port = listening()
+    loop = asyncio.get_running_loop()
+    servers = [
+        await loop.create_server(lambda: Greeter(b"one"), sock=one.dup()),
+        await loop.create_server(lambda: Greeter(b"two"), sock=two.dup()),
+    ]
+    neighbours = Neighbours([one, two], lambda: Greeter(b"neighbour"))
+    for _ in range(3):
+        names = await asyncio.gather(*(greeted(port) for _ in range(20)))
+        assert b"neighbour" not in names
+        await asyncio.sleep(PATIENCE / 2)
+    neighbours.close()
+    for server in servers:
+        server.close()
+        await server.wait_closed()
+
+
+async def test_the_sockets_of_workers_that_are_no_more_are_served_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(neighbours_module, "PATIENCE", 30.0)
+    (own, spare), port = listening()
+    own.close()
+    neighbours = Neighbours([], lambda: Greeter(b"heir"), spare=[spare])
+    before = time.monotonic()
+    assert await greeted(port) == b"heir"
+    assert time.monotonic() - before < 10
+    neighbours.close()

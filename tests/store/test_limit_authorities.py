@@ -1,0 +1,212 @@
+"""Every authority over shared limits does the same: in memory, over a socket, over Redis and PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.postgres import shared_postgres
+from tests.support.redis_server import shared_server
+from zonerelay.limits.client import SocketAuthority
+from zonerelay.limits.server import LimitServer
+from zonerelay.limits.shared import SharedAuthority
+from zonerelay.limits.table import LimitTable, MemoryAuthority
+from zonerelay.limits.values import Answer, AuthorityError, Claim, LimitAuthority, Request, TurnAsk
+from zonerelay.model.clock import SystemClock
+from zonerelay.store.postgres_driver import Access, Link
+from zonerelay.store.postgres_limits import PostgresShelf
+from zonerelay.store.postgres_schema import migrate
+from zonerelay.store.redis_limits import RedisShelf
+from zonerelay.store.redis_wire import Server
+
+KINDS = ("memory", "socket", "redis", "postgres")
+SHARED = ("redis", "postgres")
+ZONE, LIMITS = 7, {"a": 5, "b": 3}
+
+Make = Callable[[str], LimitAuthority]
+
+
+@asynccontextmanager
+async def place(kind: str, directory: Path, *, lease: float = 15.0) -> AsyncIterator[Make]:
+    """Somewhere new for limits, and who makes ways to it."""
+    name = uuid.uuid4().hex[:16]
+    if kind == "memory":
+        table = LimitTable(SystemClock())
+        yield lambda holder: MemoryAuthority(table, holder)
+    elif kind == "socket":
+        path = directory / "limits.sock"
+        server = LimitServer(path, LimitTable(SystemClock()))
+        await server.start()
+        yield lambda holder: SocketAuthority(path, holder)
+        await server.close()
+    elif kind == "redis":
+        to, prefix = Server(shared_server().url), f"{name}:".encode()
+        yield lambda holder: SharedAuthority(RedisShelf(to, prefix), holder, lease=lease)
+    else:
+        access = Access(shared_postgres().url, "", f"limits_{name}", "limits", 60.0)
+        link = await Link.open(access)
+        await migrate(link, access.schema)
+        await link.close()
+        yield lambda holder: SharedAuthority(PostgresShelf(access), holder, lease=lease)
+
+
+class Told:
+    """What an authority has said without being asked."""
+
+    def __init__(self) -> None:
+        self.news: list[str] = []
+        self.back = self.gone = 0
+
+    async def start(self, authority: LimitAuthority) -> None:
+        await authority.start(self.news.append, self._back, self._gone)
+
+    def _back(self) -> None:
+        self.back += 1
+
+    def _gone(self, reason: str) -> None:
+        self.gone += 1
+
+
+async def ask(authority: LimitAuthority, request: Request) -> Answer:
+    """As soon as it can be asked."""
+    for _ in range(500):
+        try:
+            return await authority.exchange("some zone", request)
+        except AuthorityError:
+            await asyncio.sleep(0.01)
+    raise AssertionError("out of reach")
+
+
+class Worker:
+    """Takes and gives back at random; `units` is what it may use."""
+
+    def __init__(self, authority: LimitAuthority, seed: int) -> None:
+        self._authority = authority
+        self._random = random.Random(seed)
+        self.units: Counter[str] = Counter()
+
+    async def step(self) -> None:
+        site = self._random.choice("ab")
+        back = self._random.randint(0, self.units[site])
+        self.units[site] -= back
+        want = self.units[site] + self._random.randint(0, 3)
+        claim = Claim(site, "", LIMITS[site], self.units[site], back, want)
+        for held in (await ask(self._authority, Request(ZONE, (claim,)))).held:
+            self.units[held.site] = held.units
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_holders_at_the_same_time_never_exceed_a_limit(kind: str, tmp_path: Path) -> None:
+    async with place(kind, tmp_path) as make:
+        authorities = [make(f"holder{number}") for number in range(3)]
+        for authority in authorities:
+            await Told().start(authority)
+        workers = [Worker(authority, number) for number, authority in enumerate(authorities)]
+        most: Counter[str] = Counter()
+
+        async def work(worker: Worker) -> None:
+            for _ in range(60):
+                await worker.step()
+                for site, limit in LIMITS.items():
+                    used = sum(each.units[site] for each in workers)
+                    assert used <= limit
+                    most[site] = max(most[site], used)
+                assert sum(each.units.total() for each in workers) <= ZONE
+
+        await asyncio.gather(*(work(worker) for worker in workers))
+        assert most == LIMITS
+        # Nothing leaks: when all others are gone one can have everything.
+        for authority in authorities[1:]:
+            await authority.close()
+        await asyncio.sleep(0.05)
+        claims = (Claim("a", "", 5, want=5), Claim("b", "", 3, want=3))
+        answer = await ask(authorities[0], Request(ZONE, claims, everything=True))
+        assert sum(held.units for held in answer.held) == ZONE
+        await authorities[0].close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_who_must_give_way_hears_of_it_and_who_waits_of_what_it_is_given(
+    kind: str, tmp_path: Path
+) -> None:
+    async with place(kind, tmp_path) as make:
+        has, waits = make("has"), make("waits")
+        told, told_waiting = Told(), Told()
+        await told.start(has)
+        await told_waiting.start(waits)
+        await ask(has, Request(ZONE, (Claim("b", "", 3, want=3),)))
+        await ask(waits, Request(ZONE, (Claim("b", "", 3, want=1),)))
+        await until(lambda: told.news == ["some zone"])
+        (held,) = (await ask(has, Request(ZONE))).held
+        assert (held.units, held.surrender) == (3, 1)
+        await ask(has, Request(ZONE, (Claim("b", "", 3, 2, 1, 2),)))
+        await until(lambda: told_waiting.news == ["some zone"])
+        assert (await ask(waits, Request(ZONE))).held[0].units == 1
+        await has.close()
+        await waits.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_turns_of_all_holders_are_on_one_grid(kind: str, tmp_path: Path) -> None:
+    async with place(kind, tmp_path) as make:
+        holders = [make(f"holder{number}") for number in range(3)]
+        for holder in holders:
+            await Told().start(holder)
+        question = Request(ZONE, turns=(TurnAsk("a", "", 0.02, 0.03, 4),))
+        answers = await asyncio.gather(*(ask(holder, question) for holder in holders for _ in range(4)))
+        turns = sorted(at for answer in answers for at in answer.turns[0])
+        assert len(turns) == 48
+        assert all(later - earlier >= 0.03 - 1e-5 for earlier, later in itertools.pairwise(turns))
+        assert turns[-1] - turns[0] <= 47 * 0.03 + 0.5
+        for holder in holders:
+            await holder.close()
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_a_relay_that_is_silent_for_a_lease_has_nothing_any_longer(kind: str, tmp_path: Path) -> None:
+    async with place(kind, tmp_path, lease=0.5) as make, AsyncExitStack() as stack:
+        dead, alive = make("dead"), make("alive")
+        for each in (dead, alive):
+            await Told().start(each)
+            stack.push_async_callback(each.close)
+        await ask(dead, Request(ZONE, (Claim("b", "", 3, want=3),)))
+        claim = Request(ZONE, (Claim("b", "", 3, want=3),))
+        assert (await ask(alive, claim)).held[0].units == 0
+        for _ in range(6):
+            await asyncio.sleep(0.1)
+            answer = await ask(alive, claim)
+        assert answer.held[0].units == 3
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_a_lost_connection_is_told_of_and_made_again(kind: str, tmp_path: Path) -> None:
+    async with place(kind, tmp_path) as make:
+        authority, told = make("one"), Told()
+        await told.start(authority)
+        await ask(authority, Request(ZONE, (Claim("b", "", 3, want=2),)))
+        await asyncio.sleep(0.02)
+        told.back = 0
+        if kind == "redis":
+            shared_server().ask("CLIENT", "KILL", "TYPE", "pubsub")
+        else:
+            shared_postgres().psql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'limits'"
+            )
+        await until(lambda: bool(told.gone and told.back))
+        answer = await ask(authority, Request(ZONE, (Claim("b", "", 3, 2, 0, 2),), everything=True))
+        assert answer.held[0].units == 2
+        await authority.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)

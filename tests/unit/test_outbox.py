@@ -1,0 +1,262 @@
+"""Rows as mail, without a database: what is composed is what was meant, and nothing more."""
+
+from __future__ import annotations
+
+import base64
+import email.policy
+import json
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.toml import toml_document
+from zonerelay.config.settings import ConfigError, load_text
+from zonerelay.message.compose import Address, Draft, File, compose
+from zonerelay.model.address import Mailbox
+from zonerelay.model.outbox import is_outbox, message_id_of, row_of, zone_label
+from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.outbox.drafts import BadRowError, Content, address, draft_of, recipients_of
+from zonerelay.outbox.mailboxes import Mailbox as OutboxMailbox
+from zonerelay.outbox.passwords import PasswordError, read_key, seal, unseal
+from zonerelay.outbox.rows import FAILED, PROCESSING, QUEUED, SENT, Row
+from zonerelay.telemetry.redact import Redactor
+
+NOW = 1_700_000_000.0
+REDACT = Redactor(b"key", enabled=True)
+
+# What PostgreSQL can hold, without what ends a line.
+line = st.text(
+    st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp"), exclude_characters="\x85"), max_size=120
+)
+visible = line.map(str.strip).filter(bool)
+names = line.map(lambda text: " ".join(text.split())[:100])
+bodies = st.text(st.characters(exclude_categories=("Cs", "Cc"), include_characters="\n\t.=-"), max_size=400)
+locals_ = st.text(string.ascii_letters + string.digits, min_size=1, max_size=20)
+addresses = st.builds(lambda name, local: Address(Mailbox(f"{local}@example.com"), name), names, locals_)
+files = st.builds(File, names, st.sampled_from(["application/pdf", "image/png"]), st.binary(max_size=300))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    author=addresses,
+    to=st.lists(addresses, min_size=1, max_size=5),
+    subject=line,
+    text=st.none() | bodies,
+    html=st.none() | bodies,
+    value=visible,
+    attached=st.lists(files, max_size=2),
+)
+def test_what_is_composed_is_read_again(
+    author: Address,
+    to: list[Address],
+    subject: str,
+    text: str | None,
+    html: str | None,
+    value: str,
+    attached: list[File],
+) -> None:
+    draft = Draft(
+        message_id="<1@example.org>", created=NOW, author=author, to=tuple(to), subject=subject, text=text,
+        html=html, headers=(("X-Value", value),), files=tuple(attached),
+    )  # fmt: skip
+    composed = compose(draft)
+    assert composed == compose(draft)
+    assert composed.isascii()
+    assert max(map(len, composed.split(b"\r\n"))) <= 998
+    assert b"\n" not in composed.replace(b"\r\n", b"")
+    parsed = email.message_from_bytes(composed, policy=email.policy.default)
+    assert [each.addr_spec for each in parsed["to"].addresses] == [each.mailbox for each in to]
+    # Python 3.11 keeps the blanks between encoded words of a name, which RFC 2047 6.2 has readers drop.
+    name = parsed["from"].addresses[0].display_name
+    assert name.replace(" ", "") == author.name.replace(" ", "")
+    assert parsed["subject"] == subject
+    assert parsed["x-value"] == value
+    parts = [part for part in parsed.walk() if not part.is_multipart()]
+    shown = [part for part in parts if part.get_content_disposition() != "attachment"]
+    wanted = [each for each in (text, html) if each is not None] or [""]
+    assert [lines_of(part.get_content()) for part in shown] == [lines_of(each) for each in wanted]
+    others = [part for part in parts if part.get_content_disposition() == "attachment"]
+    assert [part.get_content() for part in others] == [file.content for file in attached]
+    assert [part.get_filename() or "" for part in others] == [file.name for file in attached]
+
+
+def lines_of(text: str) -> list[str]:
+    text = text.replace("\r\n", "\n")
+    return text.removesuffix("\n").split("\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("a@example.com", Address(Mailbox("a@example.com"))),
+        (" Ann Other <a@example.com> ", Address(Mailbox("a@example.com"), "Ann Other")),
+        ('"Other, \\"Ann\\"" <a@example.com>', Address(Mailbox("a@example.com"), 'Other, "Ann"')),
+        ("a@Bücher.example", Address(Mailbox("a@xn--bcher-kva.example"))),
+        ("Łukasz <łukasz@example.com>", Address(Mailbox("łukasz@example.com"), "Łukasz")),
+    ],
+)
+def test_addresses_are_read_as_people_write_them(text: str, wanted: Address) -> None:
+    assert address(text, "to_addresses") == wanted
+
+
+@given(st.text(max_size=40))
+def test_no_text_becomes_an_address_with_a_line_end(text: str) -> None:
+    try:
+        found = address(f"{text}@example.com", "to_addresses")
+    except BadRowError:
+        return
+    assert not {"\r", "\n", "<", ">"} & set(found.mailbox)
+
+
+def test_a_picture_that_the_html_shows_is_related_to_it() -> None:
+    picture = {"content": base64.b64encode(b"png").decode(), "content_type": "image/png", "content_id": "p@x"}
+    content = Content(text="t", html='<img src="cid:p@x">', attachments=json.dumps([picture]))
+    people = recipients_of({"from_address": "a@b.example", "to_addresses": ["c@d.example"]})
+    parsed = email.message_from_bytes(compose(draft_of(1, NOW, people, content)), policy=email.policy.default)
+    _, related = parsed.iter_parts()
+    assert [parsed.get_content_type(), related.get_content_type()] == [
+        *("multipart/alternative", "multipart/related")
+    ]
+    _, image = related.iter_parts()
+    assert image["content-id"] == "<p@x>"
+
+
+def test_ids_and_zones_of_the_outbox_are_told_from_others() -> None:
+    assert row_of(message_id_of(7)) == 7
+    assert is_outbox(message_id_of(7))
+    assert message_id_of(7) < message_id_of(8)
+    assert zone_label("mailbox/7") == "mailbox"
+    assert zone_label("mailboxes") == "mailboxes"
+
+
+# --- what becomes of a row
+
+
+def row(*recipients: str) -> Row:
+    people = recipients_of({"from_address": "app@example.org", "to_addresses": list(recipients)})
+    made = Row(1, "t", zone="z", created=NOW, attempts=0, people=people, states={}, content=None)
+    made.take_due(NOW)
+    return made
+
+
+def outcome(code: int) -> Outcome:
+    return Outcome(Verdict.BOUNCED, Reply(code, "1.1", "<b@example.com> unknown"))
+
+
+def test_a_row_is_finalised_with_its_last_recipient() -> None:
+    one = row("a@example.com", "b@example.com", "c@example.com")
+    first, second, third = one.open()
+    one.finish(first, None, NOW, REDACT)
+    assert one.write(NOW, REDACT).status == PROCESSING
+    one.finish(second, outcome(550), NOW, REDACT)
+    one.postpone(third.deferred(NOW + 60, outcome(450).attempt(NOW)), REDACT)
+    write = one.write(NOW, REDACT)
+    assert (write.status, write.delay, write.attempts) == (QUEUED, 60.0, 1)
+    assert [each.recipient for each in one.open()] == ["c@example.com"]
+    assert [each.recipient for each in one.take_due(NOW + 60)] == ["c@example.com"]
+    one.finish(one.open()[0], None, NOW, REDACT)
+    write = one.write(NOW, REDACT)
+    assert write.status == FAILED
+    assert write.error_log is not None
+    assert "example.com" not in write.error_log
+    assert REDACT.mailbox(Mailbox("b@example.com")) in write.error_log
+
+
+def test_a_row_whose_recipients_all_have_it_is_sent() -> None:
+    one = row("a@example.com", "b@example.com")
+    for delivery in one.open():
+        one.finish(delivery, None, NOW, REDACT)
+    assert one.write(NOW, REDACT)._replace(state=None) == (1, "t", SENT, 1, None, None, None)
+
+
+def test_what_is_held_waits_for_ever() -> None:
+    one = row("a@example.com")
+    (delivery,) = one.open()
+    one.postpone(
+        type(delivery)(
+            queue="z", message_id=one.message_id, recipient=delivery.recipient, created=NOW, held=True
+        ),
+        REDACT,
+    )
+    assert one.write(NOW, REDACT).delay == float("inf")
+
+
+@given(st.text(max_size=300))
+def test_what_is_stored_is_redacted_once_and_for_all(text: str) -> None:
+    once = REDACT.text(f"{text} <alice@example.com> {text}")
+    assert "alice@example.com" not in once
+    assert REDACT.text(once) == once
+
+
+# --- mailboxes and passwords
+
+
+def test_a_password_opens_with_any_of_the_keys_and_for_its_server_only() -> None:
+    old, new = b"o" * 32, b"n" * 32
+    sealed = seal("pässword", old, b"0" * 12, host="SMTP.example.net", port=587, user="u")
+    assert unseal(sealed, [new, old], host="smtp.example.net", port=587, user="u") == "pässword"
+    for keys, host, port, user in (
+        ([new], "smtp.example.net", 587, "u"),
+        ([old], "smtp.attacker.example", 587, "u"),
+        ([old], "smtp.example.net", 25, "u"),
+        ([old], "smtp.example.net", 587, "v"),
+        ([], "smtp.example.net", 587, "u"),
+    ):
+        with pytest.raises(PasswordError) as raised:
+            unseal(sealed, keys, host=host, port=port, user=user)
+        assert "pässword" not in str(raised.value)
+    for wrong in ("", "zr1.", "zr1.AAAA", "zr1.%", "zr1." + "A" * 5000, "plain"):
+        with pytest.raises(PasswordError):
+            unseal(wrong, [old], host="h", port=1, user="u")
+    assert read_key(base64.b64encode(old).decode()) == old
+    with pytest.raises(PasswordError):
+        read_key("short")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, ""),
+        ({"host": "[::1]", "tls": "none", "user": ""}, ""),
+        ({"host": "smtp.example.net", "tls": "none", "user": ""}, "for a server on loopback"),
+        ({"tls": "none"}, "without a user name"),
+        ({"tls": "ssl"}, "smtp_tls is none of"),
+        ({"port": 0}, "smtp_port is no port"),
+        ({"host": "not a host"}, "smtp_host is no host name"),
+        ({"sealed": ""}, "without smtp_password_encrypted"),
+    ],
+)
+def test_a_mailbox_that_cannot_be_used_says_why(changes: dict[str, object], problem: str) -> None:
+    columns: dict[str, object] = {
+        "id": 7, "from_address": "", "host": "127.0.0.1", "port": 587, "tls": "starttls", "verify": True,
+        "user": "u", "sealed": "zr1.x", **changes,
+    }  # fmt: skip
+    mailbox = OutboxMailbox(**columns)  # type: ignore[arg-type]  # columns by name
+    assert problem in mailbox.problem()
+    assert bool(problem) is bool(mailbox.problem())
+    if not problem:
+        assert mailbox.settings().name == "mailbox/7"
+
+
+# --- the configuration
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ({"schema": "mail"}, "outbox.url: is missing"),
+        ({"url": "mysql://x/y"}, 'outbox.url: must begin with "postgresql://"'),
+        ({"url": "postgresql://u:secret@h/d"}, "outbox.url: has a password in it: say in outbox.password"),
+        ({"url": "postgresql://u@h/d", "table": "a-b"}, "outbox.table: is a name of letters"),
+        ({"url": "postgresql://u@h/d", "zone": "defualt"}, "outbox.zone: no zone is named"),
+        ({"url": "postgresql://u@h/d", "mailbox_table": "outbound_messages"}, "outbox.mailbox_table: is the"),
+    ],
+)
+def test_a_wrong_configuration_is_told(table: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_text(toml_document({}, {"outbox": table}))
+    assert problem in str(raised.value)
+    assert "secret" not in str(raised.value)

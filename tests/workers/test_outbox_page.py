@@ -1,0 +1,63 @@
+"""docs/outbox.md: the SQL is carried out, the Python seals what the relay opens, the configuration loads."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.support.outbox import OutboxBed
+from zonerelay.config.settings import load_text
+from zonerelay.outbox.drafts import MAX_FILES, MAX_HEADER, MAX_HEADERS, MAX_RECIPIENTS, MAX_SUBJECT
+from zonerelay.outbox.passwords import unseal
+from zonerelay.outbox.tables import WRITTEN_BY_APPLICATIONS, Names, script
+
+PAGE = (Path(__file__).parents[2] / "docs" / "outbox.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_examples_work(bed: OutboxBed) -> None:
+    assert load_text(blocks("toml")[0]).outbox.schema == "public"
+    bed.server.psql(script(Names(bed.schema, "outbound_messages", "mailboxes")))
+    for statements in blocks("sql"):
+        bed.psql(statements)
+    assert bed.psql("SELECT count(*) FROM outbound_messages WHERE status = 'queued'") == "1"
+    found: dict[str, object] = {}
+    exec(next(each for each in blocks("python") if "AESGCM" in each), found)
+    encrypted = found["encrypted"]
+    assert callable(encrypted)
+    sealed = encrypted("secret", b"k" * 32, "SMTP.example.net", 587, "ann")
+    assert unseal(sealed, [b"k" * 32], host="smtp.example.net", port=587, user="ann") == "secret"
+
+
+def test_an_application_with_the_rights_that_are_printed_can_insert_and_no_more(bed: OutboxBed) -> None:
+    text = script(Names(bed.schema, "outbound_messages", "mailboxes"))
+    bed.server.psql(text)
+    role = f"app_{bed.schema}"
+    grants = [line[3:].replace(" TO app;", f" TO {role};") for line in text.splitlines() if "TO app;" in line]
+    assert len(grants) == 3
+    bed.psql(f"CREATE ROLE {role}; {' '.join(grants)}")
+    try:
+        insert = "INSERT INTO outbound_messages (to_addresses) VALUES ('{a@b.example}')"
+        assert bed.psql(f"SET ROLE {role}; {insert}") == ""
+        for statement in (
+            "SELECT text_body FROM outbound_messages",
+            "UPDATE outbound_messages SET status = 'sent'",
+            "INSERT INTO outbound_messages (status) VALUES ('sent')",
+            "SELECT * FROM mailboxes",
+        ):
+            assert (
+                bed.server.psql(f"SET ROLE {role}; SET search_path = {bed.schema}; {statement}", check=False)
+                == ""
+            )
+        assert bed.psql("SELECT status FROM outbound_messages") == "queued"
+    finally:
+        bed.psql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_columns_and_limits_are_named() -> None:
+    assert [column for column in WRITTEN_BY_APPLICATIONS if f"`{column}`" not in PAGE] == []
+    for limit in (MAX_RECIPIENTS, MAX_SUBJECT, MAX_HEADERS, MAX_HEADER, MAX_FILES):
+        assert str(limit) in PAGE

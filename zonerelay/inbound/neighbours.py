@@ -1,0 +1,77 @@
+"""Clients who wait at another worker's socket: taken in when that worker does not come for them.
+
+Each worker has a listening socket of its own for an address, and inherits those of the others. The kernel
+deals clients out to them evenly. One who is still waiting after `PATIENCE` waits for a worker that hangs, has
+died or is being replaced, and any other takes him. So nobody depends on one worker, and the usual client
+costs nothing here: a socket with somebody in it is looked at ten times a second at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+
+PATIENCE = 0.1
+"""Seconds. A worker that is merely busy comes for its clients sooner."""
+AT_ONCE = 100
+"""Clients taken at one look, so that they are shared with those who look too."""
+
+
+class Neighbours:
+    """`session` makes the protocol of a connection, as for the worker's own socket. `spare` are sockets of
+    workers that are no more, which are this one's own now: nobody waits there.
+    """
+
+    def __init__(
+        self,
+        sockets: Iterable[socket.socket],
+        session: Callable[[], asyncio.BaseProtocol],
+        *,
+        spare: Iterable[socket.socket] = (),
+    ) -> None:
+        spare = list(spare)
+        self._patience = {**dict.fromkeys(sockets, PATIENCE), **dict.fromkeys(spare, 0.0)}
+        self._loop = asyncio.get_running_loop()
+        self._sockets = list(self._patience)
+        self._session = session
+        self._waits: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._coming: set[asyncio.Task[object]] = set()
+        for each in self._sockets:
+            each.setblocking(False)
+            self._loop.add_reader(each, self._somebody, each)
+
+    def close(self) -> None:
+        """Who has been taken in stays."""
+        for each in self._sockets:
+            wait = self._waits.pop(each, None)
+            if wait is None:
+                self._loop.remove_reader(each)
+            else:
+                wait.cancel()
+            each.close()
+        self._sockets.clear()
+
+    def _somebody(self, at: socket.socket) -> None:
+        self._loop.remove_reader(at)
+        self._waits[at] = self._loop.call_later(self._patience[at], self._look, at)
+
+    def _look(self, at: socket.socket) -> None:
+        del self._waits[at]
+        for _ in range(AT_ONCE):
+            try:
+                client, _ = at.accept()
+            except OSError:  # nobody is left, or the one that was has gone
+                break
+            client.setblocking(False)
+            task: asyncio.Task[object] = self._loop.create_task(
+                self._loop.connect_accepted_socket(self._session, client)
+            )
+            self._coming.add(task)
+            task.add_done_callback(self._came)
+        self._loop.add_reader(at, self._somebody, at)
+
+    def _came(self, task: asyncio.Task[object]) -> None:
+        self._coming.discard(task)
+        if not task.cancelled():
+            task.exception()  # the client has gone again: there is nobody to tell

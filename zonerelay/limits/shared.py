@@ -1,0 +1,150 @@
+"""The authority that machines share through a store: one book for each zone, read, decided on, and replaced.
+
+There is no server that decides: each relay reads the book, does with it what the pure code says, and writes
+it back unless somebody else has done so meanwhile; then it begins again. Whoever is slow or stopped in
+between holds nobody up. What it had in mind when it was stopped is then refused.
+
+Failure: a relay that is not heard of for `LEASE` seconds, by the store's clock, has nothing any longer; it
+itself stops before (`keeper.py`). While the store is out of reach every exchange fails at once; when it is
+there again everything is said again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from zonerelay.limits.book import Book
+from zonerelay.limits.values import Answer, AuthorityError, Request
+
+LEASE = 15.0
+"""Seconds. A relay that dies leaves its part unused for so long."""
+
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 2.0
+"""Seconds between two attempts to connect."""
+
+MAX_TRIES = 100
+"""To replace a book: each time somebody else has been faster."""
+
+GOODBYE = 1.0
+"""Seconds for giving everything back at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A book as it is written down. `stamp` tells this state from any other, `now` is the store's clock."""
+
+    data: bytes | None
+    stamp: int
+    now: float
+
+
+class Shelf(Protocol):
+    """Where books stand. All raise AuthorityError; after one nothing is done before `open`."""
+
+    name: str
+
+    async def open(self, hear: Callable[[str], None]) -> None:
+        """Connect. `hear` is called with each word that is passed on."""
+
+    async def read(self, zone: str) -> Page: ...
+
+    async def replace(
+        self, zone: str, page: Page, data: bytes | None, *, keep: float, words: Sequence[str]
+    ) -> bool:
+        """Put this in the page's place, for `keep` seconds at least, and pass on the words; false, with
+        nothing done, when it is not there any longer.
+        """
+
+    async def ended(self) -> None:
+        """Returns when the connection has ended."""
+
+    async def close(self) -> None:
+        """Raises nothing."""
+
+
+class SharedAuthority:
+    """`holder`: a name of this process that no other has had."""
+
+    def __init__(self, shelf: Shelf, holder: str, *, lease: float = LEASE) -> None:
+        self.name = shelf.name
+        self.lease: float | None = lease
+        self._lease = lease
+        self._shelf = shelf
+        self._holder = holder
+        self._zones: dict[str, int] = {}
+        self._news: Callable[[str], None] | None = None
+        self._open = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(
+        self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
+    ) -> None:
+        self._news = news
+        with contextlib.suppress(AuthorityError):
+            await self._connect()
+        self._task = asyncio.get_running_loop().create_task(self._stay_connected(back, gone))
+
+    async def exchange(self, zone: str, request: Request) -> Answer:
+        if not self._open:
+            raise AuthorityError(f"{self.name} cannot be reached")
+        self._zones[zone] = request.zone_limit
+        for _ in range(MAX_TRIES):
+            page = await self._shelf.read(zone)
+            book = self._read(page)
+            answer, news = book.exchange(self._holder, request, page.now, until=page.now + self._lease)
+            words = [f"{holder} {zone}" for holder in sorted(news)]
+            keep = max(2 * self._lease, book.binds_until - page.now)
+            data = None if book.is_empty else book.encode()
+            if (data is None and page.data is None) or await self._shelf.replace(
+                zone, page, data, keep=keep, words=words
+            ):
+                return answer
+        raise AuthorityError(f"{self.name}: others were faster {MAX_TRIES} times")
+
+    async def close(self) -> None:
+        with contextlib.suppress(AuthorityError, TimeoutError):
+            async with asyncio.timeout(GOODBYE):
+                for zone, limit in list(self._zones.items()):
+                    await self.exchange(zone, Request(limit, everything=True))
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._open = False
+        await self._shelf.close()
+
+    def _read(self, page: Page) -> Book:
+        try:
+            return Book.decode(page.data)
+        except ValueError as error:
+            raise AuthorityError(f"{self.name}: what is written there makes no sense: {error}") from error
+
+    async def _connect(self) -> None:
+        await self._shelf.open(self._hear)
+        self._open = True
+
+    def _hear(self, word: str) -> None:
+        holder, _, zone = word.partition(" ")
+        if holder == self._holder and self._news is not None:
+            self._news(zone)
+
+    async def _stay_connected(self, back: Callable[[], None], gone: Callable[[str], None]) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            if self._open:
+                await self._shelf.ended()
+                self._open = False
+                gone("the connection has ended")
+            try:
+                await self._connect()
+            except AuthorityError as error:
+                gone(str(error))
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                continue
+            pause = FIRST_PAUSE
+            back()

@@ -1,0 +1,80 @@
+"""What to ask the store for next: is there room, whose turn is it, which domains are passed over. Pure.
+
+There is a window for each priority (`shares.py`), made when the first mail of it comes; their claims take
+turns (`precedence.py`). A zone with one route asks for more only when little waits, because then one claim
+brings hundreds of deliveries, not one each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from zonerelay.model.priority import Priority
+from zonerelay.queue.precedence import Precedence
+from zonerelay.queue.shares import Claim, Refill, Shares
+
+LOW_MARK = 1000
+CLAIM_LIMIT = 500
+
+_NOBODY: frozenset[str] = frozenset()
+
+
+class ClaimPlan:
+    """Of one zone; `by_domain`: it is routed by MX."""
+
+    def __init__(self, window: int, *, by_domain: bool) -> None:
+        self._window = window
+        self._low_mark = min(LOW_MARK, max(1, window // 4))
+        self._by_domain = by_domain
+        self._normal = Shares(window)
+        self._shares = {Priority.NORMAL: self._normal}
+        self._precedence = Precedence()
+
+    def of(self, priority: Priority) -> Shares:
+        shares = self._shares.get(priority)
+        if shares is None:
+            shares = self._shares[priority] = Shares(self._window, priority)
+        return shares
+
+    @property
+    def waiting(self) -> int:
+        return sum(shares.waiting for shares in self._shares.values())
+
+    @property
+    def is_crowded(self) -> bool:
+        """Enough waits that the next claim may wait for company."""
+        return self.waiting >= self._low_mark
+
+    def wants(self, more: Collection[Priority]) -> bool:
+        """There is room, and perhaps something to claim; of `more` the store may hold due deliveries."""
+        if len(self._shares) == 1 and (not more or (Priority.NORMAL in more and len(more) == 1)):
+            return self._wants(self._normal, bool(more))
+        return bool(self._wanted(more))
+
+    def next(self, more: Collection[Priority]) -> Claim | Refill | None:
+        wanted = self._wanted(more)
+        if not wanted:
+            return None
+        priority = wanted[0] if len(wanted) == 1 else self._precedence.pick(wanted)
+        return self._plan(self._shares[priority], priority in more)
+
+    def _wanted(self, more: Collection[Priority]) -> list[Priority]:
+        for priority in more:
+            self.of(priority)
+        return [each for each, shares in self._shares.items() if self._wants(shares, each in more)]
+
+    def _wants(self, shares: Shares, more: bool) -> bool:
+        if shares.waiting >= self._window:
+            return False
+        return (more and (self._by_domain or shares.waiting < self._low_mark)) or bool(shares.hungry)
+
+    def _plan(self, shares: Shares, more: bool) -> Claim | Refill | None:
+        # By turns, so that neither new mail nor what was passed over waits for the other.
+        if not more or not shares.refilled_last:
+            refill = shares.plan_refill()
+            if refill is not None or not more:
+                shares.refilled_last = True
+                return refill
+        shares.refilled_last = False
+        skip = shares.skip_list() if self._by_domain else _NOBODY
+        return Claim(min(CLAIM_LIMIT, self._window - shares.waiting), skip, shares.priority)
