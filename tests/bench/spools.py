@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from tests.support.postgres import PostgresServer
 from tests.support.redis_server import RedisServer
+from tests.support.s3_server import BUCKET, KEY, SECRET, MotoServer
 from tests.support.toml import Table
 
 DIRECTORY = Path("/var/tmp")  # survives on disk where /tmp is memory
@@ -52,9 +54,21 @@ def postgres(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
         yield SpoolServer({"spool": spool, "postgres": {"url": server.socket_url}}, server.pid)
 
 
+@contextlib.contextmanager
+def s3(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
+    """On moto, which keeps everything in memory, in one process of Python: it limits the rate."""
+    with MotoServer(launcher=launcher) as server, tempfile.NamedTemporaryFile("w", dir=DIRECTORY) as secret:
+        secret.write(SECRET)
+        secret.flush()
+        keys: Table = {"access_key": KEY, "secret_key": secret.name}
+        place: Table = {"bucket": BUCKET, "endpoint_url": server.url, **keys}
+        yield SpoolServer({"spool": {"backend": "s3"}, "s3": place}, server.pid)
+
+
 SPOOLS: dict[str, SpoolStarter] = {
     "leveldb": leveldb,
     "disk": disk,
     "redis": redis,
     "postgres": postgres,
+    "s3": s3,
 }

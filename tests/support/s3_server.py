@@ -7,6 +7,7 @@ import functools
 import http.client
 import subprocess
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -20,7 +21,8 @@ SECRET = "not-a-secret"  # moto takes any
 class MotoServer:
     """Started and stopped by `with`. What is in it is in memory: it is gone with the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, launcher: Sequence[str] = ()) -> None:
+        self._launcher = launcher
         self.port = free_port()
         self.url = f"http://{LOOPBACK}:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -33,7 +35,9 @@ class MotoServer:
     def start(self) -> None:
         words = ["-m", "moto.server", "-H", LOOPBACK, "-p", str(self.port)]
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*self._launcher, sys.executable, "-W", "ignore", *words],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         assert wait_until(self._answers, timeout=30), "moto's server does not answer"
         assert self.ask("PUT", f"/{BUCKET}")[0] == 200
