@@ -20,6 +20,7 @@ settings.register_profile("side by side", deadline=None, suppress_health_check=[
 settings.load_profile("side by side")
 
 
+@pytest.hookimpl(trylast=True)  # the reporter is there
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: runs while no other test does, for it measures the machine")
     terminal = config.pluginmanager.get_plugin("terminalreporter")

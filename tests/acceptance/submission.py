@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from ssl import PEM_cert_to_DER_cert
@@ -90,10 +90,8 @@ def anonymous(server: Server) -> Server:
     return replace(server, user="", password="")
 
 
-@asynccontextmanager
-async def submission(
-    directory: Path, sink: Sink, papers: Papers, credentials: Path
-) -> AsyncIterator[Submission]:
+@contextmanager
+def submission(directory: Path, sink: Sink, papers: Papers, credentials: Path) -> Iterator[Submission]:
     ports = free_ports(2)
     secured: Table = {"certificate": str(papers.server), "auth": "required", "allow_networks": []}
     kinds: tuple[Table, ...] = (

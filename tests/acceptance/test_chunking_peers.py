@@ -44,10 +44,10 @@ async def test_postfix_takes_bdat(
         relay.terminate()
 
         def ended() -> bool:
-            return counted(postfix.log.read_text(), "mail") >= 20
+            return counted(postfix.log_text(), "mail") >= 20
 
         assert await asyncio.to_thread(wait_until, ended, timeout=20)
-        log = postfix.log.read_text()
+        log = postfix.log_text()
     assert {each.body.partition(b"\r\n\r\n")[2] for each in sink.messages} == {client.body}
     assert set(tokens(sink.messages).values()) == {1}
     if not chunking:

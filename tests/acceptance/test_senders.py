@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import smtplib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.acceptance.submission import Papers, Submission, anonymous, submission
-from tests.support.ports import LOOPBACK
+from tests.support.ports import LOOPBACK, free_port
 from tests.support.senders import RECIPIENT, SENDER, Msmtp, Openssl, PhpMail, Result, Server, Swaks, Tls
 from zonerelay.sandbox.sink import Sink
 
@@ -24,10 +24,22 @@ def swaks() -> Swaks:
     return Swaks()
 
 
+@pytest.fixture(scope="module")
+def house(
+    tmp_path_factory: pytest.TempPathFactory, papers: Papers, credentials: Path
+) -> Iterator[Submission]:
+    """One relay for all: a test brings only the sink, on the port that is meant."""
+    sink = Sink(port=free_port())
+    with submission(tmp_path_factory.mktemp("relay"), sink, papers, credentials) as house:
+        yield house
+
+
 @pytest.fixture
-async def doors(tmp_path: Path, sink: Sink, papers: Papers, credentials: Path) -> AsyncIterator[Submission]:
-    async with submission(tmp_path / "relay", sink, papers, credentials) as doors:
-        yield doors
+async def doors(house: Submission) -> AsyncIterator[Submission]:
+    doors = replace(house, sink=Sink(port=house.sink.port))
+    await doors.sink.start()
+    yield doors
+    await doors.sink.close()
 
 
 async def by_swaks(swaks: Swaks, server: Server, *options: str) -> Result:

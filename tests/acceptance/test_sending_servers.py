@@ -42,7 +42,7 @@ async def doors(open_path: Path, sink: Sink, papers: Papers, credentials: Path) 
     for folder in papers.ca.parent.parents:
         if folder != Path("/") and folder.stat().st_mode & 0o001 == 0:
             folder.chmod(0o711)
-    async with submission(open_path / "relay", sink, papers, credentials) as doors:
+    with submission(open_path / "relay", sink, papers, credentials) as doors:
         yield doors
 
 

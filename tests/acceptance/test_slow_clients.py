@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
 
+import pytest
+
 from tests.support.ports import LOOPBACK
 from tests.support.process import RelayProcess
 from tests.support.submit import Submitter
@@ -109,6 +111,7 @@ async def seconds_per_message(relay: RelayProcess, sink: Sink, prefix: str) -> f
     return median(times)
 
 
+@pytest.mark.alone  # its figures are milliseconds
 async def test_slow_clients_on_all_slots_but_one_do_not_slow_the_one(tmp_path: Path, sink: Sink) -> None:
     room = {f"max_connections{which}": SLOTS for which in ("", "_per_client", "_per_network")}
     with RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}", listener=room) as relay:
@@ -133,6 +136,7 @@ async def test_who_dribbles_is_cut_off(tmp_path: Path, sink: Sink) -> None:
         async with client(relay, *TO_DATA[:3]) as talk:
             talk.writer.write(b"BDAT 100000 LAST\r\n")
             assert await talk.last_words(b"x" * 10, 0.1) == b"421 4.4.2 Data comes too slowly\r\n"
+        await asyncio.to_thread(relay.wait_for, lambda: len(relay.events("refused")) >= 3, what="refused")
         reasons = [event["reason"] for event in relay.events("refused")]
         assert reasons == ["idle-timeout", "data-rate", "data-rate"]
         assert not sink.messages

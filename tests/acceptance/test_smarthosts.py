@@ -54,7 +54,7 @@ def smarthost_relay(
 
 @pytest.fixture
 async def doors(open_path: Path, sink: Sink, papers: Papers, credentials: Path) -> AsyncIterator[Submission]:
-    async with submission(open_path / "submission", sink, papers, credentials) as doors:
+    with submission(open_path / "submission", sink, papers, credentials) as doors:
         yield doors
 
 
@@ -92,7 +92,7 @@ async def test_postfix_lets_us_log_in(
     tmp_path: Path, papers: Papers, cyrus: Cyrus, mechanism: str, tls: Tls
 ) -> None:
     postfix = cyrus.postfix
-    before = len(postfix.log.read_text())
+    before = len(postfix.log_text())
     sink = Sink(port=cyrus.sink_port)
     await sink.start()
     try:
@@ -109,8 +109,9 @@ async def test_postfix_lets_us_log_in(
     finally:
         await sink.close()
     used = "SCRAM-SHA-256" if mechanism == "auto" else mechanism.upper()
-    log = postfix.log.read_text()[before:]
-    assert f"sasl_method={used}, sasl_username={POSTFIX_USER}" in log, log
+    said = f"sasl_method={used}, sasl_username={POSTFIX_USER}"
+    noted = await asyncio.to_thread(wait_until, lambda: said in postfix.log_text()[before:], timeout=20)
+    assert noted, postfix.log_text()[before:]
 
 
 async def test_a_wrong_password_at_postfix_is_tried_once_and_the_corrected_one_delivers(
@@ -139,7 +140,9 @@ async def test_a_wrong_password_at_postfix_is_tried_once_and_the_corrected_one_d
         await asyncio.to_thread(wait_until, lambda: len(relay.events("deferred")) >= 3, timeout=10)
         refused = [each["credential"] for each in relay.events("login-refused")]
         assert refused == ["main"]
-        assert postfix.log_tail().count(f"sasl_username={POSTFIX_USER}") == 1, postfix.log_tail()
+        said = f"sasl_username={POSTFIX_USER}"
+        assert await asyncio.to_thread(wait_until, lambda: said in postfix.log_text(), timeout=20)
+        assert postfix.log_text().count(said) == 1, postfix.log_tail()
         assert not relay.events("bounced")
         assert relay.http("/readyz")[0] == 200
         assert 'zonerelay_smarthost_login{credential="main",zone="default"} 0.0' in relay.http("/metrics")[1]

@@ -35,6 +35,18 @@ exports.register = function () { this.register_hook('rcpt', 'take') }
 exports.take = function (next, connection) { connection.relaying = true; next(OK) }
 """
 
+# RFC 7919's ffdhe2048. Without the file each server would look for primes of its own, for half a minute.
+_DHPARAMS = """\
+-----BEGIN DH PARAMETERS-----
+MIIBCAKCAQEA//////////+t+FRYortKmq/cViAnPTzx2LnFg84tNpWp4TZBFGQz
++8yTnc4kmz75fS/jY2MMddj2gbICrsRhetPfHtXV/WVhJDP1H18GbtCFY2VVPe0a
+87VXE15/V8k1mE8McODmi3fipona8+/och3xWKE2rec1MKzKT0g6eXq8CrGCsyT7
+YdEIqUuyyOP7uWrat2DX9GgdT0Kj3jlN9K5W7edjcrsZCwenyO4KbXCeAvzhzffi
+7MA0BM0oNC9hkXL+nOmFg/+OTxIy7vKBg8P+OxtMb61zO7X8vC7CIAXFjvGDfRaD
+ssbzSibBsu/6iGtCOGEoXJf//////////wIBAg==
+-----END DH PARAMETERS-----
+"""
+
 
 class HarakaError(Exception):
     """It cannot be had or does not start; the text says what to do."""
@@ -97,6 +109,7 @@ class HarakaReceiver:
         if self._certificate is not None and self._key is not None:
             shutil.copy(self._certificate, config / "tls_cert.pem")
             shutil.copy(self._key, config / "tls_key.pem")
+            (config / "dhparams.pem").write_text(_DHPARAMS)
             names.insert(0, "tls")
         files = {
             "me": NAME,

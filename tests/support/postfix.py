@@ -233,6 +233,10 @@ class PostfixInstance:
             if path.is_file()
         )
 
+    def log_text(self) -> str:
+        """Its log so far. Postfix's own daemon writes it, a moment after what it is about."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
     def log_tail(self) -> str:
         texts = [
             path.read_text(errors="replace")

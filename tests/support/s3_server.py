@@ -7,7 +7,6 @@ import functools
 import http.client
 import subprocess
 import sys
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -21,8 +20,7 @@ SECRET = "not-a-secret"  # moto takes any
 class MotoServer:
     """Started and stopped by `with`. What is in it is in memory: it is gone with the process."""
 
-    def __init__(self, *, launcher: Sequence[str] = ()) -> None:
-        self._launcher = launcher
+    def __init__(self) -> None:
         self.port = free_port()
         self.url = f"http://{LOOPBACK}:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -35,7 +33,7 @@ class MotoServer:
     def start(self) -> None:
         words = ["-m", "moto.server", "-H", LOOPBACK, "-p", str(self.port)]
         self._process = subprocess.Popen(
-            [*self._launcher, sys.executable, "-W", "ignore", *words],
+            [sys.executable, "-W", "ignore", *words],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

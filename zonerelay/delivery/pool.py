@@ -43,7 +43,9 @@ class Pool:
         self._idle_in: defaultdict[str, _Idle] = defaultdict(dict)  # zones are few and stay
         # In the order in which they came: who has waited longest looks first.
         self._waiters: dict[asyncio.Future[None], None] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        # Not asked for its time: with less than a millisecond to go uvloop's handles have none.
+        self._timer: asyncio.Handle | None = None
+        self._sweep_at = 0.0
         self._closed = False
 
     def open_connections(self, zone: str) -> int:
@@ -154,10 +156,11 @@ class Pool:
         else:
             waiting[slot] = session
         self._idle_in[slot.zone][slot] = session
-        if self._timer is None or self._timer.when() > session.idle_until:
+        if self._timer is None or self._sweep_at > session.idle_until:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = loop.call_at(session.idle_until, self._sweep)
+            self._sweep_at = session.idle_until
+            self._timer = loop.call_at(self._sweep_at, self._sweep)
         if self._waiters:
             self._wake()
 
@@ -186,7 +189,8 @@ class Pool:
                     break
                 self._dismiss(session)
         if upcoming:
-            self._timer = loop.call_at(min(upcoming), self._sweep)
+            self._sweep_at = min(upcoming)
+            self._timer = loop.call_at(self._sweep_at, self._sweep)
 
     # Limits.
 

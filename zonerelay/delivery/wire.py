@@ -58,7 +58,9 @@ class Wire(asyncio.Protocol):
         self._paused = False
         self._waiter: asyncio.Future[None] | None = None
         self._deadline = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        # Not asked for its time: with less than a millisecond to go uvloop's handles have none.
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = 0.0
         transport.set_write_buffer_limits(high=WRITE_LIMIT)
         transport.set_protocol(self)
 
@@ -197,14 +199,16 @@ class Wire(asyncio.Protocol):
     def _start_clock(self, timeout: float) -> None:
         deadline = self._deadline = self._loop.time() + timeout
         if self._timer is not None:
-            if self._timer.when() <= deadline:
+            if self._timer_at <= deadline:
                 return
             self._timer.cancel()
+        self._timer_at = deadline
         self._timer = self._loop.call_at(deadline, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         if self._loop.time() < self._deadline:
+            self._timer_at = self._deadline
             self._timer = self._loop.call_at(self._deadline, self._on_timer)
         else:
             self._wake()

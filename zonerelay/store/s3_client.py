@@ -206,6 +206,13 @@ class Bucket:
             )
         return [(row["Body"], row["ReceiptHandle"]) for row in answer.get("Messages", [])]
 
+    async def give_back(self, receipt: str) -> None:
+        """Let others have it at once."""
+        async with self._errors(quiet=True):
+            await self._queue.change_message_visibility(
+                QueueUrl=self.place.queue_url, ReceiptHandle=receipt, VisibilityTimeout=0
+            )
+
     async def forget(self, receipt: str) -> None:
         async with self._errors(quiet=True):
             await self._queue.delete_message(QueueUrl=self.place.queue_url, ReceiptHandle=receipt)

@@ -62,6 +62,33 @@ async def test_idle_connection_is_closed_on_time_with_quit(
     await until(lambda: sink.commands[-1] == "QUIT")
 
 
+async def test_a_timer_that_is_all_but_due_harms_nothing(
+    start_peer: StartPeer, start_courier: StartCourier
+) -> None:
+    """With less than a millisecond to go uvloop gives a handle that knows no time."""
+    both, troubles = asyncio.Barrier(2), []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: troubles.append(context))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 x\r\n")
+        for reply in (b"250 x\r\n", b"250 ok\r\n", b"250 ok\r\n", b"354 go\r\n"):
+            await reader.readline()
+            writer.write(reply)
+        await reader.readuntil(b"\r\n.\r\n")
+        await both.wait()  # two answers at once: the second comes while the timer of the first is due
+        writer.write(b"250 taken\r\n")
+        await reader.read()
+        writer.close()
+
+    courier = start_courier()
+    zone = replace(ZONE, connection_idle_timeout=0.0003)
+    batch = make_batch(make_message(), route_to(await start_peer(serve)), zone)
+    outcomes = await asyncio.gather(courier.deliver(batch), courier.deliver(batch))
+    assert {outcome.verdict for (outcome,) in outcomes} == {D}
+    await until(lambda: courier.open_connections("default") == 0)
+    assert not troubles
+
+
 async def test_use_postpones_the_idle_timeout(start_sink: StartSink, start_courier: StartCourier) -> None:
     sink = await start_sink()
     courier = start_courier()

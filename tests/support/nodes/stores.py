@@ -12,7 +12,8 @@ from tests.support.postgres import PostgresServer
 from tests.support.redis_server import RedisServer
 from tests.support.toml import Table
 
-LEASE = 2.0
+LEASE = 4.0
+"""Renewed after a third of it: on a busy machine less would run out without a fault."""
 
 
 class SharedStore(Protocol):

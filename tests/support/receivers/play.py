@@ -98,6 +98,7 @@ class Stage:
         assert self._process.stdin is not None
         self._process.stdin.close()
         output, _ = await self._process.communicate()
+        assert self._process.returncode == 0, f"the receivers ended with {self._process.returncode}"
         return msgspec.msgpack.decode(output, type=Report)
 
 
