@@ -510,4 +510,4 @@ TestDiskAgainstMemory.settings = _SETTINGS
 TestPostgresAgainstMemory = PostgresComparison.TestCase
 TestPostgresAgainstMemory.settings = settings(_SETTINGS, max_examples=8)
 TestS3AgainstMemory = S3Comparison.TestCase
-TestS3AgainstMemory.settings = settings(_SETTINGS, max_examples=3, stateful_step_count=25)
+TestS3AgainstMemory.settings = settings(_SETTINGS, max_examples=2, stateful_step_count=20)
