@@ -1,6 +1,7 @@
 """`python -m tests.bench`: zonerelay and Postfix under the same load, in one run, as a table.
 
-With `--against` it is zonerelay and other source trees of zonerelay, in Postfix's place.
+With `--against` it is zonerelay and other source trees of zonerelay, in Postfix's place. With `--engines` it
+is every storage engine, with one relay and with three, as one table (docs/engines.md).
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
+from tests.bench import engines
 from tests.bench.fsyncs import find_strace
 from tests.bench.relays import Starter, starters, tree_starter, zonerelay_starter
 from tests.bench.report import Found, describe_machine, print_profile, print_row, write_json
@@ -48,6 +51,13 @@ def arguments() -> argparse.Namespace:
         nargs="+",
         help="zonerelay with these spools in Postfix's place; the ratio is to the last",
     )
+    parser.add_argument(
+        "--engines",
+        choices=("all", *engines.ENGINES),
+        nargs="+",
+        metavar="NAME",
+        help="only storage engines: all, or these of " + ", ".join(engines.ENGINES),
+    )
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="timed repetitions (default 3)")
     parser.add_argument(
         "--scale", type=float, default=1.0, metavar="X", help="messages times X, to try things out"
@@ -66,6 +76,8 @@ def main() -> int:
     # So that every relay and directory is cleaned up when somebody ends the bench.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console(highlight=False)
+    if options.engines:
+        return bench_engines(options, console)
     try:
         tools = PostfixTools(say=console.print)
         found = available(options, tools, console)
@@ -77,6 +89,18 @@ def main() -> int:
         directory = Path(name)
         directory.chmod(0o755)  # Postfix's users must be able to enter
         return bench(options, rows, found, tools, directory, console)
+
+
+def bench_engines(options: argparse.Namespace, console: Console) -> int:
+    names = engines.ENGINES if "all" in options.engines else options.engines
+    busy = busy_share()
+    repeat = max(1, options.repeat)
+    found = engines.run(names, repeat=repeat, scale=options.scale, directory=options.directory)
+    console.print(engines.table(found), soft_wrap=True)
+    console.print(f"{os.cpu_count()} cores, {busy:.0%} of them busy before")
+    if options.json:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+    return 0
 
 
 def chosen(options: argparse.Namespace, found: dict[str, Starter]) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from tests.support.postgres import PostgresServer
 from tests.support.redis_server import RedisServer
+from tests.support.s3_server import BUCKET, KEY, SECRET, MotoServer
 from tests.support.toml import Table
 
 DIRECTORY = Path("/var/tmp")  # survives on disk where /tmp is memory
@@ -25,6 +27,12 @@ class SpoolServer:
 
 # What to put before the server's command line, so that it is measured with the relay.
 SpoolStarter = Callable[[Sequence[str]], AbstractContextManager[SpoolServer]]
+
+
+@contextlib.contextmanager
+def memory(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
+    del launcher  # it runs in the relay
+    yield SpoolServer({"spool": {"backend": "memory"}})
 
 
 @contextlib.contextmanager
@@ -52,9 +60,22 @@ def postgres(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
         yield SpoolServer({"spool": spool, "postgres": {"url": server.socket_url}}, server.pid)
 
 
+@contextlib.contextmanager
+def s3(launcher: Sequence[str] = ()) -> Iterator[SpoolServer]:
+    """moto's server, which is no storage: it shows what the relay costs, not what a service does."""
+    del launcher
+    with MotoServer() as server:
+        keys: Table = {"access_key": KEY, "secret_key": "env:BENCH_S3_SECRET"}
+        table: Table = {"bucket": BUCKET, "endpoint_url": server.url, "region": "us-east-1", **keys}
+        os.environ["BENCH_S3_SECRET"] = SECRET
+        yield SpoolServer({"spool": {"backend": "s3"}, "s3": table}, server.pid)
+
+
 SPOOLS: dict[str, SpoolStarter] = {
+    "memory": memory,
     "leveldb": leveldb,
     "disk": disk,
     "redis": redis,
     "postgres": postgres,
+    "s3": s3,
 }

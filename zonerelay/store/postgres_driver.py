@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -93,7 +93,6 @@ class Access:
         """
         patience = READ_PATIENCE if reads else min(self.lease, MOST_PATIENCE)
         return {
-            "application_name": self.name,
             "search_path": f'"{self.schema}"',
             "enable_seqscan": "off",
             "jit": "off",
@@ -105,10 +104,16 @@ class Access:
         }
 
 
+_SETTINGS = """
+SELECT pg_backend_pid(), set_config(name, value, false) FROM unnest($1::text[], $2::text[]) AS s (name, value)
+"""
+
+
 class Link:
-    """One connection."""
+    """One connection. `pid` is the server's process behind it."""
 
     def __init__(self, connection: asyncpg.Connection, driver: ModuleType) -> None:
+        self.pid = 0
         self._connection = connection
         self._driver = driver
         self._lock = asyncio.Lock()
@@ -132,9 +137,20 @@ class Link:
                 password=access.password or None,
                 timeout=CONNECT_TIMEOUT,
                 command_timeout=COMMAND_TIMEOUT,
-                server_settings=access.settings(reads=reads),
+                server_settings={"application_name": access.name},
             )
-        return cls(connection, driver)
+        link = cls(connection, driver)
+        await link._set(access.settings(reads=reads))
+        return link
+
+    async def _set(self, settings: Mapping[str, str]) -> None:
+        # Not while connecting: a pooler refuses what it does not know there, or leaves it out without a word.
+        try:
+            rows = await self.fetch(_SETTINGS, list(settings), list(settings.values()))
+        except BaseException:
+            self.cut()
+            raise
+        self.pid = rows[0][0]
 
     async def fetch(self, statement: str, *values: object, timeout: float | None = None) -> Sequence[Row]:
         async with self._lock:

@@ -199,6 +199,11 @@ class DatabaseKeeper:
             self._held_until = sent + self._lease
             await self._check_schema(control)
         self._writer = await Link.open(self._access)
+        if self._writer.pid == control.pid:
+            raise StoreOpenError(
+                "a pooler in front of the database gives two connections the same session: connect to the"
+                " database itself, or use a pool for sessions (pgbouncer: pool_mode = session)"
+            )
         for link in (control, self._writer):
             link.on_end(lambda link=link: self._ended(link))  # type: ignore[misc]
         return not renewed

@@ -25,7 +25,7 @@ from tests.support.nodes.network import MAIL_HOST, NETWORK, Network, Node
 from tests.support.nodes.sink import LedgerSink
 from tests.support.nodes.stores import SharedStore
 from tests.support.nodes.tomorrow import write_program
-from tests.support.process import PROGRAM, RelayProcess
+from tests.support.process import PROGRAM, RelayFailed, RelayProcess
 from tests.support.toml import Table
 
 RATE = 120.0
@@ -75,7 +75,15 @@ class Fleet:
         fault.known = self._loop.time()
 
     async def start(self, number: int) -> None:
-        await asyncio.to_thread(self.relays[number].start)
+        """Again and again, as systemd does: without its store a relay does not start."""
+        async with asyncio.timeout(READY):
+            while True:
+                try:
+                    await asyncio.to_thread(self.relays[number].start)
+                except RelayFailed:
+                    await asyncio.sleep(0.5)
+                else:
+                    return
 
     async def upgrade(self, number: int) -> None:
         """In good order: it is another version from here on."""

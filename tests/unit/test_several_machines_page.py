@@ -1,0 +1,28 @@
+"""docs/several-machines.md and docs/engines.md cannot drift: the example loads, every engine is there."""
+
+from __future__ import annotations
+
+import re
+
+from tests.bench.engines import ENGINES
+from tests.support.debian import REPOSITORY
+from zonerelay.config.models import Backend
+from zonerelay.config.settings import load_text
+
+
+def page(name: str) -> str:
+    return (REPOSITORY / "docs" / name).read_text()
+
+
+def test_example_of_several_machines_loads() -> None:
+    (example,) = re.findall(r"^```toml\n(.+?)^```", page("several-machines.md"), re.MULTILINE | re.DOTALL)
+    settings = load_text(example)
+    assert settings.spool.backend is Backend.POSTGRES
+    assert settings.postgres.password == "credential:postgres"
+
+
+def test_every_engine_is_described_and_measured() -> None:
+    text = page("engines.md")
+    assert set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE)) == {backend.value for backend in Backend}
+    measured = re.findall(r"^\| (\w+(?: x3)?) \| \d+ \|", text, re.MULTILINE)
+    assert set(measured) == set(ENGINES)
