@@ -16,12 +16,13 @@ from dataclasses import dataclass
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Envelope
+from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.base import Change, Lost, News, StoreError, Submit
+from zonerelay.store.base import Change, Lost, News, StoreError, Submit, Wanted, everybody
 from zonerelay.store.batches import in_batches
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message
+from zonerelay.store.looking import read_each
 from zonerelay.store.s3_adopt import Walks
 from zonerelay.store.s3_alerts import Alerts
 from zonerelay.store.s3_figures import Figures
@@ -264,9 +265,12 @@ class S3Store:
                 raise outcome
         return sum(existed.values())
 
-    async def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        return await read_each(self.read_message, ids)
+
+    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
         self._keeper.check_usable()
-        async with contextlib.aclosing(self._survey.scan(zone)) as found:
+        async with contextlib.aclosing(self._survey.scan(zone, wanted)) as found:
             async for delivery in found:
                 yield delivery
 
