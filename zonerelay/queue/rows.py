@@ -83,7 +83,7 @@ Waiting = TypeVar("Waiting", bound=Freshness)
 
 
 class Turns(Generic[Waiting]):
-    """A queue of those that wait: with fresh mail and without it, one of each by turns. Nobody is there twice."""
+    """A queue of those that wait: with fresh mail and without it, one of each by turns; nobody twice."""
 
     __slots__ = ("_first", "_fresh", "_other", "_turn_of_other")
 

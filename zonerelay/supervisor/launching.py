@@ -32,8 +32,8 @@ _NOT_FOR_WORKERS = (
 
 
 class Launcher:
-    """Satisfies `crew.Launch`; `begin` comes first. `held` is the lock that lives as long as any process of the
-    relay.
+    """Satisfies `crew.Launch`; `begin` comes first. `held` is the lock that lives as long as any process of
+    the relay.
     """
 
     def __init__(
