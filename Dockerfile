@@ -12,7 +12,9 @@ RUN if [ "$(dpkg --print-architecture)" != amd64 ]; then \
 RUN python -m venv /opt/zonerelay
 COPY pyproject.toml README.md LICENSE ./
 COPY zonerelay zonerelay
-RUN /opt/zonerelay/bin/pip install --no-cache-dir --disable-pip-version-check --compile . \
+# What the storage engine needs: docker build --build-arg EXTRAS=postgres (or redis, s3; several with commas).
+ARG EXTRAS=""
+RUN /opt/zonerelay/bin/pip install --no-cache-dir --disable-pip-version-check --compile ".${EXTRAS:+[$EXTRAS]}" \
     && /opt/zonerelay/bin/pip uninstall --yes pip
 
 FROM python:3.12-slim-bookworm

@@ -138,6 +138,7 @@ class Worker:
         await self._open_to_operators(store, scheduler, sending)
         await sending.start()
         await scheduler.start()
+        self.metrics.loop_lag.start()
         await queue.start(scheduler, sending.logins)
         if not self.place.heir:
             await listeners.start(self.settings)
@@ -311,6 +312,7 @@ class Worker:
             await self._doors.close()
         if self.store is not None:
             await self.store.close()
+        self.metrics.loop_lag.stop()
         self.events.lifecycle("stopped")
 
     def remove_spool(self) -> None:

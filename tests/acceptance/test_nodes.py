@@ -16,8 +16,10 @@ from tests.support.nodes.fleet import Fleet, fleet
 from tests.support.nodes.judge import Verdict
 from tests.support.nodes.network import Network
 from tests.support.nodes.stores import LEASE, STORES, SharedStore
+from tests.support.toml import Table
 
 BEYOND = 1.5 * LEASE
+MOST_CONNECTIONS = 9
 MOST_IN_FLIGHT = 150
 """Of one fault: what a node sends in a second and a half, and it sends about 40 messages in one."""
 
@@ -37,7 +39,8 @@ def store(request: pytest.FixtureRequest, network: Network) -> Iterator[SharedSt
 async def test_three_nodes_lose_nothing_and_repeat_only_what_was_in_flight(
     network: Network, store: SharedStore, tmp_path: Path
 ) -> None:
-    async with fleet(network, store, tmp_path) as running:
+    limits: Table = {"max_connections_per_destination": MOST_CONNECTIONS}
+    async with fleet(network, store, tmp_path, {"zone": limits}) as running:
         running.load.start()
         await asyncio.sleep(1.0)
         await running.kill(0)
@@ -76,6 +79,8 @@ def check(running: Fleet, verdict: Verdict) -> None:
     assert not verdict.missing
     assert not verdict.unexplained
     assert not verdict.at_once
+    # The limit is that of all nodes together, whatever happens to them.
+    assert 1 < running.sink.most_open <= MOST_CONNECTIONS
     assert all(count <= MOST_IN_FLIGHT for count in verdict.repeated.values())
     # What could not be stored was refused, and for now only.
     assert not running.answered_while_away()

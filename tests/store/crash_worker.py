@@ -4,6 +4,7 @@
 
 With CRASH_REDIS="URL PREFIX" in the environment the spool is on that server, which may go away and come
 back: who is refused tries again.
+A spool in a bucket is where CRASH_S3="URL PREFIX" says.
 A spool in PostgreSQL is in the database that `CRASH_POSTGRES` of the environment names.
 
 `one` takes a single message of SIZE octets and stops itself at the moment of its acknowledgement.
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from tests.store.builders import body_of, delivery_for, envelope_for
 from tests.store.disks import mount_image
-from tests.store.spools import Spool
+from tests.store.spools import Spool, s3_settings
 from zonerelay.config.models import Backend, PostgresSettings, RedisSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.message_id import MessageId, MessageIdSource
@@ -126,6 +127,11 @@ def spool_in(directory: Path, backend: Backend) -> Spool:
     if backend is Backend.POSTGRES:
         settings = PostgresSettings(url=os.environ["CRASH_POSTGRES"], schema="crash", lease=60.0)
         return Spool(directory, backend=backend, clock=SystemClock(), postgres=settings)
+    if backend is Backend.S3:
+        url, prefix = os.environ["CRASH_S3"].split()
+        return Spool(
+            directory, backend=backend, clock=SystemClock(), s3=s3_settings(url, prefix=prefix, lease=60.0)
+        )
     # A small write buffer, so that LevelDB switches its log file many times a second.
     return Spool(
         directory / "spool", backend=backend, clock=SystemClock(), write_buffer=256 * 1024, redis=REDIS

@@ -78,6 +78,15 @@ def greets(port: int, *, host: str = LOOPBACK, timeout: float = 5.0) -> bool:
     return greeting.startswith(b"220")
 
 
+def accepts(port: int, *, host: str = LOOPBACK) -> bool:
+    """Whether somebody accepts connections there."""
+    try:
+        socket.create_connection((host, port), timeout=5.0).close()
+    except OSError:
+        return False
+    return True
+
+
 def wait_until(ready: Callable[[], bool], *, timeout: float, interval: float = 0.02) -> bool:
     """Polls `ready` until it says yes or the time is up; returns its last answer."""
     deadline = time.monotonic() + timeout

@@ -8,6 +8,7 @@ import pytest
 
 from tests.store.builders import delivery_for, envelope_for, message_id
 from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message
 from zonerelay.store import ledger as ledger_module
 from zonerelay.store.base import StoreError
 from zonerelay.store.ledger import Found, Ledger, OpenMessage
@@ -82,3 +83,20 @@ def test_plan_that_cannot_be_encoded_leaves_no_trace() -> None:
     with pytest.raises(StoreError):
         plan.change(one.key, replace(one, orcpt="\udcff"))
     assert not ledger.in_flight
+
+
+def test_what_is_known_of_messages_is_bounded_by_their_recipients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "HOT_RECIPIENTS", 100)
+    ledger = Ledger()
+    for number in range(50):
+        recipients = [f"r{n}@example.net" for n in range(40)]
+        envelope = envelope_for(message_id(number), *recipients)
+        message = Message(envelope=envelope, size=0, chunks=0)
+        ledger.remember(message_id(number), OpenMessage(message, len(recipients)))
+    known = [number for number in range(50) if ledger.message(message_id(number)) is not None]
+    assert known == [48, 49]
+    # Small ones in their place, one for one, without a scan of all that is known.
+    for number in range(100, 140):
+        envelope = envelope_for(message_id(number), "a@example.net")
+        ledger.remember(message_id(number), OpenMessage(Message(envelope=envelope, size=0, chunks=0), 1))
+    assert sum(ledger.message(message_id(number)) is not None for number in range(100, 140)) == 40

@@ -20,7 +20,7 @@ from zonerelay.config.units import Rate, parse_rate
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority, priority_of, queue_of
-from zonerelay.queue.destinations import Work
+from zonerelay.queue.destinations import Destination, Work
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.shares import Claim
 from zonerelay.queue.zone_queue import ZoneQueue
@@ -52,6 +52,7 @@ class Runner:
         self.queue = ZoneQueue(zone, RETRY, rates, window=WINDOW)
         self.looking_up: list[str] = []
         self.works: list[Work] = []
+        self.resting: dict[Destination, float] = {}
         self.more = set(Priority)
 
 
@@ -235,6 +236,7 @@ class Plans(RuleBasedStateMachine):
                 break
             wanted = [work.ticket.due for _, work in self._works() if work.ticket is not None]
             wanted += [due for due, _ in self.deferred.values()]
+            wanted += self.runner.resting.values()
             if self.runner.queue.next_turn is not None:
                 wanted.append(self.runner.queue.next_turn)
             if self.runner.looking_up or any(work.ticket is None for _, work in self._works()):
@@ -262,6 +264,7 @@ class Plans(RuleBasedStateMachine):
             runner.looking_up += queue.take_look_ups()
             for destination, deliveries in queue.take_parked():
                 self._defer(deliveries, max(1.0, destination.suspension.until - self.now))
+                runner.resting[destination] = self.time + 1.0
             for each in queue.take_returned():
                 self._release(each)
                 runner.more = set(Priority)
@@ -300,6 +303,9 @@ class Plans(RuleBasedStateMachine):
             self._pump()
             assert self.runner.queue.next_turn is None or self.runner.queue.next_turn > turn, "it spins"
         self.time = max(self.time, when)
+        for destination in [each for each, due in self.runner.resting.items() if due <= self.time]:
+            del self.runner.resting[destination]
+            self.runner.queue.rested(destination)
         self._pump()
 
     def _take_turn(self, work: Work) -> bool:

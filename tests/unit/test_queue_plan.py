@@ -15,7 +15,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority
 from zonerelay.model.reply import Reply
-from zonerelay.queue.destinations import Backlog, Work
+from zonerelay.queue.destinations import Backlog, Destination, Work
 from zonerelay.queue.shares import Claim, Refill
 from zonerelay.queue.suspension import Suspension, Transition
 from zonerelay.queue.zone_queue import ZoneQueue
@@ -401,6 +401,7 @@ class World:
         self.queue = ZoneQueue(zone, RETRY, window=window)
         self.zone = zone
         self.now = NOW
+        self.resting: list[Destination] = []
         self.window = window
         self.ready = [number(n, f"u{n}@d{domain}.example") for n, (domain, _) in enumerate(mail)]
         self.host = {f"d{domain}.example": f"mx{host}" for domain, host in mail}
@@ -437,6 +438,7 @@ class World:
         self.look_ups += queue.take_look_ups()
         for destination, parked in queue.take_parked():
             self.later += [(destination.suspension.until, d) for d in parked]
+            self.resting.append(destination)
         returned = queue.take_returned()
         if returned:
             self.ready = returned + self.ready
@@ -471,6 +473,9 @@ class World:
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
+        resting, self.resting = self.resting, []
+        for destination in resting:
+            self.queue.rested(destination)
         due = [d for when, d in self.later if when <= self.now]
         self.later = [(when, d) for when, d in self.later if when > self.now]
         if due:
@@ -495,7 +500,7 @@ class World:
             elif self.works:
                 self.finish(0, DELIVERED)
             elif not self.claim():
-                if not self.later:
+                if not (self.later or self.resting):
                     return
                 self.wait(700)
         raise AssertionError("stuck")

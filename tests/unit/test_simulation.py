@@ -21,7 +21,7 @@ from tests.bench.simulate.figures import Spread
 from tests.bench.simulate.plots import PlotError, plot
 from tests.bench.simulate.report import print_result
 from tests.bench.simulate.run import Result, Simulation, simulate
-from tests.bench.simulate.scenarios import SENDERS, Scenario, limits, scenario
+from tests.bench.simulate.scenarios import SENDERS, Injection, Scenario, limits, scenario
 from tests.bench.simulate.store import IndexedStore
 from tests.bench.simulate.timeline import NothingLeftError, VirtualClock, VirtualLoop
 from tests.bench.simulate.world import Kind, World, kind_name
@@ -245,6 +245,18 @@ def test_a_relay_that_exceeds_a_connection_limit_is_caught(monkeypatch: pytest.M
     crowded = Kind(name="crowded", share=1.0, domains=1, seconds=(5.0, 5.0), limits=limits(4))
     result = simulate(small(kinds=(crowded, REPORTED), deliveries=200, nodes=2))
     assert any("connections to" in fault for fault in result.faults)
+
+
+def test_a_list_holds_up_no_single_message_and_no_attempt_waits_long_for_a_connection() -> None:
+    """The list's recipients are all at other hosts, so each attempt needs a place that another gives up."""
+    listed = Kind(name="listed", share=0.0, domains=20_000)
+    list_ = Injection(at=5.0, kind="listed", recipients=3000, each=1000)
+    few = ZoneSettings(max_connections=60)
+    plan = small(kinds=(FAST, listed, REPORTED), deliveries=200, rate=10.0, injections=(list_,), zone=few)
+    result = simulate(plan)
+    assert result.faults == []
+    assert result.figures.wait["fast"].longest < 1.0
+    assert result.figures.pool.longest < 1.0
 
 
 def test_a_picture_is_drawn_and_without_matplotlib_words_say_what_to_install(

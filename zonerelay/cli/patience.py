@@ -54,7 +54,7 @@ class Patience:
 
         if isinstance(frame, Progress):
             self._done, self._total = max(self._done, frame.done), frame.total
-        else:
+        elif not self._total:
             self._done += 1
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self._done, total=self._total or None)

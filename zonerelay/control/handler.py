@@ -82,7 +82,7 @@ class ControlHandler:
             case QueueCount():
                 await self._count(request, answer)
             case QueueChange():
-                await answer.send(await self._change(request))
+                await answer.send(await self._change(request, answer))
             case QueueShow():
                 await self._show(request, answer)
             case QueueTrace():
@@ -104,36 +104,37 @@ class ControlHandler:
     async def _list(self, request: QueueList, answer: Answer) -> End:
         # One more than asked for: that is how we know that there are more.
         limit = request.limit + 1 if request.limit else None
-        async with aclosing(self._operations.select(_queue_filter(request.filter), limit)) as found:
+        rows = 0
+        async with aclosing(self._operations.select(_queue_filter(request.filter), limit, answer)) as found:
             async for delivery, message, state in found:
-                if request.limit and answer.done == request.limit:
-                    return End(count=answer.done, more=True)
+                if request.limit and rows == request.limit:
+                    return End(count=rows, more=True)
                 await answer.send(delivery_row(delivery, message, state))
-                answer.done += 1
-        return End(count=answer.done)
+                rows += 1
+        return End(count=rows)
 
     async def _count(self, request: QueueCount, answer: Answer) -> None:
         wanted = _queue_filter(request.filter)
         async with aclosing(self._operations.select(wanted, request.sample)) as found:
             async for delivery, message, state in found:
                 await answer.send(delivery_row(delivery, message, state))
-        await answer.send(Count(matched=await self._operations.count(wanted)))
+        await answer.send(Count(matched=await self._operations.count(wanted, answer)))
 
-    async def _change(self, request: QueueChange) -> Changed:
+    async def _change(self, request: QueueChange, answer: Answer) -> Changed:
         if request.filter.is_everything and not request.everything:
             raise ControlError("no filter, and not everything either: which deliveries?")
         wanted = _queue_filter(request.filter)
         match request.action:
             case "retry":
-                result = await self._operations.retry(wanted)
+                result = await self._operations.retry(wanted, answer)
             case "hold":
-                result = await self._operations.hold(wanted)
+                result = await self._operations.hold(wanted, answer)
             case "release":
-                result = await self._operations.release(wanted)
+                result = await self._operations.release(wanted, answer)
             case "bounce":
-                result = await self._operations.bounce(wanted, request.reason or DEFAULT_REASON)
+                result = await self._operations.bounce(wanted, request.reason or DEFAULT_REASON, answer)
             case "drop":
-                result = await self._operations.drop(wanted)
+                result = await self._operations.drop(wanted, answer)
         return Changed(
             action=request.action, matched=result.matched, changed=result.changed, busy=result.busy
         )
@@ -152,7 +153,7 @@ class ControlHandler:
     async def _resolve(self, request: Resolve, answer: Answer) -> End:
         """Every address once, with one message that has it."""
         matches, seen = self._redactor.matches, set[str]()
-        async with aclosing(self._operations.select(QueueFilter())) as found:
+        async with aclosing(self._operations.select(QueueFilter(), None, answer)) as found:
             async for delivery, message, _ in found:
                 mailboxes = [(delivery.recipient, "recipient")]
                 if message is not None:
@@ -164,7 +165,6 @@ class ControlHandler:
                         return End(count=len(seen), more=True)
                     seen.add(mailbox)
                     await answer.send(Address(address=mailbox, role=role, message_id=delivery.message_id))
-                answer.done += 1
         return End(count=len(seen))
 
 

@@ -68,7 +68,10 @@ class Answer:
     def heartbeat(self) -> None:
         """Say that the relay is at work, unless the client has unread frames to look at anyway."""
         if not self.unheard and self._writer.transport.get_write_buffer_size() == 0:
-            self._writer.write(messages.encode(Progress(done=self.done, total=self.total)))
+            self._buffer += messages.encode(Progress(done=self.done, total=self.total))
+            # With what was found so far: somebody may be waiting for the first line.
+            self._writer.write(bytes(self._buffer))
+            self._buffer.clear()
 
 
 class Handler(Protocol):

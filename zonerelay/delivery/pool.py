@@ -6,6 +6,7 @@
   idle longest makes room: at the same site if that is full, else of the zone. Where the host itself refuses
   one more, all that are idle there do. Where other workers wait for shared limits, what has been idle for
   `IN_THE_WAY` is closed for them, and what they are to have as soon as its transaction is over.
+- Room in a zone goes to whoever has waited longest for it.
 - One timer closes idle connections on time; taking one and giving it back touch no timer.
 - A connection ends with QUIT, bounded by `quit_timeout`. One on which the peer has said anything unasked is
   not used again.
@@ -43,6 +44,8 @@ class Pool:
         self._idle_in: defaultdict[str, _Idle] = defaultdict(dict)  # zones are few and stay
         # In the order in which they came: who has waited longest looks first.
         self._waiters: dict[asyncio.Future[None], None] = {}
+        # Who waits for room in a zone, in order: a newcomer would take what was made for somebody else.
+        self._lines: dict[str, dict[object, None]] = {}
         # Not asked for its time: with less than a millisecond to go uvloop's handles have none.
         self._timer: asyncio.Handle | None = None
         self._sweep_at = 0.0
@@ -53,17 +56,25 @@ class Pool:
 
     async def acquire(self, terms: Terms) -> Session | Slot:
         """An idle connection, or else the right to open one; waits while there is neither."""
-        while (session := self.take(terms)) is None:
-            if self._has_room(terms):
-                return self._slots.take(terms)
-            await self._change()
-        return session
+        place = object()
+        try:
+            while (session := self.take(terms)) is None:
+                if self._has_room(terms, place):
+                    return self._slots.take(terms)
+                await self._change()
+            return session
+        finally:
+            self._leave_line(terms.zone.name, place)
 
     async def reserve(self, terms: Terms) -> Slot:
         """The right to open a connection; waits for room."""
-        while not self._has_room(terms):
-            await self._change()
-        return self._slots.take(terms)
+        place = object()
+        try:
+            while not self._has_room(terms, place):
+                await self._change()
+            return self._slots.take(terms)
+        finally:
+            self._leave_line(terms.zone.name, place)
 
     def give_back(self, session: Session) -> None:
         """The transaction is over and the connection is in step: keep it for the next one, or say goodbye."""
@@ -194,18 +205,37 @@ class Pool:
 
     # Limits.
 
-    def _has_room(self, terms: Terms) -> bool:
-        """True when a connection may be opened now. If not, an idle one is told to make room."""
+    def _has_room(self, terms: Terms, place: object) -> bool:
+        """True when a connection may be opened now. If not, an idle one is told to make room.
+
+        `place` is the asker's in the zone's line, which he enters when the zone is full and leaves while it
+        is something else that is full: then he would only keep others waiting.
+        """
+        zone = terms.zone
         if self._slots.site_is_full(terms):
+            self._leave_line(zone.name, place)
             self._evict_at(terms.route)
             return False
-        if self._slots.zone_is_full(terms.zone):
-            self._evict(self._idle_in.get(terms.zone.name))
+        line = self._lines.get(zone.name)
+        ahead = 0 if line is None else _ahead(line, place)
+        # What is free is for those ahead.
+        if self._slots.zone_is_full(zone) or self._slots.open_in(zone.name) + ahead >= zone.max_connections:
+            self._lines.setdefault(zone.name, {})[place] = None
+            self._evict(self._idle_in.get(zone.name))
             return False
         if not self._slots.is_allowed(terms):
+            self._leave_line(zone.name, place)
             self._evict_at(terms.route)
             return False
         return True
+
+    def _leave_line(self, zone: str, place: object) -> None:
+        line = self._lines.get(zone)
+        if line is not None and line.pop(place, self) is None:
+            if line:
+                self._wake()
+            else:
+                del self._lines[zone]
 
     def _evict(self, idle: _Idle | None) -> None:
         if idle:
@@ -237,3 +267,8 @@ class Pool:
             await waiter
         finally:
             del self._waiters[waiter]
+
+
+def _ahead(line: dict[object, None], place: object) -> int:
+    """How many stand before a place in line; all of them when it is not there yet."""
+    return next((number for number, each in enumerate(line) if each is place), len(line))

@@ -14,7 +14,18 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone, is_outbox
 from zonerelay.outbox.store import OutboxStore
-from zonerelay.store.base import Change, Finish, MessageWriter, Postpone, QueueCounts, Store, Submit
+from zonerelay.store.base import (
+    Change,
+    Finish,
+    MessageWriter,
+    Postpone,
+    QueueCounts,
+    Store,
+    Submit,
+    Wanted,
+    everybody,
+)
+from zonerelay.store.looking import read_each
 
 
 class JoinedStore:
@@ -112,13 +123,19 @@ class JoinedStore:
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         return await (self._outbox if is_outbox(message_id) else self._spool).deliveries_of(message_id)
 
-    async def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        found = await self._spool.read_messages([each for each in ids if not is_outbox(each)])
+        rows = [each for each in ids if is_outbox(each)]
+        return {**found, **await read_each(self.read_message, rows)}
+
+    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
         if zone is None or not is_mailbox_zone(zone):
-            async for delivery in self._spool.scan(zone):
+            async for delivery in self._spool.scan(zone, wanted=wanted):
                 yield delivery
         if self._outbox.keeper.usable:
             async for delivery in self._outbox.reader.scan(zone):
-                yield delivery
+                if wanted(delivery.recipient):
+                    yield delivery
 
     def counts(self) -> dict[str, QueueCounts]:
         both: defaultdict[str, QueueCounts] = defaultdict(QueueCounts)

@@ -6,10 +6,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.delivery import Delivery, DeliveryState
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.priority import Priority
+from zonerelay.store.base import everybody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,10 @@ class Matcher:
         )
         self._reply_text = None if wanted.reply_text is None else wanted.reply_text.casefold()
         self.needs_message = wanted.sender is not None
+        self.recipient: Callable[[str], bool] = everybody
+        """Whether deliveries to somebody may match at all."""
+        if self._recipient is not None or self._domain is not None:
+            self.recipient = self._matches_recipient
 
     def matches(self, delivery: Delivery, state: DeliveryState) -> bool:
         """Everything but the sender, which is the message's."""
@@ -59,9 +65,13 @@ class Matcher:
             and (wanted.message_id is None or delivery.message_id == wanted.message_id)
             and (wanted.state is None or state is wanted.state)
             and self._age_matches(self._now - delivery.created)
-            and (self._recipient is None or self._recipient(delivery.recipient))
-            and (self._domain is None or self._domain(delivery.domain))
+            and self.recipient(delivery.recipient)
             and (self._reply_text is None or self._reply_text in _last_reply(delivery))
+        )
+
+    def _matches_recipient(self, recipient: str) -> bool:
+        return (self._recipient is None or self._recipient(recipient)) and (
+            self._domain is None or self._domain(domain_of(Mailbox(recipient)))
         )
 
     def matches_sender(self, message: Message | None) -> bool:

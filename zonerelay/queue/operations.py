@@ -15,10 +15,12 @@ it in memory; when it fails or is cancelled half-way, the finished batches stay 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
+from typing import Protocol
 
 from zonerelay.model.address import domain_of
 from zonerelay.model.clock import Clock
@@ -39,6 +41,10 @@ from zonerelay.telemetry.events import Events
 __all__ = ["Operations", "QueueFilter", "Result", "Shown", "Step"]
 
 BATCH = 1000
+SHOWN = 100
+SOON = 0.25
+"""Deliveries in a batch that is to be shown, and the seconds that are spent on it: lines should come soon."""
+NEVER = float("inf")
 TOGETHER = 100
 """Messages that are bounced at the same time, so that one write holds many."""
 
@@ -60,6 +66,13 @@ class Result:
         return Result(self.matched + other.matched, self.changed + other.changed, self.busy + other.busy)
 
 
+class Progress(Protocol):
+    """How many deliveries have been looked at, of how many there were at the start."""
+
+    done: int
+    total: int
+
+
 class Operations:
     """One per worker. Methods raise StoreError when the store cannot do it."""
 
@@ -74,20 +87,23 @@ class Operations:
 
     # Looking
 
-    async def select(self, wanted: QueueFilter, limit: int | None = None) -> AsyncGenerator[Selected, None]:
+    async def select(
+        self, wanted: QueueFilter, limit: int | None = None, progress: Progress | None = None
+    ) -> AsyncGenerator[Selected, None]:
         """Matching deliveries, zone by zone, oldest message first; the message is `None` if unreadable."""
-        count = 0
-        async with aclosing(self._matching(wanted)) as batches:
+        left = sys.maxsize if limit is None else limit
+        async with aclosing(self._matching(wanted, progress, most=SHOWN, within=SOON)) as batches:
             async for batch in batches:
-                for delivery, state in batch:
-                    if limit is not None and count >= limit:
-                        return
-                    count += 1
-                    yield delivery, await self._message(delivery.message_id), state
+                messages = await self._store.read_messages([each.message_id for each, _ in batch[:left]])
+                for delivery, state in batch[:left]:
+                    yield delivery, messages.get(delivery.message_id), state
+                left -= len(batch)
+                if left <= 0:
+                    return
 
-    async def count(self, wanted: QueueFilter) -> int:
+    async def count(self, wanted: QueueFilter, progress: Progress | None = None) -> int:
         total = 0
-        async with aclosing(self._matching(wanted)) as batches:
+        async with aclosing(self._matching(wanted, progress)) as batches:
             async for batch in batches:
                 total += len(batch)
         return total
@@ -106,20 +122,20 @@ class Operations:
 
     # Changing
 
-    async def retry(self, wanted: QueueFilter) -> Result:
-        return await self._change("retry", wanted, _retried, after=self._resume)
+    async def retry(self, wanted: QueueFilter, progress: Progress | None = None) -> Result:
+        return await self._change("retry", wanted, _retried, progress, after=self._resume)
 
-    async def hold(self, wanted: QueueFilter) -> Result:
-        return await self._change("hold", wanted, _held)
+    async def hold(self, wanted: QueueFilter, progress: Progress | None = None) -> Result:
+        return await self._change("hold", wanted, _held, progress)
 
-    async def release(self, wanted: QueueFilter) -> Result:
+    async def release(self, wanted: QueueFilter, progress: Progress | None = None) -> Result:
         now = self._clock.now()
-        return await self._change("release", wanted, lambda delivery: _released(delivery, now))
+        return await self._change("release", wanted, lambda delivery: _released(delivery, now), progress)
 
-    async def drop(self, wanted: QueueFilter) -> Result:
-        return await self._change("drop", wanted, _dropped)
+    async def drop(self, wanted: QueueFilter, progress: Progress | None = None) -> Result:
+        return await self._change("drop", wanted, _dropped, progress)
 
-    async def bounce(self, wanted: QueueFilter, reason: str) -> Result:
+    async def bounce(self, wanted: QueueFilter, reason: str, progress: Progress | None = None) -> Result:
         # One line for the report: it ends up in a status field.
         reply = Reply(554, "7.0", " ".join(reason.split()) or "returned by the operator")
         outcome = Outcome(Verdict.BOUNCED, reply, Scope.LOCAL, local=True, counts=False)
@@ -127,13 +143,14 @@ class Operations:
         async def bounce(keys: Sequence[DeliveryKey]) -> int:
             return await self._bounce(keys, outcome)
 
-        return await self._over("bounce", wanted, bounce)
+        return await self._over("bounce", wanted, bounce, progress)
 
     async def _change(
         self,
         verb: str,
         wanted: QueueFilter,
         change: _Change,
+        progress: Progress | None,
         after: Callable[[Sequence[DeliveryKey]], None] | None = None,
     ) -> Result:
         async def update(keys: Sequence[DeliveryKey]) -> int:
@@ -150,13 +167,13 @@ class Operations:
                 after(keys)
             return changed
 
-        return await self._over(verb, wanted, update)
+        return await self._over(verb, wanted, update, progress)
 
-    async def _over(self, verb: str, wanted: QueueFilter, act: _Act) -> Result:
+    async def _over(self, verb: str, wanted: QueueFilter, act: _Act, progress: Progress | None) -> Result:
         """Withdraw, act, give back: batch by batch."""
         result = Result()
         try:
-            async with aclosing(self._matching(wanted)) as batches:
+            async with aclosing(self._matching(wanted, progress)) as batches:
                 async for batch in batches:
                     result += await self._one_batch([delivery.key for delivery, _ in batch], act)
         finally:
@@ -199,14 +216,17 @@ class Operations:
     # Reading
 
     async def _matching(
-        self, wanted: QueueFilter
+        self, wanted: QueueFilter, progress: Progress | None, *, most: int = BATCH, within: float = NEVER
     ) -> AsyncGenerator[list[tuple[Delivery, DeliveryState]], None]:
-        """Matches in batches. A batch is complete before anything is done to it."""
+        """Matches in batches of at most `most`, which take no longer `within` that many seconds. A batch is
+        complete before anything is done to it.
+        """
         matcher = Matcher(wanted, self._clock.now())
         batch: _Batch = []
+        began = self._clock.monotonic()
         seen = 0
         active = self._scheduler.active_keys()
-        async with aclosing(self._candidates(wanted)) as candidates:
+        async with aclosing(self._candidates(wanted, matcher, progress)) as candidates:
             async for delivery in candidates:
                 seen += 1
                 if seen % BATCH == 0:
@@ -220,32 +240,49 @@ class Operations:
                 ):
                     continue
                 batch.append((delivery, state))
-                if len(batch) >= BATCH:
+                if len(batch) >= most or self._clock.monotonic() - began >= within:
                     yield batch
                     batch = []
+                    began = self._clock.monotonic()
         if batch:
             yield batch
 
-    async def _sender_matches(self, matcher: Matcher, delivery: Delivery) -> bool:
-        if not matcher.needs_message:
-            return True
-        return matcher.matches_sender(await self._message(delivery.message_id))
-
-    async def _candidates(self, wanted: QueueFilter) -> AsyncGenerator[Delivery, None]:
+    async def _candidates(
+        self, wanted: QueueFilter, matcher: Matcher, progress: Progress | None
+    ) -> AsyncGenerator[Delivery, None]:
         if wanted.message_id is not None:
             for delivery in await self._store.deliveries_of(wanted.message_id):
                 yield delivery
             return
+        may_match = matcher.recipient
+        if progress is not None:
+            progress.total = self._total(wanted.zone)
+            may_match = _counting(may_match, progress)
         for queue in (None,) if wanted.zone is None else queues_of(wanted.zone):
-            async with closing(self._store.scan(queue)) as deliveries:
+            async with closing(self._store.scan(queue, wanted=may_match)) as deliveries:
                 async for delivery in deliveries:
                     yield delivery
+
+    def _total(self, zone: str | None) -> int:
+        return sum(
+            counts.total for name, counts in self._store.counts().items() if zone in (None, zone_of(name))
+        )
 
     async def _message(self, message_id: MessageId) -> Message | None:
         try:
             return await self._store.read_message(message_id)
         except (MessageNotFoundError, StoreCorruptError):
             return None
+
+
+def _counting(wanted: Callable[[str], bool], progress: Progress) -> Callable[[str], bool]:
+    """Also asked in the store's thread, one delivery after the other."""
+
+    def counted(recipient: str) -> bool:
+        progress.done += 1
+        return wanted(recipient)
+
+    return counted
 
 
 def _state(delivery: Delivery, active: set[DeliveryKey], now: float) -> DeliveryState:

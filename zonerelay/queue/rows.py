@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -22,7 +23,8 @@ class Row:
     __slots__ = ("_groups", "_order")
 
     def __init__(self) -> None:
-        self._groups: dict[MessageId, list[Delivery]] = {}
+        # By recipient: an operator may withdraw thousands of one message's, one after the other.
+        self._groups: dict[MessageId, dict[str, Delivery]] = {}
         self._order: list[MessageId] = []
 
     def __bool__(self) -> bool:
@@ -31,10 +33,10 @@ class Row:
     def add(self, delivery: Delivery) -> None:
         group = self._groups.get(delivery.message_id)
         if group is None:
-            self._groups[delivery.message_id] = [delivery]
+            self._groups[delivery.message_id] = {delivery.recipient: delivery}
             heapq.heappush(self._order, delivery.message_id)
         else:
-            group.append(delivery)
+            group[delivery.recipient] = delivery
 
     def take(self, limit: int) -> list[Delivery]:
         """Up to `limit` deliveries of the oldest message."""
@@ -46,21 +48,20 @@ class Row:
         if len(group) <= limit:
             heapq.heappop(self._order)
             del self._groups[message_id]
-            return group
-        self._groups[message_id] = group[limit:]
-        return group[:limit]
+            return list(group.values())
+        taken = list(islice(group.values(), limit))
+        for delivery in taken:
+            del group[delivery.recipient]
+        return taken
 
-    def remove(self, key: DeliveryKey) -> int:
-        """Forget one delivery; how many of it were here."""
+    def remove(self, key: DeliveryKey) -> bool:
+        """Forget one delivery; false when it was not here."""
         group = self._groups.get(key.message_id)
-        if group is None:
-            return 0
-        rest = [delivery for delivery in group if delivery.recipient != key.recipient]
-        if rest:
-            self._groups[key.message_id] = rest
-        else:
+        if group is None or group.pop(key.recipient, None) is None:
+            return False
+        if not group:
             del self._groups[key.message_id]
-        return len(group) - len(rest)
+        return True
 
     def clear(self) -> None:
         self._groups.clear()
@@ -68,7 +69,7 @@ class Row:
 
     def __iter__(self) -> Iterator[Delivery]:
         for message_id in sorted(self._groups):
-            yield from self._groups[message_id]
+            yield from self._groups[message_id].values()
 
 
 class Freshness(Protocol):

@@ -51,6 +51,7 @@ class Shares:
         self._long: dict[Backlog, None] = {}
         self.hungry: dict[Backlog, None] = {}
         """Short lines whose passed-over domains can be fetched."""
+        self._resting: set[Backlog] = set()
         self._skip: set[str] = set()
         self._frozen: frozenset[str] | None = frozenset()
 
@@ -62,14 +63,24 @@ class Shares:
             self._long[line] = None
 
     def shortened(self, line: Backlog) -> None:
-        if line.passed_over and self._is_short(line):
+        if line.passed_over and self._is_short(line) and line not in self._resting:
             self.hungry[line] = None
         if self._long and line.waiting < self._crowded:
             self._long.pop(line, None)
 
+    def rest(self, line: Backlog) -> None:
+        """Fetch nothing for the line until `rested`: its destination is suspended."""
+        self._resting.add(line)
+        self.hungry.pop(line, None)
+
+    def rested(self, line: Backlog) -> None:
+        self._resting.discard(line)
+        self.shortened(line)
+
     def forget(self, line: Backlog) -> None:
         """The line is no longer in use; its passed-over domains have moved."""
         self._long.pop(line, None)
+        self._resting.discard(line)
         self.hungry.pop(line, None)
 
     def may_pass_over(self) -> bool:

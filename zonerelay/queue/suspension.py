@@ -26,6 +26,12 @@ try costs a message a deferral.
 """
 
 
+PUT_OFF_RATE = 200.0
+"""Deliveries a second that are put off, and looked at again, for one destination. Each costs a write and a
+line in the log: hundreds of thousands for a dead host would keep other mail from its turn after every probe.
+"""
+
+
 class Transition(enum.Enum):
     NONE = enum.auto()
     SUSPENDED = enum.auto()
@@ -38,6 +44,7 @@ class Suspension:
     __slots__ = (
         "_ceiling",
         "_failures",
+        "_last_place",
         "_longest",
         "_patience",
         "_raised",
@@ -57,6 +64,7 @@ class Suspension:
         self._since_raise = 0
         self._raised = False
         self._patience = 1
+        self._last_place = 0.0
         self.until = 0.0
         self.epoch = 0
         self.is_proven = False
@@ -84,6 +92,11 @@ class Suspension:
     def duration(self) -> float:
         """Of the present or the last suspension."""
         return min(self._shortest * 2.0 ** min(self._failures - 1, 30), self._longest)
+
+    def place(self) -> float:
+        """When to look again at one more that is put off: behind those before it, at `PUT_OFF_RATE`."""
+        self._last_place = max(self._last_place, self.until) + 1 / PUT_OFF_RATE
+        return self._last_place
 
     def failed(self, epoch: int, reply: Reply, others: int, now: float) -> Transition:
         """A transaction reached no host while `others` are active."""

@@ -23,6 +23,8 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
 - Suspension (`suspension.py`): nothing waits for a suspended destination; what is claimed for it is
   handed back to be deferred without a connection; one probe at a time ends it
   → dead hosts cost neither connections nor window.
+- Rest: where there is much of that, it is passed over and fetched at a steady rate
+  → a dead host's hundreds of thousands do not use up the time of the others' mail.
 - Routes live as long as their TTL, then the line is looked up again → mail follows a changed MX.
 - Withdrawn deliveries are not planned until they are given back → an operator's change and an
   attempt never cross.
@@ -59,6 +61,8 @@ from zonerelay.routing.nexthop import DestinationKey, Route, SiteKey
 WINDOW = 4000
 LOOK_UPS = 50
 MAX_DOMAINS = 10_000
+MANY_PUT_OFF = 50
+"""Put off together for a suspended destination: there may be any number more, so claims pass over it."""
 MAX_DESTINATIONS = 1000
 """Idle domains and destinations are forgotten when there are more than this."""
 
@@ -230,10 +234,15 @@ class ZoneQueue:
         return self._claims.next(more)
 
     def take_parked(self) -> list[tuple[Destination, list[Delivery]]]:
-        """Deliveries whose destination is suspended: to be deferred without connecting."""
+        """To be deferred without connecting: suspended destinations, which fetch no more before `rested`."""
         parked = list(self._parked.items())
         self._parked.clear()
         return parked
+
+    def rested(self, destination: Destination) -> None:
+        """Enough time has passed since deliveries for it were put off."""
+        for priority, backlog in destination.backlogs.items():
+            self._claims.of(priority).rested(backlog)
 
     def take_returned(self) -> list[Delivery]:
         """Deliveries to be released: their destination holds its share already."""
@@ -366,10 +375,15 @@ class ZoneQueue:
 
     def _park(self, destination: Destination) -> None:
         deliveries = self._drained(destination)
-        if deliveries:
+        if self._by_domain and len(deliveries) >= MANY_PUT_OFF:
+            for priority, domain in {(delivery.priority, delivery.domain) for delivery in deliveries}:
+                shares = self._claims.of(priority)
+                if shares.may_pass_over():
+                    shares.pass_over(destination.backlog(priority), domain)
+        if deliveries or destination.passed_over:
             self._parked.setdefault(destination, []).extend(deliveries)
-        for priority, backlog in destination.backlogs.items():
-            self._claims.of(priority).shortened(backlog)
+            for priority, backlog in destination.backlogs.items():
+                self._claims.of(priority).rest(backlog)
 
     def _reroute(self, destination: Destination, now: float) -> None:
         """The route is too old: its domains are looked up again before anything more is sent."""

@@ -33,6 +33,7 @@ from zonerelay.queue.destinations import Destination, DestinationStatus, Work
 from zonerelay.queue.lanes import Lanes
 from zonerelay.queue.protocols import Courier, Router
 from zonerelay.queue.rates import Rates
+from zonerelay.queue.rest import Rests
 from zonerelay.queue.settle import Settler
 from zonerelay.queue.shares import Claim, Refill
 from zonerelay.queue.suspension import Transition
@@ -115,6 +116,7 @@ class ZoneRunner:
         self._claimed_at = dict.fromkeys(Priority, 0.0)
         self._claim_delay = CLAIM_RETRY_FIRST
         self._linger = Linger(LINGER, self._pump)
+        self._rests = Rests(self._rested)
 
     # From outside
 
@@ -176,6 +178,7 @@ class ZoneRunner:
         self._lanes.close()
         self._wake_claimer()
         self._linger.cancel()
+        self._rests.cancel()
 
     def active_keys(self) -> set[DeliveryKey]:
         return self._queue.active_keys()
@@ -234,6 +237,7 @@ class ZoneRunner:
         self._start_look_ups()
         for destination, deliveries in self._queue.take_parked():
             self._defer(destination, deliveries)
+            self._rests.begin(destination, len(deliveries))
         returned = self._queue.take_returned()
         if returned:
             self._release(returned)
@@ -383,8 +387,12 @@ class ZoneRunner:
             deliveries,
             outcome,
             destination=destination.label,
-            until=lambda: suspension.until + self._around.random.uniform(0, spread),
+            until=lambda: suspension.place() + self._around.random.uniform(0, spread),
         )
+
+    def _rested(self, destination: Destination) -> None:
+        self._queue.rested(destination)
+        self._claim_if_wanted()
 
     # Attempts
 

@@ -233,11 +233,20 @@ class QueueCounts:
         return self.ready + self.deferred + self.held
 
 
+Wanted = Callable[[str], bool]
+"""Whether deliveries to a recipient are looked for. Called in other threads."""
+
+
+def everybody(_recipient: str) -> bool:
+    return True
+
+
 class QueueOperations(Protocol):
     """The verbs that operators need on top. Callers withdraw the deliveries from the scheduler first."""
 
-    def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
-        """Every delivery, zone by zone in MSGID order, claimed ones included.
+    def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
+        """Every delivery, zone by zone in MSGID order, claimed ones included. Those whose recipients are not
+        `wanted` may be left out: where recipients are in the keys that saves reading most of a queue.
 
         Private stores show one moment; shared ones a page at a time, each as it is then, and nothing that
         comes in behind the last delivery that was there at the start.
@@ -245,6 +254,9 @@ class QueueOperations(Protocol):
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         """The deliveries of one message that are still open, in recipient order."""
+
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        """Those that exist and can be read, for somebody who only looks."""
 
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]

@@ -25,6 +25,8 @@ from zonerelay.store.base import (
     StoreCorruptError,
     StoreError,
     Submit,
+    Wanted,
+    everybody,
 )
 from zonerelay.store.batches import in_batches
 from zonerelay.store.body_cache import BodyCache
@@ -37,6 +39,7 @@ from zonerelay.store.disk_scan import Walk
 from zonerelay.store.disk_states import MessageState, Plan, States
 from zonerelay.store.disk_stock import Stock
 from zonerelay.store.disk_uploads import Uploads
+from zonerelay.store.looking import read_each
 
 UPDATE_BATCH = 256
 """Deliveries that an operator's bulk change rewrites in one write."""
@@ -336,9 +339,15 @@ class DiskStore:
         found = [delivery for state in held.values() for delivery in state.deliveries.values()]
         return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
 
-    async def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        return await read_each(self.read_message, ids)
+
+    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
         self._keeper.check_usable()
-        walk = Walk(self._keeper, self._index.sorted_keys(zone))
+        keys = self._index.sorted_keys(zone)
+        if wanted is not everybody:
+            keys = [key for key in keys if wanted(key.recipient)]
+        walk = Walk(self._keeper, keys)
         self._walks.add(walk)
         try:
             async with contextlib.aclosing(walk.deliveries()) as deliveries:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
@@ -20,6 +21,10 @@ from zonerelay.model.message_id import MessageId
 
 HOT_MESSAGES = 4096
 """Messages whose metadata is kept in memory after acceptance or a read."""
+HOT_RECIPIENTS = 50_000
+"""Of these messages all together, if there is more than one: each recipient of an envelope takes memory."""
+EVICTED = 4
+"""Messages looked at to make room for one: more than one, because the youngest may be the largest."""
 MAX_CHANGES = 10_000
 """Changed messages remembered while reads are under way; beyond that all those reads are repeated."""
 
@@ -31,13 +36,14 @@ class OpenMessage:
     `count_stored` says whether `meta open {ID}` exists.
     """
 
-    __slots__ = ("count_stored", "in_flight", "message", "open")
+    __slots__ = ("count_stored", "in_flight", "message", "open", "weight")
 
     def __init__(self, message: Message | None, count: int, *, count_stored: bool = False) -> None:
         self.message = message
         self.open = count
         self.count_stored = count_stored
         self.in_flight = 0
+        self.weight = 1 if message is None else len(message.envelope.recipients)
 
 
 @dataclass(slots=True)
@@ -78,6 +84,7 @@ class Ledger:
         # State after the last submitted write that is not durable yet; None: the delivery leaves.
         self.in_flight: dict[DeliveryKey, Delivery | None] = {}
         self._messages: dict[MessageId, OpenMessage] = {}
+        self._recipients = 0
         # When messages were last changed, while reads are under way.
         self._readers = 0
         self._changed: dict[MessageId, int] = {}
@@ -103,16 +110,22 @@ class Ledger:
         if known is not None:
             return known
         self._messages[message_id] = entry
-        if len(self._messages) > HOT_MESSAGES:
+        self._recipients += entry.weight
+        if len(self._messages) > HOT_MESSAGES or self._recipients > HOT_RECIPIENTS:
             self._evict()
         return entry
 
     def _evict(self) -> None:
-        oldest = next(iter(self._messages))
-        entry = self._messages.pop(oldest)
-        if entry.in_flight:
-            # Its count is ahead of the disk: a read now would bring back the past.
-            self._messages[oldest] = entry
+        """Make room for the youngest."""
+        for oldest in list(islice(self._messages, EVICTED)):
+            entry = self._messages.pop(oldest)
+            if entry.in_flight or not self._messages:
+                # Its count is ahead of the disk: a read now would bring back the past.
+                self._messages[oldest] = entry
+                continue
+            self._recipients -= entry.weight
+            if len(self._messages) <= HOT_MESSAGES and self._recipients <= HOT_RECIPIENTS:
+                return
 
     # --- cold reads
 
@@ -191,13 +204,15 @@ class Ledger:
         entry.in_flight -= 1
         if entry.open or entry.in_flight:
             return False
-        self._messages.pop(message_id, None)
+        if self._messages.pop(message_id, None) is not None:
+            self._recipients -= entry.weight
         return True
 
     def reset(self) -> None:
         """The spool failed: what is durable has to be read again. Claims stay with their owners."""
         self.in_flight.clear()
         self._messages.clear()
+        self._recipients = 0
         self.claims = dict.fromkeys(self.claims)
         # A read that was begun before is void.
         self._moment += 1

@@ -26,6 +26,8 @@ from zonerelay.store.base import (
     QueueCounts,
     StoreError,
     Submit,
+    Wanted,
+    everybody,
 )
 from zonerelay.store.batches import in_batches
 from zonerelay.store.body_cache import BodyCache
@@ -301,14 +303,17 @@ class LevelDbStore:
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         return await self._reader.read(scan.deliveries_of, message_id)
 
-    async def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        return await self._reader.read(scan.read_messages, ids)
+
+    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
         read = self._reader.read
         prefix = records.DELIVERY_PREFIX if zone is None else records.zone_prefix(zone)
         view = await read(type(self._reader.db).snapshot)
         try:
             start: bytes | None = prefix
             while start is not None:
-                page = await read(scan.scan_page, start, records.after(prefix), view)
+                page = await read(scan.scan_page, start, records.after(prefix), view, wanted)
                 for delivery in page.deliveries:
                     yield delivery
                 start = page.low

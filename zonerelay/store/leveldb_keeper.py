@@ -24,6 +24,7 @@ from zonerelay.store.ballast import Ballast
 from zonerelay.store.base import StoreError, StoreFullError
 from zonerelay.store.group_commit import GroupCommitter
 from zonerelay.store.health import Health
+from zonerelay.store.leveldb_compaction import Compactor
 from zonerelay.store.leveldb_engine import Batch, Batches, LevelDb, Op, View
 from zonerelay.store.leveldb_reader import SpoolReader
 from zonerelay.store.tally import Tally
@@ -73,6 +74,7 @@ class SpoolKeeper:
             failed=self._fail,
         )
         self.counts = Tally()
+        self._compactor = Compactor(reader.db, lambda: self.counts.total)
         self.on_failure: Callable[[], None] = lambda: None
         self._db = reader.db
         self._ballast = ballast
@@ -135,6 +137,7 @@ class SpoolKeeper:
 
     def note_removed(self, message_id: MessageId) -> None:
         """The message's space can be had back when it is needed."""
+        self._compactor.note_removed(message_id)
         if self._removed is None:
             self._removed = (message_id, message_id)
         elif message_id > self._removed[1]:
@@ -149,6 +152,8 @@ class SpoolKeeper:
             try:
                 if self._note_space(await self._read_space()):
                     await self._compact()
+                elif self._refusal is None:
+                    self._compactor.look()
             except StoreError as error:
                 _log.warning("cannot look after the free space of the spool: %s", error)
             timer = loop.call_later(SPACE_INTERVAL, self._look_at_space.set)
@@ -270,6 +275,7 @@ class SpoolKeeper:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._compactor.close()
         await self.reader.read(LevelDb.close)
         self.reader.stop()
 

@@ -22,9 +22,9 @@ Ts = TypeVarTuple("Ts")
 class SpoolReader:
     """Runs blocking functions of an open spool. Belongs to one event loop."""
 
-    def __init__(self, db: LevelDb) -> None:
+    def __init__(self, db: LevelDb, *, name: str = "spool-reader") -> None:
         self.db = db
-        self._executor = ThreadPoolExecutor(1, "spool-reader")
+        self._executor = ThreadPoolExecutor(1, name)
         self._loop = asyncio.get_running_loop()
         self._stopped = False
 

@@ -16,7 +16,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store import records
-from zonerelay.store.base import MessageNotFoundError, QueueCounts, StoreCorruptError
+from zonerelay.store.base import MessageNotFoundError, QueueCounts, StoreCorruptError, Wanted, everybody
 from zonerelay.store.ledger import Found, OpenMessage
 from zonerelay.store.leveldb_engine import LevelDb, View
 
@@ -97,11 +97,25 @@ def read_keys(db: LevelDb, start: bytes, end: bytes) -> list[tuple[bytes, Delive
     return list(_parsed(key for key, _ in db.rows(start, end, limit=PAGE_ROWS)))
 
 
-def scan_page(db: LevelDb, start: bytes, end: bytes, view: View) -> Page:
-    """One page of deliveries in any state."""
+def scan_page(db: LevelDb, start: bytes, end: bytes, view: View, wanted: Wanted) -> Page:
+    """One page of deliveries in any state; only the keys of those to others than who is wanted are read."""
     rows = list(db.rows(start, end, limit=PAGE_ROWS, view=view))
     low = rows[-1][0] + b"\0" if len(rows) == PAGE_ROWS else None
+    if wanted is not everybody:
+        rows = [row for row in rows if wanted(records.unfield(row[0].rpartition(b" ")[2]))]
     return Page(list(_decoded(rows)), low, [])
+
+
+def read_messages(db: LevelDb, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+    """Those that exist and can be read."""
+    found: dict[MessageId, Message] = {}
+    for message_id, raw in zip(ids, db.get_many(list(map(records.metadata_key, ids))), strict=True):
+        if raw is not None:
+            try:
+                found[message_id] = records.decode_message(message_id, raw)
+            except StoreCorruptError as error:
+                _log.error("stepped over: %s", error)
+    return found
 
 
 def read_message(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessage]:

@@ -24,8 +24,11 @@ from zonerelay.store.base import (
     QueueCounts,
     StoreError,
     Submit,
+    Wanted,
+    everybody,
 )
 from zonerelay.store.checks import check_deliveries, check_own_message, split
+from zonerelay.store.looking import read_each
 from zonerelay.store.shelf import Op, Shelf, Shelved, delivery_op, message_ops, removal_ops
 from zonerelay.store.tally import Tally
 
@@ -200,10 +203,13 @@ class MemoryStore:
         except KeyError:
             raise MessageNotFoundError(f"no message {message_id}") from None
 
-    async def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        return await read_each(self.read_message, ids)
+
+    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
         self._check()
         for key, delivery in sorted(self._deliveries.items()):
-            if zone is None or key.queue == zone:
+            if (zone is None or key.queue == zone) and wanted(key.recipient):
                 yield delivery
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:

@@ -17,11 +17,22 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import records
-from zonerelay.store.base import CHUNK_SIZE, Change, Finish, Postpone, QueueCounts, StoreError, Submit
+from zonerelay.store.base import (
+    CHUNK_SIZE,
+    Change,
+    Finish,
+    Postpone,
+    QueueCounts,
+    StoreError,
+    Submit,
+    Wanted,
+    everybody,
+)
 from zonerelay.store.batches import in_batches
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message, split
 from zonerelay.store.claim_pool import Claims
+from zonerelay.store.looking import read_each
 from zonerelay.store.postgres_batch import Job, NewMessage
 from zonerelay.store.postgres_claims import DatabaseClaims
 from zonerelay.store.postgres_counts import QueueCounter
@@ -251,10 +262,14 @@ class PostgresStore:
         if claims.is_lost(message_id) or (not self._keeper.holds_lease and claims.is_handed_out(message_id)):
             raise StoreError(f"message {message_id}: the lease on it has run out")
 
-    async def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        return await read_each(self.read_message, ids)
+
+    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
         self._keeper.check_usable()
         async for delivery in self._reader.scan(zone):
-            yield delivery
+            if wanted(delivery.recipient):
+                yield delivery
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         return await self._reader.deliveries_of(message_id)

@@ -66,6 +66,7 @@ class RedisStore:
         self.claim, self.claim_domain, self.release = handout.claim, handout.claim_domain, handout.release
         self.has_ready = handout.has_ready
         self.read_message, self.read_body = reader.read_message, reader.read_body
+        self.read_messages = reader.read_messages
         self.next_due, self.oldest, self.zones = reader.next_due, reader.oldest, reader.zones
         self.scan, self.deliveries_of = reader.scan, reader.deliveries_of
         self.counts = figures.counts

@@ -8,7 +8,7 @@ comes back soon costs whoever reads a message or a body some time, and nothing e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TypeVar
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -16,7 +16,8 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import records
 from zonerelay.store import redis_records as rows
-from zonerelay.store.base import MessageNotFoundError, StoreCorruptError, StoreError
+from zonerelay.store.base import MessageNotFoundError, StoreCorruptError, StoreError, Wanted, everybody
+from zonerelay.store.looking import read_each
 from zonerelay.store.redis_claims import ClaimBook
 from zonerelay.store.redis_link import RedisLink
 from zonerelay.store.redis_wire import Reply, as_list
@@ -127,7 +128,10 @@ class RedisReader:
             deliveries.append(rows.decode(zone, message_id.encode("ascii"), recipient, raw))
         return sorted(deliveries, key=lambda delivery: (delivery.recipient, delivery.queue))
 
-    async def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        return await read_each(self.read_message, ids)
+
+    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
         names = sorted(await self.zones()) if zone is None else [zone]
         fields = [rows.zone_field(name) for name in names]
         ends = await asyncio.gather(
@@ -137,7 +141,8 @@ class RedisReader:
             for last in as_list(end):
                 assert isinstance(last, bytes)
                 async for delivery in self._scan_zone(field, b"[" + last):
-                    yield delivery
+                    if wanted(delivery.recipient):
+                        yield delivery
 
     async def _scan_zone(self, zone: bytes, end: bytes) -> AsyncIterator[Delivery]:
         start = b"-"

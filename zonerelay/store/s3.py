@@ -16,15 +16,17 @@ from dataclasses import dataclass
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Envelope
+from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.base import Change, Lost, News, StoreError, Submit
+from zonerelay.store.base import Change, Lost, News, StoreError, Submit, Wanted, everybody
 from zonerelay.store.batches import in_batches
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message
+from zonerelay.store.looking import read_each
 from zonerelay.store.s3_adopt import Walks
 from zonerelay.store.s3_alerts import Alerts
 from zonerelay.store.s3_figures import Figures
+from zonerelay.store.s3_handout import Handout
 from zonerelay.store.s3_keeper import S3Keeper
 from zonerelay.store.s3_nodes import Nodes
 from zonerelay.store.s3_objects import Objects
@@ -117,6 +119,9 @@ class S3Store:
         )
         self._reader = Reader(objects, mine, nodes, keeper.check_open)
         self._survey = Survey(objects, mine)
+        handout = Handout(mine, self._writer, keeper)
+        self.claim, self.claim_domain, self.release = handout.claim, handout.claim_domain, handout.release
+        self.next_due, self.has_ready = handout.next_due, handout.has_ready
         self._alerts = (
             Alerts(objects.bucket, heard=self._heard, has_room=self._has_room) if terms.alerts else None
         )
@@ -184,77 +189,6 @@ class S3Store:
         self._left.add(message_id)
         if self._alerts is not None:
             self._alerts.offer(message_id)
-
-    # --- handing out
-
-    async def claim(
-        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
-    ) -> list[Delivery]:
-        return await self._claim(
-            limit, lambda wanted: self._mine.index[zone].take(wanted, skip_domains, now), now
-        )
-
-    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
-        return await self._claim(
-            limit, lambda wanted: self._mine.index[zone].take_domain(domain, wanted, now), now
-        )
-
-    async def _claim(
-        self, limit: int, take: Callable[[int], list[DeliveryKey]], now: float
-    ) -> list[Delivery]:
-        self._keeper.check_usable()
-        found: list[Delivery] = []
-        try:
-            while len(found) < limit and (keys := take(limit - len(found))):
-                found += await self._read_claimed(keys, now)
-        except BaseException:
-            self.release([delivery.key for delivery in found])
-            raise
-        return sorted(found, key=lambda delivery: delivery.message_id)
-
-    async def _read_claimed(self, keys: Sequence[DeliveryKey], now: float) -> list[Delivery]:
-        """Those that are still there and due; the other claims are given up."""
-        mine, epoch = self._mine, self._mine.epoch
-        pinned = [mine.use(message_id) for message_id in dict.fromkeys(key.message_id for key in keys)]
-        try:
-            unknown = [stored.id for stored in pinned if not stored.etag]
-            if unknown:
-                # In the turn of each message's changes: what is read is not older than what is being written.
-                await asyncio.gather(*(self._writer.submit(each, Job((), _nothing)) for each in unknown))
-            if epoch != mine.epoch:
-                raise StoreError("the lease on the queue was lost meanwhile")
-            found = [delivery for key in keys if (delivery := self._take(key, now)) is not None]
-        except BaseException:
-            self.release(keys)
-            raise
-        finally:
-            for stored in pinned:
-                mine.drop(stored)
-        mine.claims.hand_out(found)
-        return found
-
-    def _take(self, key: DeliveryKey, now: float) -> Delivery | None:
-        stored = self._mine.get(key.message_id)
-        delivery = None if stored is None else stored.deliveries.get(key)
-        if delivery is not None and delivery.is_due(now):
-            return delivery
-        zone = self._mine.index[key.queue]
-        zone.drop_claim(key)
-        if not zone.is_changing(key):
-            self._mine.show(key, delivery)
-        return None
-
-    def release(self, keys: Collection[DeliveryKey]) -> None:
-        for key in keys:
-            self._mine.claims.drop(key)
-            self._mine.index[key.queue].release(key)
-
-    async def next_due(self, zone: str) -> float | None:
-        self._keeper.check_usable()
-        return self._mine.index[zone].next_due()
-
-    def has_ready(self, zone: str) -> bool:
-        return self._mine.index[zone].has_ready()
 
     # --- settling
 
@@ -331,9 +265,12 @@ class S3Store:
                 raise outcome
         return sum(existed.values())
 
-    async def scan(self, zone: str | None = None) -> AsyncIterator[Delivery]:
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        return await read_each(self.read_message, ids)
+
+    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
         self._keeper.check_usable()
-        async with contextlib.aclosing(self._survey.scan(zone)) as found:
+        async with contextlib.aclosing(self._survey.scan(zone, wanted)) as found:
             async for delivery in found:
                 yield delivery
 
@@ -404,13 +341,15 @@ class S3Store:
         if self._writer.unfinished:
             self._writer.finish_left()
 
-    async def _heard(self, ids: Sequence[MessageId]) -> None:
-        """Another relay says that there is mail. Raises StoreError."""
+    async def _heard(self, ids: Sequence[MessageId]) -> bool:
+        """Another relay says that there is mail; false when it is left to others. Raises StoreError."""
         self._keeper.check_usable()
-        if ids:
-            await self._walks.look_at(ids)
-        else:
+        if not ids:
             await self._keeper.probe()
+            return True
+        await self._walks.look_at(ids)
+        # With room all of it was taken, unless others were faster.
+        return self._has_room() or all(each in self._mine.ids for each in ids)
 
     # --- walking
 
@@ -449,8 +388,3 @@ def _changer(
         return found
 
     return decide
-
-
-def _nothing(_: State) -> dict[DeliveryKey, Delivery | None]:
-    """Nothing changes: the message is only read, if it has to be."""
-    return {}

@@ -3,7 +3,8 @@
 A walk lists `queue/` page by page and reads the heads it does not know, `READS_AT_ONCE` at a time: memory
 does not grow with the bucket but with what is this relay's. Mail of a session that is over is taken over by
 a conditional write of each message. When several relays see the same session end, each takes its share
-first (by message id), and what is left a while later.
+first (by message id), and what is left a while later. Intents are carried out before anything is handed out
+that they concern; when two relays take over such messages, one of them may try once more what was decided.
 """
 
 from __future__ import annotations
@@ -83,16 +84,30 @@ class Walks:
 
     async def look_at(self, ids: Sequence[MessageId], *, shares: bool = False) -> None:
         """Take those that are ours, or nobody's. Raises StoreError."""
-        found = await asyncio.gather(*(self._read(message_id) for message_id in ids))
-        versions = dict(zip(ids, found, strict=True))
-        owners = {v.head.owner for v in versions.values() if v is not None} - {""}
+        versions = await self._read_all(ids)
+        decided = [each for each, version in versions.items() if version.head.intent is not None]
+        for message_id in decided:
+            # What was decided with it concerns messages with higher ids: they are seen as it leaves them.
+            await self._take([(message_id, versions[message_id])], shares=shares)
+            if message_id in self._mine.ids:
+                await self._writer.submit(message_id, Job((), lambda _: {}))
+        if decided:
+            versions = await self._read_all([each for each in versions if each not in decided])
+        await self._take(list(versions.items()), shares=shares)
+
+    async def _read_all(self, ids: Sequence[MessageId]) -> dict[MessageId, Version]:
+        found = await asyncio.gather(*map(self._read, ids))
+        versions = {each: version for each, version in zip(ids, found, strict=True) if version is not None}
         if not self._alone:
-            for owner in owners:
+            for owner in {version.head.owner for version in versions.values()} - {""}:
                 await self._is_over(owner)
+        return versions
+
+    async def _take(self, found: Sequence[tuple[MessageId, Version]], *, shares: bool) -> None:
         taken = [
             self._decide(message_id, version, shares=shares)
-            for message_id, version in versions.items()
-            if version is not None and message_id not in self._mine.ids
+            for message_id, version in found
+            if message_id not in self._mine.ids
         ]
         zones: set[str] = set()
         for some in await asyncio.gather(*taken):
@@ -156,7 +171,6 @@ class Walks:
         self.others.pop(message_id, None)
         if version.head.intent is not None:
             self._writer.unfinished.add(message_id)
-            self._writer.submit(message_id, Job((), lambda _: {}))
         return zones
 
     # --- what crashes leave

@@ -38,11 +38,13 @@ class Alert(msgspec.Struct, omit_defaults=True, frozen=True):
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Alert).decode
 
-Heard = Callable[[Sequence[MessageId]], Awaitable[None]]
+Heard = Callable[[Sequence[MessageId]], Awaitable[bool]]
 
 
 class Alerts:
-    """One per store. `heard` is told of messages, or of none: then somebody has stopped."""
+    """One per store. `heard` is told of messages, or of none: then somebody has stopped. It says whether that
+    is settled: false leaves the alert to others.
+    """
 
     def __init__(self, bucket: Bucket, *, heard: Heard, has_room: Callable[[], bool]) -> None:
         self._bucket = bucket
@@ -109,8 +111,10 @@ class Alerts:
         except (ValueError, msgspec.MsgspecError):
             _log.warning("what stands in the queue of alerts is not an alert; it is left to who wrote it")
             return
-        await self._heard(ids)
-        await self._bucket.forget(receipt)
+        if await self._heard(ids):
+            await self._bucket.forget(receipt)
+        else:
+            await self._bucket.give_back(receipt)
 
     async def stop(self) -> None:
         for task in self._tasks:

@@ -27,6 +27,8 @@ ATTEMPTS = 3
 """How often something is asked for that the service says it has not done."""
 PAUSE = 0.1
 PAGE_KEYS = 1000
+SLOWEST = 256 * 1024
+"""Octets a second of the slowest way to a service: large requests may take that much longer."""
 
 _BUSY = frozenset(
     {"SlowDown", "503", "ServiceUnavailable", "Throttling", "TooManyRequests", "RequestLimitExceeded"}
@@ -107,6 +109,7 @@ class Bucket:
         """Makes no request. Raises RefusedError."""
         try:
             self._client = await self._stack.enter_async_context(self._make("s3", self.place.endpoint_url))
+            self._client.meta.events.register_last("before-call.s3", _without_expect)
             if self.place.queue_url:
                 made = self._make("sqs", self.place.queue_endpoint_url)
                 self._queue = await self._stack.enter_async_context(made)
@@ -203,6 +206,13 @@ class Bucket:
             )
         return [(row["Body"], row["ReceiptHandle"]) for row in answer.get("Messages", [])]
 
+    async def give_back(self, receipt: str) -> None:
+        """Let others have it at once."""
+        async with self._errors(quiet=True):
+            await self._queue.change_message_visibility(
+                QueueUrl=self.place.queue_url, ReceiptHandle=receipt, VisibilityTimeout=0
+            )
+
     async def forget(self, receipt: str) -> None:
         async with self._errors(quiet=True):
             await self._queue.delete_message(QueueUrl=self.place.queue_url, ReceiptHandle=receipt)
@@ -210,9 +220,12 @@ class Bucket:
     # --- inside
 
     async def _ask(self, verb: str, **what: object) -> dict[str, Any]:  # Any: as the service answers
+        body = what.get("Body", b"")
+        # The client's own limits are on single reads and do not count while it waits to write.
+        seconds = self.place.timeout + (len(body) / SLOWEST if isinstance(body, bytes) else 0.0)
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                async with self._slots, self._errors(last=attempt == ATTEMPTS):
+                async with self._slots, self._errors(last=attempt == ATTEMPTS), asyncio.timeout(seconds):
                     answer: dict[str, Any] = await getattr(self._client, verb)(
                         Bucket=self.place.bucket, **what
                     )
@@ -222,9 +235,10 @@ class Bucket:
         raise AssertionError("the last attempt raises")
 
     async def _read(self, key: str, part: dict[str, str]) -> Fetched:
+        seconds = self.place.timeout + 1024 * 1024 / SLOWEST
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                async with self._slots, self._errors(last=attempt == ATTEMPTS):
+                async with self._slots, self._errors(last=attempt == ATTEMPTS), asyncio.timeout(seconds):
                     answer = await self._client.get_object(Bucket=self.place.bucket, Key=key, **part)
                     async with answer["Body"] as stream:
                         data = await stream.read()
@@ -249,6 +263,11 @@ class Bucket:
         if isinstance(found, UnsureError | RefusedError) and not quiet:
             self.trouble(found)
         raise found
+
+
+def _without_expect(params: dict[str, Any], **_: object) -> None:  # Any: what the client sends
+    """Waiting for 100 Continue before each body would be one more round trip for each message."""
+    params["headers"].pop("Expect", None)
 
 
 class _NotDoneError(StoreError):

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Iterable
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import s3_records as spelled
-from zonerelay.store.base import StoreCorruptError
+from zonerelay.store.base import StoreCorruptError, Wanted, everybody
 from zonerelay.store.s3_adopt import READS_AT_ONCE
 from zonerelay.store.s3_objects import Objects
 from zonerelay.store.s3_states import Mine
@@ -33,11 +33,13 @@ class Survey:
         self._objects = objects
         self._mine = mine
 
-    async def scan(self, zone: str | None) -> AsyncGenerator[Delivery, None]:
+    async def scan(self, zone: str | None, wanted: Wanted = everybody) -> AsyncGenerator[Delivery, None]:
         keys = [*self._mine.index.sorted_keys(zone)]
         foreign = await self._foreign_keys(zone)
         if foreign:
             keys = sorted({*keys, *foreign})
+        if wanted is not everybody:
+            keys = [key for key in keys if wanted(key.recipient)]
         for start in range(0, len(keys), GROUP):
             some = keys[start : start + GROUP]
             found = await self.states(dict.fromkeys(key.message_id for key in some))

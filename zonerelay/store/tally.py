@@ -50,6 +50,10 @@ class Tally:
         return self._zones
 
     @property
+    def total(self) -> int:
+        return sum(max(0, counts.total) for counts in self._zones.values())
+
+    @property
     def is_empty(self) -> bool:
         return not any(counts.total > 0 for counts in self._zones.values())
 

@@ -19,7 +19,7 @@ SHARED_QUEUE = "zonerelay_queue_deliveries"
 _GREATEST = frozenset(
     {
         "zonerelay_queue_oldest_seconds",
-        "zonerelay_loop_lag_seconds",
+        "zonerelay_loop_lag_longest_seconds",
         "zonerelay",
         # Every worker counts the same table.
         "zonerelay_outbox_rows",

@@ -31,6 +31,7 @@ from zonerelay.telemetry.instruments import (
     LabelledCounter,
 )
 from zonerelay.telemetry.limits import LimitMetrics
+from zonerelay.telemetry.loop_lag import LoopLag
 from zonerelay.telemetry.mta_sts import StsCounters
 from zonerelay.telemetry.outbox import OutboxMetrics
 from zonerelay.telemetry.smarthosts import SmarthostMetrics
@@ -45,6 +46,7 @@ DELIVERY_BUCKETS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 24 * 3600,
 )  # fmt: skip
 COMMIT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 POLICY_BUCKETS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60)
 
 
@@ -188,6 +190,12 @@ class Metrics:
             "zonerelay_policy_failures_total", "Policies that gave no usable answer.", ("event", "kind")
         )
         self._policy = Histogram("zonerelay_policy_seconds", "Answers of policies.", POLICY_BUCKETS)
+        self._lag = Histogram(
+            "zonerelay_loop_lag_seconds",
+            "How much later than asked the event loop calls a timer.",
+            LAG_BUCKETS,
+        )
+        self.loop_lag = LoopLag(self._lag.observe)
         self.sts = StsCounters()
         self.smarthosts = SmarthostMetrics()
         self.limits = LimitMetrics()
@@ -209,6 +217,13 @@ class Metrics:
         registry.register(self.limits)
         registry.register(self.outbox)
         registry.register(
+            _ReadGauge(
+                "zonerelay_loop_lag_longest_seconds",
+                "The longest such lag of the last one to two minutes.",
+                lambda: self.loop_lag.longest,
+            )
+        )
+        registry.register(
             Instruments(
                 self._accepted,
                 self._recipients,
@@ -224,6 +239,7 @@ class Metrics:
                 self._deliveries,
                 self._seconds,
                 self._commits,
+                self._lag,
                 self._inbound,
                 self._policy_failures,
                 self._policy,

@@ -129,7 +129,9 @@ class SimCourier:
         return await self._transact(batch, session, site)
 
     async def _connected(self, terms: Terms, site: Site) -> Session | Outcome:
+        asked = self._clock.monotonic()
         got = await self._pool.acquire(terms)
+        self._figures.pool.add(self._clock.monotonic() - asked)
         if not isinstance(got, Slot):
             return got
         await asyncio.sleep(site.kind.connecting)

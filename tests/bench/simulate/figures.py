@@ -74,6 +74,8 @@ class Figures:
     clock: Clock
     wait: defaultdict[str, Spread] = field(default_factory=lambda: defaultdict(Spread))
     queue: defaultdict[str, Spread] = field(default_factory=lambda: defaultdict(Spread))
+    pool: Spread = field(default_factory=Spread)
+    """How long an attempt waited until it might open a connection."""
     attempts: Counter[str] = field(default_factory=Counter)
     delivered: Counter[str] = field(default_factory=Counter)
     returned: Counter[str] = field(default_factory=Counter)

@@ -45,6 +45,8 @@ def summary(result: Result) -> list[str]:
         f" ({figures.failed_connects:,} failed), on average {active:.0f} slots active",
         f"most queued {most.queued:,} at {seconds(most.at)}; on average {startable:.2f} slots idle although"
         " a destination without a transaction had mail in memory",
+        f"an attempt waited for the right to connect {seconds(figures.pool.percentile(0.99))} (p99), at most"
+        f" {seconds(figures.pool.longest)}",
         f"deferred without an attempt {_unattempted(figures):,} times; suspended"
         f" {figures.total('suspended'):,}, resumed {figures.total('resumed'):,}",
     ]

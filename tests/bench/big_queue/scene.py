@@ -1,0 +1,171 @@
+"""The machine around the measured relay: DNS, a sink, an empty relay to compare with, and their figures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from tests.bench.big_queue.crowd import Crowd, names
+from tests.bench.big_queue.sink import Counters
+from tests.bench.driver import Load
+from tests.bench.driver import Report as DriverReport
+from tests.support.debian import REPOSITORY
+from tests.support.dns import FakeDns
+from tests.support.ports import free_port, greets, wait_until
+from tests.support.process import RelayProcess
+from tests.support.toml import Table
+
+MB = 1 << 20
+MESSAGE = 4096
+SESSIONS = 20
+
+
+@dataclass(slots=True)
+class Scene:
+    """A sink on every loopback address, and a DNS that knows where everybody is."""
+
+    directory: Path
+    dns: str
+    sink_port: int
+    sink: Counters
+    probes: Path
+
+    def relay(self, name: str) -> RelayProcess:
+        zone: Table = {
+            "name": "default",
+            "port": self.sink_port,
+            "tls": "none",
+            "allow_private_addresses": True,
+        }
+        return RelayProcess(
+            self.directory / name,
+            listener={
+                "max_connections_per_client": 1000,
+                "max_connections_per_network": 1000,
+                "max_recipients": 10_000,
+            },
+            tables={"zone": [zone], "dns": {"servers": [self.dns]}},
+        )
+
+
+@contextlib.asynccontextmanager
+async def scene(directory: Path, crowd: Crowd) -> AsyncIterator[Scene]:
+    port = free_port(host="0.0.0.0")
+    async with FakeDns(names(crowd)) as dns:
+        probes = directory / "probes"
+        with _sink(port, directory / "counters", probes) as sink:
+            yield Scene(directory, dns.address, port, sink, probes)
+
+
+@contextlib.contextmanager
+def _sink(port: int, path: Path, probes: Path) -> Iterator[Counters]:
+    counters = Counters(path)
+    command = [sys.executable, "-m", "tests.bench.big_queue.sink", str(port), str(path), str(probes)]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL)
+    try:
+        if not wait_until(lambda: greets(port), timeout=20.0):
+            raise TimeoutError("the sink does not answer")
+        yield counters
+    finally:
+        process.kill()
+        process.wait()
+        counters.close()
+
+
+@dataclass(slots=True)
+class Watch:
+    """What a relay shows while something happens to it: looks at it every `interval` seconds."""
+
+    relay: RelayProcess
+    interval: float = 0.25
+    anonymous: int = 0
+    """Peak of the memory that is the relay's own; `resident` has mapped files of the spool as well."""
+    resident: int = 0
+    lag: float = 0.0
+    queue: dict[str, int] = field(default_factory=dict)
+    delivered: int = 0
+
+    async def run(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(self.interval)
+
+    async def look(self) -> None:
+        await asyncio.to_thread(self._look)
+
+    def _look(self) -> None:
+        for line in Path(f"/proc/{self.relay.pid}/status").read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if name == "RssAnon":
+                self.anonymous = max(self.anonymous, int(rest.split()[0]) * 1024)
+            elif name == "VmRSS":
+                self.resident = max(self.resident, int(rest.split()[0]) * 1024)
+        shown = self.relay.metrics()
+        if not shown:
+            return
+        self.lag = shown.get("zonerelay_loop_lag_longest_seconds", 0.0)
+        state = 'zonerelay_queue_deliveries{{state="{}",zone="default"}}'
+        self.queue = {
+            name: int(shown.get(state.format(name), 0)) for name in ("ready", "active", "deferred", "held")
+        }
+        self.delivered = int(shown.get('zonerelay_deliveries_total{outcome="delivered",zone="default"}', 0))
+
+
+@contextlib.asynccontextmanager
+async def watched(watch: Watch) -> AsyncIterator[Watch]:
+    task = asyncio.create_task(watch.run())
+    try:
+        yield watch
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await watch.look()
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Messages a second; `latency` is the 99th percentile from the final dot to the 250."""
+
+    accepted: float
+    delivered: float
+    latency: float
+
+
+async def other_mail(scene: Scene, relay: RelayProcess, messages: int) -> Rate:
+    """Send mail to an idle destination as fast as the relay takes it, until all of it has been delivered."""
+    load = Load(port=relay.smtp_port, sessions=SESSIONS, messages=messages, size=MESSAGE, reuse=True)
+    goal = scene.sink.read().other + messages
+    report, arrived = await asyncio.gather(_driven(load), _arrived(scene, goal))
+    waits = sorted(report.latencies)
+    return Rate(
+        accepted=messages / (report.ended - report.began),
+        delivered=messages / (arrived - report.began),
+        latency=waits[len(waits) * 99 // 100],
+    )
+
+
+async def _driven(load: Load) -> DriverReport:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.bench.driver",
+        msgspec.json.encode(load).decode(),
+        stdout=subprocess.PIPE,
+        cwd=REPOSITORY,
+    )
+    output, _ = await process.communicate()
+    return msgspec.json.decode(output, type=DriverReport)
+
+
+async def _arrived(scene: Scene, goal: int) -> float:
+    while scene.sink.read().other < goal:
+        await asyncio.sleep(0.005)
+    return time.monotonic()

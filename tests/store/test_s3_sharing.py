@@ -1,0 +1,428 @@
+"""Several relays on one bucket: leases, take-over, fencing, intents, mail that is left to others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.store.builders import (
+    NOW,
+    attempt,
+    body_of,
+    delivery_for,
+    envelope_for,
+    message_id,
+    own_message,
+    store_message,
+)
+from tests.store.fleet import claim_ids
+from tests.store.spools import Spool, s3_settings, until
+from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
+from zonerelay.config.models import Backend, S3Settings
+from zonerelay.model.clock import SystemClock
+from zonerelay.model.delivery import Delivery
+from zonerelay.store import s3, s3_alerts
+from zonerelay.store.base import Change, Finish, Postpone, QueueCounts, StoreError, StoreOpenError
+from zonerelay.store.base import Submit as Report
+from zonerelay.store.s3 import S3Store
+from zonerelay.store.s3_client import Bucket, Place, UnsureError
+from zonerelay.store.s3_objects import Abilities
+
+LEASE = 2.0
+
+
+class Fleet:
+    """Relays that share a bucket and a prefix."""
+
+    def __init__(self, stack: AsyncExitStack, **other: Any) -> None:  # Any: settings by their names
+        self.settings: S3Settings = s3_settings(shared_moto().url, timeout=5.0, **{"lease": LEASE, **other})
+        self._stack = stack
+
+    async def relay(self, **other: Any) -> Spool:  # Any: as above
+        settings = replace(self.settings, **other)
+        spool = Spool(Path("/nonexistent"), backend=Backend.S3, s3=settings, clock=SystemClock())
+        return await self._stack.enter_async_context(spool)
+
+    def keys(self, name: str = "") -> list[str]:
+        prefix = self.settings.prefix
+        return [key.removeprefix(prefix) for key in shared_moto().keys(prefix + name)]
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    async with AsyncExitStack() as stack:
+        yield Fleet(stack)
+
+
+def inside(spool: Spool) -> S3Store:
+    assert isinstance(spool.store, S3Store)
+    return spool.store
+
+
+def stop_renewing(spool: Spool) -> None:
+    """What a relay looks like from outside that hangs, or cannot be reached: its lease will end."""
+    task = inside(spool)._keeper._task
+    assert task is not None
+    task.cancel()
+
+
+def cut_off(spool: Spool, *, after: int = 0) -> None:
+    """A relay that is gone after so many more requests: none of them arrives any more."""
+    bucket = inside(spool)._objects.bucket
+    ask, left = bucket._ask, after
+    stop_renewing(spool)
+
+    async def gone(verb: str, **what: Any) -> dict[str, Any]:  # Any: as in the client
+        nonlocal left
+        if not left:
+            raise UnsureError("cut off")
+        left -= 1
+        return await ask(verb, **what)
+
+    async def unread(*_: object) -> object:
+        raise UnsureError("cut off")
+
+    bucket._ask = gone  # type: ignore[method-assign]  # what a crash is
+    bucket._read = unread  # type: ignore[method-assign,assignment]  # as above
+
+
+def leave_mail_to_others(spool: Spool) -> None:
+    """A relay that has more than it can send."""
+    store = inside(spool)
+    store._has_room = store._walks._has_room = lambda: False  # type: ignore[method-assign]  # as if it were full
+    if store._alerts is not None:
+        store._alerts._has_room = lambda: False
+
+
+def lose_answer(spool: Spool, verb: str) -> None:
+    """The next such request happens, and nobody hears of it."""
+    bucket = inside(spool)._objects.bucket
+    ask = bucket._ask
+
+    async def deaf(asked: str, **what: Any) -> dict[str, Any]:  # Any: as in the client
+        answer = await ask(asked, **what)
+        if asked == verb and "/queue/" in str(what.get("Key", "")):
+            bucket._ask = ask  # type: ignore[method-assign]  # as above
+            error = UnsureError("the answer was lost")
+            bucket.trouble(error)
+            raise error
+        return answer
+
+    bucket._ask = deaf  # type: ignore[method-assign,assignment]  # what the network does
+
+
+async def claimed(spool: Spool, count: int) -> list[Delivery]:
+    """What comes in within a few leases."""
+    found: list[Delivery] = []
+    deadline = asyncio.get_running_loop().time() + 10 * LEASE
+    while len(found) < count:
+        assert asyncio.get_running_loop().time() < deadline, f"only {found}"
+        await asyncio.sleep(0.05)
+        with contextlib.suppress(StoreError):  # on a busy machine a lease of a second may run out
+            found += await spool.store.claim("default", 100, now=NOW)
+    return found
+
+
+async def healthy(spool: Spool) -> None:
+    await until(lambda: spool.store.unhealthy() is None)
+
+
+async def test_mail_stays_with_who_took_it_and_everybody_sees_all_of_it(fleet: Fleet) -> None:
+    one, two = await fleet.relay(), await fleet.relay()
+    assert {one.store.node, two.store.node} == {0, 1}
+    for number in range(4):
+        await store_message((one if number % 2 else two).store, number)
+    assert await claim_ids(one.store) == [1, 3]
+    assert await claim_ids(two.store) == [0, 2]
+    keys = [d.key async for d in two.store.scan()]
+    assert [int(key.message_id, 16) for key in keys] == [0, 1, 2, 3]
+    assert await two.store.update(keys, lambda d: replace(d, warned=True)) == 2
+    await until(lambda: one.store.counts() == two.store.counts() == {"default": QueueCounts(ready=4)})
+    assert await two.store.oldest("default", now=NOW + 1) == NOW
+
+
+async def test_dead_relays_mail_is_taken_over_after_its_lease(fleet: Fleet) -> None:
+    dead, one, two = await fleet.relay(), await fleet.relay(), await fleet.relay()
+    body = bytes(range(256)) * 1200
+    for number in range(6):
+        await store_message(dead.store, number, body=body)
+    assert len(await claim_ids(dead.store)) == 6
+    cut_off(dead)
+    assert await claim_ids(one.store) == await claim_ids(two.store) == []
+    found: list[Delivery] = []
+    for _ in range(200):
+        found += await one.store.claim("default", 10, now=NOW) + await two.store.claim("default", 10, now=NOW)
+        if len(found) >= 6:
+            break
+        await asyncio.sleep(0.05)
+    assert sorted(int(d.message_id, 16) for d in found) == list(range(6))
+    assert "default" in one.news + two.news
+    assert await body_of(one.store, message_id(3)) == body
+
+
+async def test_slow_relay_is_told_and_cannot_finish_what_it_has_lost(fleet: Fleet) -> None:
+    slow, other = await fleet.relay(), await fleet.relay()
+    await store_message(slow.store, 1, "a@example.net", "b@example.net")
+    first, second = await slow.store.claim("default", 10, now=NOW)
+    stop_renewing(slow)
+    await claimed(other, 2)
+    # As fast as if its lease still held: only the condition on the object stands against it.
+    inside(slow)._nodes.held_until = float("inf")
+    bounce, bounced = own_message(message_id(9), b"y", "from@example.org")
+    await slow.store.settle([Finish(first), Report(bounce, b"y", (bounced,), (first.key,))])
+    assert list(slow.lost[0]) == [second.key]
+    with pytest.raises(StoreError, match="lost"):
+        await slow.store.read_message(second.message_id)
+    await slow.store.settle([Postpone(second.deferred(NOW + 60, attempt()))])
+    assert await other.store.deliveries_of(message_id(1)) == [first, second]
+    assert await other.store.deliveries_of(message_id(9)) == []
+    await other.store.settle([Finish(first), Finish(second)])
+
+
+async def test_relay_that_lost_its_lease_begins_anew_and_nothing_is_handed_out_twice(fleet: Fleet) -> None:
+    slow, other = await fleet.relay(), await fleet.relay()
+    await store_message(slow.store, 1)
+    (delivery,) = await slow.store.claim("default", 10, now=NOW)
+    store, session = inside(slow), inside(slow)._nodes.session
+    store._nodes._etag = '"another"'
+    stored = store._nodes._bucket
+    lease = (await stored.get(store._nodes._keys.node(slow.store.node))).data
+    await stored.put(
+        store._nodes._keys.node(slow.store.node), lease.replace(b'"beat"', b'"state":"dead","beat"')
+    )
+    await until(lambda: bool(slow.lost))
+    assert list(slow.lost[0]) == [delivery.key]
+    await until(lambda: store._nodes.session not in ("", session))
+    await healthy(slow)
+    # Whoever of both takes it: the attempt that is under way counts, or is another's.
+    await until(lambda: store.counts().get("default", QueueCounts()).ready == 1)
+    if delivery.message_id in store._mine.ids:
+        assert await claim_ids(slow.store) == []
+        await slow.store.settle([Finish(delivery)])
+        assert await slow.store.deliveries_of(delivery.message_id) == []
+    else:
+        assert await claim_ids(other.store) == [1]
+
+
+async def test_lease_that_was_not_renewed_in_time_stops_new_attempts_and_new_mail(fleet: Fleet) -> None:
+    spool = await fleet.relay()
+    await store_message(spool.store, 1)
+    (delivery,) = await spool.store.claim("default", 10, now=NOW)
+    inside(spool)._nodes.held_until = 0.0
+    with pytest.raises(StoreError, match="lease"):
+        await spool.store.read_message(delivery.message_id)
+    with pytest.raises(StoreError, match="lease"):
+        await store_message(spool.store, 2)
+    await healthy(spool)
+    assert await spool.store.read_message(delivery.message_id)
+
+
+async def test_who_starts_again_in_time_goes_on_without_a_write(fleet: Fleet) -> None:
+    one, other = await fleet.relay(), await fleet.relay()
+    await store_message(one.store, 1, next_attempt=NOW - 5)
+    session, number = inside(one)._nodes.session, one.store.node
+    await one.reopen()
+    assert (inside(one)._nodes.session, one.store.node) == (session, number)
+    assert inside(one)._mine.get(message_id(1)).rev == 1  # type: ignore[union-attr]  # it is there
+    assert await claim_ids(one.store) == [1]
+    await one.store.close()
+    await claimed(other, 1)
+
+
+async def test_message_id_of_another_relay_is_refused(fleet: Fleet) -> None:
+    one, two = await fleet.relay(), await fleet.relay()
+    await store_message(one.store, 1)
+    with pytest.raises(StoreError, match="another"):
+        await store_message(two.store, 1, body=b"something else")
+    assert await body_of(one.store, message_id(1)) != b"something else"
+
+
+@pytest.mark.parametrize("removes", [True, False])
+async def test_settle_is_all_or_nothing_wherever_it_is_cut_off(
+    fleet: Fleet, removes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bounce, and the outcomes of two messages that it reports; the relay dies after each request."""
+
+    async def cut(requests: int) -> bool:
+        mine = Fleet(AsyncExitStack(), lease=2 * LEASE)
+        async with mine._stack:
+            spool = await mine.relay()
+            inside(spool)._objects.abilities = Abilities(conditional_put=True, conditional_delete=removes)
+            (one,) = await store_message(spool.store, 1)
+            (two,) = await store_message(spool.store, 2)
+            report, bounced = own_message(message_id(9), b"y" * 300_000, "from@example.org")
+            changes: list[Change] = [Finish(one), Finish(two), Report(report, b"y" * 300_000, (bounced,))]
+            await spool.store.claim("default", 9, now=NOW)
+            cut_off(spool, after=requests)
+            is_over = True
+            try:
+                await spool.store.settle(changes)
+            except StoreError:
+                is_over = False
+            heir = await mine.relay()
+            found = sorted(int(d.message_id, 16) for d in await claimed(heir, 1))
+            found += [int(d.message_id, 16) for d in await claimed(heir, 0)]
+            assert sorted(found) in ([1, 2], [9]), (requests, found)
+            assert not is_over or found == [9]
+            if found == [9]:
+                assert await body_of(heir.store, message_id(9)) == b"y" * 300_000
+            return found == [9]
+
+    outcomes = await asyncio.gather(*map(cut, range(6 if removes else 8)))
+    assert outcomes == sorted(outcomes)
+    assert len(set(outcomes)) == 2
+
+
+async def test_commit_whose_answer_was_lost_is_taken_back(fleet: Fleet) -> None:
+    """The client has heard 451 and comes again."""
+    spool = await fleet.relay()
+    lose_answer(spool, "put_object")
+    with pytest.raises(StoreError):
+        await store_message(spool.store, 1)
+    assert fleet.keys("queue/")
+    await until(lambda: not fleet.keys("queue/"))
+    await healthy(spool)
+    assert await spool.store.zones() == set()
+
+
+@pytest.mark.parametrize("verb", ["put_object", "delete_object"])
+async def test_settle_whose_answer_was_lost_is_repeated_without_a_second_report(
+    fleet: Fleet, verb: str
+) -> None:
+    spool = await fleet.relay()
+    (delivery,) = await store_message(spool.store, 1)
+    await spool.store.claim("default", 9, now=NOW)
+    bounce, bounced = own_message(message_id(9), b"y", "from@example.org")
+    changes: list[Change] = [Finish(delivery), Report(bounce, b"y", (bounced,), (delivery.key,))]
+    lose_answer(spool, verb)
+    for _ in range(100):
+        try:
+            await spool.store.settle(changes)
+            break
+        except StoreError:
+            await asyncio.sleep(0.05)
+    await until(lambda: fleet.keys("queue/") == [f"queue/{message_id(9)}"])
+    await healthy(spool)
+    assert await claim_ids(spool.store) == [9]
+
+
+async def test_what_crashes_leave_behind_is_removed_and_uploads_of_the_living_are_not(fleet: Fleet) -> None:
+    dead, living = await fleet.relay(), await fleet.relay()
+    big = b"x" * (6 * 1024 * 1024)
+    writers = []
+    for number, spool in ((1, dead), (2, living)):
+        writer = spool.store.begin(envelope_for(message_id(number), "a@example.net"))
+        await writer.write(big)
+        writers.append(writer)
+    bucket, keys = inside(dead)._objects.bucket, inside(dead)._objects.keys
+    await until(lambda: all(u.parts for s in (dead, living) for u in inside(s)._uploads._open.values()))
+    await bucket.put(keys.body(message_id(3), inside(dead)._nodes.session), b"without a message")
+    assert len(await bucket.uploads(keys.bodies)) == 2
+    cut_off(dead)
+    bucket = inside(living)._objects.bucket
+
+    async def left() -> int:
+        return len(await bucket.uploads(keys.bodies)) + len(fleet.keys("body/"))
+
+    for _ in range(100):
+        if await left() == 1:
+            break
+        await asyncio.sleep(0.1)
+    await writers[1].commit([delivery_for(envelope_for(message_id(2), "a@example.net"), "a@example.net")])
+    assert await body_of(living.store, message_id(2)) == big
+    assert await bucket.uploads(keys.bodies) == []
+    (delivery,) = await living.store.claim("default", 9, now=NOW)
+    await living.store.settle([Finish(delivery)])
+    await until(lambda: not fleet.keys("body/"))
+
+
+class TestMailThatIsLeftToOthers:
+    async def test_without_a_queue_relays_list(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+        full, other = await fleet.relay(), await fleet.relay()
+        await until(lambda: bool(inside(full)._nodes.company()))
+        leave_mail_to_others(full)
+        await store_message(full.store, 1)
+        assert await claim_ids(full.store) == []
+        assert [int(d.message_id, 16) for d in await claimed(other, 1)] == [1]
+
+    async def test_alone_a_full_relay_keeps_its_mail(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(s3, "CROWDED", 0)
+        spool = await fleet.relay()
+        await store_message(spool.store, 1)
+        assert await claim_ids(spool.store) == [1]
+
+    async def test_alert_brings_it_at_once_and_is_deleted_after_that(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(s3_alerts, "WAIT", 1)
+        place = Place(bucket=BUCKET, region="us-east-1", access_key=KEY, secret_key=SECRET)
+        async with Bucket(place)._make("sqs", shared_moto().url) as queues:
+            url = (await queues.create_queue(QueueName=uuid.uuid4().hex))["QueueUrl"]
+            # With a lease this long nobody finds it by listing.
+            ways = {"queue_url": url, "queue_endpoint_url": shared_moto().url, "lease": 300.0}
+            full, other = await fleet.relay(**ways), await fleet.relay(**ways)
+            await full.store.probe()
+            leave_mail_to_others(full)
+            await store_message(full.store, 1)
+            async with asyncio.timeout(8.0):  # the next beat is later
+                assert [int(d.message_id, 16) for d in await claimed(other, 1)] == [1]
+            names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+            for _ in range(100):
+                found = await queues.get_queue_attributes(QueueUrl=url, AttributeNames=names)
+                if set(found["Attributes"].values()) == {"0"}:
+                    return
+                await asyncio.sleep(0.05)
+            raise AssertionError(found)
+
+    async def test_queue_that_is_not_there_stops_nothing(
+        self, fleet: Fleet, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        gone = f"{shared_moto().url}/123456789012/gone"
+        ways = {"queue_url": gone, "queue_endpoint_url": shared_moto().url}
+        full, other = await fleet.relay(**ways), await fleet.relay(**ways)
+        await until(lambda: bool(inside(full)._nodes.company()))
+        leave_mail_to_others(full)
+        await store_message(full.store, 1)
+        assert full.store.unhealthy() is None
+        await claimed(other, 1)
+        assert "could not be alerted" in caplog.text
+
+
+class TestAlone:
+    async def test_second_relay_is_refused_while_the_first_lives(self, fleet: Fleet) -> None:
+        first = await fleet.relay(shared=False)
+        await store_message(first.store, 1)
+        with pytest.raises(StoreOpenError, match="only one relay"):
+            await fleet.relay(shared=False)
+        await first.reopen()
+        assert await claim_ids(first.store) == [1]
+
+    async def test_service_without_conditions_is_refused_to_those_who_share(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One that ignores them: what a condition says is tried, not asked."""
+
+        async def ignore(self: Any, key: str, data: bytes, *, match: str = "", new: bool = False) -> str:
+            return str((await self._ask("put_object", Key=key, Body=data))["ETag"])
+
+        monkeypatch.setattr("zonerelay.store.s3_client.Bucket.put", ignore)
+        with pytest.raises(StoreOpenError, match="shared = false"):
+            await fleet.relay()
+        spool = await fleet.relay(shared=False)
+        await store_message(spool.store, 1)
+
+    async def test_wrong_bucket_or_service_is_said_in_words(self, fleet: Fleet) -> None:
+        with pytest.raises(StoreOpenError, match="NoSuchBucket"):
+            await fleet.relay(bucket="another")
+        with pytest.raises(StoreOpenError, match="mail-queue"):
+            await fleet.relay(endpoint_url="http://127.0.0.1:9", timeout=1.0)

@@ -1,0 +1,123 @@
+"""OpenStack Swift's S3 API, a second service with real servers: the essentials of the contract, and a relay.
+
+It refuses If-Match, so relays cannot share a queue on it; one alone can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.store.builders import NOW, body_of, delivery_for, envelope_for, message_id, store_message
+from tests.store.fleet import claim_ids
+from tests.store.spools import Spool, s3_settings
+from tests.store.test_contract import TestClosing, TestSettling  # noqa: F401 - they run here, too
+from tests.support.process import PROGRAM, RelayProcess
+from tests.support.submit import Submitter, tokens
+from tests.support.swift import KEY, SECRET, SwiftServer
+from zonerelay.config.models import Backend, S3Settings
+from zonerelay.model.clock import SystemClock
+from zonerelay.sandbox.sink import Sink
+from zonerelay.store.base import Store, StoreOpenError
+from zonerelay.store.s3_client import Bucket, Place
+
+
+@pytest.fixture(scope="module")
+def swift() -> Iterator[SwiftServer]:
+    with SwiftServer() as server:
+        asyncio.run(_make_bucket(server))
+        yield server
+
+
+async def _make_bucket(server: SwiftServer) -> None:
+    place = Place(bucket="", region="us-east-1", access_key=KEY, secret_key=SECRET)
+    async with Bucket(place)._make("s3", server.url) as client:
+        await client.create_bucket(Bucket="mail-queue")
+
+
+def settings(server: SwiftServer, tmp_path: Path) -> S3Settings:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    return s3_settings(
+        server.url, access_key=KEY, secret_key=str(secret), shared=False, lease=60.0, timeout=30.0
+    )
+
+
+@pytest.fixture
+async def spool(swift: SwiftServer, tmp_path: Path) -> AsyncIterator[Spool]:
+    async with Spool(
+        tmp_path, backend=Backend.S3, s3=settings(swift, tmp_path), clock=SystemClock()
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(spool: Spool) -> Store:
+    return spool.store
+
+
+async def test_large_bodies_come_back_whole_and_a_restart_finds_everything(spool: Spool) -> None:
+    body = bytes(range(256)) * (24 * 1024)
+    envelope = envelope_for(message_id(1), "a@example.net")
+    async with spool.store.begin(envelope) as writer:
+        for start in range(0, len(body), 500_000):
+            await writer.write(body[start : start + 500_000])
+        await writer.commit([delivery_for(envelope, "a@example.net")])
+    await store_message(spool.store, 2, next_attempt=NOW - 5)
+    await spool.reopen()
+    assert await claim_ids(spool.store) == [1, 2]
+    assert await body_of(spool.store, message_id(1)) == body
+
+
+async def test_relays_cannot_share_it(swift: SwiftServer, tmp_path: Path) -> None:
+    shared = Spool(
+        tmp_path,
+        backend=Backend.S3,
+        s3=s3_settings(swift.url, access_key=KEY, secret_key=str(tmp_path / "secret")),
+        clock=SystemClock(),
+    )
+    (tmp_path / "secret").write_text(SECRET)
+    with pytest.raises(StoreOpenError, match="shared = false"):
+        await shared.open()
+
+
+async def test_relay_takes_and_sends_mail_over_it(swift: SwiftServer, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    sink = Sink()
+    await sink.start()
+    try:
+        relay = RelayProcess(
+            tmp_path,
+            next_hop=f"127.0.0.1:{sink.port}",
+            spool={"backend": "s3"},
+            tables={
+                "s3": {
+                    "bucket": "mail-queue",
+                    "prefix": f"{uuid.uuid4().hex}/",
+                    "endpoint_url": swift.url,
+                    "access_key": KEY,
+                    "secret_key": str(secret),
+                    "shared": False,
+                    "lease": "60s",
+                    "timeout": "30s",
+                }
+            },
+        )
+        with relay:
+            client = Submitter(relay.smtp_port, prefix="swift")
+            await client.run(2, 5)
+            await asyncio.to_thread(relay.wait_until_empty)
+            assert set(client.acknowledged) <= tokens(sink.messages).keys()
+            assert len(client.acknowledged) == 5
+            words = [str(PROGRAM), "status", "--json", "--config", str(relay.config)]
+            said = await asyncio.to_thread(subprocess.run, words, capture_output=True, check=True, timeout=20)
+            assert json.loads(said.stdout)["backend"] == "s3"
+    finally:
+        await sink.close()

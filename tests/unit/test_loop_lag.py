@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+from zonerelay.telemetry.loop_lag import INTERVAL, LoopLag
+from zonerelay.telemetry.metrics import Metrics
+
+
+async def test_a_pause_of_the_loop_is_seen_in_nearly_its_length() -> None:
+    seen: list[float] = []
+    lag = LoopLag(seen.append)
+    lag.start()
+    await asyncio.sleep(0)
+    time.sleep(3 * INTERVAL)
+    await asyncio.sleep(INTERVAL)
+    lag.stop()
+    assert max(seen) == lag.longest >= 1.9 * INTERVAL
+
+
+async def test_after_the_stop_nothing_is_measured_any_more() -> None:
+    seen: list[float] = []
+    lag = LoopLag(seen.append)
+    lag.start()
+    lag.stop()
+    await asyncio.sleep(2 * INTERVAL)
+    assert seen == []
+
+
+def test_a_relay_that_has_not_started_shows_no_lag() -> None:
+    shown = Metrics().exposition().decode()
+    assert "zonerelay_loop_lag_seconds_count 0" in shown
+    assert "zonerelay_loop_lag_longest_seconds 0" in shown
