@@ -56,7 +56,7 @@ def insert(server: PostgresServer, schema: str, count: int, *, first: int = 0) -
 
 async def until_sent(server: PostgresServer, schema: str, count: int) -> None:
     statement = f"SELECT count(*) FROM {schema}.outbound_messages WHERE status = 'sent'"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await asyncio.to_thread(server.psql, statement) != str(count):
             await asyncio.sleep(0.1)
 
