@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tests.support.nodes.sink import Arrival
 
-OUTCOME = 0.5
+OUTCOME = 1.0
 """Seconds within which what was delivered is also recorded, on a busy machine, too."""
 
 
