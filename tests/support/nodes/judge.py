@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tests.support.nodes.sink import Arrival, Begun
 
-OUTCOME = 0.5
+OUTCOME = 1.0
 """Seconds within which what was delivered is also recorded, on a busy machine, too."""
 
 
