@@ -237,7 +237,7 @@ def test_what_is_known_of_a_destination_outlives_its_place_in_memory() -> None:
     plan.start()
     plan.finish("good")
     plan.queue._directory.forget_destinations(plan.now)
-    assert not plan.queue._destinations
+    assert not plan.queue._directory.destinations
     for n in range(6):
         plan.add(f"silent{n}")
         plan.start()
