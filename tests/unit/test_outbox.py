@@ -51,7 +51,7 @@ files = st.builds(File, names, st.sampled_from(["application/pdf", "image/png"])
 )
 @example(
     author=Address(Mailbox("a@example.com"), "A"), to=[Address(Mailbox("b@example.com"), "B")], subject="s",
-    text="t", html=None, value="v", attached=[File("it's 100%", "image/png", b"x"), File("'", "image/png", b"y")],
+    text="t", html=None, value="v", attached=[File("'", "image/png", b"y")],
 )  # fmt: skip
 def test_what_is_composed_is_read_again(
     author: Address,
