@@ -44,8 +44,20 @@ def test_each_sender_has_so_many_fresh_ones_in_a_time() -> None:
     assert desk.over(mail("reset@example.org")) == [False]
     assert desk.over(mail("news@example.org", user="crm")) == [False]
     assert desk.over(mail("news@example.org", client="192.0.2.2")) == [False]
+
+
+def test_it_stays_so_until_the_sender_has_sent_less_in_a_time_however_short_the_queue_is() -> None:
+    desk = Desk()
+    desk.over(mail("news@example.org"), MANY + 1)
+    desk.counts["default"].ready = 0
+    desk.clock.advance(TIME)
+    assert all(desk.over(mail("news@example.org"), MANY + 1))
+    desk.clock.advance(TIME)
+    assert desk.over(mail("news@example.org")) == [True]
     desk.clock.advance(TIME)
     assert desk.over(mail("news@example.org")) == [False]
+    desk.clock.advance(2 * TIME)
+    assert desk.over(mail("news@example.org"), 2 * MANY) == [False] * 2 * MANY
 
 
 def test_recipients_count_and_not_messages() -> None:
@@ -59,13 +71,14 @@ def test_addresses_made_for_each_message_are_one_sender(pattern: str) -> None:
     assert [desk.bursts.is_over(mail(pattern.format(n))) for n in range(MANY + 1)][-1]
 
 
-def test_only_long_queues_of_fresh_mail_count_and_are_looked_at_now_and_then() -> None:
-    desk = Desk()
-    assert [set(desk.bursts.long_queues()) for _ in range(5)] == [{"default"}] * 5
+def test_a_short_queue_costs_nothing_and_is_looked_at_now_and_then() -> None:
+    desk = Desk(LONG)
+    assert not any(desk.over(mail("news@example.org"), 3 * MANY))
     assert desk.asked == 1
-    desk.counts["default"].ready = LONG
+    assert not desk.bursts._senders
+    desk.counts["default"].ready = LONG + 1
     desk.clock.advance(LOOK_EVERY)
-    assert not desk.bursts.long_queues()
+    assert any(desk.over(mail("news@example.org"), MANY + 1))
 
 
 def test_memory_is_bounded() -> None:

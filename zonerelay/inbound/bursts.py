@@ -1,10 +1,11 @@
 """Who sends so much, while the queue is long, that its mail takes turns with everybody else's. No I/O.
 
 While a queue holds more than `LONG` fresh deliveries, each sender has `MANY` fresh recipients in `TIME`; what
-it sends beyond that is stored as mail that has come due, as a list is (`deliveries.py`). So a sender of a
-hundred thousand single messages does not stand before another's, and nobody pays anything while the queue is
-short. A sender is an envelope sender of one user or client; addresses that name the recipient or count (VERP:
-`bounce-1234@`, `list+ann=example.com@`) are one.
+it sends beyond that is stored as mail that has come due, as a list is (`deliveries.py`), and goes on being so
+until it has sent less in a `TIME`, also when the queue is short by then: or it would keep it just so long. So
+a sender of a hundred thousand single messages does not stand before another's, and nobody pays anything while
+the queue is short. A sender is an envelope sender of one user or client; addresses that name the recipient or
+count (VERP: `bounce-1234@`, `list+ann=example.com@`) are one.
 
 Forgotten at a restart. Bounded: `MAX_SENDERS`, those that sent last.
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Envelope
@@ -30,7 +32,13 @@ LOOK_EVERY = 0.1
 MAX_SENDERS = 10_000
 
 _NUMBERS = re.compile(r"[0-9]+")
-_NONE: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class _Sender:
+    since: float
+    sent: int = 0
+    is_over: bool = False
 
 
 class Bursts:
@@ -40,30 +48,35 @@ class Bursts:
         self._counts = counts
         self._clock = clock
         self._look_at = 0.0
-        self._long: Collection[str] = _NONE
-        self._senders: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+        self._is_long = False
+        self._senders: OrderedDict[tuple[str, str], _Sender] = OrderedDict()
+        self._active_until = 0.0
+        """Until then there may be a sender that is over."""
 
-    def long_queues(self) -> Collection[str]:
-        """Names of queues where fresh mail waits for others' fresh mail; none most of the time."""
+    def is_over(self, envelope: Envelope) -> bool:
+        """This message is beyond what its sender has."""
         now = self._clock.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY
-            self._long = frozenset(name for name, count in self._counts().items() if count.ready > LONG)
-        return self._long
+            self._is_long = any(count.ready > LONG for count in self._counts().values())
+        if not self._is_long and now >= self._active_until:
+            return False
+        return self._count(envelope, now)
 
-    def is_over(self, envelope: Envelope) -> bool:
-        """This message is beyond what its sender has; counts it."""
-        now = self._clock.monotonic()
-        origin = envelope.origin
-        key = (origin.user or origin.client_address, _general(envelope.sender))
-        since, sent = self._senders.pop(key, (now, 0))
-        if now - since >= TIME:
-            since, sent = now, 0
-        sent += len(envelope.recipients)
-        self._senders[key] = (since, sent)
+    def _count(self, envelope: Envelope, now: float) -> bool:
+        key = (envelope.origin.user or envelope.origin.client_address, _general(envelope.sender))
+        sender = self._senders.pop(key, None) or _Sender(now)
+        if now - sender.since >= TIME:
+            sender = _Sender(now, is_over=sender.sent > MANY and now - sender.since < 2 * TIME)
+        sender.sent += len(envelope.recipients)
+        if sender.sent > MANY and self._is_long:
+            sender.is_over = True
+        if sender.is_over:
+            self._active_until = now + 2 * TIME
+        self._senders[key] = sender
         if len(self._senders) > MAX_SENDERS:
             self._senders.popitem(last=False)
-        return sent > MANY
+        return sender.is_over
 
 
 def _general(sender: str) -> str:

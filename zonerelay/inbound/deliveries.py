@@ -36,8 +36,8 @@ def deliveries_of(
     """
     born = max(envelope.created, transaction.release)
     due = first_due(envelope, transaction.release)
-    long = bursts.long_queues() if bursts is not None and not due else ()
-    over = bool(long) and bursts is not None and bursts.is_over(envelope)
+    if not due and bursts is not None and bursts.is_over(envelope):
+        due = envelope.created
     deliveries: list[Delivery] = []
     choices: list[tuple[str, Choice]] = []
     for recipient in envelope.recipients:
@@ -45,14 +45,13 @@ def deliveries_of(
         choice = Choice(zone, BY_POLICY) if zone else zone_of(recipient.address)
         if choice.why:
             choices.append((recipient.address, choice))
-        queue = queue_of(choice.zone, choice.priority or envelope.priority)
         deliveries.append(
             Delivery(
-                queue=queue,
+                queue=queue_of(choice.zone, choice.priority or envelope.priority),
                 message_id=envelope.id,
                 recipient=recipient.address,
                 created=born,
-                next_attempt=envelope.created if over and queue in long else due,
+                next_attempt=due,
                 notify=recipient.notify,
                 orcpt=recipient.orcpt,
             )

@@ -1,7 +1,7 @@
 """`python -m tests.bench.big_queue.injection`: how long single messages take while one sender injects a list.
 
-One sender sends as fast as the relay takes it, as messages with 5,000 recipients each (`lists`) or one
-message for each recipient (`singles`), spread over many domains. Another sends one message at a time to an idle
+One sender sends as fast as the relay takes it, in messages with 5,000 recipients each (`lists`) or one
+for each recipient (`singles`), spread over many domains. Another sends one message at a time to an idle
 destination. Printed: from MAIL to the final dot at the receiver, before, and while the list is in the queue.
 """
 
