@@ -45,7 +45,7 @@ def _tier(path: Path) -> int:
 
 
 class Failures:
-    """Says at once which test failed: the account at the end is not seen of a run that is broken off."""
+    """Says at once which test failed, and why: a run that is broken off comes to no account at its end."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal = terminal
@@ -53,4 +53,6 @@ class Failures:
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self._terminal.write_line(f" {report.nodeid} ({report.when})", red=True)
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = "" if crash is None else crash.message.partition("\n")[0][:200]
+            self._terminal.write_line(f" {report.nodeid} ({report.when}) {reason}", red=True)

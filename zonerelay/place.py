@@ -19,8 +19,9 @@ from zonerelay.inherited import Inherited
 CHANNEL = "ZONERELAY_CHANNEL"
 SOCKETS = "ZONERELAY_SOCKETS"
 LIMITS = "ZONERELAY_LIMITS"
+STARTED_WITH = "ZONERELAY_STARTED_WITH"
 """Names in the environment: the channel's descriptor, listening sockets by address (JSON), the limits'
-socket.
+socket, the configuration that the supervisor was started with.
 """
 
 

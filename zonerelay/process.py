@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import resource
+import signal
 import sys
 from pathlib import Path
 
@@ -50,6 +51,17 @@ def raise_limits() -> None:
     if soft < hard:
         # A connection is a descriptor, and so is every open table file of the spool.
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def put_off_reload() -> None:
+    """A SIGHUP waits until `allow_reload`: by itself it would end a process that is still starting. Workers
+    inherit this.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
+
+def allow_reload() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 def tune_for_mail() -> None:

@@ -22,13 +22,22 @@ from pathlib import Path
 import uvloop
 
 from zonerelay.config.advice import advice
+from zonerelay.config.changes import kept_from
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.models import Settings
 from zonerelay.config.settings import ConfigError, load
 from zonerelay.heir import until_empty
 from zonerelay.model.clock import SystemClock
-from zonerelay.place import Place, place_of
-from zonerelay.process import StartError, build_redactor, prepare_home, raise_limits, tune_for_mail
+from zonerelay.place import STARTED_WITH, Place, place_of
+from zonerelay.process import (
+    StartError,
+    allow_reload,
+    build_redactor,
+    prepare_home,
+    put_off_reload,
+    raise_limits,
+    tune_for_mail,
+)
 from zonerelay.store.spool_places import spools_beyond
 from zonerelay.systemd import Notifier
 from zonerelay.telemetry.logs import configure as configure_logs
@@ -58,6 +67,9 @@ def run_worker(config: Path, index: int, *, heir: bool) -> int:
     """One of several, by its supervisor or by hand."""
     try:
         settings = load(config)
+        at_start = os.environ.get(STARTED_WITH)
+        if at_start is not None:
+            settings = kept_from(load(Path(at_start)), settings)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -83,6 +95,7 @@ def _failed(error: Exception) -> int:
 
 
 def _run(config: Path, settings: Settings, place: Place, channel: socket.socket | None) -> int:
+    put_off_reload()
     prepare_home(settings)
     raise_limits()
     tune_for_mail()
@@ -147,6 +160,7 @@ class _Life:
             loop.add_reader(self._channel, self._supervisor_gone, loop)
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
+        allow_reload()
         self._notifier.ready(self._where())
         self._notifier.start_watchdog(loop)
         emptied = await self._until_told()

@@ -285,8 +285,9 @@ class Worker:
         other_routes = settings.destination != self.settings.destination
         self._scheduler.configure(settings.zone, settings.retry, other_routes=other_routes)
         self.settings = taken_up(self.settings, settings)
-        assert self._listeners is not None
-        self.problems = (*self.problems, *await self._listeners.reload(self.settings))
+        if not self.place.heir:
+            assert self._listeners is not None
+            self.problems = (*self.problems, *await self._listeners.reload(self.settings))
         self.events.lifecycle("reloaded", restart_for=" ".join(later))
 
     # ---- stop -------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.support.dkim import PEMS, entry, records, verified
 from tests.support.dns import FakeDns
 from tests.support.ports import free_port
@@ -143,6 +145,7 @@ def encrypted(report: Report, name: str) -> set[bool]:
     return {arrival.encrypted for arrival in report.arrivals if arrival.host == name}
 
 
+@pytest.mark.alone  # measures how long mail waits, and has to be quick enough for receivers to object
 async def test_forty_receivers_at_once(tmp_path: Path) -> None:
     mails = plan(CAST, seed=1)
     began = time.monotonic()

@@ -56,9 +56,16 @@ def insert(server: PostgresServer, schema: str, count: int, *, first: int = 0) -
 
 async def until_sent(server: PostgresServer, schema: str, count: int) -> None:
     statement = f"SELECT count(*) FROM {schema}.outbound_messages WHERE status = 'sent'"
-    async with asyncio.timeout(20):
-        while await asyncio.to_thread(server.psql, statement) != str(count):
-            await asyncio.sleep(0.1)
+    try:
+        async with asyncio.timeout(20):
+            while await asyncio.to_thread(server.psql, statement) != str(count):
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        waiting = (
+            "SELECT id, status, next_retry_at - clock_timestamp() AS due, claimed_by, attempts, error_log"
+            f" FROM {schema}.outbound_messages WHERE status <> 'sent' ORDER BY id LIMIT 10"
+        )
+        raise AssertionError(f"not all are sent:\n{await asyncio.to_thread(server.psql, waiting)}") from None
 
 
 def arrivals(messages: list[Received]) -> Counter[str]:

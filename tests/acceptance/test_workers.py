@@ -217,6 +217,11 @@ async def test_a_new_configuration_replaces_workers_and_no_client_notices(tmp_pa
         assert set(arrived.values()) == {1}, "nothing twice"
         assert "other.test" in (await AT_ONCE(status, relay)).hostname
 
+        edit(relay, f'"{relay.spool}"', f'"{tmp_path / "elsewhere" / "spool"}"')
+        relay.signal(signal.SIGHUP)
+        await AT_ONCE(
+            relay.wait_for, lambda: relay.events("reloaded")[-1]["restart_for"] == "spool", what="it"
+        )
         edit(relay, "schedule =", "schedul =")
         relay.signal(signal.SIGHUP)
         await AT_ONCE(relay.wait_for, lambda: relay.events("reload-refused") != [], what="refused")
@@ -224,6 +229,7 @@ async def test_a_new_configuration_replaces_workers_and_no_client_notices(tmp_pa
         os.kill(await AT_ONCE(pid_of, relay, 1), signal.SIGKILL)
         await AT_ONCE(relay.wait_for, lambda: relay.events("worker-ended")[-1]["worker"] == 1, what="an end")
         await AT_ONCE(_until_running, relay)  # by the configuration that is in force
+        assert not (tmp_path / "elsewhere").exists(), "its mail is where it was"
 
 
 async def test_fewer_workers_leave_no_mail_behind_and_more_find_theirs(tmp_path: Path, sink: Sink) -> None:
@@ -244,6 +250,11 @@ async def test_fewer_workers_leave_no_mail_behind_and_more_find_theirs(tmp_path:
         await AT_ONCE(relay.wait_for, lambda: _states(relay) == ["running", "emptying"], what="an heir")
         assert await AT_ONCE(_listed, relay) == ids
         assert await AT_ONCE(relay.metric, "zonerelay_queue_deliveries", state="held") == len(ids)
+        relay.signal(signal.SIGHUP)
+        await AT_ONCE(
+            relay.wait_for, lambda: _taken_up(relay) == [None, 0, 1], what="a reload by the heir too"
+        )
+        assert (await AT_ONCE(status, relay)).problems == ()
         edit(relay, "workers = 1", "workers = 2")
         relay.signal(signal.SIGHUP)
         await AT_ONCE(_until_running, relay)
@@ -268,6 +279,13 @@ def _takers(relay: RelayProcess) -> set[str]:
     return {event["id"][-2:] for event in relay.events("accepted")}
 
 
+def _taken_up(relay: RelayProcess) -> list[int | None]:
+    """Whoever has said so last."""
+    return sorted(
+        (e.get("worker") for e in relay.events("reloaded")[-3:]), key=lambda n: (n is not None, n or 0)
+    )
+
+
 def _states(relay: RelayProcess) -> list[str]:
     return [each.state for each in status(relay).workers]
 
@@ -290,7 +308,11 @@ async def test_workers_end_when_their_supervisor_is_killed_and_the_next_one_goes
         await asyncio.sleep(0.5)
         relay.kill()
         await load
-        await AT_ONCE(relay.start)
+        starts = len(relay.events("starting"))
+        starting = asyncio.create_task(AT_ONCE(relay.start))
+        await AT_ONCE(relay.wait_for, lambda: len(relay.events("starting")) > starts, what="its start")
+        relay.signal(signal.SIGHUP)
+        await starting
         assert len(processes(relay)) == 3, "none of the former ones is left"
         assert len(relay.events("supervisor-gone")) == 2
         await AT_ONCE(relay.wait_until_empty)

@@ -42,8 +42,8 @@ from zonerelay.store import (
     redis_claims,
     redis_handout,
     redis_reader,
-    s3,
     s3_records,
+    s3_settling,
     s3_states,
     s3_survey,
 )
@@ -71,7 +71,7 @@ TINY: dict[object, dict[str, int]] = {
     postgres: {"UPDATE_BATCH": 2},
     postgres_jobs: {"HOT_MESSAGES": 2},
     postgres_reader: {"PAGE_ROWS": 3, "CHUNKS_AT_ONCE": 2},
-    s3: {"UPDATE_BATCH": 2},
+    s3_settling: {"UPDATE_BATCH": 2},
     s3_states: {"HOT_MESSAGES": 2},
     s3_survey: {"GROUP": 2},
     s3_records: {"HEAD_GUESS": 700},
@@ -510,4 +510,4 @@ TestDiskAgainstMemory.settings = _SETTINGS
 TestPostgresAgainstMemory = PostgresComparison.TestCase
 TestPostgresAgainstMemory.settings = settings(_SETTINGS, max_examples=8)
 TestS3AgainstMemory = S3Comparison.TestCase
-TestS3AgainstMemory.settings = settings(_SETTINGS, max_examples=3, stateful_step_count=25)
+TestS3AgainstMemory.settings = settings(_SETTINGS, max_examples=2, stateful_step_count=20)

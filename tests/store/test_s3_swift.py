@@ -9,15 +9,15 @@ import asyncio
 import json
 import subprocess
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.store import test_contract as contract
 from tests.store.builders import NOW, body_of, delivery_for, envelope_for, message_id, store_message
 from tests.store.fleet import claim_ids
 from tests.store.spools import Spool, s3_settings
-from tests.store.test_contract import TestClosing, TestSettling  # noqa: F401 - they run here, too
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.submit import Submitter, tokens
 from tests.support.swift import KEY, SECRET, SwiftServer
@@ -49,17 +49,35 @@ def settings(server: SwiftServer, tmp_path: Path) -> S3Settings:
     )
 
 
+def spool_on(server: SwiftServer, tmp_path: Path) -> Spool:
+    return Spool(tmp_path, backend=Backend.S3, s3=settings(server, tmp_path), clock=SystemClock())
+
+
 @pytest.fixture
 async def spool(swift: SwiftServer, tmp_path: Path) -> AsyncIterator[Spool]:
-    async with Spool(
-        tmp_path, backend=Backend.S3, s3=settings(swift, tmp_path), clock=SystemClock()
-    ) as opened:
+    async with spool_on(swift, tmp_path) as opened:
         yield opened
 
 
-@pytest.fixture
-def store(spool: Spool) -> Store:
-    return spool.store
+ESSENTIALS = (
+    contract.TestTakingMail().test_committed_message_reads_back_whole,
+    contract.TestTakingMail().test_message_that_is_cut_off_by_an_error_is_aborted,
+    contract.TestDeferring().test_deferred_delivery_is_claimed_when_due_and_not_before,
+    contract.TestSettling().test_last_delivery_takes_the_message_with_it,
+    contract.TestSettling().test_recipients_of_one_message_settle_at_once_from_several_sides,
+    contract.TestSettling().test_outcome_and_bounce_appear_together,
+    contract.TestSettling().test_settling_what_an_operator_dropped_is_ignored,
+    contract.TestOperations().test_update_rewrites_and_counts_what_exists,
+    contract.TestClosing().test_closed_store_answers_with_store_errors_only,
+)
+
+
+async def test_essentials_of_the_contract_hold(swift: SwiftServer, tmp_path: Path) -> None:
+    async def hold(essential: Callable[[Store], Awaitable[None]]) -> None:
+        async with spool_on(swift, tmp_path) as opened:
+            await essential(opened.store)
+
+    await asyncio.gather(*map(hold, ESSENTIALS))
 
 
 async def test_large_bodies_come_back_whole_and_a_restart_finds_everything(spool: Spool) -> None:

@@ -183,7 +183,7 @@ def test_acknowledged_mail_survives_kill_9_of_the_relay(
     facts = Facts()
     for _ in range(ROUNDS):
         with subprocess.Popen(command("take", Backend.S3, tmp_path), stdout=subprocess.PIPE) as process:
-            first = work_for(0.8, process)
+            first = work_for(0.5, process)
             process.kill()
             assert process.stdout is not None
             facts.hear(whole_lines(first + process.stdout.read()))

@@ -45,12 +45,20 @@ class OutboxBed:
     server: PostgresServer = field(default_factory=shared_postgres)
     schema: str = field(default_factory=lambda: f"outbox_{uuid.uuid4().hex[:16]}")
 
+    def __post_init__(self) -> None:
+        self.server.psql(f"CREATE ROLE {self.role} LOGIN SUPERUSER")
+
+    @property
+    def role(self) -> str:
+        """Who the relays of this bed are to the server."""
+        return f"relay_{self.schema}"
+
     def outbox(self, **more: object) -> OutboxSettings:
         key = self.directory / "outbox.key"
         key.write_text(base64.b64encode(KEY).decode())
         return replace(
             OutboxSettings(
-                url=self.server.url,
+                url=self.server.url.replace("//mail@", f"//{self.role}@"),
                 schema=self.schema,
                 create_tables=True,
                 keys=(str(key),),
@@ -148,7 +156,7 @@ class OutboxBed:
         return last
 
     def drop(self) -> None:
-        self.server.psql(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
+        self.server.psql(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE; DROP ROLE IF EXISTS {self.role}")
 
 
 def to_sink(port: int, **more: object) -> ZoneSettings:

@@ -195,6 +195,29 @@ def test_what_is_stored_is_redacted_once_and_for_all(text: str) -> None:
     assert REDACT.text(once) == once
 
 
+@given(st.text(max_size=60), st.sampled_from([" ", "", ".", ",", "-", "(", ")", "<", ">", "'"]))
+def test_what_is_stored_says_that_it_is_redacted_and_joins_with_the_log(text: str, beside: str) -> None:
+    """However often it is cleaned or marked again."""
+    alice = REDACT.mailbox(Mailbox("alice@example.com"))
+    once = REDACT.stored(
+        REDACT.text(f"{text} 550 <alice@example.com>{beside}alice@example.com{beside} {text}")
+    )
+    assert f"<redacted:{alice}>" in once
+    assert once.count(alice) == once.count(f"<redacted:{alice}>")
+    assert REDACT.stored(once) == once
+    assert REDACT.text(once) == once
+
+
+def test_numbers_that_the_database_would_not_take_are_not_written() -> None:
+    one = row("a@example.com")
+    one.attempts = 2**40
+    one.postpone(one.open()[0].deferred(1e300, outcome(450).attempt(NOW)), REDACT)
+    write = one.write(NOW, REDACT)
+    assert write.attempts < 2**31
+    assert write.delay is not None
+    assert write.delay < 1e9
+
+
 # --- mailboxes and passwords
 
 

@@ -136,3 +136,20 @@ def test_withdrawn_and_drained_deliveries_are_found_whatever_their_priority() ->
     assert queue.waiting == 4
     assert [each.priority for each in queue.drain()] == [HIGH, NORMAL, NORMAL, BULK]
     assert queue.waiting == 0
+
+
+def test_a_destination_that_is_often_hastened_has_no_more_turns_than_its_neighbours() -> None:
+    queue = plan()
+    add(queue, NORMAL, 600, domain="hastened.example")
+    add(queue, NORMAL, 600, domain="other.example")
+    for n in range(100):
+        sent(queue, 2)
+        queue.add([mail(1000 + n, HIGH, "hastened.example")], NOW, HIGH)
+    turns = Counter[str]()
+    for _ in range(200):
+        work = queue.next_work(NOW)
+        assert work is not None
+        if work.deliveries[0].priority is NORMAL:
+            turns[work.deliveries[0].domain] += 1
+        queue.finished(work, [DELIVERED], NOW)
+    assert abs(turns["hastened.example"] - turns["other.example"]) <= 2

@@ -16,7 +16,7 @@ from zonerelay.queue.zone_queue import ZoneQueue
 NOW = ManualClock().now()
 
 
-@dataclass
+@dataclass(eq=False)
 class Waiting:
     name: str
     has_fresh: bool

@@ -39,11 +39,22 @@ def test_a_counter_never_goes_backwards_whoever_dies(steps: list[tuple[int, str]
         else:
             accounts.take(worker, lives[worker], (counted(numbers[worker]),))
             accounts.bury(worker)
-            accounts.take(worker, lives[worker] - 1, (counted(1000),))  # too late: it is not heard
+            for late in (lives[worker], lives[worker] - 1):
+                accounts.take(worker, late, (counted(1000),))  # too late: it is not heard
             lives[worker] += 1
             numbers[worker] = 0
         assert before <= total(accounts) <= really
         before = total(accounts)
+
+
+def test_another_worker_with_the_number_of_one_that_was_forgotten_is_counted() -> None:
+    accounts = Accounts()
+    for life in (1, 2, 3):
+        accounts.take(1, life, (counted(10),))
+    accounts.forget(1)
+    assert total(accounts) == 30
+    accounts.take(1, 1, (counted(5),))
+    assert total(accounts) == 35
 
 
 def test_counters_and_histograms_add_up_ages_do_not_and_the_text_is_prometheus() -> None:

@@ -175,6 +175,21 @@ def test_a_roll_ends_when_the_new_process_does_not_come_up() -> None:
     assert roll.done
 
 
+def test_a_roll_goes_on_with_one_that_had_died_and_come_back_before_its_turn() -> None:
+    lives = {0: running(), 1: running()}
+    roll = Roll(lives)
+    assert roll.step(lives) == 0
+    lives[1].ended(1.0)
+    lives[1].started(2.0)
+    lives[1].ready(2.0)
+    come_back(lives[0])
+    assert roll.step(lives) == 1
+    lives[1].replace(3.0)
+    lives[1].ended(3.0)
+    assert roll.step(lives) is None, "it has ended and is about to be started"
+    assert roll.failed is None
+
+
 @pytest.mark.parametrize(
     ("status", "because", "words", "expected"),
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from sqlalchemy.ext.asyncio import create_async_engine
+
 from tests.support.outbox import OutboxBed
 from zonerelay.config.settings import load_text
 from zonerelay.outbox.drafts import MAX_FILES, MAX_HEADER, MAX_HEADERS, MAX_RECIPIENTS, MAX_SUBJECT
@@ -30,6 +32,26 @@ def test_the_examples_work(bed: OutboxBed) -> None:
     assert callable(encrypted)
     sealed = encrypted("secret", b"k" * 32, "SMTP.example.net", 587, "ann")
     assert unseal(sealed, [b"k" * 32], host="smtp.example.net", port=587, user="ann") == "secret"
+
+
+async def test_the_sqlalchemy_example_inserts_with_the_applications_own_work(bed: OutboxBed) -> None:
+    bed.server.psql(script(Names(bed.schema, "outbound_messages", "mailboxes")))
+    bed.psql("CREATE TABLE orders (id int, shipped bool); INSERT INTO orders VALUES (7, false)")
+    example = next(each for each in blocks("python") if "sqlalchemy" in each)
+    engine = create_async_engine(
+        bed.server.url.replace("postgresql:", "postgresql+asyncpg:"),
+        connect_args={"server_settings": {"search_path": bed.schema}},
+    )
+    async with engine.connect() as connection:
+        await connection.run_sync(
+            lambda plain: exec(
+                example, {"engine": plain.engine, "order": 7, "customer": "ann@example.com", "body": "sent"}
+            )
+        )
+    await engine.dispose()
+    assert bed.psql("SELECT shipped FROM orders") == "t"
+    found = bed.row(1)
+    assert (found["to_addresses"], found["text_body"]) == (["ann@example.com"], "sent")
 
 
 def test_an_application_with_the_rights_that_are_printed_can_insert_and_no_more(bed: OutboxBed) -> None:

@@ -53,7 +53,11 @@ async def test_select_for_update_skip_locked(bed: OutboxBed, sink: Sink) -> None
         await link.close()
 
 
-async def test_two_relays_share_the_rows_and_send_each_once(bed: OutboxBed, sink: Sink) -> None:
+async def test_two_relays_share_the_rows_and_send_each_once(
+    bed: OutboxBed, sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "MOST", 40)
+    monkeypatch.setattr(claims, "BATCH", 20)
     zone = to_sink(sink.port)
     async with bed.relay(zone) as first, bed.relay(zone, name="second") as second:
         bed.psql(

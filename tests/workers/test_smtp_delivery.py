@@ -23,6 +23,9 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"headers": {"bcc": "b@example.com"}}, "headers may not have bcc"),
     ({"attachments": '[{"content": "%%%"}]'}, "attachments[0].content is not base64"),
     ({"zone": "nowhere"}, "no zone of this name"),
+    ({"zone": "x" * 50_000}, "no zone of this name"),
+    ({"created_at": "infinity"}, "created_at is missing, infinite or no such year"),
+    ({"created_at": "20000-01-01"}, "created_at is missing, infinite or no such year"),
     ({"mailbox_id": None, "text_body": "x" * 3000}, "more than max_message_size"),
     ({"to_addresses": [f"{'a' * 60}{n}@example.com" for n in range(1001)]}, "more than 1000 recipients"),
 ]
@@ -126,6 +129,24 @@ async def test_wrong_rows_fail_at_once_and_hinder_nobody(bed: OutboxBed, sink: S
             assert words in str(found["error_log"])
             assert "b@example.com" not in str(found["error_log"])
         assert [message.recipients for message in sink.messages] == [("someone@example.com",)]
+        bed.insert(zone="alice@example.com", next_retry_at="tomorrow")
+        reader = running.worker._queue._outbox.store.reader  # type: ignore[union-attr]  # as it does now and then
+        await reader.count()
+        assert "alice@example.com" not in reader.counts()  # it would be a label
+
+
+async def test_a_mailbox_that_is_deleted_sends_nothing_more(bed: OutboxBed, sink: Sink) -> None:
+    async with bed.relay(outbox={"poll_interval": 0.2}) as running:
+        mailbox = bed.mailbox(sink.port, password=None, smtp_tls="none")
+        await bed.until(running, bed.insert(mailbox_id=mailbox), "sent")
+        bed.psql(
+            "ALTER TABLE outbound_messages DROP CONSTRAINT outbound_messages_mailbox_id_fkey;"
+            " DELETE FROM mailboxes"
+        )
+        await asyncio.sleep(0.5)
+        found = await bed.until(running, bed.insert(mailbox_id=mailbox), "failed")
+        assert found["error_log"] == "there is no mailbox with this mailbox_id"
+    assert len(sink.messages) == 1
 
 
 async def test_a_wrong_password_makes_mail_wait_until_it_is_corrected(

@@ -110,8 +110,8 @@ def _status(settings: OutboxSettings, arguments: Namespace) -> int:
 async def _ask(settings: OutboxSettings) -> OutboxStatus:
     """Raises StoreError."""
     from zonerelay.outbox.attach import access_of, names_of
+    from zonerelay.outbox.migrations import check
     from zonerelay.outbox.sql import Statements
-    from zonerelay.outbox.tables import check
     from zonerelay.store.postgres_driver import Link
 
     names = names_of(settings)

@@ -88,6 +88,7 @@ class Outbox:
             lease=outbox.lease,
             clock=clock,
             told=_told,
+            sick=lambda error: events.trouble("outbox.connect", error),
         )
         writer = Writer(
             statements,
@@ -111,7 +112,11 @@ class Outbox:
             clock=clock,
         )
         reader = OutboxReader(
-            self._keeper, statements, default_zone=outbox.zone, max_size=outbox.max_message_size
+            self._keeper,
+            statements,
+            default_zone=outbox.zone,
+            max_size=outbox.max_message_size,
+            known_zones=known_zones,
         )
         self.store = OutboxStore(
             self._keeper,

@@ -8,6 +8,8 @@ Strategies (policy → the harm it prevents):
 - A zone with `SHARE` rows is passed over until it has half of that → a slow server does not fill the window.
 - New rows and those that have come due take turns → neither starves the other.
 - A row that is wrong is finalised at once → it is nobody's trouble but its own.
+- What the table says is ours and we do not know of goes back → a claim whose answer was lost with the
+  connection does not wait for as long as we live.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Callable, Collection, Sequence
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.outbox import MAX_ROW, is_mailbox_zone, mailbox_zone
+from zonerelay.model.outbox import MAX_ROW, is_mailbox_zone, mailbox_zone, message_id_of
 from zonerelay.outbox.drafts import BadRowError, Content, recipients_of
 from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.mailboxes import Mailbox, Mailboxes
@@ -36,6 +38,8 @@ SHARE = 500
 PUT_OFF = 300.0
 """Seconds until a row of a mailbox that cannot be used is looked at again."""
 TROUBLE_PAUSE = 1.0
+MAX_CREATED = 253_402_300_799
+"""The end of the year 9999, beyond which no Date can be written."""
 
 _OK = HEAD_COLUMNS
 _PEOPLE = slice(HEAD_COLUMNS + 1, HEAD_COLUMNS + 1 + len(PEOPLE))
@@ -43,7 +47,9 @@ _SMALL = HEAD_COLUMNS + 1 + len(PEOPLE)
 
 
 class OutboxClaims:
-    """`put(write)` finalises; `on_news(zone)`: there is something to be claimed from the pool."""
+    """`put(write)` finalises; `on_news(zone)`: there is something to be claimed from the pool. `superseded`
+    is told of a row that was queued again under our hands; `in_hand` knows claims that are not in `rows`.
+    """
 
     def __init__(
         self,
@@ -63,6 +69,8 @@ class OutboxClaims:
     ) -> None:
         self.rows: dict[MessageId, Row] = {}
         self.claimed = 0
+        self.superseded: Callable[[Row], None] = lambda row: None
+        self.in_hand: Callable[[int, str], bool] = lambda row, token: False
         self._keeper = keeper
         self._statements = statements
         self._mailboxes = mailboxes
@@ -80,6 +88,7 @@ class OutboxClaims:
         self._full: set[str] = set()
         self._parked: dict[str, dict[DeliveryKey, Delivery]] = {}
         self._turn_of_due = False
+        self._in_doubt = False
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -100,6 +109,18 @@ class OutboxClaims:
         """There may be something to claim."""
         self._wanted.set()
 
+    def doubt(self) -> None:
+        """A claim may have been made whose answer did not come."""
+        self._in_doubt = True
+        self.look()
+
+    def due_in(self, seconds: float) -> None:
+        """Something that we have let go of comes due."""
+        if seconds < self._poll and (
+            self._timer is None or self._timer.when() > asyncio.get_running_loop().time() + seconds
+        ):
+            self._look_in(seconds)
+
     async def _run(self) -> None:
         looked = self._clock.monotonic()
         while True:
@@ -109,8 +130,11 @@ class OutboxClaims:
             if not self._keeper.usable:
                 continue
             try:
+                is_time = self._clock.monotonic() - looked >= self._poll
+                if self._in_doubt or is_time:
+                    await self._give_back_strays()
                 await self._claim_all()
-                if self._clock.monotonic() - looked >= self._poll:
+                if is_time:
                     looked = self._clock.monotonic()
                     await self._look_at_mailboxes()
             except StoreError as error:
@@ -118,6 +142,22 @@ class OutboxClaims:
             except Exception as error:  # noqa: BLE001 - a bug must not end the claims
                 self._trouble(error)
                 await asyncio.sleep(TROUBLE_PAUSE)
+
+    async def _give_back_strays(self) -> None:
+        # Nothing is being claimed meanwhile; what is let go of meanwhile has another token, or none.
+        found = await self._keeper.fetch(self._statements.mine, self._keeper.session)
+        strays = [(row, token) for row, token in found if not self._is_known(row, token)]
+        if strays:
+            await self._keeper.fetch(
+                self._statements.give_back, [row for row, _ in strays], [token for _, token in strays]
+            )
+        self._in_doubt = False
+
+    def _is_known(self, row: int, token: str) -> bool:
+        if not 0 <= row <= MAX_ROW:
+            return self.in_hand(row, token)
+        known = self.rows.get(message_id_of(row))
+        return (known is not None and known.token == token) or self.in_hand(row, token)
 
     async def _claim_all(self) -> None:
         while (limit := min(BATCH, MOST - len(self.rows))) > 0:
@@ -135,9 +175,14 @@ class OutboxClaims:
     def _look_in(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         if seconds < self._poll:
             # Not a moment too early: the database's clock decides.
-            self._timer = asyncio.get_running_loop().call_later(seconds + 0.01, self.look)
+            self._timer = asyncio.get_running_loop().call_later(seconds + 0.01, self._alarm)
+
+    def _alarm(self) -> None:
+        self._timer = None
+        self.look()
 
     async def _claim(self, limit: int, *, due_only: bool) -> Sequence[Columns]:
         values = (limit, self._keeper.session, list(self._full), self._default, due_only)
@@ -154,6 +199,7 @@ class OutboxClaims:
     async def _read_mailboxes(self, ids: Sequence[int]) -> None:
         found = await self._keeper.fetch(self._statements.mailboxes, ids)
         self._mailboxes.found(Mailbox.read(row) for row in found)
+        self._mailboxes.gone(set(ids) - {row[0] for row in found})
 
     async def _look_at_mailboxes(self) -> None:
         if ids := self._mailboxes.ids:
@@ -184,6 +230,8 @@ class OutboxClaims:
         if mailbox is not None and (problem := mailbox.problem()):
             self._put(put_off(columns, f"waits: {problem}"))
             return ""
+        if (before := self.rows.get(row.message_id)) is not None:
+            self.superseded(before)
         self.rows[row.message_id] = row
         self._in_zone[row.zone] += 1
         if self._in_zone[row.zone] >= SHARE:
@@ -253,7 +301,7 @@ class OutboxClaims:
 
     def take(self, zone: str, limit: int, skip: Collection[str]) -> list[Delivery]:
         pool = self._pools.get(zone)
-        if pool is None or not self._keeper.usable:
+        if pool is None or not self._keeper.may_begin:
             return []
         found, passed = pool.take(limit, skip, self._clock.now())
         if passed:
@@ -263,7 +311,7 @@ class OutboxClaims:
         return [each for each in found if self._is_ours(each.key)]
 
     def take_domain(self, zone: str, domain: str, limit: int) -> list[Delivery]:
-        if zone not in self._parked or not self._keeper.usable:
+        if zone not in self._parked or not self._keeper.may_begin:
             return []
         found = self._unpark(zone, limit, lambda each: each.domain == domain)
         return [each for each in found if self._is_ours(each.key)]
@@ -302,8 +350,8 @@ def read_row(columns: Columns, default_zone: str, mailbox: Mailbox | None) -> Ro
     """Raises BadRowError."""
     if not columns[_OK]:
         raise BadRowError(f"the addresses have more than {MAX_PEOPLE} octets")
-    if not 0 <= columns[0] <= MAX_ROW or columns[5] is None:
-        raise BadRowError("id is negative or beyond 2^60, or created_at is missing")
+    if not 0 <= columns[0] <= MAX_ROW or not 0 <= (columns[5] or -1) <= MAX_CREATED:
+        raise BadRowError("id is negative or beyond 2^60, or created_at is missing, infinite or no such year")
     people = recipients_of(
         dict(zip(PEOPLE, columns[_PEOPLE], strict=True)), mailbox.from_address if mailbox else ""
     )

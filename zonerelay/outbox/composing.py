@@ -1,7 +1,8 @@
 """Messages made of rows, and kept while they are being sent.
 
 A small one is made at once and kept in memory, the least lately used forgotten first. A large one is made in
-a thread, one at a time, and kept in a file without a name, so that no more than one is ever whole in memory.
+a thread and kept in a file without a name. What is read for them has to wait for `room`: of those beyond
+`_SIDE_BY_SIDE` there is never more than one in memory.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import tempfile
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import IO
 
@@ -26,6 +28,8 @@ from zonerelay.store.base import CHUNK_SIZE, StoreError
 MEMORY = 8 * 1024 * 1024
 FILES = 64
 _LARGE = 4 * INLINE
+_SIDE_BY_SIDE = 1024 * 1024
+_FEW = 4
 _END_OF_HEADER = b"\r\n\r\n"
 
 
@@ -46,7 +50,12 @@ class Composer:
         self._kept: OrderedDict[MessageId, Composed] = OrderedDict()
         self._octets = 0
         self._files = 0
-        self._large = asyncio.Lock()
+        self._few = asyncio.Semaphore(_FEW)
+        self._one = asyncio.Lock()
+
+    def room(self, size: int) -> AbstractAsyncContextManager[None]:
+        """For a row of so many octets, from before it is read until it is made."""
+        return self._few if size <= _SIDE_BY_SIDE else self._one
 
     def known(self, message_id: MessageId) -> Composed | None:
         found = self._kept.get(message_id)
@@ -59,8 +68,7 @@ class Composer:
         if _length(content) <= INLINE:
             made = self._compose(row, content)
         else:
-            async with self._large:
-                made = await asyncio.to_thread(self._compose, row, content)
+            made = await asyncio.to_thread(self._compose, row, content)
         self._keep(row.message_id, made)
         return made
 

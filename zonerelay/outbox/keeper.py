@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 
 from zonerelay.model.clock import Clock
-from zonerelay.outbox import tables
+from zonerelay.outbox import migrations
 from zonerelay.outbox.sql import Statements
 from zonerelay.store.base import StoreError, StoreOpenError
 from zonerelay.store.postgres_driver import Access, ClashError, Link, LostError, Row
@@ -34,7 +34,8 @@ _SAFE_COMMITS = (
 
 class OutboxKeeper:
     """`heard`: somebody may have put something in. `paused` and `resumed(kept)` frame trouble; `kept` says
-    whether what was claimed before is still ours. `told(problem)`: `""` when all is well again.
+    whether what was claimed before is still ours. `regained`: the lease had lapsed, and nobody has used it.
+    `told(problem)`: `""` when all is well again. `sick`: of our own mistakes, which are tried again, too.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class OutboxKeeper:
         lease: float,
         clock: Clock,
         told: Callable[[str], None],
+        sick: Callable[[Exception], None],
     ) -> None:
         self.session = ""
         self.usable = False
@@ -55,6 +57,7 @@ class OutboxKeeper:
         self.heard: Callable[[], None] = lambda: None
         self.paused: Callable[[], None] = lambda: None
         self.resumed: Callable[[bool], None] = lambda kept: None
+        self.regained: Callable[[], None] = lambda: None
         self.links = Links(access)
         self.writer: Link | None = None
         self._control: Link | None = None
@@ -66,6 +69,8 @@ class OutboxKeeper:
         self._beat_every = min(lease / BEATS, LONGEST_BEAT)
         self._clock = clock
         self._told = told
+        self._sick = sick
+        self._claimed_under = ""
         self._held_until = float("-inf")
         self._closed = False
         self._recovering = False
@@ -77,6 +82,11 @@ class OutboxKeeper:
     def holds_lease(self) -> bool:
         """Nobody can have taken over what we have claimed."""
         return self._clock.monotonic() < self._held_until
+
+    @property
+    def may_begin(self) -> bool:
+        """What is claimed may be attempted."""
+        return self.usable and self.holds_lease
 
     def check_usable(self) -> None:
         if not self.usable:
@@ -110,7 +120,7 @@ class OutboxKeeper:
             self._cut()
             self.trouble(error)
         else:
-            self._usable(kept=False)
+            self._usable()
         self._spawn(self._beat())
 
     async def close(self) -> None:
@@ -136,16 +146,14 @@ class OutboxKeeper:
 
     # --- connecting
 
-    async def _connect(self) -> bool:
-        """True when our earlier claims still hold."""
+    async def _connect(self) -> None:
         sent = self._clock.monotonic()
         control = self._control = await Link.open(self._access)
         if self._create:
-            await tables.create(control, self._statements.names)
-        await tables.check(control, self._statements.names)
+            await migrations.migrate(control, self._statements.names)
+        await migrations.check(control, self._statements.names)
         await control.listen(self._statements.names.channel, lambda _text: self.heard())
-        kept = bool(self.session) and await self._renew()
-        if not kept:
+        if not (self.session and await self._renew()):
             rows = await control.fetch(self._statements.register, self._name, self._lease)
             self.session = rows[0][0]
             self._held_until = sent + self._lease
@@ -154,9 +162,11 @@ class OutboxKeeper:
             await link.fetch(_SAFE_COMMITS)
             link.on_end(lambda link=link: self._ended(link))  # type: ignore[misc]
         await self._reap()
-        return kept
 
-    def _usable(self, *, kept: bool) -> None:
+    def _usable(self) -> None:
+        # A session that an attempt to connect has made, and that failed later, has no claims of ours.
+        kept = self.session == self._claimed_under
+        self._claimed_under = self.session
         self.usable = True
         self.problem = ""
         self.resumed(kept)
@@ -181,7 +191,10 @@ class OutboxKeeper:
         wait = max(1.0, self._beat_every)
         rows = await self._control.fetch(self._statements.renew, self.session, self._lease, timeout=wait)
         if rows:
+            lapsed = not self.holds_lease
             self._held_until = sent + self._lease
+            if lapsed and self.usable:
+                self.regained()
         return bool(rows)
 
     async def _beat(self) -> None:
@@ -198,6 +211,8 @@ class OutboxKeeper:
                 continue
             except StoreError as error:
                 self.trouble(error)
+            except Exception as error:  # noqa: BLE001 - the heart must not stop for a bug
+                self._sick(error)
 
     async def _reap(self) -> None:
         """Give back what dead relays have claimed."""
@@ -236,13 +251,16 @@ class OutboxKeeper:
             pause = min(pause * 2, LONGEST_PAUSE)
             self._cut()
             try:
-                kept = await self._connect()
+                await self._connect()
             except StoreError as error:
                 if str(error) != self.problem:
                     self.problem = str(error)
                     self._told(self.problem)
                 continue
+            except Exception as error:  # noqa: BLE001 - whatever it was, without us nobody comes back
+                self._sick(error)
+                continue
             self._recovering = False
-            self._usable(kept=kept)
+            self._usable()
             self._told("")
             return

@@ -133,6 +133,11 @@ class Mailboxes:
             if self.host is not None and not mailbox.problem():
                 self.host.provide(mailbox.settings(), mailbox.credential(), changed=old is not None)
 
+    def gone(self, ids: Collection[int]) -> None:
+        """No longer in the table: nobody logs in with them, and rows that name them are wrong."""
+        for mailbox in ids:
+            self._known.pop(mailbox_zone(mailbox), None)
+
     def use(self, zone: str) -> Mailbox | None:
         """The mailbox of a zone whose row has come."""
         mailbox = self._known.get(zone)
@@ -148,7 +153,7 @@ class Mailboxes:
                 continue
             if self.host is None or self.host.withdraw(zone):
                 del self._used[zone]
-                del self._known[zone]
+                self._known.pop(zone, None)
 
     def password(self, zone: str) -> str:
         """Raises SecretError."""

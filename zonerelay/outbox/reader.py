@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from zonerelay.model.delivery import Delivery
+from zonerelay.model.outbox import MAILBOXES
 from zonerelay.outbox.claims import read_row
 from zonerelay.outbox.drafts import BadRowError, Content
 from zonerelay.outbox.keeper import OutboxKeeper
@@ -32,13 +33,20 @@ class OutboxReader:
     """One per outbox."""
 
     def __init__(
-        self, keeper: OutboxKeeper, statements: Statements, *, default_zone: str, max_size: int
+        self,
+        keeper: OutboxKeeper,
+        statements: Statements,
+        *,
+        default_zone: str,
+        max_size: int,
+        known_zones: Callable[[], Collection[str]],
     ) -> None:
         self.figures = Figures()
         self._keeper = keeper
         self._statements = statements
         self._default = default_zone
         self._max_size = max_size
+        self._known_zones = known_zones
         self._counts: dict[str, QueueCounts] = {}
         self._oldest: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
@@ -53,14 +61,18 @@ class OutboxReader:
 
     # --- one row
 
-    async def content(self, row: int) -> Content:
-        """Raises BadRowError for one that is too large to be looked at."""
+    async def size(self, row: int) -> int:
+        """Octets. Raises BadRowError for one that is too large to be looked at."""
         found = await self._keeper.fetch(self._statements.size, row)
         if not found:
             raise MessageNotFoundError(f"row {row} has left the outbox")
         # What is base64 or quoted there is no smaller as a message by much: the rest is found in composing.
         if found[0][0] > 2 * self._max_size:
             raise BadRowError(f"the row has {found[0][0]} octets, more than max_message_size allows")
+        return int(found[0][0])
+
+    async def content(self, row: int) -> Content:
+        """Ask for the size first."""
         found = await self._keeper.fetch(self._statements.content, row)
         if not found:
             raise MessageNotFoundError(f"row {row} has left the outbox")
@@ -116,6 +128,9 @@ class OutboxReader:
     async def count(self) -> None:
         """Raises StoreError."""
         rows = await self._keeper.fetch(self._statements.counts, self._default)
+        # Others are whatever an application has written, and no label of a metric. They fail when claimed.
+        known = {*self._known_zones(), MAILBOXES}
+        rows = [row for row in rows if row[0] in known]
         self._counts = {row[0]: QueueCounts(row[1], row[2], row[3]) for row in rows}
         self._oldest = {row[0]: row[4] for row in rows if row[4] is not None}
         found = await self._keeper.fetch(self._statements.figures)

@@ -26,6 +26,8 @@ from zonerelay.outbox.drafts import Content, Recipients
 QUEUED, PROCESSING, SENT, FAILED = "queued", "processing", "sent", "failed"
 FOREVER = float("inf")
 MAX_LINES = 20
+MAX_ATTEMPTS = 1_000_000
+MAX_DELAY = 10 * 366 * 86400.0
 SOON = 1.0
 """Seconds: who is due so shortly after the row is tried with it."""
 
@@ -60,6 +62,8 @@ class Redact(Protocol):
     def text(self, text: str) -> str: ...
 
     def mailbox(self, mailbox: Mailbox) -> str: ...
+
+    def stored(self, text: str) -> str: ...
 
 
 class Write(NamedTuple):
@@ -207,7 +211,11 @@ class Row:
         if status == SENT:
             error_log = None
         state = None if status == SENT else _encode(self._states)
-        return Write(self.id, self.token, status, self.attempts, error_log, state, delay)
+        # Whoever owns the table may have written anything; too large a number would never be stored.
+        attempts = min(max(self.attempts, 0), MAX_ATTEMPTS)
+        if delay is not None and delay != FOREVER:
+            delay = min(delay, MAX_DELAY)
+        return Write(self.id, self.token, status, attempts, error_log, state, delay)
 
 
 def refused(row: int, token: str, attempts: int, problem: str) -> Write:
@@ -248,7 +256,7 @@ def _error_log(states: dict[Mailbox, State], redact: Redact) -> str:
     ]
     if len(troubled) > MAX_LINES:
         lines.append(f"and {len(troubled) - MAX_LINES} more")
-    return "\n".join(lines)
+    return redact.stored("\n".join(lines))
 
 
 def _encode(states: _States) -> str:

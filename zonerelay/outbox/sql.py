@@ -21,7 +21,7 @@ _TEXTS = """
 coalesce(octet_length(m.subject), 0) + coalesce(octet_length(m.text_body), 0)
     + coalesce(octet_length(m.html_body), 0) + coalesce(octet_length(m.headers::text), 0)"""
 
-_HEAD = """m.id, m.claim_token::text, m.zone, m.mailbox_id, coalesce(m.attempts, 0),
+_HEAD = """m.id, m.claim_token::text, left(m.zone, 256), m.mailbox_id, coalesce(m.attempts, 0),
     extract(epoch FROM m.created_at)::float8, m.recipient_state::text, m.status,
     extract(epoch FROM nullif(nullif(m.next_retry_at, 'infinity'), '-infinity'))::float8"""
 HEAD_COLUMNS = 9
@@ -52,6 +52,8 @@ class Statements:
     reap: str = field(init=False)
     sent: str = field(init=False)
     alive: str = field(init=False)
+    mine: str = field(init=False)
+    give_back: str = field(init=False)
 
     def __post_init__(self) -> None:
         schema = self.names.schema
@@ -118,7 +120,7 @@ SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS} FROM <table> m {_CHECKED}
 WHERE m.status IN ('queued', 'processing') AND m.id > $1
     AND ($2::text IS NULL OR {_ZONE.format("$3")} = $2) ORDER BY m.id LIMIT 200""",
     "counts": """
-SELECT CASE WHEN mailbox_id IS NULL THEN coalesce(zone, $1) ELSE 'mailbox' END AS z,
+SELECT CASE WHEN mailbox_id IS NULL THEN coalesce(left(zone, 256), $1) ELSE 'mailbox' END AS z,
     count(*) FILTER (WHERE next_retry_at IS NULL),
     count(*) FILTER (WHERE next_retry_at < 'infinity'),
     count(*) FILTER (WHERE next_retry_at = 'infinity'),
@@ -154,6 +156,13 @@ DELETE FROM <relays> WHERE session IN (
     SELECT session FROM <relays> WHERE (expires < clock_timestamp() OR name = $2) AND session <> $1::uuid
     FOR UPDATE SKIP LOCKED
 ) RETURNING name""",
+    "mine": """
+SELECT id, claim_token::text FROM <table> WHERE claimed_by = $1::uuid AND status = 'processing'""",
+    "give_back": """
+UPDATE <table> m SET status = 'queued', claimed_by = NULL, claim_token = NULL
+FROM unnest($1::bigint[], $2::uuid[]) AS k (id, token)
+WHERE m.id = k.id AND m.claim_token IS NOT DISTINCT FROM k.token AND m.status = 'processing'
+RETURNING m.id""",
     "reap": """
 UPDATE <table> m SET status = 'queued', claimed_by = NULL, claim_token = NULL WHERE id IN (
     SELECT id FROM <table> o WHERE o.status = 'processing'

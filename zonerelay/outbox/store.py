@@ -23,7 +23,7 @@ from zonerelay.outbox.composing import Composed, Composer, read
 from zonerelay.outbox.drafts import BadRowError
 from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.reader import OutboxReader
-from zonerelay.outbox.rows import PROCESSING, Redact, Row, Write, keys_of, refused
+from zonerelay.outbox.rows import PROCESSING, QUEUED, Redact, Row, Write, keys_of, refused
 from zonerelay.outbox.writer import Writer
 from zonerelay.store.base import (
     Finish,
@@ -69,10 +69,15 @@ class OutboxStore:
         self._refused = refused
         self._lost: set[DeliveryKey] = set()
         self._handed: set[DeliveryKey] = set()
+        self._stalled: set[MessageId] = set()
+        self._changing: set[int] = set()
         self._waiters: dict[tuple[int, str], asyncio.Future[None]] = {}
         keeper.paused = self._paused
         keeper.resumed = self._resumed
         keeper.heard = claims.look
+        keeper.regained = claims.tell_all
+        claims.superseded = self._lose
+        claims.in_hand = self._has_in_hand
 
     async def start(self) -> None:
         """Raises StoreOpenError for tables that cannot be used."""
@@ -99,11 +104,12 @@ class OutboxStore:
     def _hand_out(self, found: Sequence[Delivery]) -> list[Delivery]:
         handed = []
         for delivery in found:
+            self._handed.add(delivery.key)
             if delivery.key in self._lost:
-                # An attempt of an earlier claim has not ended: two at once would be a duplicate of our own.
-                self.claims.give_back(delivery.key)
+                # An attempt of an earlier claim has not ended. It counts again: another one would be a
+                # duplicate of our own.
+                self._lost.discard(delivery.key)
             else:
-                self._handed.add(delivery.key)
                 handed.append(delivery)
         return handed
 
@@ -114,6 +120,9 @@ class OutboxStore:
                 self._forget_lost(key)
             else:
                 self.claims.give_back(key)
+
+    def _has_in_hand(self, row: int, token: str) -> bool:
+        return row in self._changing or self._writer.has(row, token)
 
     def _forget_lost(self, key: DeliveryKey) -> None:
         self._lost.discard(key)
@@ -133,13 +142,28 @@ class OutboxStore:
             if key in self._lost:
                 self._forget_lost(key)
             elif row is not None and key.recipient in row.out:
+                if isinstance(change, Postpone) and self._was_stalled(row, change.delivery):
+                    self._resume(key)
+                    continue
                 if isinstance(change, Finish):
                     row.finish(change.delivery, change.failure, now, self._redact)
                 else:
                     row.postpone(change.delivery, self._redact)
                 touched[row.message_id] = row
+        if self._stalled:
+            self._stalled.difference_update([change.delivery.message_id for change in changes])
         for row in touched.values():
             self._store(row, now)
+
+    def _was_stalled(self, row: Row, delivery: Delivery) -> bool:
+        """No attempt was made, for the lease had lapsed: it need not wait for a retry."""
+        attempts = row.state(delivery.recipient).attempts
+        return row.message_id in self._stalled and delivery.attempts == attempts and not delivery.held
+
+    def _resume(self, key: DeliveryKey) -> None:
+        self.claims.give_back(key)
+        if self.keeper.may_begin:
+            self._on_news(key.queue)
 
     def _store(self, row: Row, now: float) -> Write:
         write = row.write(now, self._redact)
@@ -156,16 +180,21 @@ class OutboxStore:
             if not kept:
                 self._lose(row)
             elif write.status != PROCESSING:
-                self._composer.forget(row.message_id)
-                self.claims.finished(row)
+                self._forget(row)
+                if write.status == QUEUED:
+                    self.claims.due_in(write.delay or 0.0)
         if kept and write.status != PROCESSING:
             self._finished(write.status)
+
+    def _forget(self, row: Row) -> None:
+        self._composer.forget(row.message_id)
+        self._stalled.discard(row.message_id)
+        self.claims.finished(row)
 
     def _lose(self, row: Row) -> None:
         """Another relay believed us dead, or somebody has changed the row by hand."""
         keys = list(keys_of(row))
-        self.claims.finished(row)
-        self._composer.forget(row.message_id)
+        self._forget(row)
         lost = [key for key in keys if key in self._handed]
         self._lost.update(lost)
         if lost:
@@ -181,6 +210,7 @@ class OutboxStore:
     def _resumed(self, kept: bool) -> None:
         if kept:
             self._writer.go_on()
+            self.claims.doubt()
             self.claims.tell_all()
             return
         self._lost.update(self._handed)
@@ -188,6 +218,7 @@ class OutboxStore:
         self._writer.forget()
         lost = self.claims.lose()
         self._composer.clear()
+        self._stalled.clear()
         if lost:
             self._on_lost(lost)
 
@@ -199,32 +230,47 @@ class OutboxStore:
     async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
         composed = await self._composed(message_id)
         async for piece in read(composed):
-            if any(key.message_id == message_id for key in self._lost):
+            if self._is_lost(message_id):
                 raise StoreError(f"message {message_id}: the claim on it was lost")
             yield piece
 
     async def _composed(self, message_id: MessageId) -> Composed:
         row = self.claims.rows.get(message_id)
         if row is None:
+            if self._is_lost(message_id):
+                raise MessageSettledError(f"message {message_id}: the claim on it was lost")
             return await self._for_operators(message_id)
-        if not self.keeper.holds_lease:
-            raise StoreError(f"message {message_id}: the lease on it has run out")
         composed = self._composer.known(message_id)
-        if composed is not None:
-            return composed
         try:
-            content = row.content or await self.reader.content(row.id)
-            return await self._composer.make(row, content)
+            if not self.keeper.holds_lease:
+                raise StoreError(f"message {message_id}: the lease on it has run out")
+            return composed or await self._made(row)
+        except MessageNotFoundError as error:
+            self._lose(row)
+            raise MessageSettledError(f"message {message_id}: row {row.id} was deleted") from error
+        except StoreError:
+            if not self.keeper.may_begin:
+                self._stalled.add(message_id)
+            raise
         except BadRowError as error:
             self._refuse(row, str(error))
             raise MessageSettledError(f"message {message_id}: row {row.id} is wrong: {error}") from error
+
+    def _is_lost(self, message_id: MessageId) -> bool:
+        return any(key.message_id == message_id for key in self._lost)
+
+    async def _made(self, row: Row) -> Composed:
+        if row.content is not None:
+            return await self._composer.make(row, row.content)
+        async with self._composer.room(await self.reader.size(row.id)):
+            return await self._composer.make(row, await self.reader.content(row.id))
 
     async def _for_operators(self, message_id: MessageId) -> Composed:
         try:
             row = await self.reader.row(row_of(message_id))
             if row is None:
                 raise MessageNotFoundError(f"there is no message {message_id}")
-            return await self._composer.make(row, await self.reader.content(row.id))
+            return await self._made(row)
         except BadRowError as error:
             raise MessageNotFoundError(f"message {message_id}: {error}") from error
         finally:
@@ -255,15 +301,18 @@ class OutboxStore:
     ) -> int:
         existed = 0
         for message_id, some in groupby(sorted(keys, key=_message_of), key=_message_of):
-            row = self.claims.rows.get(message_id)
-            if row is None:
-                try:
-                    row = await self.reader.lock(row_of(message_id), self.keeper.session)
-                except BadRowError:
-                    continue  # the next claim says so in the row
-            if row is not None:
-                existed += self._change(row, list(some), change)
-                await self._written(self._store(row, self._clock.now()))
+            number = row_of(message_id)
+            self._changing.add(number)
+            try:
+                row = self.claims.rows.get(message_id) or await self.reader.lock(number, self.keeper.session)
+                if row is not None:
+                    existed += self._change(row, list(some), change)
+                    await self._written(self._store(row, self._clock.now()))
+            except BadRowError:
+                # The next claim says so in the row.
+                self.claims.doubt()
+            finally:
+                self._changing.discard(number)
         # What is due again has gone back to the table.
         self.claims.look()
         return existed

@@ -7,11 +7,12 @@ released never change; a new version appends one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zonerelay.store.base import StoreOpenError
-from zonerelay.store.postgres_driver import Fetch, Link
+from zonerelay.store.postgres_driver import Fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,10 @@ class Names:
     @property
     def relays(self) -> str:
         return f"{self.messages}_relays"
+
+    @property
+    def versions(self) -> str:
+        return f"{self.messages}_schema"
 
     @property
     def channel(self) -> str:
@@ -126,20 +131,49 @@ CREATE TRIGGER {prefix}_again AFTER UPDATE OF status ON {messages} FOR EACH ROW
     WHEN (new.status = 'queued' AND old.status IN ('failed', 'sent')) EXECUTE FUNCTION {wake}();
 """
 
-MIGRATIONS = (_FIRST,)
+_VERSIONS = """
+CREATE TABLE IF NOT EXISTS {versions} (
+    version integer PRIMARY KEY,
+    applied timestamptz NOT NULL DEFAULT now(),
+    oldest integer NOT NULL
+)
+"""
 
 
-def statements(names: Names) -> list[str]:
-    """What makes the tables; each is carried out by itself."""
+class Step(NamedTuple):
+    """`oldest`: the version that a relay must know at least to work with what this step makes."""
+
+    statements: str
+    oldest: int
+
+
+MIGRATIONS: tuple[Step, ...] = (Step(_FIRST, oldest=1),)
+"""Step n makes version n of version n - 1. `_MESSAGES` and the others are the columns after the last one."""
+
+
+def recorded(names: Names, steps: Sequence[Step], before: int) -> list[str]:
+    """Write down that these steps have been taken after version `before`."""
+    table = f'"{names.schema}"."{names.versions}"'
+    return [
+        *statements(_VERSIONS, names),
+        *(
+            f"INSERT INTO {table} (version, oldest) VALUES ({number}, {step.oldest})"  # noqa: S608 - checked names
+            for number, step in enumerate(steps, before + 1)
+        ),
+    ]
+
+
+def statements(text: str, names: Names) -> list[str]:
+    """Of a step, each to be carried out by itself."""
     words = {
         "messages": f'"{names.schema}"."{names.messages}"',
         "mailboxes": f'"{names.schema}"."{names.mailboxes}"',
         "relays": f'"{names.schema}"."{names.relays}"',
+        "versions": f'"{names.schema}"."{names.versions}"',
         "wake": f'"{names.schema}"."{names.messages}_wake"',
         "prefix": names.messages,
         "channel": names.channel,
     }
-    text = _FIRST
     for word, value in words.items():
         text = text.replace(f"{{{word}}}", value)
     # A function's body has semicolons of its own.
@@ -152,6 +186,7 @@ def script(names: Names) -> str:
     columns = ", ".join(WRITTEN_BY_APPLICATIONS)
     table, mailboxes = f'"{names.schema}"."{names.messages}"', f'"{names.schema}"."{names.mailboxes}"'
     relays = f'"{names.schema}"."{names.relays}"'
+    versions = f'"{names.schema}"."{names.versions}"'
     rights = f"""
 -- An application's role, here "app", inserts and reads what became of it:
 -- GRANT USAGE ON SCHEMA "{names.schema}" TO app;
@@ -162,46 +197,49 @@ def script(names: Names) -> str:
 -- GRANT SELECT, UPDATE ON {table} TO relay;
 -- GRANT SELECT ON {mailboxes} TO relay;
 -- GRANT SELECT, INSERT, UPDATE, DELETE ON {relays} TO relay;
+-- GRANT SELECT ON {versions} TO relay;
 """
-    made = ";\n\n".join(statements(names))
+    steps = [statement for step in MIGRATIONS for statement in statements(step.statements, names)]
+    made = ";\n\n".join([*steps, *recorded(names, MIGRATIONS, 0)])
     return f'BEGIN;\nCREATE SCHEMA IF NOT EXISTS "{names.schema}";\n\n{made};\n\nCOMMIT;\n{rights}'
 
 
-async def create(link: Link, names: Names) -> None:
-    """Make the tables where there are none; one relay at a time."""
-    async with link.transaction() as fetch:
-        await fetch("SELECT pg_advisory_xact_lock(hashtext($1))", f"zonerelay outbox {names.channel}")
-        if await _columns(fetch, names, names.messages):
-            return
-        if not await fetch("SELECT 1 FROM pg_namespace WHERE nspname = $1", names.schema):
-            await fetch(f'CREATE SCHEMA "{names.schema}"')
-        for statement in statements(names):
-            await fetch(statement)
+async def exist(fetch: Fetch, names: Names) -> bool:
+    return bool(await _columns(fetch, names, names.messages))
 
 
-async def check(link: Link, names: Names) -> None:
+async def check(fetch: Fetch, names: Names) -> None:
     """Raises StoreOpenError with everything that is missing or of another type."""
-    wrong: list[str] = []
-    for table, wanted in (
-        (names.messages, _MESSAGES),
-        (names.mailboxes, _MAILBOXES),
-        (names.relays, _RELAYS),
-    ):
-        found = await _columns(link.fetch, names, table)
-        if not found:
-            wrong.append(f"there is no table {names.schema}.{table}, or this role may not see it")
-            continue
-        for column, kind in wanted.items():
-            there = found.get(column)
-            if there is None:
-                wrong.append(f"{table} has no column {column} ({kind})")
-            elif there not in {kind, *_will_do(kind)}:
-                wrong.append(f"{table}.{column} is {there}, not {kind}")
+    wrong = await problems(fetch, names)
     if wrong:
         raise StoreOpenError(
             f"[outbox]: {'; '.join(wrong)}. zonerelay outbox schema prints what makes the tables;"
             " create_tables = true lets the relay do it"
         )
+
+
+async def problems(fetch: Fetch, names: Names) -> list[str]:
+    ((encoding,),) = await fetch("SELECT current_setting('server_encoding')")
+    wrong = [] if encoding == "UTF8" else [f"the database's encoding is {encoding}, not UTF8"]
+    for table, wanted in (
+        (names.messages, _MESSAGES),
+        (names.mailboxes, _MAILBOXES),
+        (names.relays, _RELAYS),
+    ):
+        wrong += _compare(table, await _columns(fetch, names, table), wanted, names.schema)
+    return wrong
+
+
+def _compare(table: str, found: Mapping[str, str], wanted: Mapping[str, str], schema: str) -> Iterator[str]:
+    if not found:
+        yield f"there is no table {schema}.{table}, or this role may not see it"
+        return
+    for column, kind in wanted.items():
+        there = found.get(column)
+        if there is None:
+            yield f"{table} has no column {column} ({kind})"
+        elif there not in {kind, *_will_do(kind)}:
+            yield f"{table}.{column} is {there}, not {kind}"
 
 
 def _will_do(kind: str) -> Sequence[str]:

@@ -56,6 +56,10 @@ class Writer:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
+    def has(self, row: int, token: str) -> bool:
+        """Something of this claim is still to be written."""
+        return (row, token) in self._waiting
+
     def go_on(self) -> None:
         """The database is back."""
         if self._waiting:

@@ -114,7 +114,7 @@ class Ring:
                 self.next_turn = min(zone.due, self._aside[0][0]) if self._aside else zone.due
                 return None
             destination = self._pop()
-            if destination is None or not destination.waiting:
+            if not destination.waiting:
                 continue
             if not destination.site.has_room(destination, now):
                 destination.site.blocked[destination] = None
@@ -202,24 +202,23 @@ class Ring:
             ring.append(destination)
 
     def _hasten(self, destination: Destination) -> None:
-        """Something more urgent has come: it stands where it is, and before that in another ring."""
+        """Something more urgent has come: it changes over to the ring of that."""
         stands = destination.stands_as
         if stands is not None and STRIDE[destination.urgency] < STRIDE[stands]:
+            # A place left behind would be a turn more in each round, for every urgent message one.
+            self._rings[stands].remove(destination)
             self._append(destination)
 
     def _stands(self) -> list[Priority]:
         return [priority for priority, ring in self._rings.items() if ring]
 
-    def _pop(self) -> Destination | None:
-        """`None` for a place that was left by `_hasten`."""
+    def _pop(self) -> Destination:
         if self._urgencies:
             stands = self._stands()
             priority = stands[0] if len(stands) == 1 else self._precedence.pick(stands)
         else:
             priority = Priority.NORMAL
         destination = self._rings[priority].pop()
-        if destination.stands_as is not priority:
-            return None
         destination.in_ring = False
         destination.stands_as = None
         return destination

@@ -8,7 +8,7 @@ come due together, or a list of a million, and these get half of the turns all t
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
@@ -83,35 +83,41 @@ Waiting = TypeVar("Waiting", bound=Freshness)
 
 
 class Turns(Generic[Waiting]):
-    """A queue of those that wait: with fresh mail and without it, one of each by turns."""
+    """A queue of those that wait: with fresh mail and without it, one of each by turns; nobody twice."""
 
     __slots__ = ("_first", "_fresh", "_other", "_turn_of_other")
 
     def __init__(self) -> None:
-        self._first: deque[Waiting] = deque()
-        self._fresh: deque[Waiting] = deque()
-        self._other: deque[Waiting] = deque()
+        # Not a deque: who leaves before its turn is found at once.
+        self._first: OrderedDict[Waiting, None] = OrderedDict()
+        self._fresh: OrderedDict[Waiting, None] = OrderedDict()
+        self._other: OrderedDict[Waiting, None] = OrderedDict()
         self._turn_of_other = False
 
     def __bool__(self) -> bool:
         return bool(self._fresh or self._other or self._first)
 
     def append(self, waiting: Waiting) -> None:
-        (self._fresh if waiting.has_fresh else self._other).append(waiting)
+        (self._fresh if waiting.has_fresh else self._other)[waiting] = None
 
     def put_first(self, waiting: Waiting) -> None:
         """Before all others: it has waited for its turn elsewhere."""
-        self._first.append(waiting)
+        self._first[waiting] = None
 
     def pop(self) -> Waiting:
         """The next; there must be one."""
         if self._first:
-            return self._first.popleft()
+            return self._first.popitem(last=False)[0]
         if self._other and (self._turn_of_other or not self._fresh):
             self._turn_of_other = False
-            return self._other.popleft()
+            return self._other.popitem(last=False)[0]
         self._turn_of_other = True
-        return self._fresh.popleft()
+        return self._fresh.popitem(last=False)[0]
+
+    def remove(self, waiting: Waiting) -> None:
+        """It leaves before its turn."""
+        for each in (self._first, self._fresh, self._other):
+            each.pop(waiting, None)
 
     def clear(self) -> None:
         self._first.clear()

@@ -15,13 +15,11 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.base import Change, Lost, News, StoreError, Submit, Wanted, everybody
-from zonerelay.store.batches import in_batches
+from zonerelay.store.base import Lost, News, StoreError, Wanted, everybody
 from zonerelay.store.body_writer import BodyWriter
-from zonerelay.store.checks import check_own_message
 from zonerelay.store.looking import read_each
 from zonerelay.store.s3_adopt import Walks
 from zonerelay.store.s3_alerts import Alerts
@@ -32,13 +30,12 @@ from zonerelay.store.s3_nodes import Nodes
 from zonerelay.store.s3_objects import Objects
 from zonerelay.store.s3_reader import Reader
 from zonerelay.store.s3_records import Lease
+from zonerelay.store.s3_settling import Settling
 from zonerelay.store.s3_states import Mine
 from zonerelay.store.s3_survey import Survey
 from zonerelay.store.s3_uploads import Uploads
-from zonerelay.store.s3_work import Group, Job, State, groups_of, to_decide
-from zonerelay.store.s3_writer import APART, Writer
+from zonerelay.store.s3_writer import Writer
 
-UPDATE_BATCH = 256
 CROWDED = 10_000
 """Deliveries that are due here; with more of them, new mail is left to other relays, if there are any."""
 LOOK_AGAIN = 600.0
@@ -122,6 +119,8 @@ class S3Store:
         handout = Handout(mine, self._writer, keeper)
         self.claim, self.claim_domain, self.release = handout.claim, handout.claim_domain, handout.release
         self.next_due, self.has_ready = handout.next_due, handout.has_ready
+        settling = Settling(mine, self._writer, keeper, self._walks)
+        self.settle, self.update = settling.settle, settling.update
         self._alerts = (
             Alerts(objects.bucket, heard=self._heard, has_room=self._has_room) if terms.alerts else None
         )
@@ -190,80 +189,7 @@ class S3Store:
         if self._alerts is not None:
             self._alerts.offer(message_id)
 
-    # --- settling
-
-    async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
-        del lazy  # what waits for the same message shares its write anyway
-        self._keeper.check_usable()
-        for change in changes:
-            if isinstance(change, Submit):
-                check_own_message(change)
-        groups = [group for group in groups_of(changes) if self._is_ours(group)]
-        written = [self._submit(group) for group in groups]
-        if len(written) == 1:
-            await asyncio.shield(written[0])
-            return
-        for outcome in await asyncio.gather(*map(asyncio.shield, written), return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
-
-    def _is_ours(self, group: Group) -> bool:
-        """Without what was lost: what became of our attempt is no longer ours to tell."""
-        lost = [key for key in group.changes if key in self._mine.claims.lost]
-        if lost and len(lost) < len(group.changes) and group.reports:
-            for key in lost:
-                self._mine.claims.drop(key)
-            raise StoreError(APART)
-        for key in lost:
-            self._mine.claims.drop(key)
-            del group.changes[key]
-        return bool(group.changes) or not lost
-
-    def _submit(self, group: Group) -> asyncio.Future[None]:
-        if not group.changes:
-            return self._writer.submit_apart(group.reports)
-        leader = group.ids[0]
-        wanted = group.of(leader)
-        job = Job(
-            list(wanted),
-            to_decide(wanted),
-            settles=True,
-            reports=group.reports,
-            others=group.others(leader),
-        )
-        return self._writer.submit(leader, job)
-
     # --- operators
-
-    async def update(
-        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
-        existed = 0
-        for batch in in_batches(keys, UPDATE_BATCH):
-            existed += await self._update(batch, change)
-        return existed
-
-    async def _update(
-        self, keys: Sequence[DeliveryKey], change: Callable[[Delivery], Delivery | None]
-    ) -> int:
-        self._keeper.check_usable()
-        by_message: dict[MessageId, list[DeliveryKey]] = {}
-        for key in keys:
-            by_message.setdefault(key.message_id, []).append(key)
-        foreign = [each for each in by_message if each not in self._mine.ids]
-        if foreign:
-            await self._walks.look_at(foreign)  # nobody's is ours from here on
-        existed: dict[DeliveryKey, bool] = {}
-        jobs = [
-            (message_id, Job(some, _changer(some, change, existed)))
-            for message_id, some in by_message.items()
-            if message_id in self._mine.ids
-        ]
-        written = [self._writer.submit(message_id, job) for message_id, job in jobs]
-        for outcome in await asyncio.gather(*map(asyncio.shield, written), return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return sum(existed.values())
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return await read_each(self.read_message, ids)
@@ -370,21 +296,3 @@ class S3Store:
         except StoreError as error:
             _log.warning("the bucket could not be looked through, it is tried again: %s", error)
             self._next_walk = 0.0
-
-
-def _changer(
-    keys: Sequence[DeliveryKey],
-    change: Callable[[Delivery], Delivery | None],
-    existed: dict[DeliveryKey, bool],
-) -> Callable[[State], dict[DeliveryKey, Delivery | None]]:
-    def decide(state: State) -> dict[DeliveryKey, Delivery | None]:
-        found: dict[DeliveryKey, Delivery | None] = {}
-        for key in keys:
-            existed[key] = key in state
-            if key in state:
-                new = found[key] = change(state[key])
-                if new is not None and new.key != key:
-                    raise StoreError("a change may not turn a delivery into another one")
-        return found
-
-    return decide

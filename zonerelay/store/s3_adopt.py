@@ -1,18 +1,22 @@
 """Looking through the bucket: what is this relay's, what nobody's, what a crash has left.
 
 A walk lists `queue/` page by page and reads the heads it does not know, `READS_AT_ONCE` at a time: memory
-does not grow with the bucket but with what is this relay's. Mail of a session that is over is taken over by
-a conditional write of each message. When several relays see the same session end, each takes its share
-first (by message id), and what is left a while later. Intents are carried out before anything is handed out
-that they concern; when two relays take over such messages, one of them may try once more what was decided.
+does not grow with the bucket but with what is this relay's. What a living session owns stays its own, so
+of others' mail only the owners are remembered, and no deferral makes anybody read it again. Mail of a
+session that is over is taken over by a conditional write of each message. When several relays see the same
+session end, each takes its share first (by message id), and what is left a while later. Intents are carried
+out before anything is handed out that they concern; when two relays take over such messages, one of them
+may try once more what was decided.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -26,10 +30,14 @@ from zonerelay.store.s3_work import Job
 from zonerelay.store.s3_writer import Writer
 
 READS_AT_ONCE = 32
+GROUP = 256
+"""Messages whose heads are looked at together: of what was decided with one of them the others are part."""
 MAX_OVER = 10_000
 """Sessions that are over and remembered as such."""
 KNOWN_OTHERS = 100_000
-"""Messages of other relays whose owners are remembered, so that a walk need not read them again."""
+"""Messages of other relays whose owners are remembered (some 20 MB); further ones every walk reads again."""
+
+T = TypeVar("T")
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -57,30 +65,27 @@ class Walks:
         self._on_news = on_news
         self._over: set[str] = set()
         """Sessions that were looked for and are over."""
-        self.others: dict[MessageId, tuple[str, str]] = {}
-        """ETag and owner of messages that are other relays'."""
+        self._others: dict[MessageId, str] = {}
+        """Owners of messages that are other relays', as the last walk has found them."""
+        self._at_once = asyncio.Semaphore(READS_AT_ONCE)
         self.unreadable = 0
 
     async def walk(self, *, shares: bool = False) -> None:
         """Raises StoreError. `shares`: leave to other relays their part of what is left."""
         self.unreadable = 0
+        present: dict[MessageId, str] = {}
         async for page in self._objects.bucket.pages(self._objects.keys.queue):
-            ids = {self._objects.keys.message_of(listed.key): listed.etag for listed in page}
+            names = [self._objects.keys.message_of(listed.key) for listed in page]
+            ids = [name for name in names if name is not None]
+            live = self._nodes.live()
             unknown = [
-                message_id
-                for message_id, etag in ids.items()
-                if message_id is not None and not self._is_known(message_id, etag)
+                each for each in ids if each not in self._mine.ids and self._others.get(each) not in live
             ]
-            for start in range(0, len(unknown), READS_AT_ONCE):
-                some = unknown[start : start + READS_AT_ONCE]
-                await self.look_at(some, shares=shares)
+            for start in range(0, len(unknown), GROUP):
+                await self.look_at(unknown[start : start + GROUP], shares=shares)
+            present |= {each: self._others[each] for each in ids if each in self._others}
+        self._others = present  # the rest is gone
         await self._remove_leftovers()
-
-    def _is_known(self, message_id: MessageId, etag: str) -> bool:
-        if message_id in self._mine.ids:
-            return True
-        known = self.others.get(message_id)
-        return known is not None and known[0] == etag and known[1] in self._nodes.live()
 
     async def look_at(self, ids: Sequence[MessageId], *, shares: bool = False) -> None:
         """Take those that are ours, or nobody's. Raises StoreError."""
@@ -96,7 +101,7 @@ class Walks:
         await self._take(list(versions.items()), shares=shares)
 
     async def _read_all(self, ids: Sequence[MessageId]) -> dict[MessageId, Version]:
-        found = await asyncio.gather(*map(self._read, ids))
+        found = await asyncio.gather(*(self._bounded(self._read(each)) for each in ids))
         versions = {each: version for each, version in zip(ids, found, strict=True) if version is not None}
         if not self._alone:
             for owner in {version.head.owner for version in versions.values()} - {""}:
@@ -105,7 +110,7 @@ class Walks:
 
     async def _take(self, found: Sequence[tuple[MessageId, Version]], *, shares: bool) -> None:
         taken = [
-            self._decide(message_id, version, shares=shares)
+            self._bounded(self._decide(message_id, version, shares=shares))
             for message_id, version in found
             if message_id not in self._mine.ids
         ]
@@ -114,6 +119,11 @@ class Walks:
             zones |= some
         for zone in zones:
             self._on_news(zone)
+
+    async def _bounded(self, work: Coroutine[object, object, T]) -> T:
+        """Who takes a message over holds all of its body for a moment."""
+        async with self._at_once:
+            return await work
 
     async def _read(self, message_id: MessageId) -> Version | None:
         try:
@@ -135,9 +145,8 @@ class Walks:
         if self._alone or head.owner == self._nodes.session:
             return self._take_in(message_id, version)
         if head.owner in self._nodes.live():
-            if len(self.others) >= KNOWN_OTHERS:
-                self.others.clear()
-            self.others[message_id] = (version.etag, head.owner)
+            if len(self._others) < KNOWN_OTHERS or message_id in self._others:
+                self._others[message_id] = sys.intern(head.owner)
             return set()
         if (not head.owner and not self._has_room()) or (shares and not self._is_my_share(message_id)):
             return set()
@@ -168,7 +177,7 @@ class Walks:
             self.unreadable += 1
             _log.error("left for the operator: %s", error)
             return set()
-        self.others.pop(message_id, None)
+        self._others.pop(message_id, None)
         if version.head.intent is not None:
             self._writer.unfinished.add(message_id)
         return zones

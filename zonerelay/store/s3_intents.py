@@ -19,7 +19,7 @@ from zonerelay.store.base import StoreError, Submit
 from zonerelay.store.checks import split
 from zonerelay.store.s3_client import ConflictError, MissingError
 from zonerelay.store.s3_objects import Objects
-from zonerelay.store.s3_records import INLINE_LIMIT, Head, Intent, Report, Step
+from zonerelay.store.s3_records import INLINE_LIMIT, Intent, Report, Step
 from zonerelay.store.s3_states import Mine
 from zonerelay.store.s3_work import Job, State
 
@@ -50,11 +50,12 @@ class Intents:
 
     async def _word_report(self, report: Submit) -> Report:
         found = spelled.rows({d.key: d for d in report.deliveries}.values())
+        message = msgspec.Raw(records.encode_message(report.message))
         if len(report.body) <= INLINE_LIMIT:
-            return Report(message=report.message, deliveries=found, inline=report.body)
+            return Report(message=message, deliveries=found, inline=report.body)
         key = self._objects.keys.body(report.message.id, self._session())
         await self._objects.bucket.put(key, report.body)
-        return Report(message=report.message, deliveries=found, body=key)
+        return Report(message=message, deliveries=found, body=key)
 
     def _word_step(self, key: DeliveryKey, new: Delivery | None) -> Step:
         known = self._mine.claims.handed.get(key)
@@ -84,19 +85,11 @@ class Intents:
             await self._make(await self._word_report(report))
 
     async def _make(self, report: Report) -> None:
-        message_id = report.message.id
+        message_id = report.message_id
         if message_id in self._mine.ids:
             return
-        head = Head(
-            format=spelled.FORMAT,
-            owner=self._session(),
-            rev=1,
-            message=report.message,
-            deliveries=report.deliveries,
-            body=report.body,
-        )
         try:
-            version = await self._objects.create(message_id, head, report.inline)
+            version = await self._objects.create(message_id, report.head(self._session()), report.inline)
         except ConflictError:
             found = await self._objects.find(message_id)
             if found is None or found.head.owner != self._session():

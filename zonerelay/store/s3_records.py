@@ -7,11 +7,15 @@
 
 A message exists when `queue/ID` does and has deliveries. A head without any is what a removal leaves for a
 moment where the service cannot remove on a condition. What cannot be read raises StoreCorruptError.
+
+A head is written again with each change, perhaps by an older version than the one that wrote it: members
+that this version does not know, of the head and of the message in it, are kept. An intent is carried out
+and forgotten by whoever finds it; what an older version could not carry out needs another format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -51,10 +55,27 @@ class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message that an intent makes. `inline` is its body, if it is not in an object of its own."""
 
-    message: Message
+    message: msgspec.Raw
     deliveries: tuple[Row, ...]
     body: str = ""
     inline: bytes = b""
+
+    @property
+    def message_id(self) -> MessageId:
+        return _decode_identity(self.message).envelope.id
+
+    def head(self, owner: str) -> Head:
+        """How it begins. Raises StoreCorruptError."""
+        message = records.decode_message(self.message_id, bytes(self.message))
+        return Head(
+            format=FORMAT,
+            owner=owner,
+            rev=1,
+            message=message,
+            deliveries=self.deliveries,
+            body=self.body,
+            kept=_kept({"message": self.message}, message),
+        )
 
 
 class Intent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,10 +85,8 @@ class Intent(msgspec.Struct, frozen=True, omit_defaults=True):
     steps: tuple[Step, ...] = ()
 
 
-class Head(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """`owner` is the session of the relay that has it, "" when it is left to whoever has room. `rev` grows
-    with each write, so that no two versions of it are alike.
-    """
+class _Known(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What this version reads in a head."""
 
     format: int = 0
     owner: str = ""
@@ -80,6 +99,25 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def is_over(self) -> bool:
         return not self.deliveries and self.intent is None
+
+
+class Head(_Known, frozen=True, omit_defaults=True, kw_only=True):
+    """`owner` is the session of the relay that has it, "" when it is left to whoever has room. `rev` grows
+    with each write, so that no two versions of it are alike. `kept` is what a newer version has written
+    (JSON): members of the head, and first of them `message`, if there is something unknown in that.
+    """
+
+    kept: bytes = b""
+
+
+class _Named(msgspec.Struct, frozen=True):
+    id: MessageId
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    """The one thing that is asked of a message in an intent."""
+
+    envelope: _Named
 
 
 class Lease(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -99,7 +137,11 @@ class Lease(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode_head = msgspec.json.Decoder(Head).decode
+_decode_head = msgspec.json.Decoder(_Known).decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_identity = msgspec.json.Decoder(_Identity).decode
+_MEMBERS = frozenset(_Known.__struct_fields__)
+_MESSAGE_FIRST = b'{"message":'
 _decode_lease = msgspec.json.Decoder(Lease).decode
 
 
@@ -138,19 +180,35 @@ class Keys:
 
 def encode_head(head: Head) -> bytes:
     try:
-        return _encode(head) + b"\n"
+        if not head.kept:
+            return _encode(head) + b"\n"
+        message = None if head.kept.startswith(_MESSAGE_FIRST) else head.message
+        encoded = _encode(msgspec.structs.replace(head, message=message, kept=b""))
+        return b"%b,%b\n" % (encoded[:-1], head.kept[1:])
     except (UnicodeError, TypeError, msgspec.MsgspecError) as error:
         raise StoreError(f"the message cannot be written as JSON: {error}") from error
 
 
 def decode_head(name: str, line: bytes) -> Head:
     try:
-        head = _decode_head(line)
+        known = _decode_head(line)
+        # Nearly always there is nothing else in it.
+        kept = b"" if _encode(known) == line.rstrip(b"\n") else _kept(_decode_members(line), known.message)
+        for report in known.intent.reports if known.intent is not None else ():
+            report.head(known.owner)
     except (ValueError, msgspec.MsgspecError) as error:
         raise StoreCorruptError(f"{name}: unreadable: {error}") from error
-    if head.format > FORMAT:
-        raise StoreCorruptError(f"{name} has format {head.format}, this version reads up to {FORMAT}")
-    return head
+    if known.format > FORMAT:
+        raise StoreCorruptError(f"{name} has format {known.format}, this version reads up to {FORMAT}")
+    return Head(**msgspec.structs.asdict(known), kept=kept)
+
+
+def _kept(members: Mapping[str, msgspec.Raw], message: Message | None) -> bytes:
+    kept = {name: value for name, value in members.items() if name not in _MEMBERS}
+    raw = members.get("message")
+    if message is not None and raw is not None and bytes(raw) != _encode(message):
+        kept = {"message": raw, **kept}
+    return _encode(kept) if kept else b""
 
 
 def encode_lease(lease: Lease) -> bytes:

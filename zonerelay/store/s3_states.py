@@ -28,13 +28,26 @@ class Stored:
     for the write that is under way (`busy`); `users` is who needs it to stay.
     """
 
-    __slots__ = ("body", "busy", "deliveries", "etag", "id", "intent", "jobs", "message", "rev", "users")
+    __slots__ = (
+        "body",
+        "busy",
+        "deliveries",
+        "etag",
+        "id",
+        "intent",
+        "jobs",
+        "kept",
+        "message",
+        "rev",
+        "users",
+    )
 
     def __init__(self, message_id: MessageId) -> None:
         self.id = message_id
         self.etag = ""
         self.rev = 0
         self.body = ""
+        self.kept = b""
         self.message: Message | None = None
         self.intent: Intent | None = None
         self.deliveries: dict[DeliveryKey, Delivery] = {}
@@ -47,7 +60,7 @@ class Stored:
         head = version.head
         self.deliveries = spelled.deliveries_of(self.id, head.deliveries)
         self.etag, self.rev, self.body = version.etag, head.rev, head.body
-        self.message, self.intent = head.message, head.intent
+        self.message, self.intent, self.kept = head.message, head.intent, head.kept
 
 
 class Mine:

@@ -176,6 +176,7 @@ class Writer:
             deliveries=spelled.rows(left.values()),
             body=stored.body,
             intent=intent,
+            kept=stored.kept,
         )
         started = self._now()
         if head.is_over:
@@ -221,9 +222,9 @@ class Writer:
             return
         await self._intents.carry_out(intent)
         for report in intent.reports:
-            if report.message.envelope.id in self._doubtful:
-                self._made.add(report.message.envelope.id)
-                self._doubtful.discard(report.message.envelope.id)
+            if report.message_id in self._doubtful:
+                self._made.add(report.message_id)
+                self._doubtful.discard(report.message_id)
         try:
             await self._put(stored, dict(stored.deliveries), None)
         except (ConflictError, MissingError, UnsureError):

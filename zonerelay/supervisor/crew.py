@@ -71,9 +71,11 @@ class Crew:
         for index in (*range(workers), *heirs):
             member = self.members.get(index)
             heir = index >= workers
-            if member is None:
+            if member is None or member.life.phase is Phase.OVER:
                 self.members[index] = Member(index, Life(self.patience, self._now()), heir)
-            elif member.heir != heir:
+                continue
+            member.life.want()
+            if member.heir != heir:
                 member.heir = heir
                 self._do(member, member.life.replace(self._now()))
         self.wake()
@@ -167,13 +169,14 @@ class Crew:
             lambda child, packet: self._heard(member, child, packet),
             lambda child, status: self._ended(member, child, status),
         )
-        command, environment, descriptors = self._launch(member.index, heir=member.heir)
         member.child, member.because, member.last_words = child, "", ""
+        member.emptied = False
         member.life.started(self._now())
         try:
+            command, environment, descriptors = self._launch(member.index, heir=member.heir)
             await child.start(command, environment, descriptors)
         except OSError as error:
-            member.last_words = f"{command[0]}: {error.strerror}"
+            member.last_words = str(error)
             self._ended(member, child, 127)
             return
         self._log.emit("info", "worker-started", {"worker": member.index, "pid": child.pid})
@@ -223,6 +226,8 @@ class Crew:
         first_time = member.life.phase is Phase.STARTING and not self.ready.done()
         why = ending(status, killed_because=member.because, last_words=member.last_words)
         member.child = None
+        # An empty spool is the end of an heir only: it may be wanted as a worker again by now.
+        member.emptied = member.emptied and member.heir
         member.life.ended(self._now(), finished=member.emptied)
         self.accounts.bury(member.index)
         fields: dict[str, Field] = {"worker": member.index, "pid": child.pid, "why": why}

@@ -102,6 +102,10 @@ class Life:
         self._wanted = False
         return self._end(now)
 
+    def want(self) -> None:
+        """It is to run, also when it is being stopped: then it is started again. Not when it is over."""
+        self._wanted = True
+
     def replace(self, now: float) -> Act | None:
         """Stop, then start again at once."""
         return self._end(now)

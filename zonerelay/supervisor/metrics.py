@@ -48,7 +48,8 @@ class CrewMetrics:
             found = await ask(path, PartMetrics(), Families, silence=PATIENCE)
         except (UnansweredError, ControlError):
             return
-        self._accounts.take(worker, life, found.families)
+        if any(member.index == worker for member in self._members()):  # or it has just been forgotten
+            self._accounts.take(worker, life, found.families)
 
     def exposition(self) -> bytes:
         own = (*collect(self._registry), *self._own())

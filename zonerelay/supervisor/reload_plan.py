@@ -6,13 +6,11 @@ the next start of the whole relay. Where the queue is kept is of the last kind: 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from zonerelay.config.changes import RESTART
+from zonerelay.config.changes import NEXT_START, RESTART, kept_from
 from zonerelay.config.models import Settings
 
-NEXT_START = ("spool", "admin", "log")
-"""The supervisor's own sockets and log, and where mail is."""
 ROLL = tuple(name for name in RESTART if name not in (*NEXT_START, "workers"))
 
 
@@ -27,7 +25,7 @@ class ReloadPlan:
 
 def plan(old: Settings, new: Settings) -> ReloadPlan:
     later = tuple(name for name in NEXT_START if getattr(old, name) != getattr(new, name))
-    settings = replace(new, **{name: getattr(old, name) for name in later})
+    settings = kept_from(old, new)
     roll = [name for name in ROLL if getattr(old, name) != getattr(new, name)]
     if {each.address for each in old.listener} != {each.address for each in new.listener}:
         roll.append("listener")  # a running process cannot be handed a socket

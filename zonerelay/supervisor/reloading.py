@@ -34,7 +34,9 @@ _LOOK_EVERY = 0.05
 
 
 class RefusedError(Exception):
-    """The new configuration is not taken; the text is for the operator. `told` and `replaced` took it."""
+    """The new configuration is not taken; the text is for the operator. `told` and `replaced` may have taken
+    it.
+    """
 
     def __init__(self, why: str, *, told: Sequence[Member] = (), replaced: Sequence[int] = ()) -> None:
         super().__init__(why)
@@ -72,6 +74,8 @@ class Reloading:
 
     def begin(self) -> None:
         """The signal's handler."""
+        if self._board.draining:
+            return
         if self._task is not None and not self._task.done():
             self._again = True
             return
@@ -86,7 +90,10 @@ class Reloading:
         while True:
             self._again = False
             self._notifier.reloading(self._clock.monotonic())
-            await self._once()
+            try:
+                await self._once()
+            except RefusedError as error:  # there is no room for the old one any more either
+                self._refuse(str(error))
             self._notifier.ready(self._board.where())
             if not self._again:
                 return
@@ -130,7 +137,11 @@ class Reloading:
             raise RefusedError(str(error.problems[0])) from error
 
     def _put_in_force(self, text: bytes, settings: Settings) -> None:
-        self._launcher.put_in_force(text)
+        """Raises RefusedError, with nothing changed."""
+        try:
+            self._launcher.put_in_force(text)
+        except OSError as error:
+            raise RefusedError(f"the copy for the workers cannot be written: {error}") from error
         self._launcher.silence = settings.worker_timeout
         self._launcher.workers = self._count(settings)
         self._crew.change_patience(self._patience(settings))
@@ -157,10 +168,10 @@ class Reloading:
         for member in list(self._crew.members.values()):
             if member.life.phase is not Phase.RUNNING:
                 continue
+            told.append(member)  # also one that refuses: it may have taken up a part, or do so later
             refusal = await self._tell(member)
             if refusal:
                 raise RefusedError(f"{member.name}: {refusal}", told=told)
-            told.append(member)
 
     async def _tell(self, member: Member) -> str:
         """SIGHUP; what the worker has against it. One that ends meanwhile reads it at its next start."""
@@ -173,7 +184,7 @@ class Reloading:
             if self._clock.monotonic() > deadline:
                 return f"no answer to the reload within {VERDICT_TIMEOUT:g} s"
             await asyncio.sleep(_LOOK_EVERY)
-        return member.verdict or ""
+        return (member.verdict or "") if member.verdicts != before else ""
 
     async def _replace_all(self) -> None:
         """One worker after the other. Raises RefusedError when one does not come up."""

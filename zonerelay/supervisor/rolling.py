@@ -35,6 +35,8 @@ class Roll:
             others = [life for other, life in lives.items() if other != worker]
             if not others or any(life.phase is Phase.RUNNING for life in others):
                 self._current = worker
+                # One that had died before its turn has started again since: that was not for us.
+                self._starts[worker] = lives[worker].starts
                 return worker
         return None
 

@@ -29,7 +29,14 @@ from zonerelay.inherited import Inherited
 from zonerelay.limits.server import LimitServer
 from zonerelay.limits.table import LimitTable
 from zonerelay.model.clock import Clock, SystemClock
-from zonerelay.process import StartError, build_redactor, prepare_home, raise_limits
+from zonerelay.process import (
+    StartError,
+    allow_reload,
+    build_redactor,
+    prepare_home,
+    put_off_reload,
+    raise_limits,
+)
 from zonerelay.store.spool_places import spools_beyond
 from zonerelay.supervisor import lock
 from zonerelay.supervisor.board import Board
@@ -54,6 +61,7 @@ STOP_GRACE = 10.0
 
 def supervise(config: Path, settings: Settings) -> int:
     """Raises StartError, RedactKeyError and OSError."""
+    put_off_reload()
     home = prepare_home(settings)
     raise_limits()
     redactor = build_redactor(settings)  # made before the workers look for it
@@ -145,7 +153,7 @@ class Supervisor:
         crew: asyncio.Task[None] | None = None
         try:
             self._open_sockets()
-            self._launcher.put_in_force(self._config.read_bytes())
+            self._launcher.begin(self._config.read_bytes())
             await self._limits.start()
             crew = asyncio.get_running_loop().create_task(self._crew.run())
             await self._start(crew)
@@ -200,6 +208,7 @@ class Supervisor:
             where = " ".join(self._sockets.addresses())
             self._log.emit("info", "ready", {"listeners": where})
             loop.add_signal_handler(signal.SIGHUP, self._reloading.begin)
+            allow_reload()
             self._notifier.ready(self._board.where())
             self._notifier.start_watchdog(loop)
         await crew

@@ -108,8 +108,10 @@ class Accounts:
 
     def bury(self, worker: int) -> None:
         """This life of the worker has ended. What it counted stays; so does its queue, until the next one
-        says what that is now; other gauges go.
+        says what that is now; other gauges go. What is still heard of this life has been counted.
         """
+        if worker in self._lives:
+            self._lives[worker] += 1
         families = self._latest.pop(worker, ())
         if families:
             self._left[worker] = tuple(family for family in families if family.name in _LASTING)
@@ -122,6 +124,7 @@ class Accounts:
         """There is no such worker any more, and no queue of it."""
         self.bury(worker)
         self._left.pop(worker, None)
+        self._lives.pop(worker, None)  # another one's lives are counted anew
 
     def families(self, others: tuple[Family, ...] = (), *, shared: bool = False) -> tuple[Family, ...]:
         """One relay's. `shared`: every worker has counted the same queue. `others` are added as they are."""

@@ -40,6 +40,8 @@ _BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
 _PAIRS = tuple(first + second for first in _BASE32 for second in _BASE32)
 _SYLLABLES = "[a-z2-7]{13}"
 _PSEUDONYM = re.compile(f"u-{_SYLLABLES}@d-{_SYLLABLES}")
+# Around one: what marks it already, or the angle brackets of a path.
+_MARKED = re.compile(rf"<(?:redacted:)?({_PSEUDONYM.pattern})>|(?<![\w-])({_PSEUDONYM.pattern})(?![\w-])")
 
 # What may stand in a local part. Wider than RFC 5321: a stranger's text is not a grammar, and one
 # character too many only costs a join, while one too few shows part of an address.
@@ -95,6 +97,12 @@ class Redactor:
         other = Redactor(b"", enabled=True)
         other._keyed = self._keyed
         return other
+
+    def stored(self, text: str) -> str:
+        """A text of ours or cleaned by `text`, to be kept elsewhere: pseudonyms say what they are,
+        `<redacted:u-…@d-…>`. Idempotent.
+        """
+        return _MARKED.sub(lambda found: f"<redacted:{found[1] or found[2]}>", text)
 
     def matches(self, pseudonym: str, mailbox: Mailbox) -> bool:
         """True when `pseudonym` (or its domain part alone) is how this redactor writes the mailbox."""

@@ -126,5 +126,6 @@ async def playing(port: int) -> AsyncIterator[Stage]:
 
 if __name__ == "__main__":
     report = uvloop.run(_play(int(sys.argv[1])))
-    sys.stdout.buffer.write(msgspec.msgpack.encode(report))
-    sys.stdout.flush()
+    # Unbuffered, as PYTHONUNBUFFERED makes it, standard output may take a part and leave it at that.
+    with open(sys.stdout.fileno(), "wb", closefd=False) as output:
+        output.write(msgspec.msgpack.encode(report))

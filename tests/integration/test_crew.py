@@ -1,0 +1,119 @@
+"""Workers as processes: one that is wanted again while it is being let go is started again."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.queueing import Sink
+from zonerelay.inherited import NOTHING
+from zonerelay.model.clock import SystemClock
+from zonerelay.supervisor.crew import Crew
+from zonerelay.supervisor.launching import Launcher
+from zonerelay.supervisor.life import Patience, Phase
+from zonerelay.supervisor.sockets import Sockets
+from zonerelay.telemetry.families import Accounts
+
+STAYS = """
+import os, signal, socket, time
+channel = socket.socket(fileno=int(os.environ["ZONERELAY_CHANNEL"]))
+def stop(*_):
+    channel.send(b"STOPPING=1")
+    time.sleep(0.3)
+    os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+channel.send(b"READY=1")
+time.sleep(60)
+"""
+EMPTIES = """
+import os, signal, socket, time
+channel = socket.socket(fileno=int(os.environ["ZONERELAY_CHANNEL"]))
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+channel.send(b"READY=1")
+channel.send(b"STOPPING=1")
+time.sleep(0.3)
+channel.send(b"EMPTY=1")
+"""
+
+
+def launch(index: int, *, heir: bool) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]:
+    return [sys.executable, "-S", "-c", EMPTIES if heir else STAYS], {}, ()
+
+
+@asynccontextmanager
+async def a_crew() -> AsyncIterator[Crew]:
+    patience = Patience(start=20.0, silence=20.0, stop=20.0)
+    crew = Crew(
+        launch=launch, patience=patience, log=Sink(), accounts=Accounts(), now=SystemClock().monotonic
+    )
+    running = asyncio.create_task(crew.run())
+    try:
+        yield crew
+    finally:
+        crew.stop()
+        await running
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def phase(crew: Crew, index: int) -> Phase:
+    return crew.members[index].life.phase
+
+
+def runs(crew: Crew, workers: int) -> bool:
+    return [each.life.phase for each in crew.members.values() if not each.heir] == [Phase.RUNNING] * workers
+
+
+async def test_one_that_is_wanted_again_before_it_has_stopped_is_started_again() -> None:
+    async with a_crew() as crew:
+        crew.employ(2)
+        await until(lambda: runs(crew, 2))
+        before = crew.members[1].life.starts
+        crew.dismiss(1, heirs=False)
+        crew.employ(2)
+        await until(lambda: runs(crew, 2) and crew.members[1].life.starts > before)
+
+
+async def test_an_heir_that_has_just_emptied_its_spool_is_a_worker_again_when_one_is_wanted() -> None:
+    async with a_crew() as crew:
+        crew.employ(1, heirs=[1])
+        await until(lambda: phase(crew, 1) is Phase.STOPPING)
+        crew.employ(2)
+        await until(lambda: runs(crew, 2))
+        await asyncio.sleep(0.1)
+        assert runs(crew, 2)
+
+
+async def test_an_heir_with_an_empty_spool_is_over() -> None:
+    async with a_crew() as crew:
+        crew.employ(1, heirs=[1])
+        await until(lambda: crew.members.keys() == {0})
+
+
+def test_the_copies_of_the_configuration_are_written_again_when_somebody_removes_them(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, 0, Sockets(NOTHING), {}, silence=20.0, workers=2)
+    launcher.begin(b"# one")
+    launcher.put_in_force(b"# two")
+    for each in tmp_path.iterdir():
+        each.unlink()
+    launcher(0, heir=False)
+    assert (tmp_path / "at-start.toml").read_text() == "# one"
+    assert (tmp_path / "in-force.toml").read_text() == "# two"
+
+
+def test_what_cannot_be_written_is_not_in_force(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, 0, Sockets(NOTHING), {}, silence=20.0, workers=2)
+    launcher.begin(b"# one")
+    (tmp_path / "in-force.new").mkdir()
+    with pytest.raises(OSError, match="in-force"):
+        launcher.put_in_force(b"# two")
+    assert launcher.in_force() == b"# one"

@@ -1,0 +1,88 @@
+"""The tables have a version: they are brought to this one, and relays of two versions share them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.support.outbox import OutboxBed
+from zonerelay.outbox import tables
+from zonerelay.outbox.migrations import check, migrate
+from zonerelay.outbox.tables import MIGRATIONS, Names, Step
+from zonerelay.store.base import StoreOpenError
+from zonerelay.store.postgres_driver import Access, Link
+
+NEXT = "ALTER TABLE {messages} ADD COLUMN extra text DEFAULT 'x'"
+
+
+@pytest.fixture
+def names(bed: OutboxBed) -> Names:
+    return Names(bed.schema, "outbound_messages", "mailboxes")
+
+
+@pytest.fixture
+async def link(bed: OutboxBed) -> AsyncIterator[Link]:
+    link = await Link.open(Access(bed.server.url, "", bed.schema, "test", 60.0))
+    yield link
+    await link.close()
+
+
+def versions(bed: OutboxBed) -> str:
+    return bed.psql("SELECT version, oldest FROM outbound_messages_schema ORDER BY version")
+
+
+async def test_tables_without_a_version_are_taken_as_they_are_if_they_fit(
+    bed: OutboxBed, names: Names, link: Link
+) -> None:
+    await migrate(link, names)
+    assert versions(bed) == "1|1"
+    bed.psql("DROP TABLE outbound_messages_schema; ALTER TABLE outbound_messages ADD COLUMN of_the_shop int")
+    await check(link, names)
+    await migrate(link, names)
+    await migrate(link, names)
+    assert versions(bed) == "1|1"
+    await check(link, names)
+
+
+async def test_tables_of_an_application_that_do_not_fit_are_not_touched(
+    bed: OutboxBed, names: Names, link: Link
+) -> None:
+    bed.server.psql(f"CREATE SCHEMA {bed.schema}")
+    bed.psql("CREATE TABLE outbound_messages (id bigint, subject text)")
+    await migrate(link, names)
+    with pytest.raises(StoreOpenError, match=r"no column zone \(text\).*there is no table .*mailboxes"):
+        await check(link, names)
+    assert bed.psql("SELECT count(*) FROM pg_trigger WHERE tgrelid = 'outbound_messages'::regclass") == "0"
+
+
+async def test_a_relay_of_the_version_before_goes_on_with_newer_tables_that_allow_for_it(
+    bed: OutboxBed, names: Names, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await migrate(link, names)
+    row = bed.insert()
+    bed.psql("INSERT INTO outbound_messages_relays VALUES (gen_random_uuid(), 'old', now() + interval '1 h')")
+    with monkeypatch.context() as newer:
+        newer.setattr(tables, "MIGRATIONS", (*MIGRATIONS, Step(NEXT, oldest=1)))
+        await migrate(link, names)
+    assert versions(bed) == "1|1\n2|1"
+    assert bed.row(row)["extra"] == "x"
+    await check(link, names)
+    await migrate(link, names)
+
+
+async def test_a_relay_refuses_tables_that_are_too_new_and_no_step_takes_them_from_a_running_one(
+    bed: OutboxBed, names: Names, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await migrate(link, names)
+    bed.psql("INSERT INTO outbound_messages_relays VALUES (gen_random_uuid(), 'old', now() + interval '1 h')")
+    with monkeypatch.context() as newer:
+        newer.setattr(tables, "MIGRATIONS", (*MIGRATIONS, Step(NEXT, oldest=2)))
+        with pytest.raises(StoreOpenError, match="Stop all of them first"):
+            await migrate(link, names)
+        assert versions(bed) == "1|1"
+        bed.psql("DELETE FROM outbound_messages_relays")
+        await migrate(link, names)
+    for attempt in (check, migrate):
+        with pytest.raises(StoreOpenError, match="a newer zonerelay has been here"):
+            await attempt(link, names)
