@@ -1,8 +1,8 @@
 """Which domains' routes are asked for next. Pure.
 
 A bounded number is under way. Domains of urgent mail come first; those of fresh mail and those of mail that
-has been put off take turns (`rows.py`), so that a list for ten thousand domains does not stand before the mail
-of others. A domain that waits already when fresh or urgent mail comes for it is put there as well.
+has been put off take turns (`rows.py`), so that a list for ten thousand domains does not stand before the
+mail of others. A domain that waits already when fresh or urgent mail comes for it is put there as well.
 """
 
 from __future__ import annotations
