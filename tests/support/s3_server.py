@@ -20,8 +20,9 @@ SECRET = "not-a-secret"  # moto takes any
 class MotoServer:
     """Started and stopped by `with`. What is in it is in memory: it is gone with the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bind: str = LOOPBACK) -> None:
         self.port = free_port()
+        self._bind = bind
         self.url = f"http://{LOOPBACK}:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -31,7 +32,7 @@ class MotoServer:
         return self._process.pid
 
     def start(self) -> None:
-        words = ["-m", "moto.server", "-H", LOOPBACK, "-p", str(self.port)]
+        words = ["-m", "moto.server", "-H", self._bind, "-p", str(self.port)]
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", *words],
             stdout=subprocess.DEVNULL,

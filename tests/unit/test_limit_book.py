@@ -180,6 +180,19 @@ def test_the_smaller_of_two_configurations_counts() -> None:
     assert say(book, "old", Claim("a", "", 10, keep=3, want=10)).held[0].units == 3
 
 
+def test_what_is_too_much_for_a_lowered_limit_goes_back_although_nobody_waits() -> None:
+    book = Book()
+    say(book, "one", Claim("a", "", 10, want=10))
+    say(book, "two", Claim("b", "", 10, want=10))
+    (held,) = say(book, "one", Claim("a", "", 4, keep=10, want=10)).held
+    assert (held.units, held.surrender) == (10, 6)
+    (held,) = say(book, "one", Claim("a", "", 4, keep=4, back=6, want=4)).held
+    assert (held.units, held.surrender) == (4, 0)
+    _, news = book.exchange("one", Request(6), 0.0)
+    assert news == {"two"}
+    assert say(book, "two").held == (Held("b", "", 10, 7),)
+
+
 def test_who_is_not_heard_of_loses_what_it_had() -> None:
     book = Book()
     book.exchange("one", Request(20, (Claim("a", "", 4, want=4),)), 0.0, until=10.0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.nodes.judge import Fault, judge
-from tests.support.nodes.sink import Arrival
+from tests.support.nodes.judge import Fault, above_rate, judge, most_within
+from tests.support.nodes.sink import Arrival, Begun
 
 FAULT = Fault("kill", frozenset({"a"}), at=10.0, known=10.1)
 
@@ -33,3 +33,19 @@ def test_a_copy_is_not_explained_by_the_fault_of_a_node_that_did_not_send_it() -
 
 def test_two_nodes_that_send_it_at_the_same_time_are_found() -> None:
     assert judge({"t1"}, arrivals(("c", 20.0, 20.5), ("b", 20.2, 20.6)), [FAULT]).at_once
+
+
+def begun(*moments: float, late: float = 0.0) -> list[Begun]:
+    return [Begun("a", "limited.test", at, at + late) for at in moments]
+
+
+def test_more_than_a_rate_allows_is_found_in_any_second() -> None:
+    assert not above_rate(begun(0.0, 0.5, 1.0, 1.5), 2, 1.0)
+    ((first, last),) = above_rate(begun(0.0, 0.6, 1.1, 1.5), 2, 1.0)
+    assert (first.at, last.at) == (0.6, 1.5)
+    assert most_within(begun(0.0, 0.6, 1.1, 1.5), 1.0) == 3
+
+
+def test_what_the_receiver_read_late_is_not_held_against_the_rate() -> None:
+    assert not above_rate(begun(0.0, 0.5, 0.9, late=0.1), 2, 1.0)
+    assert above_rate(begun(0.0, 0.5, 0.8, late=0.1), 2, 1.0)

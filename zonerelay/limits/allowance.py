@@ -88,6 +88,7 @@ class ZoneAllowance:
         """When the units are not to be used any longer, unless the authority is heard of."""
         self._monotonic = monotonic
         self.zone_limit = 0
+        self._zone_limit_said = 0
         self.pressed = 0
         self.closed = False
         """The lease may have ended: nothing new may be opened."""
@@ -100,7 +101,7 @@ class ZoneAllowance:
     def may_start(self, site: str, line: str, limit: int, zone_limit: int, waiting: int) -> bool:
         """A batch, of a line in which so many deliveries wait."""
         found = self._line(site, line, limit, zone_limit)
-        if found.batches < found.usable and not self._is_closed():
+        if found.batches < found.usable and not self.is_closed:
             return True
         self._wish(found, found.batches + max(1, min(waiting, found.batches)))
         return False
@@ -108,7 +109,7 @@ class ZoneAllowance:
     def may_connect(self, site: str, line: str, limit: int, zone_limit: int) -> bool:
         found = self._line(site, line, limit, zone_limit)
         # A batch that has started before the units were asked back is let through.
-        if found.connections < found.units and not self._is_closed():
+        if found.connections < found.units and not self.is_closed:
             return True
         self._wish(found, found.connections + 1)
         return False
@@ -116,7 +117,7 @@ class ZoneAllowance:
     def may_keep(self, site: str, line: str) -> bool:
         """A connection whose transaction has ended; false: others are to have its unit."""
         found = self._lines.get((site, line))
-        return found is None or (found.connections <= found.usable and not self._is_closed())
+        return found is None or (found.connections <= found.usable and not self.is_closed)
 
     # What has happened
 
@@ -140,7 +141,8 @@ class ZoneAllowance:
 
     @property
     def wants_exchange(self) -> bool:
-        return bool(self._dirty) or any(not line.said for line in self._heads())
+        other_limit = self.zone_limit != self._zone_limit_said and bool(self._lines)
+        return bool(self._dirty) or other_limit or any(not line.said for line in self._heads())
 
     @property
     def waits(self) -> bool:
@@ -158,6 +160,7 @@ class ZoneAllowance:
         return sum(line.units for line in lines), sum(line.connections for line in lines), wished
 
     def claims(self, *, everything: bool) -> tuple[Claim, ...]:
+        self._zone_limit_said = self.zone_limit
         heads = list(self._heads())
         if everything:
             lines = [line for line in self._lines.values() if line.units or line.connections or line in heads]
@@ -228,11 +231,12 @@ class ZoneAllowance:
         for line in self._wishes:
             line.wished_at = line.wished_at or now
 
-    # Inside
-
-    def _is_closed(self) -> bool:
-        """Also when a process that was stopped has just gone on."""
+    @property
+    def is_closed(self) -> bool:
+        """Nothing new may be opened; also when a process that was stopped has just gone on."""
         return self.closed or (self.until is not None and self._monotonic() >= self.until)
+
+    # Inside
 
     def _line(self, site: str, line: str, limit: int, zone_limit: int) -> LineAllowance:
         found = self._lines.get((site, line))
@@ -242,7 +246,9 @@ class ZoneAllowance:
             found.limit = limit
             self._dirty[found] = None
             self.changed()
-        self.zone_limit = zone_limit
+        if zone_limit != self.zone_limit:
+            self.zone_limit = zone_limit
+            self.changed()
         return found
 
     def _known(self, site: str, line: str) -> LineAllowance:

@@ -241,10 +241,11 @@ class LimitKeeper:
         sent = zone.asked = self._clock.monotonic()
         try:
             answer = await self.authority.exchange(allowance.name, request)
-        except AuthorityError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, turns and units must be asked for again
             zone.everything = True
             zone.wanted.update(dict.fromkeys(wanted))
-            self._note_lost(str(error))
+            known = isinstance(error, AuthorityError)
+            self._note_lost(str(error) if known else f"{type(error).__name__}: {error}")
             return False
         self._take_in(zone, answer, wanted, sent)
         return True
@@ -256,6 +257,8 @@ class LimitKeeper:
         now = self._clock.monotonic()
         allowance = zone.allowance
         zone.heard = sent
+        # Who was refused for that has not wished for anything.
+        opened = allowance.is_closed
         allowance.closed = False
         if self.authority.lease is not None:
             allowance.until = sent + self.authority.lease * SAFE
@@ -269,7 +272,7 @@ class LimitKeeper:
             return
         for seconds in waited:
             self.listener.waited(allowance.name, seconds)
-        if answer.held or any(answer.turns):
+        if opened or answer.held or any(answer.turns):
             self.listener.granted(allowance.name)
 
     def _note_lost(self, reason: str) -> None:

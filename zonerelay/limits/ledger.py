@@ -8,7 +8,8 @@
 - Somebody waits and a limit is used up: who holds more of it than the one who waits, by two or more, is told
   to surrender until they are equal; and so are a holder's own lines. Where there are fewer units than wishes
   they go round: who has one gives way after `QUANTUM`.
-- What a holder says it keeps is believed even beyond a limit: those connections exist. Nothing is given then.
+- What a holder says it keeps is believed even beyond a limit: those connections exist. Nothing is given then,
+  and what is too much (a limit has been lowered) is asked back from whoever has most, also if nobody waits.
 
 Promise: units are only ever given within the limits, and no one waits for ever while units are given back.
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from zonerelay.limits.values import Claim, Held
@@ -140,6 +141,7 @@ class Ledger:
         for holder in self.holders.values():
             for entry in holder.entries.values():
                 entry.surrender = entry.pressed = 0
+        self._ask_back_excess()
         if self.waiting:
             self._ask_back(now)
         return {name for name in self.holders if self._has_news(name)}
@@ -219,6 +221,23 @@ class Ledger:
 
     # Asking back
 
+    def _ask_back_excess(self) -> None:
+        excess = self._in_use() - self._zone_limit()
+        if excess > 0:
+            _surrender([each for holder in self.holders.values() for each in holder.entries.values()], excess)
+        for lines in self.sites.values():
+            limits = {line: min(each.limit for each in entries.values()) for line, entries in lines.items()}
+            for most in sorted(set(limits.values())):
+                there = [
+                    each
+                    for line, entries in lines.items()
+                    if limits[line] <= most
+                    for each in entries.values()
+                ]
+                excess = sum(each.units - each.surrender for each in there) - most
+                if excess > 0:
+                    _surrender(there, excess)
+
     def _ask_back(self, now: float) -> None:
         zone_is_full = self._in_use() >= self._zone_limit()
         everywhere = Share(
@@ -244,6 +263,12 @@ class Ledger:
                 for _, _, other in there:
                     other.pressed += 1
                 Share(there).ask(name, (site, line), wanted, now)
+
+
+def _surrender(entries: Collection[Entry], count: int) -> None:
+    """So many units, from who has most."""
+    for _ in range(count):
+        max(entries, key=lambda entry: entry.units - entry.surrender).surrender += 1
 
 
 class Share:

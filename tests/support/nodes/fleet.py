@@ -28,12 +28,14 @@ from tests.support.nodes.tomorrow import write_program
 from tests.support.process import PROGRAM, RelayFailed, RelayProcess
 from tests.support.toml import Table
 
-RATE = 120.0
+DOMAINS = ("example.com", "limited.test")
 PROGRAM_NAME = "program"
 READY = 20.0
 DRAINED = 30.0
 ON_THE_WAY = 0.3
 """Seconds in which an answer that was sent before is still read, on a busy machine."""
+
+Tables = Mapping[str, Table | Sequence[Table]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class Fleet:
         self.relays = relays
         self.store = store
         self.sink = sink
-        self.load = Injector([(relay.host, relay.smtp_port) for relay in relays], rate=RATE)
+        doors = [(relay.host, relay.smtp_port) for relay in relays]
+        self.load = Injector(doors, rate=store.rate, sessions=max(6, round(store.rate / 10)))
         self.faults: list[Fault] = []
         self.absences: list[Absence] = []
         self._loop = asyncio.get_running_loop()
@@ -148,8 +151,13 @@ class Fleet:
         return judge(self.load.acknowledged.keys(), self.sink.by_token(), self.faults)
 
 
+def _table(content: Table | Sequence[Table]) -> Table:
+    assert isinstance(content, Mapping)
+    return content
+
+
 def relay_on(
-    node: Node, store: SharedStore, directory: Path, *, dns: str, port: int, tables: Mapping[str, Table]
+    node: Node, store: SharedStore, directory: Path, *, dns: str, port: int, tables: Tables
 ) -> RelayProcess:
     own = store.tables(node.number)
     home = directory / f"node{node.number}"
@@ -164,7 +172,7 @@ def relay_on(
         top={"hostname": f"node{node.number}.test", "shutdown_timeout": "3s"},
         spool=own["spool"],
         listener={"allow_networks": [NETWORK]},
-        zone={"port": port, "allow_private_addresses": True, **tables.get("zone", {})},
+        zone={"port": port, "allow_private_addresses": True, **_table(tables.get("zone", {}))},
         tables={
             "dns": {"servers": [dns]},
             "retry": {"schedule": ["1s"], "suspend_min": "1s"},
@@ -176,12 +184,13 @@ def relay_on(
 
 @asynccontextmanager
 async def fleet(
-    network: Network, store: SharedStore, directory: Path, tables: Mapping[str, Table] | None = None
+    network: Network, store: SharedStore, directory: Path, tables: Tables | None = None
 ) -> AsyncIterator[Fleet]:
     """`tables` go into every node's configuration; `zone` into its one zone."""
     sink = LedgerSink()
     await sink.start()
-    names = {"example.com": {"MX": ["10 mx.example.com"]}, "mx.example.com": {"A": [MAIL_HOST]}}
+    names = {domain: {"MX": [f"10 mx.{domain}"]} for domain in DOMAINS}
+    names |= {f"mx.{domain}": {"A": [MAIL_HOST]} for domain in DOMAINS}
     async with FakeDns(names, host=MAIL_HOST) as dns:
         relays = [
             relay_on(node, store, directory, dns=dns.address, port=sink.port, tables=tables or {})

@@ -6,13 +6,14 @@ Pure: from what the clients and the receiver have written down, and from when wh
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.support.nodes.sink import Arrival
+from tests.support.nodes.sink import Arrival, Begun
 
-OUTCOME = 0.5
+OUTCOME = 1.0
 """Seconds within which what was delivered is also recorded, on a busy machine, too."""
 
 
@@ -72,3 +73,18 @@ def _explain(copies: Sequence[Arrival], faults: Sequence[Fault], found: Verdict)
     for (one, why), (other, why_other) in itertools.combinations(zip(copies, explained, strict=True), 2):
         if one.node != other.node and one.overlaps(other) and why is None and why_other is None:
             found.at_once.append((one, other))
+
+
+def above_rate(begun: Sequence[Begun], count: int, seconds: float) -> list[tuple[Begun, Begun]]:
+    """Where more than `count` came within `seconds`, whenever in its time each of them came."""
+    ordered = sorted(begun, key=lambda each: each.earliest)
+    return [
+        (first, last)
+        for first, last in zip(ordered, ordered[count:], strict=False)
+        if last.at - first.earliest < seconds
+    ]
+
+
+def most_within(begun: Sequence[Begun], seconds: float) -> int:
+    moments = sorted(each.at for each in begun)
+    return max((bisect_left(moments, at + seconds) - place for place, at in enumerate(moments)), default=0)

@@ -10,6 +10,8 @@ from typing import cast
 from tests.support.nodes.network import MAIL_HOST
 
 _TOKEN = re.compile(rb"^Subject: (\S+)\r$", re.MULTILINE)
+_DOMAIN = re.compile(rb"@([^>]+)>")
+LOOK = 0.005
 _END = b"\r\n.\r\n"
 _EHLO = b"250-sink.test\r\n250-PIPELINING\r\n250-8BITMIME\r\n250 ENHANCEDSTATUSCODES\r\n"
 
@@ -27,6 +29,18 @@ class Arrival:
         return self.began < other.ended and other.began < self.ended
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """One MAIL command, for a recipient of `domain`. It came between `earliest` and `at`: the loop that reads
+    it has other things to do, too.
+    """
+
+    node: str
+    domain: str
+    earliest: float
+    at: float
+
+
 class LedgerSink:
     """Takes everything, and thinks about each message for `delay` seconds: some are always on their way."""
 
@@ -34,16 +48,28 @@ class LedgerSink:
         self.delay = delay
         self.port = 0
         self.arrivals: list[Arrival] = []
+        self.begun: list[Begun] = []
+        self.looked = 0.0
+        """When the loop last had time for anything: what it reads now has come since."""
         self.open: dict[str, int] = {}
         self.most_open = 0
         self._server: asyncio.Server | None = None
+        self._looking: asyncio.TimerHandle | None = None
 
     async def start(self, host: str = MAIL_HOST) -> None:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Conversation(self), host, 0, backlog=200)
         self.port = self._server.sockets[0].getsockname()[1]
+        self._look()
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.looked = loop.time()
+        self._looking = loop.call_later(LOOK, self._look)
 
     def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
         if self._server is not None:
             self._server.close()
 
@@ -67,7 +93,7 @@ class _Conversation(asyncio.Protocol):
         self._pending = b""
         self._body = False
         self._thinking = False
-        self._began = 0.0
+        self._came = self._earliest = self._began = 0.0
         self._node = ""
         self._transport: asyncio.Transport | None = None
 
@@ -83,6 +109,7 @@ class _Conversation(asyncio.Protocol):
         self._transport = None
 
     def data_received(self, data: bytes) -> None:
+        self._came = self._sink.looked
         self._pending += data
         self._go_on()
 
@@ -102,6 +129,10 @@ class _Conversation(asyncio.Protocol):
         verb = line[:4].upper()
         if verb == b"MAIL":
             self._began = self._loop.time()
+            self._earliest = self._came
+        elif verb == b"RCPT" and (match := _DOMAIN.search(line)):
+            begun = Begun(self._node, match[1].decode(), self._earliest, self._began)
+            self._sink.begun.append(begun)
         self._body = verb == b"DATA"
         replies = {b"DATA": b"354 go on\r\n", b"EHLO": _EHLO, b"QUIT": b"221 2.0.0 bye\r\n"}
         transport.write(replies.get(verb, b"250 2.0.0 ok\r\n"))

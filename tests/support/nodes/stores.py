@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from tempfile import NamedTemporaryFile
 from typing import Protocol, Self
 
 from tests.support.nodes.network import STORE_HOST
 from tests.support.ports import free_port
 from tests.support.postgres import PostgresServer
 from tests.support.redis_server import RedisServer
+from tests.support.s3_server import BUCKET, KEY, SECRET, MotoServer
 from tests.support.toml import Table
 
 LEASE = 4.0
@@ -18,10 +22,14 @@ LEASE = 4.0
 
 class SharedStore(Protocol):
     """`kill` and `start` are a crash of the server. `notices`: within so many seconds a node must have found
-    out that the store is silent.
+    out that the store is silent. `rate`: messages a second that it can take besides everything else here.
+    `cut_one_way`: nodes are also cut off from its answers alone, for which a slow one leaves no time.
     """
 
     notices: float
+    rate: float
+    shares_limits: bool
+    cut_one_way: bool
 
     def tables(self, node: int) -> Mapping[str, Table]: ...
 
@@ -38,6 +46,9 @@ class RedisStore(AbstractContextManager["RedisStore"]):
     """Redis with its append-only file."""
 
     notices = 1.5
+    rate = 120.0
+    shares_limits = True
+    cut_one_way = True
 
     def __init__(self) -> None:
         self._server = RedisServer({"bind": "0.0.0.0", "protected-mode": "no"}, port=free_port())
@@ -69,6 +80,9 @@ class PostgresStore(AbstractContextManager["PostgresStore"]):
     """PostgreSQL as it comes."""
 
     notices = 1.5
+    rate = 120.0
+    shares_limits = True
+    cut_one_way = True
 
     def __init__(self) -> None:
         self._server = PostgresServer({"listen_addresses": "*"})
@@ -97,7 +111,57 @@ class PostgresStore(AbstractContextManager["PostgresStore"]):
         return int(self._server.psql("SELECT count(*) FROM nodes.delivery"))
 
 
+class S3Store(AbstractContextManager["S3Store"]):
+    """moto. What it has is in its memory, so its crash is a standstill; and it is slow."""
+
+    notices = 2.5
+    rate = 24.0
+    shares_limits = False
+    cut_one_way = False
+
+    def __init__(self) -> None:
+        self._server = MotoServer(bind="0.0.0.0")
+        self._secret = NamedTemporaryFile("w")  # noqa: SIM115  (as long as we live)
+        self._secret.write(SECRET)
+        self._secret.flush()
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.start()
+        self._server.__exit__(None, None, None)
+        self._secret.close()
+
+    def kill(self) -> None:
+        os.kill(self.pid(), signal.SIGSTOP)
+
+    def start(self) -> None:
+        os.kill(self.pid(), signal.SIGCONT)
+
+    def tables(self, node: int) -> Mapping[str, Table]:
+        return {
+            "spool": {"backend": "s3"},
+            "s3": {
+                "bucket": BUCKET,
+                "endpoint_url": f"http://{STORE_HOST}:{self._server.port}",
+                "access_key": KEY,
+                "secret_key": self._secret.name,
+                "lease": f"{LEASE:g}s",
+                "timeout": "1s",
+            },
+        }
+
+    def pid(self) -> int:
+        return self._server.pid
+
+    def queued(self) -> int:
+        return len(self._server.keys("zonerelay/queue/"))
+
+
 STORES: dict[str, Callable[[], AbstractContextManager[SharedStore]]] = {
     "redis": RedisStore,
     "postgres": PostgresStore,
+    "s3": S3Store,
 }

@@ -1,0 +1,124 @@
+"""What a worker may have of shared limits: with an authority that is scripted, and time that is passed in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from zonerelay.limits.keeper import SAFE, LimitKeeper
+from zonerelay.limits.values import Answer, AuthorityError, Held, Request
+from zonerelay.model.clock import ManualClock
+
+LEASE = 15.0
+
+
+class Authority:
+    """Gives whatever is wanted; `trouble` comes instead of the next answer."""
+
+    name = "the test"
+    lease = LEASE
+
+    def __init__(self) -> None:
+        self.asked: list[Request] = []
+        self.trouble: Exception | None = None
+
+    async def start(
+        self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
+    ) -> None:
+        self.news = news
+
+    async def exchange(self, zone: str, request: Request) -> Answer:
+        self.asked.append(request)
+        trouble, self.trouble = self.trouble, None
+        if trouble is not None:
+            raise trouble
+        held = tuple(Held(each.site, each.line, max(each.want, each.keep)) for each in request.claims)
+        return Answer(0.0, held)
+
+    async def close(self) -> None:
+        pass
+
+
+class Told:
+    """A listener."""
+
+    def __init__(self) -> None:
+        self.grants = 0
+        self.lost: list[str] = []
+
+    def granted(self, zone: str) -> None:
+        self.grants += 1
+
+    def relieve(self, zone: str) -> None: ...
+
+    def waited(self, zone: str, seconds: float) -> None: ...
+
+    def out_of_reach(self, reason: str) -> None:
+        self.lost.append(reason)
+
+    def back_in_reach(self) -> None: ...
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.clock, self.authority, self.told = ManualClock(), Authority(), Told()
+        self.keeper = LimitKeeper(self.authority, self.clock)
+        self.keeper.listener = self.told
+        self.zone = self.keeper.zone("z")
+
+    def may_start(self, zone_limit: int = 20) -> bool:
+        return self.zone.may_start("a", "", 10, zone_limit, 1)
+
+    async def settled(self) -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def kept() -> AsyncIterator[Kept]:
+    found = Kept()
+    await found.keeper.start()
+    try:
+        yield found
+    finally:
+        await found.keeper.close()
+
+
+async def test_who_was_refused_because_a_lease_had_run_out_hears_when_it_is_renewed() -> None:
+    async with kept() as it:
+        assert not it.may_start()
+        await it.settled()
+        assert it.may_start()
+        it.clock.advance(LEASE * SAFE + 0.1)
+        assert not it.may_start()
+        grants = it.told.grants
+        it.authority.news("z")
+        await it.settled()
+        assert it.told.grants > grants
+        assert it.may_start()
+
+
+async def test_the_authority_hears_of_another_limit_of_the_zone_at_once() -> None:
+    async with kept() as it:
+        it.may_start()
+        await it.settled()
+        assert it.may_start(zone_limit=5)
+        await it.settled()
+        assert it.authority.asked[-1].zone_limit == 5
+        asked = len(it.authority.asked)
+        assert it.may_start(zone_limit=5)
+        await it.settled()
+        assert len(it.authority.asked) == asked
+
+
+async def test_after_trouble_of_any_kind_everything_is_asked_for_again() -> None:
+    for trouble in (AuthorityError("away"), ValueError("a broken row")):
+        async with kept() as it:
+            it.authority.trouble = trouble
+            assert not it.may_start()
+            await it.settled()
+            assert it.told.lost
+            it.authority.news("z")
+            await it.settled()
+            assert it.may_start()
