@@ -20,7 +20,7 @@ from zonerelay.config.models import InDoubt, RetrySettings, ZoneSettings
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.queue import journal, zone_runner
+from zonerelay.queue import claimer, journal
 from zonerelay.queue.protocols import Batch
 from zonerelay.routing.nexthop import DestinationKey, Unroutable
 from zonerelay.store.base import QueueCounts, StoreCorruptError
@@ -458,7 +458,7 @@ async def test_outcomes_outlive_store_trouble_and_claims_stop_meanwhile(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "RETRY_FIRST", 0.01)
-    monkeypatch.setattr(zone_runner, "CLAIM_RETRY_FIRST", 0.01)
+    monkeypatch.setattr(claimer, "CLAIM_RETRY_FIRST", 0.01)
     relay = make()
     relay.courier.gate = asyncio.Event()
     await relay.scheduler.start()
@@ -484,7 +484,7 @@ async def test_outcomes_outlive_store_trouble_and_claims_stop_meanwhile(
 async def test_a_store_that_cannot_be_asked_is_asked_again(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zone_runner, "CLAIM_RETRY_FIRST", 0.01)
+    monkeypatch.setattr(claimer, "CLAIM_RETRY_FIRST", 0.01)
     relay = make()
     await relay.scheduler.start()
     await asyncio.sleep(0.01)

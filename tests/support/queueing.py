@@ -136,7 +136,7 @@ Script = Callable[[Batch], Sequence[Outcome]]
 
 def prove(queue: ZoneQueue) -> None:
     """All destinations that are known by now have answered before: none is on probation."""
-    for destination in queue._destinations.values():
+    for destination in queue._directory.destinations.values():
         destination.suspension.succeeded(destination.suspension.epoch)
 
 

@@ -231,7 +231,7 @@ def test_an_unroutable_domain_that_was_passed_over_is_fetched() -> None:
 
 
 def test_forgotten_domains_are_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zonerelay.queue.zone_queue.MAX_DOMAINS", 10)
+    monkeypatch.setattr("zonerelay.queue.directory.MAX_DOMAINS", 10)
     queue = make()
     for n in range(50):
         queue.add([number(n, f"u@d{n}.example")], NOW)
@@ -245,15 +245,15 @@ def test_forgotten_domains_are_looked_up_again(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_idle_destinations_are_forgotten_and_suspended_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zonerelay.queue.zone_queue.MAX_DESTINATIONS", 10)
+    monkeypatch.setattr("zonerelay.queue.directory.MAX_DESTINATIONS", 10)
     queue = make()
-    queue._max_destinations = 10
+    queue._directory._max_destinations = 10
     for n in range(60):
         queue.add([number(n, f"u@d{n}.example")], NOW)
         resolve(queue)
         for work in start_all(queue):
             queue.finished(work, [NO_HOST if n == 0 else DELIVERED], NOW)
-    assert len(queue._destinations) < 30
+    assert len(queue._directory.destinations) < 30
     assert queue.destination_of("d0.example") == "default mx.d0.example:25"
 
 

@@ -51,6 +51,7 @@ from zonerelay.queue.destinations import (
     Unrouted,
     Work,
 )
+from zonerelay.queue.directory import Directory
 from zonerelay.queue.precedence import STRIDE
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.ring import Ring
@@ -60,11 +61,8 @@ from zonerelay.routing.nexthop import DestinationKey, Route, SiteKey
 
 WINDOW = 4000
 LOOK_UPS = 50
-MAX_DOMAINS = 10_000
 MANY_PUT_OFF = 50
 """Put off together for a suspended destination: there may be any number more, so claims pass over it."""
-MAX_DESTINATIONS = 1000
-"""Idle domains and destinations are forgotten when there are more than this."""
 
 
 class ZoneQueue:
@@ -82,22 +80,19 @@ class ZoneQueue:
         shared: ZoneAllowance | None = None,
     ) -> None:
         self.zone = zone
-        self._retry = retry
         self._rates = Rates() if rates is None else rates
         self._rates.configure(zone.max_rate)
         self._ring = Ring(zone, self._rates, shared)
         self._by_domain = not zone.next_hop
         self._claims = ClaimPlan(window, by_domain=self._by_domain)
-        self._lines: dict[str, Line] = {}
-        self._destinations: dict[DestinationKey, Destination] = {}
+        self._directory = Directory(zone, retry, self._rates, self._ring)
+        self._lines = self._directory.lines
         self._works: set[Work] = set()
         self._to_look_up: deque[str] = deque()
         self._look_ups = 0
         self._parked: dict[Destination, list[Delivery]] = {}
         self._returned: list[Delivery] = []
         self._withdrawn: set[DeliveryKey] = set()
-        self._max_domains = MAX_DOMAINS
-        self._max_destinations = MAX_DESTINATIONS
 
     # What happened
 
@@ -110,8 +105,7 @@ class ZoneQueue:
         if self._withdrawn:
             claimed = [delivery for delivery in claimed if delivery.key not in self._withdrawn]
         self._enter(claimed, now, priority)
-        if len(self._lines) > self._max_domains:
-            self._forget_domains()
+        self._directory.tidy()
 
     def claimed(self, plan: Claim | Refill, count: int) -> None:
         """The answer to a plan held `count` deliveries, which have been added."""
@@ -126,7 +120,7 @@ class ZoneQueue:
         """A look-up ended with a route."""
         self._look_ups -= 1
         line = self._lines[domain]
-        destination = self._destination(route, now)
+        destination = self._directory.destination(route, now)
         self._lines[domain] = destination
         destination.domains.add(domain)
         for priority in line.backlogs:
@@ -270,17 +264,11 @@ class ZoneQueue:
 
     def resume(self, key: DestinationKey | None) -> list[Destination]:
         """Lift the suspension of one destination or all; the ones that were troubled."""
-        chosen = list(self._destinations.values()) if key is None else [self._destinations.get(key)]
-        return [
-            destination
-            for destination in chosen
-            if destination is not None and destination.suspension.resume() is Transition.RESUMED
-        ]
+        return self._directory.resume(key)
 
     def destination_of(self, domain: str) -> DestinationKey | None:
         """Where mail for a domain goes, if that is known without asking."""
-        line = self._lines.get(domain if self._by_domain else "")
-        return line.key if isinstance(line, Destination) else None
+        return self._directory.key_of(domain if self._by_domain else "")
 
     def drain(self) -> list[Delivery]:
         """Everything that waits, for a stop."""
@@ -290,11 +278,7 @@ class ZoneQueue:
         return [delivery for line in lines for delivery in self._drained(line)]
 
     def status(self, now: float, tick: float = 0.0) -> tuple[DestinationStatus, ...]:
-        return tuple(
-            destination.status(tick)
-            for destination in self._destinations.values()
-            if destination.waiting or destination.active or not destination.suspension.is_forgettable(now)
-        )
+        return self._directory.status(now, tick)
 
     # Lines
 
@@ -359,20 +343,6 @@ class ZoneQueue:
         for priority, backlog in line.backlogs.items():
             self._claims.of(priority).forget(backlog)
 
-    def _destination(self, route: Route, now: float) -> Destination:
-        key = route.destination
-        destination = self._destinations.get(key)
-        if destination is not None:
-            destination.renew(route, self.zone, self._rates, now)
-            return destination
-        if len(self._destinations) >= self._max_destinations:
-            self._forget_destinations(now)
-        destination = Destination(route, self._ring.site(route.site), self._retry)
-        destination.renew(route, self.zone, self._rates, now)
-        self._destinations[key] = destination
-        self._ring.enter(destination)
-        return destination
-
     def _park(self, destination: Destination) -> None:
         deliveries = self._drained(destination)
         if self._by_domain and len(deliveries) >= MANY_PUT_OFF:
@@ -419,23 +389,3 @@ class ZoneQueue:
         if self._by_domain:
             shares.shortened(destination.backlog(priority))
         return work
-
-    # Forgetting
-
-    def _forget_domains(self) -> None:
-        """Keep the routes of domains that have something waiting; the others are asked for again."""
-        for destination in self._destinations.values():
-            keep = {delivery.domain for delivery in destination} | destination.passed_over
-            for domain in destination.domains - keep:
-                del self._lines[domain]
-            destination.domains &= keep
-        self._max_domains = max(MAX_DOMAINS, 2 * len(self._lines))
-
-    def _forget_destinations(self, now: float) -> None:
-        for key, destination in list(self._destinations.items()):
-            if destination.is_forgettable(now):
-                del self._destinations[key]
-                self._ring.leave(destination)
-                for domain in destination.domains:
-                    del self._lines[domain]
-        self._max_destinations = max(MAX_DESTINATIONS, 2 * len(self._destinations))

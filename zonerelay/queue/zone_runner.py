@@ -1,15 +1,12 @@
-"""One zone at work: does what `ZoneQueue` decides. Claims, looks up routes, runs couriers, sets the timer.
+"""One zone at work: does what `ZoneQueue` decides. Looks up routes, runs couriers, sets the timers.
 
 Every task here belongs to the zone and ends in `stop`. What a task does between two awaits is one
 call on the queue's plan, so no two tasks ever see it half changed.
 
 - Batches are carried by *lanes* (`lanes.py`), so that no task is made per message.
-- What a batch goes through is `attempts.py`'s.
-- One task claims; it goes on when there is room and a reason (new mail, a due time, a line
-  that has drained). Nothing is asked of the store when nothing has happened.
+- What a batch goes through is `attempts.py`'s, how it comes here `claimer.py`'s.
 
-Failure: a router that raises costs its deliveries a deferral and the operator a `trouble` event. A store that
-cannot be asked is asked again with back-off.
+Failure: a router that raises costs its deliveries a deferral and the operator a `trouble` event.
 """
 
 from __future__ import annotations
@@ -24,10 +21,11 @@ from zonerelay.limits.keeper import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.priority import Priority, queue_of
+from zonerelay.model.priority import Priority
 from zonerelay.model.reply import Reply
 from zonerelay.queue.alarm import Alarm
 from zonerelay.queue.attempts import Attempts
+from zonerelay.queue.claimer import Claimer
 from zonerelay.queue.consequences import TROUBLE
 from zonerelay.queue.destinations import Destination, DestinationStatus, Work
 from zonerelay.queue.lanes import Lanes
@@ -35,7 +33,6 @@ from zonerelay.queue.protocols import Courier, Router
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.rest import Rests
 from zonerelay.queue.settle import Settler
-from zonerelay.queue.shares import Claim, Refill
 from zonerelay.queue.suspension import Transition
 from zonerelay.queue.tasks import Linger, Once, Tasks
 from zonerelay.queue.zone_queue import WINDOW, ZoneQueue
@@ -43,18 +40,9 @@ from zonerelay.routing.nexthop import DestinationKey, Route, SiteKey
 from zonerelay.store.base import QueueStore
 from zonerelay.telemetry.events import Events
 
-CLAIM_PAUSE = 0.02
-"""Seconds between claims while plenty waits already: new mail for an idle destination waits no longer."""
-
-CLAIM_RETRY_FIRST = 1.0
-CLAIM_RETRY_LONGEST = 30.0
-
 LINGER = 0.05
 """Seconds that a found route waits for look-ups in progress: recipients of one message whose domains turn
 out to share their hosts then share a transaction."""
-
-OVERDUE_PAUSE = 1.0
-"""Seconds to the next look when the store names a due time that has passed although a claim found nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +91,19 @@ class ZoneRunner:
         self._lanes = Lanes(self._attempt, self._following, self._drop, around.events)
         self._errands = Tasks("queue.errand", around.events)
         self._pump_soon = Once(self._pump)
-        self._alarm = Alarm(around.clock.now, self._due)
+        self._claimer = Claimer(
+            zone.name,
+            self._queue,
+            store=around.store,
+            settler=around.settler,
+            events=around.events,
+            clock=around.clock,
+            tasks=self._errands,
+            claimed=self._pump,
+        )
         self._next_turn = Alarm(around.clock.monotonic, self._pump)
         rates.changed = self._turns_changed
         self._stopping = False
-        self._claiming = False
-        self._claim_wanted: asyncio.Future[None] | None = None
-        self._known = {Priority.NORMAL: zone.name}
-        """The queues that may hold something."""
-        self._more = {Priority.NORMAL}
-        self._due_unknown = {Priority.NORMAL}
-        self._claimed_at = dict.fromkeys(Priority, 0.0)
-        self._claim_delay = CLAIM_RETRY_FIRST
         self._linger = Linger(LINGER, self._pump)
         self._rests = Rests(self._rested)
 
@@ -122,30 +111,19 @@ class ZoneRunner:
 
     def know(self, priority: Priority) -> None:
         """The store may hold mail of this priority, now or later."""
-        if priority not in self._known:
-            self._known[priority] = queue_of(self.zone.name, priority)
+        self._claimer.know(priority)
 
     def notify(self, priority: Priority = Priority.NORMAL) -> None:
         """There may be something new to claim."""
-        if priority is not Priority.NORMAL:
-            self.know(priority)
-        self._more.add(priority)
-        self._claim_if_wanted()
+        self._claimer.notify(priority)
 
     def wake(self) -> None:
         """Anything may have changed in the store: look for new, due and released deliveries."""
-        self._look_everywhere()
-        self._claim_if_wanted()
-
-    def _look_everywhere(self) -> None:
-        self._due_unknown.update(self._known)
-        self._more.update(self._known)
+        self._claimer.wake()
 
     def postponed(self, when: float, priority: Priority = Priority.NORMAL) -> None:
         """A deferral to `when` is durable, or new mail that is to leave then."""
-        self.know(priority)
-        if not self._stopping:
-            self._alarm.set(when)
+        self._claimer.postponed(when, priority)
 
     def granted(self) -> None:
         """Of shared limits there may be more."""
@@ -173,10 +151,9 @@ class ZoneRunner:
 
     def _quit(self) -> None:
         self._stopping = True
-        self._alarm.cancel()
+        self._claimer.stop()
         self._next_turn.cancel()
         self._lanes.close()
-        self._wake_claimer()
         self._linger.cancel()
         self._rests.cancel()
 
@@ -202,7 +179,7 @@ class ZoneRunner:
     @property
     def priorities(self) -> Collection[Priority]:
         """Those that the zone has or has had mail of."""
-        return self._known.keys()
+        return self._claimer.priorities
 
     @property
     def active(self) -> int:
@@ -228,7 +205,7 @@ class ZoneRunner:
             self._next_turn.set(self._queue.next_turn)
         if self._queue.has_requests:
             self._grant_requests()
-        self._claim_if_wanted()
+        self._claimer.go_on()
 
     def _next_work(self, now: float) -> Work | None:
         return self._queue.next_work(now, self._clock.monotonic() if self._rates.used else 0.0)
@@ -241,7 +218,7 @@ class ZoneRunner:
         returned = self._queue.take_returned()
         if returned:
             self._release(returned)
-            self._more.update({delivery.priority for delivery in returned})
+            self._claimer.released({delivery.priority for delivery in returned})
 
     def _start_look_ups(self) -> None:
         for domain in self._queue.take_look_ups():
@@ -255,103 +232,9 @@ class ZoneRunner:
         else:
             self._linger.now()
 
-    def _claim_if_wanted(self) -> None:
-        if self._claiming or self._stopping:
-            return
-        if self._queue.wants_claim(self._more) or (self._due_unknown and not self._more):
-            self._claiming = True
-            if not self._wake_claimer():
-                self._errands.start(self._claim())
-
-    def _wake_claimer(self) -> bool:
-        """False when there is none that waits."""
-        wanted, self._claim_wanted = self._claim_wanted, None
-        if wanted is None or wanted.done():
-            return False
-        wanted.set_result(None)
-        return True
-
-    def _due(self) -> None:
-        """The timer: something deferred has come due, and what comes next is not known yet."""
-        self.wake()
-
     def _release(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries:
             self._store.release([delivery.key for delivery in deliveries])
-
-    # Claims
-
-    async def _claim(self) -> None:
-        """The claimer: one task for the life of the zone."""
-        try:
-            while not self._stopping:
-                if await self._claim_once():
-                    self._pump()
-                    continue
-                self._claiming = False
-                wanted = self._claim_wanted = asyncio.get_running_loop().create_future()
-                self._claim_if_wanted()
-                await wanted
-        finally:
-            self._claiming = False
-
-    async def _claim_once(self) -> bool:
-        """One question to the store; false when there is none left to ask."""
-        if not self._settler.has_room:
-            await self._settler.room()
-        plan = self._queue.plan_claim(self._more)
-        try:
-            if plan is not None:
-                await self._carry_out(plan)
-            elif self._more or not self._due_unknown:
-                return False
-            else:
-                await self._ask_due()
-        except Exception as error:  # noqa: BLE001 - even a store's bug must not end the claims of a zone
-            self._look_everywhere()
-            await self._wait_for_store(error)
-            return True
-        self._claim_delay = CLAIM_RETRY_FIRST
-        if plan is not None and self._queue.is_crowded:
-            await asyncio.sleep(CLAIM_PAUSE)
-        return True
-
-    async def _carry_out(self, plan: Claim | Refill) -> None:
-        now = self._clock.now()
-        priority = plan.priority
-        queue = self._known[priority]
-        if isinstance(plan, Claim):
-            self._more.discard(priority)
-            self._claimed_at[priority] = now
-            claimed = await self._store.claim(queue, plan.limit, now=now, skip_domains=plan.skip)
-            more = len(claimed) >= plan.limit
-        else:
-            claimed = await self._store.claim_domain(queue, plan.domain, plan.limit, now=now)
-            # The domain is no longer passed over: a claim may find what was released meanwhile.
-            more = len(claimed) < plan.limit
-        if more:
-            self._more.add(priority)
-        if self._stopping:
-            self._release(claimed)
-            return
-        self._queue.add(claimed, self._clock.now(), priority)
-        self._queue.claimed(plan, len(claimed))
-
-    async def _ask_due(self) -> None:
-        while self._due_unknown:
-            priority = self._due_unknown.pop()
-            due = await self._store.next_due(self._known[priority])
-            if self._stopping:
-                return
-            if due is not None:
-                # Something overdue that a claim passed over is fetched by name; the store need not know that.
-                overdue = due <= self._claimed_at[priority]
-                self._alarm.set(self._clock.now() + OVERDUE_PAUSE if overdue else due)
-
-    async def _wait_for_store(self, error: Exception) -> None:
-        self._events.trouble("store.claim", error)
-        await asyncio.sleep(self._claim_delay)
-        self._claim_delay = min(self._claim_delay * 2, CLAIM_RETRY_LONGEST)
 
     # Routes
 
@@ -392,7 +275,7 @@ class ZoneRunner:
 
     def _rested(self, destination: Destination) -> None:
         self._queue.rested(destination)
-        self._claim_if_wanted()
+        self._claimer.go_on()
 
     # Attempts
 

@@ -1,0 +1,94 @@
+"""Which line the mail for a domain stands in, and which destinations there are. Pure.
+
+Owns making destinations and forgetting them: a provider's hosts are one destination for thousands of domains.
+Idle domains and destinations are forgotten when there are many, so memory does not grow with all that was
+ever sent to. Promise: nothing is forgotten of which something waits, is active, was passed over or is
+suspended.
+"""
+
+from __future__ import annotations
+
+from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.queue.destinations import Destination, DestinationStatus, Line
+from zonerelay.queue.rates import Rates
+from zonerelay.queue.ring import Ring
+from zonerelay.queue.suspension import Transition
+from zonerelay.routing.nexthop import DestinationKey, Route
+
+MAX_DOMAINS = 10_000
+MAX_DESTINATIONS = 1000
+"""Idle domains and destinations are forgotten when there are more than this."""
+
+
+class Directory:
+    """`lines` by domain (`""` in a zone that has one next hop), destinations by their key."""
+
+    def __init__(self, zone: ZoneSettings, retry: RetrySettings, rates: Rates, ring: Ring) -> None:
+        self.lines: dict[str, Line] = {}
+        self.destinations: dict[DestinationKey, Destination] = {}
+        self._zone = zone
+        self._retry = retry
+        self._rates = rates
+        self._ring = ring
+        self._max_domains = MAX_DOMAINS
+        self._max_destinations = MAX_DESTINATIONS
+
+    def destination(self, route: Route, now: float) -> Destination:
+        """The one that the route leads to, which goes by this route from now on."""
+        key = route.destination
+        destination = self.destinations.get(key)
+        if destination is not None:
+            destination.renew(route, self._zone, self._rates, now)
+            return destination
+        if len(self.destinations) >= self._max_destinations:
+            self.forget_destinations(now)
+        destination = Destination(route, self._ring.site(route.site), self._retry)
+        destination.renew(route, self._zone, self._rates, now)
+        self.destinations[key] = destination
+        self._ring.enter(destination)
+        return destination
+
+    def key_of(self, domain: str) -> DestinationKey | None:
+        """Where its mail goes, if that is known without asking."""
+        line = self.lines.get(domain)
+        return line.key if isinstance(line, Destination) else None
+
+    def resume(self, key: DestinationKey | None) -> list[Destination]:
+        """Lift the suspension of one destination or all; the ones that were troubled."""
+        chosen = list(self.destinations.values()) if key is None else [self.destinations.get(key)]
+        return [
+            destination
+            for destination in chosen
+            if destination is not None and destination.suspension.resume() is Transition.RESUMED
+        ]
+
+    def status(self, now: float, tick: float) -> tuple[DestinationStatus, ...]:
+        return tuple(
+            destination.status(tick)
+            for destination in self.destinations.values()
+            if destination.waiting or destination.active or not destination.suspension.is_forgettable(now)
+        )
+
+    # Forgetting
+
+    def tidy(self) -> None:
+        """When there are very many domains: keep the routes of those that have something waiting; the others
+        are asked for again.
+        """
+        if len(self.lines) <= self._max_domains:
+            return
+        for destination in self.destinations.values():
+            keep = {delivery.domain for delivery in destination} | destination.passed_over
+            for domain in destination.domains - keep:
+                del self.lines[domain]
+            destination.domains &= keep
+        self._max_domains = max(MAX_DOMAINS, 2 * len(self.lines))
+
+    def forget_destinations(self, now: float) -> None:
+        for key, destination in list(self.destinations.items()):
+            if destination.is_forgettable(now):
+                del self.destinations[key]
+                self._ring.leave(destination)
+                for domain in destination.domains:
+                    del self.lines[domain]
+        self._max_destinations = max(MAX_DESTINATIONS, 2 * len(self.destinations))
