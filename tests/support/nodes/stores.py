@@ -24,7 +24,8 @@ class SharedStore(Protocol):
     """`kill` and `start` are a crash of the server. `notices`: within so many seconds a node must have found
     out that the store is silent. `rate`: messages a second that it can take besides everything else here.
     `cut_one_way`: nodes are also cut off from its answers alone, for which a slow one leaves no time.
-    `late_writes`: it may carry out a request after whoever made it has given it up; what was refused may stay.
+    `late_writes`: it may carry out a request after whoever made it has given it up, so what was refused may
+    stay.
     """
 
     notices: float
