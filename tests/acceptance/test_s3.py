@@ -55,7 +55,7 @@ async def test_relays_lose_nothing_when_one_is_killed_and_one_stands_still(
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(client.run(2, 20), left)
             acknowledged.update(client.acknowledged)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)
 
     with MotoServer() as server:
         relays = [relay_on(server, tmp_path / f"relay{number}", sink) for number in range(3)]

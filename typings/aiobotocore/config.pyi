@@ -12,5 +12,6 @@ class AioConfig:
         max_pool_connections: int = ...,
         request_checksum_calculation: str = ...,
         response_checksum_validation: str = ...,
-        user_agent_extra: str = ...,
+        user_agent: str = ...,
+        parameter_validation: bool = ...,
     ) -> None: ...

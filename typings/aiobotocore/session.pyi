@@ -5,6 +5,7 @@ from typing import Any
 from aiobotocore.config import AioConfig
 
 class AioSession:
+    def get_component(self, name: str) -> Any: ...  # Any: whatever was registered
     def create_client(
         self,
         service_name: str,

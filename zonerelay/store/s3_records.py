@@ -15,6 +15,7 @@ and forgotten by whoever finds it; what an older version could not carry out nee
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -241,7 +242,7 @@ def rows(deliveries: Iterable[Delivery]) -> tuple[Row, ...]:
 
 def key_of(message_id: str, row: Row | Step) -> DeliveryKey:
     zone, recipient = (records.unfield(part.encode("ascii")) for part in (row.zone, row.recipient))
-    return DeliveryKey(zone, MessageId(message_id), Mailbox(recipient))
+    return DeliveryKey(sys.intern(zone), MessageId(message_id), Mailbox(recipient))  # one of each zone
 
 
 def deliveries_of(message_id: MessageId, found: Iterable[Row]) -> dict[DeliveryKey, Delivery]:
