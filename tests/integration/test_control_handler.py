@@ -164,6 +164,7 @@ async def test_a_row_knows_its_message_and_its_last_attempt(desk: Desk) -> None:
         host="mx.example.com",
         peer="192.0.2.1:25",
         last_attempt=now,
+        priority="normal",
     )
 
 

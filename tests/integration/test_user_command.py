@@ -132,14 +132,17 @@ def test_names_and_passwords_are_kept_as_clients_will_be_read(shell: Shell) -> N
 
 def test_users_are_listed(shell: Shell) -> None:
     shell.user("add", "zoe", "--generate")
-    shell.user("add", "app", "--generate", "--sender", "example.com")
+    shell.user("add", "app", "--generate", "--sender", "example.com", "--priority", "bulk")
     assert [line.split() for line in shell.user("list").out.splitlines()] == [
-        ["USER", "SENDERS"],
-        ["app", "example.com"],
+        ["USER", "SENDERS", "PRIORITY"],
+        ["app", "example.com", "bulk"],
         ["zoe", "any"],
     ]
     listed = [json.loads(line) for line in shell.user("list", "--json").out.splitlines()]
-    assert listed == [{"name": "app", "senders": ["example.com"]}, {"name": "zoe", "senders": []}]
+    assert listed == [
+        {"name": "app", "senders": ["example.com"], "priority": "bulk"},
+        {"name": "zoe", "senders": [], "priority": ""},
+    ]
     assert "argon2" not in shell.user("list", "--json").out
 
 

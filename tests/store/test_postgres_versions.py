@@ -19,6 +19,7 @@ from zonerelay.store.base import Finish, StoreOpenError
 from zonerelay.store.postgres_driver import Access, Link
 from zonerelay.store.postgres_schema import Step
 
+NEXT = postgres_schema.VERSION + 1
 COLUMN = "ALTER TABLE delivery ADD COLUMN tomorrow text"
 
 
@@ -76,13 +77,15 @@ async def test_running_relay_goes_on_and_an_older_one_starts_where_the_newer_sch
     assert [delivery.message_id for delivery in claimed] == [message_id(1), message_id(2)]
     await store.settle([Finish(delivery) for delivery in claimed])
     await database.another()
-    assert database.psql("SELECT max(version), max(oldest) FROM schema_version") == "2|1"
+    assert database.psql("SELECT max(version), max(oldest) FROM schema_version") == f"{NEXT}|1"
 
 
 async def test_older_relay_refuses_a_schema_that_does_not_allow_for_it(database: Database) -> None:
     await database.spool.store.close()
-    await database.upgrade(oldest=2)
-    with pytest.raises(StoreOpenError, match="at least version 2 for, and this zonerelay knows 1"):
+    await database.upgrade(oldest=NEXT)
+    with pytest.raises(
+        StoreOpenError, match=f"at least version {NEXT} for, and this zonerelay knows {NEXT - 1}"
+    ):
         await database.another()
 
 
@@ -90,16 +93,16 @@ async def test_schema_that_shuts_out_older_relays_is_not_made_while_one_is_alive
     database: Database,
 ) -> None:
     with pytest.raises(StoreOpenError, match=r"\(node 0\): this version cannot work beside them"):
-        await database.upgrade(oldest=2)
+        await database.upgrade(oldest=NEXT)
     await store_message(database.spool.store, 1)
-    assert database.psql("SELECT max(version) FROM schema_version") == "1"
+    assert database.psql("SELECT max(version) FROM schema_version") == str(NEXT - 1)
 
 
 async def test_older_relay_that_was_believed_dead_does_not_come_back_to_a_schema_that_shuts_it_out(
     database: Database,
 ) -> None:
     database.psql("UPDATE node SET expires = now() - interval '1 hour'")
-    await database.upgrade(oldest=2)
+    await database.upgrade(oldest=NEXT)
     with pytest.raises(Exception, match="lease"):
         await database.spool.store.probe()
     await asyncio.sleep(0.3)
@@ -124,4 +127,4 @@ async def test_table_that_somebody_reads_for_long_holds_up_the_newer_relay_and_n
             await store_message(store, 2)
     await upgrading
     await reader.close()
-    assert database.psql("SELECT max(version) FROM schema_version") == "2"
+    assert database.psql("SELECT max(version) FROM schema_version") == str(NEXT)

@@ -8,7 +8,7 @@ import json
 import string
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.toml import toml_document
@@ -49,6 +49,10 @@ files = st.builds(File, names, st.sampled_from(["application/pdf", "image/png"])
     value=visible,
     attached=st.lists(files, max_size=2),
 )
+@example(
+    author=Address(Mailbox("a@example.com"), "A"), to=[Address(Mailbox("b@example.com"), "B")], subject="s",
+    text="t", html=None, value="v", attached=[File("'", "image/png", b"y")],
+)  # fmt: skip
 def test_what_is_composed_is_read_again(
     author: Address,
     to: list[Address],

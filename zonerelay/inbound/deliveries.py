@@ -4,10 +4,12 @@ The policy's choice comes first, then the message's own (a zone header), then th
 
 Mail for more than `MANY` recipients is not fresh: it is stored as if it had come due when it was accepted.
 The queue takes fresh and due mail by turns, so a list of a million does not stand before everybody's mail.
+The same holds for senders of very many messages while the queue is long (`bursts.py`).
 """
 
 from __future__ import annotations
 
+from zonerelay.inbound.bursts import MANY, Bursts
 from zonerelay.inbound.transaction import Transaction
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope
@@ -16,9 +18,6 @@ from zonerelay.routing.zone_notes import zone_notes
 from zonerelay.routing.zones import Choice, ZoneOf
 
 BY_POLICY = "policy"
-
-MANY = 100
-"""Recipients of one message; RFC 5321 4.5.3.1.8 has servers take as many."""
 
 
 def first_due(envelope: Envelope, release: float = 0.0) -> float:
@@ -29,7 +28,7 @@ def first_due(envelope: Envelope, release: float = 0.0) -> float:
 
 
 def deliveries_of(
-    envelope: Envelope, transaction: Transaction, zone_of: ZoneOf
+    envelope: Envelope, transaction: Transaction, zone_of: ZoneOf, bursts: Bursts | None = None
 ) -> tuple[list[Delivery], tuple[str, ...]]:
     """And notes for the trace on who chose which zone.
 
@@ -37,6 +36,8 @@ def deliveries_of(
     """
     born = max(envelope.created, transaction.release)
     due = first_due(envelope, transaction.release)
+    if not due and bursts is not None and bursts.is_over(envelope):
+        due = envelope.created
     deliveries: list[Delivery] = []
     choices: list[tuple[str, Choice]] = []
     for recipient in envelope.recipients:

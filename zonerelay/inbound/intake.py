@@ -317,7 +317,7 @@ class Intake:
         zone_of = self._reception.choose_zone(
             self.envelope, headers=self._header.fields, size=self._size, named=self._zone_named
         )
-        deliveries, zones = deliveries_of(self.envelope, self.transaction, zone_of)
+        deliveries, zones = deliveries_of(self.envelope, self.transaction, zone_of, self._reception.bursts)
         sizes = self._reception.zone_sizes
         if sizes and all(self._stored > sizes.get(each.zone, self._stored) for each in deliveries):
             # Too large for some of its zones only, it would be returned from those alone.

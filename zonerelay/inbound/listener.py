@@ -73,6 +73,7 @@ class Listener:
             consultants=self._consultants(settings, shared, policy),
             memory=shared.memory,
             access=shared.access,
+            bursts=shared.bursts,
             rewriting=shared.rewriting,
             srs=shared.srs,
             hash_bodies=shared.hash_bodies,

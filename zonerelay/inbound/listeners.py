@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from zonerelay.config.models import ListenerAuth, ListenerSettings, ListenerTls, Settings
 from zonerelay.inbound.access_rules import AccessRules
 from zonerelay.inbound.auth import Authenticator
+from zonerelay.inbound.bursts import Bursts
 from zonerelay.inbound.listener import Listener, ListenError
 from zonerelay.inbound.memory import SessionMemory
 from zonerelay.inbound.policy import PolicyContext
@@ -85,6 +86,7 @@ class Listeners:
         self._shared = Shared(
             memory=SessionMemory(settings.max_session_memory),
             sender_domains=SenderDomains(resolver),
+            bursts=Bursts(store.counts, clock),
         )
         self._kept: list[_Kept] = []
         self._farewells: set[asyncio.Future[None]] = set()

@@ -9,6 +9,7 @@ from typing import Protocol
 from zonerelay.config.models import ListenerSettings, ListenerTls
 from zonerelay.inbound import deadlines
 from zonerelay.inbound.access_rules import AccessRules
+from zonerelay.inbound.bursts import Bursts
 from zonerelay.inbound.consult import Consultants
 from zonerelay.inbound.grants import GrantTable
 from zonerelay.inbound.greeting import Greeting
@@ -62,6 +63,7 @@ class Reception:
     consultants: Consultants
     memory: SessionMemory
     access: AccessRules | None
+    bursts: Bursts | None = None
     rewriting: Rewriting | None = None
     srs: Srs | None = None
     hash_bodies: bool = False

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from zonerelay.inbound.access_rules import AccessRules
+from zonerelay.inbound.bursts import Bursts
 from zonerelay.inbound.consult import SenderDomainCheck, Users
 from zonerelay.inbound.memory import SessionMemory
 from zonerelay.inbound.rewriting import Rewriting
@@ -30,6 +31,7 @@ class Shared:
     access: AccessRules | None = None
     users: Users | None = None
     sender_domains: SenderDomainCheck | None = None
+    bursts: Bursts | None = None
     rewriting: Rewriting | None = None
     srs: Srs | None = None
     hash_bodies: bool = False

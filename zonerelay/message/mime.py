@@ -15,7 +15,8 @@ from zonerelay.message.folding import MAX_WORD, crlf, field
 
 _WORD_OCTETS = 42  # in base64 with its frame: 68 of the 75 characters that RFC 2047 2 allows
 _PHRASE = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~ -]+")
-_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`{|}~-]+")
+# Without what RFC 2231 gives a meaning: readers trip over a bare one, though RFC 2045 allows it.
+_TOKEN = re.compile(r"[A-Za-z0-9!#$&+.^_`{|}~-]+")
 _QUOTED = re.compile(r'(["\\])')
 _MANY = 6
 """One octet in so many beyond ASCII makes base64 the shorter one."""

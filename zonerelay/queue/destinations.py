@@ -189,13 +189,16 @@ class Line:
 class Unrouted(Line):
     """The deliveries of one domain that wait for its route."""
 
-    __slots__ = ("sought",)
+    __slots__ = ("is_hurried", "is_looked_up", "sought", "sought_fresh")
 
     def __init__(self, domain: str) -> None:
         super().__init__()
         self.domains.add(domain)
         self.sought = False
-        """A look-up is wanted or under way."""
+        """A look-up is wanted or under way; the others say where it waits (`look_ups.py`)."""
+        self.sought_fresh = False
+        self.is_hurried = False
+        self.is_looked_up = False
 
 
 class Site:

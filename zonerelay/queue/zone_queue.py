@@ -32,7 +32,6 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
 from zonerelay.config.models import RetrySettings, ZoneSettings
@@ -52,6 +51,7 @@ from zonerelay.queue.destinations import (
     Work,
 )
 from zonerelay.queue.directory import Directory
+from zonerelay.queue.look_ups import LookUps
 from zonerelay.queue.precedence import STRIDE
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.ring import Ring
@@ -60,7 +60,6 @@ from zonerelay.queue.suspension import Transition, learn
 from zonerelay.routing.nexthop import DestinationKey, Route, SiteKey
 
 WINDOW = 4000
-LOOK_UPS = 50
 MANY_PUT_OFF = 50
 """Put off together for a suspended destination: there may be any number more, so claims pass over it."""
 
@@ -88,8 +87,7 @@ class ZoneQueue:
         self._directory = Directory(zone, retry, self._rates, self._ring)
         self._lines = self._directory.lines
         self._works: set[Work] = set()
-        self._to_look_up: deque[str] = deque()
-        self._look_ups = 0
+        self._look_ups = LookUps()
         self._parked: dict[Destination, list[Delivery]] = {}
         self._returned: list[Delivery] = []
         self._withdrawn: set[DeliveryKey] = set()
@@ -118,7 +116,7 @@ class ZoneQueue:
 
     def found(self, domain: str, route: Route, now: float) -> None:
         """A look-up ended with a route."""
-        self._look_ups -= 1
+        self._look_ups.ended()
         line = self._lines[domain]
         destination = self._directory.destination(route, now)
         self._lines[domain] = destination
@@ -131,7 +129,7 @@ class ZoneQueue:
 
     def unroutable(self, domain: str) -> list[Delivery]:
         """A look-up ended without a route: the deliveries that waited for it."""
-        self._look_ups -= 1
+        self._look_ups.ended()
         line = self._lines.pop(domain)
         deliveries = self._drained(line)
         self._forget(line)
@@ -177,16 +175,12 @@ class ZoneQueue:
 
     def take_look_ups(self) -> list[str]:
         """Domains to look up now; each must end in `found` or `unroutable`."""
-        domains: list[str] = []
-        while self._to_look_up and self._look_ups < LOOK_UPS:
-            domains.append(self._to_look_up.popleft())
-            self._look_ups += 1
-        return domains
+        return self._look_ups.take()
 
     @property
     def looking_up(self) -> bool:
         """Look-ups are in progress."""
-        return self._look_ups > 0
+        return self._look_ups.is_under_way
 
     def next_work(self, now: float, tick: float = 0.0) -> Work | None:
         """The next batch, if a slot is free and a turn is due; it must end in `finished`.
@@ -212,7 +206,7 @@ class ZoneQueue:
     @property
     def has_requests(self) -> bool:
         """`take_look_ups`, `take_parked` or `take_returned` has something."""
-        return bool(self._to_look_up or self._parked or self._returned)
+        return bool(self._look_ups.is_wanted or self._parked or self._returned)
 
     def wants_claim(self, more: Collection[Priority]) -> bool:
         """There is room, and perhaps something to claim; of `more` the store may hold due deliveries."""
@@ -274,7 +268,7 @@ class ZoneQueue:
         """Everything that waits, for a stop."""
         lines = dict.fromkeys(self._lines.values())
         self._ring.clear()
-        self._to_look_up.clear()
+        self._look_ups.clear()
         return [delivery for line in lines for delivery in self._drained(line)]
 
     def status(self, now: float, tick: float = 0.0) -> tuple[DestinationStatus, ...]:
@@ -305,9 +299,8 @@ class ZoneQueue:
                 self._park(line)
                 return
             self._ring.offer(line, now)
-        elif isinstance(line, Unrouted) and not line.sought:
-            line.sought = True
-            self._to_look_up.append(next(iter(line.domains)))
+        elif isinstance(line, Unrouted):
+            self._look_ups.want(line)
 
     def _move(
         self, line: Line, destination: Destination, domain: str, priority: Priority, now: float

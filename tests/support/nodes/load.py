@@ -17,7 +17,6 @@ from tests.support.nodes.network import MAIL_HOST
 
 PATIENCE = 2.0
 """Seconds that a client waits for an answer."""
-PER_CONNECTION = 8
 REFUSED_PAUSE = 0.1
 LINE = b"It is not the strongest of the species that survives.\r\n"
 
@@ -37,7 +36,13 @@ class Injector:
     """`rate` messages a second in all, over so many sessions; `domains` are taken in turn."""
 
     def __init__(
-        self, doors: Sequence[tuple[str, int]], *, rate: float, sessions: int = 12, size: int = 4000
+        self,
+        doors: Sequence[tuple[str, int]],
+        *,
+        rate: float,
+        sessions: int = 12,
+        per_connection: int = 8,
+        size: int = 4000,
     ) -> None:
         self.domains = ["example.com"]
         self.acknowledged: dict[str, Answer] = {}
@@ -46,6 +51,7 @@ class Injector:
         self._doors = doors
         self._pause = sessions / rate
         self._sessions = sessions
+        self._per_connection = per_connection
         self._body = LINE * (size // len(LINE)) + b".\r\n"
         self._numbers = itertools.count(1)
         self._tasks: list[asyncio.Task[None]] = []
@@ -96,7 +102,7 @@ class Injector:
             return
         writer.write(b"EHLO client.test\r\n")
         await _reply(reader)
-        for _ in range(PER_CONNECTION):
+        for _ in range(self._per_connection):
             if not await self._message(host, reader, writer):
                 await asyncio.sleep(REFUSED_PAUSE)
                 return

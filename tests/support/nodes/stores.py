@@ -24,12 +24,15 @@ class SharedStore(Protocol):
     """`kill` and `start` are a crash of the server. `notices`: within so many seconds a node must have found
     out that the store is silent. `rate`: messages a second that it can take besides everything else here.
     `cut_one_way`: nodes are also cut off from its answers alone, for which a slow one leaves no time.
+    `late_writes`: it may carry out a request after whoever made it has given it up, so what was refused may
+    stay.
     """
 
     notices: float
     rate: float
     shares_limits: bool
     cut_one_way: bool
+    late_writes: bool
 
     def tables(self, node: int) -> Mapping[str, Table]: ...
 
@@ -49,6 +52,7 @@ class RedisStore(AbstractContextManager["RedisStore"]):
     rate = 120.0
     shares_limits = True
     cut_one_way = True
+    late_writes = False
 
     def __init__(self) -> None:
         self._server = RedisServer({"bind": "0.0.0.0", "protected-mode": "no"}, port=free_port())
@@ -83,6 +87,7 @@ class PostgresStore(AbstractContextManager["PostgresStore"]):
     rate = 120.0
     shares_limits = True
     cut_one_way = True
+    late_writes = False
 
     def __init__(self) -> None:
         self._server = PostgresServer({"listen_addresses": "*"})
@@ -118,6 +123,7 @@ class S3Store(AbstractContextManager["S3Store"]):
     rate = 24.0
     shares_limits = False
     cut_one_way = False
+    late_writes = True
 
     def __init__(self) -> None:
         self._server = MotoServer(bind="0.0.0.0")

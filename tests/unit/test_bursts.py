@@ -1,0 +1,99 @@
+"""Senders of very many messages take turns with others while the queue is long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.store.builders import envelope_for, message_id
+from zonerelay.inbound.bursts import LONG, LOOK_EVERY, MANY, MAX_SENDERS, TIME, Bursts
+from zonerelay.inbound.deliveries import deliveries_of
+from zonerelay.inbound.transaction import NO_EDITS, Transaction
+from zonerelay.model.address import Mailbox
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.envelope import Envelope, Origin
+from zonerelay.routing.zones import Zones
+from zonerelay.smtp.params import MailCommand
+from zonerelay.store.base import QueueCounts
+
+
+def mail(sender: str, *, user: str = "", client: str = "192.0.2.1", recipients: int = 1) -> Envelope:
+    envelope = envelope_for(message_id(1), *(f"u{n}@example.com" for n in range(recipients)))
+    return replace(envelope, sender=Mailbox(sender), origin=Origin(user=user, client_address=client))
+
+
+class Desk:
+    def __init__(self, ready: int = LONG + 1) -> None:
+        self.clock = ManualClock()
+        self.counts = {"default": QueueCounts(ready=ready), "default;high": QueueCounts(deferred=9999)}
+        self.asked = 0
+        self.bursts = Bursts(self._counts, self.clock)
+
+    def _counts(self) -> dict[str, QueueCounts]:
+        self.asked += 1
+        return self.counts
+
+    def over(self, envelope: Envelope, times: int = 1) -> list[bool]:
+        return [self.bursts.is_over(envelope) for _ in range(times)]
+
+
+def test_each_sender_has_so_many_fresh_ones_in_a_time() -> None:
+    desk = Desk()
+    assert desk.over(mail("news@example.org"), MANY + 2) == [False] * MANY + [True] * 2
+    assert desk.over(mail("reset@example.org")) == [False]
+    assert desk.over(mail("news@example.org", user="crm")) == [False]
+    assert desk.over(mail("news@example.org", client="192.0.2.2")) == [False]
+
+
+def test_it_stays_so_until_the_sender_has_sent_less_in_a_time_however_short_the_queue_is() -> None:
+    desk = Desk()
+    desk.over(mail("news@example.org"), MANY + 1)
+    desk.counts["default"].ready = 0
+    desk.clock.advance(TIME)
+    assert all(desk.over(mail("news@example.org"), MANY + 1))
+    desk.clock.advance(TIME)
+    assert desk.over(mail("news@example.org")) == [True]
+    desk.clock.advance(TIME)
+    assert desk.over(mail("news@example.org")) == [False]
+    desk.clock.advance(2 * TIME)
+    assert desk.over(mail("news@example.org"), 2 * MANY) == [False] * 2 * MANY
+
+
+def test_recipients_count_and_not_messages() -> None:
+    desk = Desk()
+    assert desk.over(mail("news@example.org", recipients=60), 2) == [False, True]
+
+
+@pytest.mark.parametrize("pattern", ["bounce-{}@example.org", "list+u{}=example.com@example.org"])
+def test_addresses_made_for_each_message_are_one_sender(pattern: str) -> None:
+    desk = Desk()
+    assert [desk.bursts.is_over(mail(pattern.format(n))) for n in range(MANY + 1)][-1]
+
+
+def test_a_short_queue_costs_nothing_and_is_looked_at_now_and_then() -> None:
+    desk = Desk(LONG)
+    assert not any(desk.over(mail("news@example.org"), 3 * MANY))
+    assert desk.asked == 1
+    assert not desk.bursts._senders
+    desk.counts["default"].ready = LONG + 1
+    desk.clock.advance(LOOK_EVERY)
+    assert any(desk.over(mail("news@example.org"), MANY + 1))
+
+
+def test_memory_is_bounded() -> None:
+    desk = Desk()
+    for n in range(MAX_SENDERS + 10):
+        desk.bursts.is_over(mail("a@example.org", user=f"u{n}"))
+    assert len(desk.bursts._senders) == MAX_SENDERS
+
+
+@pytest.mark.parametrize(("ready", "due"), [(LONG, False), (LONG + 1, True)])
+def test_what_is_over_is_stored_as_due_while_its_queue_is_long(ready: int, due: bool) -> None:
+    desk = Desk(ready)
+    envelope = mail("news@example.org")
+    zone_of = Zones([]).choose(envelope, headers=(), size=1)
+    transaction = Transaction(MailCommand(envelope.sender), release=0.0, edits=NO_EDITS)
+    found = [deliveries_of(envelope, transaction, zone_of, desk.bursts)[0][0] for _ in range(MANY + 1)]
+    assert [each.next_attempt for each in found[:MANY]] == [0.0] * MANY
+    assert found[-1].next_attempt == (envelope.created if due else 0.0)
