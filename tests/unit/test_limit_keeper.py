@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import pytest
+
 from zonerelay.limits.keeper import SAFE, LimitKeeper
 from zonerelay.limits.values import Answer, AuthorityError, Held, Request
 from zonerelay.model.clock import ManualClock
@@ -26,7 +28,7 @@ class Authority:
     async def start(
         self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
     ) -> None:
-        self.news = news
+        self.news, self.back = news, back
 
     async def exchange(self, zone: str, request: Request) -> Answer:
         self.asked.append(request)
@@ -110,6 +112,22 @@ async def test_the_authority_hears_of_another_limit_of_the_zone_at_once() -> Non
         assert it.may_start(zone_limit=5)
         await it.settled()
         assert len(it.authority.asked) == asked
+
+
+async def test_zones_that_want_nothing_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    monkeypatch.setattr(LimitKeeper, "_look", lambda keeper, zone, now: looked.append(zone.allowance.name))
+    async with kept() as it:
+        for n in range(100):
+            it.keeper.zone(f"mailbox{n}")
+        it.may_start()
+        await it.settled()
+        asked = len(it.authority.asked)
+        it.authority.back()
+        await it.settled()
+        assert len(it.authority.asked) == asked + 1
+        it.keeper._tick()
+        assert looked == ["z"]
 
 
 async def test_after_trouble_of_any_kind_everything_is_asked_for_again() -> None:

@@ -89,6 +89,8 @@ class LimitKeeper:
         self.listener: Listener | None = None
         self._clock = clock
         self._zones: dict[str, _Zone] = {}
+        self._busy: dict[_Zone, None] = {}
+        """Those that have something, or want it: of mailboxes' zones there may be thousands that do not."""
         self._bounds = ClockBounds()
         self._lost: str | None = None
         self._ticking: asyncio.TimerHandle | None = None
@@ -167,6 +169,7 @@ class LimitKeeper:
     def _changed(self, zone: _Zone) -> None:
         if not self._running:
             return
+        self._busy[zone] = None
         if zone.task is None or zone.task.done():
             zone.task = asyncio.get_running_loop().create_task(self._exchange_all(zone))
         self._keep_ticking()
@@ -184,15 +187,18 @@ class LimitKeeper:
     def _back(self) -> None:
         self._note_back()
         for zone in self._zones.values():
-            zone.everything = True
-            self._changed(zone)
+            if not zone.is_idle:
+                zone.everything = True
+                self._changed(zone)
 
     def _tick(self) -> None:
         self._ticking = None
         now = self._clock.monotonic()
-        for zone in self._zones.values():
+        for zone in list(self._busy):
             self._look(zone, now)
-        if any(not zone.is_idle for zone in self._zones.values()):
+            if zone.is_idle:
+                del self._busy[zone]
+        if self._busy:
             self._keep_ticking()
 
     def _look(self, zone: _Zone, now: float) -> None:
