@@ -234,13 +234,16 @@ class RedisLink:
         return tuple(asked)
 
     async def _disconnect(self) -> None:
-        wires, self._records, self._bodies = (self._records, self._bodies), None, None
-        channel, self._channel = self._channel, None
-        for wire in wires:
-            if wire is not None:
-                await wire.close()
-        if channel is not None:
-            await channel.close()
+        # Each is kept until it is closed: cancelled in the middle of it, the next call finds what is left.
+        if self._records is not None:
+            await self._records.close()
+            self._records = None
+        if self._bodies is not None:
+            await self._bodies.close()
+            self._bodies = None
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
 
     def _on_broken(self, reason: str) -> None:
         if self._refusal is None:

@@ -268,6 +268,9 @@ async def open_wire(server: Server, on_broken: Callable[[str], None]) -> Wire:
     except (RedisError, OSError) as error:
         await connection.disconnect(nowait=True)
         raise StoreError(f"{UNREACHABLE}: {error}") from error
+    except asyncio.CancelledError:
+        await connection.disconnect(nowait=True)
+        raise
     return Wire(connection, timeout=server.timeout, on_broken=on_broken)
 
 
@@ -310,6 +313,9 @@ async def open_channel(server: Server, name: bytes) -> Channel:
         # It may be connected and not allowed to listen.
         await connection.disconnect(nowait=True)
         raise StoreError(f"{UNREACHABLE}: {error}") from error
+    except asyncio.CancelledError:
+        await connection.disconnect(nowait=True)
+        raise
     return Channel(connection)
 
 
