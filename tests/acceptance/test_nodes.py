@@ -15,7 +15,7 @@ import pytest
 from tests.support.nodes.fleet import Fleet, fleet
 from tests.support.nodes.judge import Verdict, above_rate, most_within
 from tests.support.nodes.network import Network
-from tests.support.nodes.stores import LEASE, STORES, SharedStore
+from tests.support.nodes.stores import LEASE, STORES, SharedStore, prepare
 from tests.support.toml import Table
 
 BEYOND = 1.5 * LEASE
@@ -30,6 +30,8 @@ MOST_IN_FLIGHT = 150
 
 @pytest.fixture
 def network() -> Iterator[Network]:
+    for name in STORES:
+        prepare(name)
     with Network(3) as network, network.inside():
         yield network
 

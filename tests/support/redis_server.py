@@ -25,7 +25,7 @@ SAFE = {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite
 
 
 @functools.cache
-def _package() -> UnpackedPackage:
+def unpacked() -> UnpackedPackage:
     package = UnpackedPackage("redis-server", also=("redis-tools",))
     package.ensure([PROGRAM])
     return package
@@ -52,7 +52,7 @@ class RedisServer:
         return self._process.pid
 
     def start(self) -> None:
-        package = _package()
+        package = unpacked()
         options = [word for name, value in self._settings.items() for word in (f"--{name}", value)]
         place = ["--dir", str(self.directory), "--unixsocket", str(self.socket)]
         with (self.directory / "log").open("ab") as log:

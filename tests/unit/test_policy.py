@@ -277,7 +277,12 @@ def test_the_pages_policy_and_its_test_work(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mypolicy.py", "test_mypolicy.py"]
     paths = os.pathsep.join((str(tmp_path), str(ROOT)))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        # Its own directory: pytest would make the common one private under the feet of other tests' servers.
+        [
+            sys.executable,
+            *("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'temporary'}"),
+            str(tmp_path),
+        ],
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,

@@ -43,6 +43,9 @@ TOGETHER = 100
 _UNUSABLE = ("NOSCRIPT", "READONLY", "NOAUTH", "MASTERDOWN", "MISCONF", "NOPERM", "CLUSTERDOWN", "MOVED")
 """Answers after which a connection is given up: a new one is checked from the beginning."""
 
+GOODBYE = 0.5
+"""Seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
@@ -140,8 +143,7 @@ class Wire:
     async def close(self) -> None:
         self._break("closed", tell=False)
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        # Not politely: a server that does not answer must not keep a relay from stopping.
-        await self._connection.disconnect(nowait=True)
+        await _hang_up(self._connection)
 
     # --- inside
 
@@ -260,16 +262,25 @@ def _judged(error: ResponseError) -> StoreError:
     return StoreError(f"the spool's server: {text}")
 
 
+async def _hang_up(connection: AbstractConnection) -> None:
+    """TLS says goodbye and waits for the other's; a server that does not answer keeps nobody for long."""
+    try:
+        async with asyncio.timeout(GOODBYE):
+            await connection.disconnect()
+    except (TimeoutError, RedisError, OSError):
+        await connection.disconnect(nowait=True)
+
+
 async def open_wire(server: Server, on_broken: Callable[[str], None]) -> Wire:
     """Raises StoreError."""
     connection = server.connection()
     try:
         await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's annotations have holes
     except (RedisError, OSError) as error:
-        await connection.disconnect(nowait=True)
+        await _hang_up(connection)
         raise StoreError(f"{UNREACHABLE}: {error}") from error
     except asyncio.CancelledError:
-        await connection.disconnect(nowait=True)
+        await _hang_up(connection)
         raise
     return Wire(connection, timeout=server.timeout, on_broken=on_broken)
 
@@ -299,7 +310,7 @@ class Channel:
             raise StoreError(f"{UNREACHABLE}: {error}") from error
 
     async def close(self) -> None:
-        await self._connection.disconnect(nowait=True)
+        await _hang_up(self._connection)
 
 
 async def open_channel(server: Server, name: bytes) -> Channel:
@@ -311,10 +322,10 @@ async def open_channel(server: Server, name: bytes) -> Channel:
         await connection.read_response()
     except (RedisError, OSError) as error:
         # It may be connected and not allowed to listen.
-        await connection.disconnect(nowait=True)
+        await _hang_up(connection)
         raise StoreError(f"{UNREACHABLE}: {error}") from error
     except asyncio.CancelledError:
-        await connection.disconnect(nowait=True)
+        await _hang_up(connection)
         raise
     return Channel(connection)
 

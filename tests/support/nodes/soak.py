@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.support.nodes.fleet import Fleet, fleet
 from tests.support.nodes.network import Network
-from tests.support.nodes.stores import LEASE, STORES, SharedStore
+from tests.support.nodes.stores import LEASE, STORES, SharedStore, prepare
 
 
 class Soak:
@@ -87,6 +87,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--logs", type=Path, default=Path("soak"), help="where the nodes' logs are put")
     options = parser.parse_args()
+    prepare(options.store)
     with (
         Network(3) as network,
         network.inside(),

@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager
 from tempfile import NamedTemporaryFile
 from typing import Protocol, Self
 
+from tests.support import redis_server
 from tests.support.nodes.network import STORE_HOST
 from tests.support.ports import free_port
-from tests.support.postgres import PostgresServer
+from tests.support.postgres import PostgresPrograms, PostgresServer
 from tests.support.redis_server import RedisServer
 from tests.support.s3_server import BUCKET, KEY, SECRET, MotoServer
 from tests.support.toml import Table
@@ -171,3 +172,11 @@ STORES: dict[str, Callable[[], AbstractContextManager[SharedStore]]] = {
     "postgres": PostgresStore,
     "s3": S3Store,
 }
+
+
+def prepare(name: str) -> None:
+    """Fetch what the store needs, while there is still a network to fetch it from."""
+    if name == "redis":
+        redis_server.unpacked()
+    elif name == "postgres":
+        PostgresPrograms()
