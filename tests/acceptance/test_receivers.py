@@ -58,7 +58,7 @@ def receiver(kind: str, directory: Path, tools: PostfixTools, next_hop: int) -> 
     with ExitStack() as stack:
         if kind == "postfix":
             settings = PostfixSettings(next_hop=f"[{LOOPBACK}]:{next_hop}", certificate=certificate, key=key)
-            yield stack.enter_context(PostfixInstance(tools, directory / "postfix", settings)).smtp_port
+            yield stack.enter_context(PostfixInstance(tools, directory / "p", settings)).smtp_port
             return
         server = Server(port=next_hop, tls=Tls.NONE)
         if kind == "exim":
@@ -75,7 +75,7 @@ async def chain(
 ) -> AsyncIterator[RelayProcess]:
     """Us, the server, the sink."""
     with (
-        receiver(kind, directory / "receiver", tools, sink.port) as port,
+        receiver(kind, directory / "r", tools, sink.port) as port,
         RelayProcess(
             directory / "relay",
             next_hop=f"{LOOPBACK}:{port}",

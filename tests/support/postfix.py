@@ -31,6 +31,7 @@ OWNERS = ("postfix", "daemon", "bin", "mail")
 GROUPS = ("postdrop", "operator", "mail", "games")
 QUEUES = ("active", "bounce", "corrupt", "defer", "deferred", "flush", "hold", "incoming", "saved", "trace")
 REALM = "relay.test"
+MAX_SOCKET_PATH = 107
 START_TIMEOUT = 30.0
 STOP_TIMEOUT = 30.0
 
@@ -117,6 +118,8 @@ class PostfixInstance:
         self.directory = directory
         self.smtp_port, self.smtps_port = free_ports(2)
         self.queue = directory / "queue"
+        if len(f"{self.queue}/public/postlog") > MAX_SOCKET_PATH:
+            raise PostfixError(f"too long for the path of Postfix's sockets: {self.queue}")
         self.log = directory / "maillog"
         self._config = directory / "config"
         self._environment = {**tools.environment, "MAIL_CONFIG": str(self._config)}
