@@ -8,6 +8,7 @@ settings are the defaults but for memory and sockets, so what it says is durable
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import pwd
@@ -120,7 +121,7 @@ class PostgresServer:
         """As a crash of the machine would: no process of it says good-bye."""
         assert self._process is not None
         for pid in [self._process.pid, *_children(self._process.pid)]:
-            os.kill(pid, signal.SIGKILL)
+            _signal(pid, signal.SIGKILL)
         self._process.wait()
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
@@ -224,7 +225,7 @@ class PostgresServer:
     def _signal_all(self, number: signal.Signals) -> None:
         assert self._process is not None
         for pid in [self._process.pid, *_children(self._process.pid)]:
-            os.kill(pid, number)
+            _signal(pid, number)
 
     def __enter__(self) -> Self:
         return self
@@ -253,6 +254,12 @@ def _unprivileged() -> pwd.struct_passwd | None:
         except KeyError:
             continue
     raise PostgresError("PostgreSQL does not run as root, and there is no other user to run it as")
+
+
+def _signal(pid: int, number: int) -> None:
+    """Backends end by themselves at any moment."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _children(pid: int) -> list[int]:
