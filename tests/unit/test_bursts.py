@@ -60,6 +60,16 @@ def test_it_stays_so_until_the_sender_has_sent_less_in_a_time_however_short_the_
     assert desk.over(mail("news@example.org"), 2 * MANY) == [False] * 2 * MANY
 
 
+def test_a_sender_that_was_never_over_is_not_put_behind_for_another_ones_sake() -> None:
+    desk = Desk()
+    desk.over(mail("news@example.org"), MANY + 1)
+    desk.counts["default"].ready = 0
+    desk.clock.advance(LOOK_EVERY)
+    assert not any(desk.over(mail("app@example.org"), 2 * MANY))
+    desk.clock.advance(TIME)
+    assert desk.over(mail("app@example.org")) == [False]
+
+
 def test_recipients_count_and_not_messages() -> None:
     desk = Desk()
     assert desk.over(mail("news@example.org", recipients=60), 2) == [False, True]

@@ -67,7 +67,8 @@ class Bursts:
         key = (envelope.origin.user or envelope.origin.client_address, _general(envelope.sender))
         sender = self._senders.pop(key, None) or _Sender(now)
         if now - sender.since >= TIME:
-            sender = _Sender(now, is_over=sender.sent > MANY and now - sender.since < 2 * TIME)
+            goes_on = sender.is_over and sender.sent > MANY and now - sender.since < 2 * TIME
+            sender = _Sender(now, is_over=goes_on)
         sender.sent += len(envelope.recipients)
         if sender.sent > MANY and self._is_long:
             sender.is_over = True
