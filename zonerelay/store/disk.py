@@ -32,6 +32,7 @@ from zonerelay.store.batches import in_batches
 from zonerelay.store.body_cache import BodyCache
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message, split
+from zonerelay.store.claiming import claim_and_read
 from zonerelay.store.disk_body import read_chunks
 from zonerelay.store.disk_index import Index
 from zonerelay.store.disk_keeper import DiskKeeper
@@ -134,14 +135,7 @@ class DiskStore:
         self, limit: int, take: Callable[[int], list[DeliveryKey]], now: float
     ) -> list[Delivery]:
         self._keeper.check_usable()
-        found: list[Delivery] = []
-        try:
-            while len(found) < limit and (keys := take(limit - len(found))):
-                found += await self._read_claimed(keys, now)
-        except BaseException:
-            self.release([delivery.key for delivery in found])
-            raise
-        return sorted(found, key=lambda delivery: delivery.message_id)
+        return await claim_and_read(limit, take, lambda keys: self._read_claimed(keys, now), self.release)
 
     async def _read_claimed(self, keys: Sequence[DeliveryKey], now: float) -> list[Delivery]:
         """Those of the claimed deliveries that are still there and due; the other claims are given up."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store.base import StoreError
+from zonerelay.store.claiming import claim_and_read
 from zonerelay.store.s3_keeper import S3Keeper
 from zonerelay.store.s3_states import Mine
 from zonerelay.store.s3_work import Job, State
@@ -41,14 +42,7 @@ class Handout:
         self, limit: int, take: Callable[[int], list[DeliveryKey]], now: float
     ) -> list[Delivery]:
         self._keeper.check_usable()
-        found: list[Delivery] = []
-        try:
-            while len(found) < limit and (keys := take(limit - len(found))):
-                found += await self._read_claimed(keys, now)
-        except BaseException:
-            self.release([delivery.key for delivery in found])
-            raise
-        return sorted(found, key=lambda delivery: delivery.message_id)
+        return await claim_and_read(limit, take, lambda keys: self._read_claimed(keys, now), self.release)
 
     async def _read_claimed(self, keys: Sequence[DeliveryKey], now: float) -> list[Delivery]:
         """Those that are still there and due; the other claims are given up."""
