@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping
 
 from zonerelay.config.models import LOSS_WORDS, PostgresSettings
-from zonerelay.config.secrets import SecretError, read_secret
 from zonerelay.store import postgres_sql as sql
 from zonerelay.store.base import News, StoreError, StoreOpenError
 from zonerelay.store.claim_pool import Claims
@@ -18,7 +17,7 @@ from zonerelay.store.postgres_keeper import DatabaseKeeper
 from zonerelay.store.postgres_reader import DatabaseReader
 from zonerelay.store.postgres_schema import migrate
 from zonerelay.store.postgres_server import check_server
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import Surroundings, secret_of
 
 
 async def open_postgres(
@@ -57,12 +56,7 @@ async def open_postgres(
 
 
 def access_of(settings: PostgresSettings, environment: Mapping[str, str]) -> Access:
-    password = ""
-    if settings.password:
-        try:
-            password = read_secret(settings.password, environment)
-        except SecretError as error:
-            raise StoreOpenError(f"postgres.password: {error}") from error
+    password = secret_of("postgres.password", settings.password, environment)
     name = f"zonerelay {settings.node}"
     return Access(settings.url, password, settings.schema, name, settings.lease)
 

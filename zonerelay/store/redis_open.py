@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zonerelay.config.models import LOSS_WORDS, RedisSettings, SpoolSettings
-from zonerelay.config.secrets import SecretError, read_secret
 from zonerelay.store.base import StoreError, StoreOpenError
 from zonerelay.store.redis import RedisStore
 from zonerelay.store.redis_link import RedisLink, Terms
 from zonerelay.store.redis_wire import Server
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import Surroundings, secret_of
 
 
 async def open_redis(
@@ -40,16 +39,10 @@ async def open_redis(
 
 
 def server_of(settings: RedisSettings, environment: Mapping[str, str]) -> Server:
-    password = ""
-    if settings.password:
-        try:
-            password = read_secret(settings.password, environment)
-        except SecretError as error:
-            raise StoreOpenError(f"[redis] password: {error}") from error
     return Server(
         settings.url,
         user=settings.user,
-        password=password,
+        password=secret_of("redis.password", settings.password, environment),
         ca_file=str(settings.ca_file) if settings.ca_file else "",
         timeout=settings.timeout,
     )

@@ -6,14 +6,13 @@ import os
 from collections.abc import Mapping
 
 from zonerelay.config.models import Addressing, S3Settings
-from zonerelay.config.secrets import SecretError, read_secret
 from zonerelay.store import s3_probe
 from zonerelay.store.base import StoreError, StoreOpenError
 from zonerelay.store.s3 import S3Store, Terms
 from zonerelay.store.s3_client import Bucket, Place
 from zonerelay.store.s3_objects import Abilities, Objects
 from zonerelay.store.s3_records import Keys
-from zonerelay.store.surroundings import Surroundings
+from zonerelay.store.surroundings import Surroundings, secret_of
 
 
 async def open_s3(
@@ -57,12 +56,6 @@ def _checked(settings: S3Settings, abilities: Abilities) -> Abilities:
 
 
 def _place(settings: S3Settings, environment: Mapping[str, str]) -> Place:
-    secret = ""
-    if settings.secret_key:
-        try:
-            secret = read_secret(settings.secret_key, environment)
-        except SecretError as error:
-            raise StoreOpenError(f"[s3] secret_key: {error}") from error
     virtual = settings.addressing is Addressing.VIRTUAL
     if settings.addressing is Addressing.AUTO:
         virtual = not settings.endpoint_url
@@ -72,7 +65,7 @@ def _place(settings: S3Settings, environment: Mapping[str, str]) -> Place:
         region=settings.region or ("us-east-1" if settings.endpoint_url else ""),
         virtual=virtual,
         access_key=settings.access_key,
-        secret_key=secret,
+        secret_key=secret_of("s3.secret_key", settings.secret_key, environment),
         ca_file=str(settings.ca_file) if settings.ca_file else "",
         timeout=settings.timeout,
         connections=settings.max_requests,

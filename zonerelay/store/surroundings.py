@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from zonerelay.config.secrets import SecretError, read_secret
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
-from zonerelay.store.base import Lost, News
+from zonerelay.store.base import Lost, News, StoreOpenError
 
 
 def no_news(zone: str) -> None:
@@ -31,3 +32,11 @@ class Surroundings:
     on_news: News = no_news
     on_lost: Lost = none_lost
     environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def secret_of(option: str, reference: str, environment: Mapping[str, str]) -> str:
+    """The secret that an option names, "" when it names none. Raises StoreOpenError."""
+    try:
+        return read_secret(reference, environment) if reference else ""
+    except SecretError as error:
+        raise StoreOpenError(f"{option}: {error}") from error
