@@ -281,3 +281,29 @@ def test_no_more_is_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch
     for name in ("a", "c"):
         plan.add(name)
     assert plan.start() == {"a": 2, "c": 10}
+
+
+def test_thousands_of_domains_that_died_together_do_not_fill_the_window() -> None:
+    """As the simulation showed: the window was full of mail that waited for probes, and nothing else came in."""
+    plan = Plan()
+    plan.queue = ZoneQueue(ZoneSettings(), RETRY, window=1000)
+    names = [f"dead{n}" for n in range(100)]
+    for name in names:
+        plan.add(name, 1)
+    while plan.start():
+        plan.fail(_name(plan.works[0]))
+    plan.queue.take_parked()
+    plan.now += 31
+    for name in names:
+        plan.add(name, 9)
+    parked = plan.queue.take_parked()
+    assert plan.start() == {f"dead{n}": 1 for n in range(5)}
+    assert 500 <= plan.queue.waiting < 550
+    assert len(parked) * 9 + plan.queue.waiting + 5 == 900
+    assert all(destination.suspension.until == plan.now + 30 for destination, _ in parked)
+    while plan.start():
+        plan.finish(_name(plan.works[0]))
+    assert not plan.queue.waiting, "those that waited have had their turn"
+    plan.now += 31
+    plan.add("dead99", 9)
+    assert plan.start()["dead99"] == 1, "and the others have it when there is room"

@@ -9,14 +9,14 @@ say so for ten, and a tarpit answers in the end. So in a zone routed by MX desti
 - SLOW: it answered the last attempt, after more than `LONG` seconds.
 
 Of the zone's connections NEW ones have five eighths, FAILING ones a quarter, and an eighth while new ones
-wait, FAILING and SLOW ones half, all of them three quarters. Who finds no room waits here; the next connection
-that is given back goes to those that wait by turns: to new ones with fresh mail, new ones without it, failing
-and slow ones.
+wait, FAILING and SLOW ones half, all of them three quarters. Who finds no room waits here; the next
+connection that is given back goes to those that wait by turns: to new ones with fresh mail, new ones without
+it, failing and slow ones.
 
 Promise: QUICK destinations always find a quarter of the zone's connections free of all others; NEW ones a
-quarter free of those that are known to be slow or to fail. NEW ones come before FAILING ones: when thousands of
-domains die together, the attempts at them would else hold what every host needs that has not been heard of yet
-(seen in ten million simulated deliveries: the queue never became shorter again).
+quarter free of those that are known to be slow or to fail. NEW ones come before FAILING ones: when thousands
+of domains die together, the attempts at them would else hold what every host needs that has not been heard of
+yet (seen in ten million simulated deliveries: the queue never became shorter again).
 
 What is known outlives the destination, up to `KNOWN`: with more destinations than are kept in memory, each
 would else be new again and again.
