@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -26,6 +25,7 @@ from zonerelay.store.surroundings import Surroundings
 
 PASSWORD = "correct-horse"
 PREFIX = "mail:"
+FILES = Path("/proc/self/fd")
 
 
 def documented_rights() -> list[str]:
@@ -125,14 +125,14 @@ async def test_a_server_that_does_not_say_goodbye_keeps_no_socket(
 ) -> None:
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     monkeypatch.setattr("zonerelay.store.redis_wire.GOODBYE", 0.02)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(FILES.iterdir()))
     at = Server(server.url, user="zonerelay", password=PASSWORD, ca_file=str(tmp_path / "ca.pem"))
     wire = await open_wire(at, pytest.fail)
     server.signal(signal.SIGSTOP)
     try:
         await wire.close()
         await asyncio.sleep(0)  # what is aborted is closed in the loop's next turn
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(list(FILES.iterdir())) == before
     finally:
         server.signal(signal.SIGCONT)
 

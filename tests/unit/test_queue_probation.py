@@ -107,8 +107,8 @@ def test_hosts_that_have_failed_leave_room_for_new_ones() -> None:
 
 
 def test_hosts_that_have_failed_make_way_while_new_ones_wait() -> None:
-    """As ten million simulated deliveries showed: thousands of domains died together, and what was tried again
-    for them held the connections that each host needs which has not been heard of.
+    """As ten million simulated deliveries showed: thousands of domains died together, and what was tried
+    again for them held the connections that each host needs which has not been heard of.
     """
     plan = Plan()
     for n in range(25):
@@ -284,7 +284,7 @@ def test_no_more_is_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch
 
 
 def test_thousands_of_domains_that_died_together_do_not_fill_the_window() -> None:
-    """As the simulation showed: the window was full of mail that waited for probes, and nothing else came in."""
+    """As the simulation showed: all of the window waited for probes, and nothing else came in."""
     plan = Plan()
     plan.queue = ZoneQueue(ZoneSettings(), RETRY, window=1000)
     names = [f"dead{n}" for n in range(100)]

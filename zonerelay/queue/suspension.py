@@ -4,7 +4,9 @@
                                                    ▲                              │
                                                    └────────── failure, twice as long ──┘
 
-A probe for which there is no room waits as long again. A failure of a transaction that began before the present suspension says nothing new and changes
+A probe for which there is no room waits as long again.
+
+A failure of a transaction that began before the present suspension says nothing new and changes
 nothing. A failure while other transactions are under way is not the destination's end either (a peer that
 answers 421 to the third connection): it lowers the ceiling to those others, and no more are opened. Do they
 fail as well, the last one suspends, as one failure, and nothing was learned about ceilings. Successes raise
