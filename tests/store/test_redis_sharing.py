@@ -122,7 +122,7 @@ async def test_relay_that_lost_its_lease_is_told_and_reads_no_message_of_it(flee
     await store_message(slow.store, 1)
     (delivery,) = await slow.store.claim("default", 10, now=NOW)
     assert await body_of(slow.store, delivery.message_id)
-    token = slow.store._link.token.decode()  # type: ignore[attr-defined]
+    token = slow.store._link.lease.token.decode()  # type: ignore[attr-defined]
     fleet.server.ask("ZADD", fleet.key("leases"), "1", token)
     fleet.server.ask("ZREM", fleet.key("leases"), token)
     await until(lambda: bool(slow.lost))
