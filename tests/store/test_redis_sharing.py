@@ -140,7 +140,7 @@ async def test_lease_that_was_not_renewed_in_time_stops_new_attempts(fleet: Flee
     spool = await fleet.relay()
     await store_message(spool.store, 1)
     (delivery,) = await spool.store.claim("default", 10, now=NOW)
-    spool.store._link._valid_until = 0.0  # type: ignore[attr-defined]
+    spool.store._link.lease._valid_until = 0.0  # type: ignore[attr-defined]
     with pytest.raises(StoreError, match="lease"):
         await spool.store.read_message(delivery.message_id)
     await asyncio.sleep(LEASE / 2)
