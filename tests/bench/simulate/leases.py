@@ -32,8 +32,12 @@ class DistantAuthority:
     async def start(
         self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
     ) -> None:
-        later = asyncio.get_running_loop().call_later
-        await self._near.start(lambda zone: later(self._way(), news, zone) and None, back, gone)
+        loop = asyncio.get_running_loop()
+
+        def tell(zone: str) -> None:
+            loop.call_later(self._way(), news, zone)
+
+        await self._near.start(tell, back, gone)
 
     async def exchange(self, zone: str, request: Request) -> Answer:
         await asyncio.sleep(self._way())
