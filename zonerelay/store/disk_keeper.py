@@ -81,29 +81,15 @@ class DiskKeeper:
         self._look_at_space = asyncio.Event()
         self._clock = clock
         self._health = Health(on_health)
-        self._refusal: StoreError | None = None
+        self.check_usable = self._health.check_usable
+        self.check_writable = self._health.check_writable
+        self.unhealthy = self._health.unhealthy
         self._closed = False
         self._number = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         self._spawn(self._watch_space())
-
-    # --- may it be used?
-
-    def check_usable(self) -> None:
-        """Raises StoreError while the queue is failed or closed."""
-        if self._refusal is not None:
-            raise type(self._refusal)(str(self._refusal))
-
-    def check_writable(self) -> None:
-        """Also raises StoreFullError when there is too little space for new mail."""
-        if self._health.reason is not None:
-            self.check_usable()
-            raise StoreFullError(health.NO_SPACE)
-
-    def unhealthy(self) -> str | None:
-        return self._health.reason
 
     async def probe(self) -> None:
         self.check_writable()
@@ -175,7 +161,7 @@ class DiskKeeper:
 
     def _fail(self, error: StoreError) -> None:
         _log.error("the queue directories cannot be written and are being repaired: %s", error)
-        self._refusal = error
+        self._health.refusal = error
         full = isinstance(error, StoreFullError)
         new, touched = self.on_failure()
         if not self._closed:
@@ -194,7 +180,7 @@ class DiskKeeper:
                 _log.warning("the queue directories cannot be repaired yet: %s", error)
                 pause = min(pause * 2, LONGEST_PAUSE)
         self.on_repair(found)
-        self._refusal = None
+        self._health.refusal = None
         self.committer.resume()
         self._note_space(free)
         self._health.set("write", None)
@@ -206,8 +192,8 @@ class DiskKeeper:
         if self._closed:
             return
         self._health.close()
-        self._refusal = StoreError(health.CLOSED)
-        self.committer.refuse(self._refusal)
+        self._health.refusal = StoreError(health.CLOSED)
+        self.committer.refuse(self._health.refusal)
         await self.committer.drain()
         self._closed = True
         self.committer.stop()
@@ -230,12 +216,7 @@ class DiskKeeper:
 
 
 def _free_space(directories: Directories, ballast: Ballast, min_free_space: int) -> int:
-    """What is left, the room that is kept back included; keeps it back again once there is plenty."""
-    free = directories.free_space()
-    counted = free + ballast.held
-    if not ballast.is_whole and free >= min_free_space:
-        ballast.make()
-    return counted
+    return ballast.count_in(directories.free_space(), wanted=min_free_space)
 
 
 def _repair(

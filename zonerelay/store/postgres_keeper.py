@@ -81,9 +81,10 @@ class DatabaseKeeper:
         self.on_news = on_news
         self._control: Link | None = None
         self._writer: Link | None = None
-        self._refusal: StoreError | None = None
         self._closed = False
         self._health = Health(on_health)
+        self.check_usable = self._health.check_usable
+        self.unhealthy = self._health.unhealthy
         self._tasks: set[asyncio.Task[None]] = set()
         self._heart: asyncio.Task[None] | None = None
         self._pause = FIRST_PAUSE
@@ -109,18 +110,10 @@ class DatabaseKeeper:
 
     # --- may it be used?
 
-    def check_usable(self) -> None:
-        """Raises StoreError while the database is not there, or the relay is closed."""
-        if self._refusal is not None:
-            raise type(self._refusal)(str(self._refusal))
-
     def check_open(self) -> None:
         """Raises StoreError once the relay has closed the store."""
         if self._closed:
             raise StoreError(health.CLOSED)
-
-    def unhealthy(self) -> str | None:
-        return self._health.reason
 
     @property
     def holds_lease(self) -> bool:
@@ -158,13 +151,13 @@ class DatabaseKeeper:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        was_usable = self._refusal is None
+        was_usable = self._health.refusal is None
         closed = StoreError(health.CLOSED)
-        self._refusal = self._refusal or closed
+        self._health.refusal = self._health.refusal or closed
         await self.committer.drain()
         self.committer.refuse(closed)
         self.committer.stop()
-        self._refusal = closed
+        self._health.refusal = closed
         if was_usable:
             with contextlib.suppress(StoreError):
                 await self._reaper().leave(self.session, self.last_id)
@@ -253,7 +246,7 @@ class DatabaseKeeper:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._beat_every)
-            if self._refusal is not None:
+            if self._health.refusal is not None:
                 continue
             try:
                 if not await self._renew():
@@ -298,11 +291,11 @@ class DatabaseKeeper:
 
     def trouble(self, error: StoreError) -> None:
         """Stop using the database until it was connected again."""
-        if self._closed or self._refusal is not None:
+        if self._closed or self._health.refusal is not None:
             return
         _log.error("the database cannot be used: %s", error)
-        self._refusal = type(error)(str(error))
-        self.committer.refuse(self._refusal)
+        self._health.refusal = type(error)(str(error))
+        self.committer.refuse(self._health.refusal)
         self._health.set("database", UNREACHABLE)
         self._spawn(self._recover())
 
@@ -321,7 +314,7 @@ class DatabaseKeeper:
                     _log.error("the database cannot be used yet: %s", error)
                 continue
             self.committer.resume()
-            self._refusal = None
+            self._health.refusal = None
             self._health.set("database", None)
             _log.warning("the database is back")
             self.all_zones()
