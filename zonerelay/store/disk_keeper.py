@@ -17,7 +17,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple
 
-from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import disk_batch, health
 from zonerelay.store.ballast import Ballast
@@ -27,6 +26,7 @@ from zonerelay.store.disk_directories import Directories
 from zonerelay.store.disk_files import State
 from zonerelay.store.group_commit import GroupCommitter
 from zonerelay.store.health import Health
+from zonerelay.store.surroundings import Surroundings
 from zonerelay.store.writer_thread import WriterThread
 
 SPACE_INTERVAL = 1.0
@@ -53,9 +53,7 @@ class DiskKeeper:
         noted_id: MessageId | None,
         ballast: Ballast,
         min_free_space: int,
-        clock: Clock,
-        on_health: Callable[[str | None], None],
-        observe_commit: Callable[[float], None],
+        around: Surroundings,
     ) -> None:
         self.directories = directories
         self.last_id: Callable[[], MessageId | None] = lambda: None
@@ -70,8 +68,8 @@ class DiskKeeper:
         self.committer: GroupCommitter[Op, Batch, float] = GroupCommitter(
             self._prepare,
             functools.partial(WriterThread, "spool-writer", self._write),
-            clock=clock,
-            observe=observe_commit,
+            clock=around.clock,
+            observe=around.observe_commit,
             failed=self._fail,
         )
         self._loop = asyncio.get_running_loop()
@@ -79,8 +77,8 @@ class DiskKeeper:
         self._min_free_space = min_free_space
         self._may_write = 0
         self._look_at_space = asyncio.Event()
-        self._clock = clock
-        self._health = Health(on_health)
+        self._clock = around.clock
+        self._health = Health(around.on_health)
         self.check_usable = self._health.check_usable
         self.check_writable = self._health.check_writable
         self.unhealthy = self._health.unhealthy

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import NamedTuple
 
-from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import health, records
 from zonerelay.store import leveldb_scan as scan
@@ -27,6 +26,7 @@ from zonerelay.store.health import Health
 from zonerelay.store.leveldb_compaction import Compactor
 from zonerelay.store.leveldb_engine import Batch, Batches, LevelDb, Op, View
 from zonerelay.store.leveldb_reader import SpoolReader
+from zonerelay.store.surroundings import Surroundings
 from zonerelay.store.tally import Tally
 from zonerelay.store.writer_thread import WriterThread
 
@@ -61,16 +61,14 @@ class SpoolKeeper:
         *,
         ballast: Ballast,
         min_free_space: int,
-        clock: Clock,
-        on_health: Callable[[str | None], None],
-        observe_commit: Callable[[float], None],
+        around: Surroundings,
     ) -> None:
         self.reader = reader
         self.committer: GroupCommitter[Op, Job, float] = GroupCommitter(
             self._prepare,
             functools.partial(WriterThread, "spool-writer", self._write),
-            clock=clock,
-            observe=observe_commit,
+            clock=around.clock,
+            observe=around.observe_commit,
             failed=self._fail,
         )
         self.counts = Tally()
@@ -83,8 +81,8 @@ class SpoolKeeper:
         self._compact_after = 0.0
         self._removed: tuple[MessageId, MessageId] | None = None
         self._look_at_space = asyncio.Event()
-        self._clock = clock
-        self._health = Health(on_health)
+        self._clock = around.clock
+        self._health = Health(around.on_health)
         self.check_usable = self._health.check_usable
         self.check_writable = self._health.check_writable
         self.unhealthy = self._health.unhealthy

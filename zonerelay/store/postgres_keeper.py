@@ -17,10 +17,9 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Protocol
 
-from zonerelay.model.clock import Clock
 from zonerelay.store import health
 from zonerelay.store import postgres_sql as sql
-from zonerelay.store.base import News, StoreError, StoreOpenError
+from zonerelay.store.base import StoreError, StoreOpenError
 from zonerelay.store.group_commit import GroupCommitter
 from zonerelay.store.health import Health
 from zonerelay.store.postgres_batch import BatchWriter, Job
@@ -30,6 +29,7 @@ from zonerelay.store.postgres_reaper import Reaper
 from zonerelay.store.postgres_rows import unword
 from zonerelay.store.postgres_schema import check_schema
 from zonerelay.store.postgres_server import check_server
+from zonerelay.store.surroundings import Surroundings
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
@@ -59,10 +59,7 @@ class DatabaseKeeper:
         node: int,
         lease: float,
         unsafe: bool,
-        clock: Clock,
-        on_health: Callable[[str | None], None],
-        on_news: News,
-        observe_commit: Callable[[float], None],
+        around: Surroundings,
     ) -> None:
         self.node = node
         self.session = 0
@@ -76,13 +73,13 @@ class DatabaseKeeper:
         self._lease = lease
         self._unsafe = unsafe
         self._beat_every = min(lease / BEATS, LONGEST_BEAT)
-        self._clock = clock
+        self._clock = around.clock
         self._held_until = float("-inf")
-        self.on_news = on_news
+        self.on_news = around.on_news
         self._control: Link | None = None
         self._writer: Link | None = None
         self._closed = False
-        self._health = Health(on_health)
+        self._health = Health(around.on_health)
         self.check_usable = self._health.check_usable
         self.unhealthy = self._health.unhealthy
         self._tasks: set[asyncio.Task[None]] = set()
@@ -93,8 +90,8 @@ class DatabaseKeeper:
         self.committer: GroupCommitter[Job, Sequence[Job], float] = GroupCommitter(
             lambda batches, _size: [job for jobs in batches for job in jobs],
             self._start_writer,
-            clock=clock,
-            observe=observe_commit,
+            clock=around.clock,
+            observe=around.observe_commit,
             failed=self._batch_failed,
         )
 

@@ -18,7 +18,6 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
-from zonerelay.model.clock import Clock
 from zonerelay.store import health, records
 from zonerelay.store.base import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.health import Health
@@ -36,6 +35,7 @@ from zonerelay.store.redis_wire import (
     open_channel,
     open_wire,
 )
+from zonerelay.store.surroundings import Surroundings
 
 UNSAFE = "the spool's server may lose what it has acknowledged"
 FORMAT = 1
@@ -76,16 +76,14 @@ class Hooks:
 class RedisLink:
     """`open` first. `token` is the fencing token, `number` the relay's among those that share the server."""
 
-    def __init__(
-        self, server: Server, terms: Terms, *, clock: Clock, on_health: Callable[[str | None], None]
-    ) -> None:
+    def __init__(self, server: Server, terms: Terms, around: Surroundings) -> None:
         self.terms = terms
         self.token = b""
         self.number = 0
         self.hooks: Hooks | None = None
         self._server = server
-        self._clock = clock
-        self._health = Health(on_health)
+        self._clock = around.clock
+        self._health = Health(around.on_health)
         self._health.refusal = StoreError(UNREACHABLE)
         self.check_usable = self._health.check_usable
         self.check_writable = self._health.check_writable
