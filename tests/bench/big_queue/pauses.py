@@ -1,9 +1,9 @@
 """`python -m tests.bench.big_queue.pauses`: what makes the event loop pause on a million deliveries.
 
-`mx`: the crowd of `crowd.py`, of which 100,000 deliveries come due in one second; then lists, reloads, a retry
-of the dead domain, a hold, a drop and the compaction after it. `expiry`: the same spool behind one next hop
-that is down, everything older than `max_age`: each delivery that is ready expires with a bounce, which is sent.
-Other mail comes in all the time, and `/metrics` is read four times a second.
+`mx`: the crowd of `crowd.py`, of which 100,000 deliveries come due in one second; then lists, reloads, a
+retry of the dead domain, a hold, a drop and the compaction after it. `expiry`: the same spool behind one next
+hop that is down, everything older than `max_age`: what is ready expires with a bounce, which is sent. Other
+mail comes in all the time, and `/metrics` is read four times a second.
 """
 
 from __future__ import annotations
