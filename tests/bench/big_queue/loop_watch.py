@@ -36,6 +36,7 @@ class Collection(msgspec.Struct, frozen=True):
 
     began: float
     seconds: float
+    cpu: float
     generation: int
     collected: int
 
@@ -84,7 +85,7 @@ class LoopWatch:
         self._out: deque[Seen] = deque()
         self._stacks: Counter[str] = Counter()
         self._collections: list[Collection] = []
-        self._collecting = 0.0
+        self._collecting = self._collecting_cpu = 0.0
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -120,10 +121,11 @@ class LoopWatch:
 
     def _on_collection(self, phase: str, info: Mapping[str, int]) -> None:
         if phase == "start":
-            self._collecting = time.monotonic()
+            self._collecting, self._collecting_cpu = time.monotonic(), time.thread_time()
             return
         began, seconds = self._collecting, time.monotonic() - self._collecting
-        seen = Collection(began, seconds, info["generation"], info["collected"])
+        cpu = time.thread_time() - self._collecting_cpu
+        seen = Collection(began, seconds, cpu, info["generation"], info["collected"])
         self._collections.append(seen)
         if seen.generation == 2 or seconds > LONG / 4:
             self._out.append(Seen(collection=seen))

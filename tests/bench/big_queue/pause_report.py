@@ -54,10 +54,11 @@ def _within(phase: Phase, pauses: list[Pause]) -> list[Pause]:
 def _row(phase: Phase, pauses: list[Pause], collections: list[Collection]) -> None:
     walls = [pause.wall for pause in pauses]
     own = [pause.cpu for pause in pauses]
-    full = [c.seconds for c in collections if c.generation == 2]
+    full = [c.cpu for c in collections if c.generation == 2]
     print(
         f"| {phase.name} | {phase.seconds:.0f} | {phase.cpu:.0f} | {len(pauses)} | {_over(walls)} |"
         f" {_ms(walls)} | {_over(own)} | {_ms(own)} | {len(full)}: {_ms(full)} |"
+        f" {_ms([c.cpu for c in collections if c.generation == 1])} |"
     )
 
 
