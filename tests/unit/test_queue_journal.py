@@ -11,6 +11,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.queue import journal
 from zonerelay.queue.journal import Entry, Journal
+from zonerelay.queue.slices import Slices
 from zonerelay.store.base import Finish
 
 
@@ -20,7 +21,7 @@ class Bench:
         self.sink = Sink()
         self.store = FlakyStore()
         self.ids = MessageIdSource(self.clock)
-        self.journal = Journal(self.store, make_events(self.sink, self.clock))
+        self.journal = Journal(self.store, make_events(self.sink, self.clock), Slices(self.clock.monotonic))
         self.done: list[str] = []
 
     def put(self, name: str, count: int = 1) -> Entry:
