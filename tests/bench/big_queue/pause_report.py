@@ -45,6 +45,11 @@ def show(path: Path, phases: list[Phase]) -> None:
         _row(phase, _within(phase, pauses), [c for c in collections if phase.began <= c.began < phase.ended])
     for phase in phases:
         _details(phase, _within(phase, pauses))
+    for full in (each for each in collections if each.generation == 2):
+        print(
+            f"full gc at {full.began - phases[0].ended:.1f} s: {full.cpu * 1e3:.0f} ms of CPU,"
+            f" {full.collected} objects collected"
+        )
 
 
 def _within(phase: Phase, pauses: list[Pause]) -> list[Pause]:

@@ -229,7 +229,7 @@ async def expire(run: Run) -> str:
     return f"{expired:.0f} expired, {len(run.relay.events('dsn'))} bounces made"
 
 
-EXPIRY: dict[str, Callable[[Run], Awaitable[str]]] = {"expiry": expire, "list": listed}
+EXPIRY: dict[str, Callable[[Run], Awaitable[str]]] = {"expiry": expire}
 
 
 # The spool
