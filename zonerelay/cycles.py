@@ -28,8 +28,8 @@ FULL_AT_LAST = 3600.0
 IDLE = 0.002
 """CPU seconds in a step: with less the loop had next to nothing to do."""
 GROWTH = 1.5
-GROWN = 200_000
-"""Allocated blocks (20 to 40 MB) on top of `GROWTH` times what there was after the last full collection."""
+GROWN = 400_000
+"""Allocated blocks (about 40 MB) on top of `GROWTH` times what there was after the last full collection."""
 YOUNG, OLDER, FULL = 0, 1, 2
 THRESHOLDS = (5_000, 10, 1_000_000)
 """Of the interpreter itself: allocations less deallocations, collections of the youngest, of the middle one.
