@@ -38,6 +38,7 @@ from zonerelay.store.base import (
     Submit,
 )
 from zonerelay.store.open import open_store
+from zonerelay.store.surroundings import Surroundings
 
 
 class TestPromises:
@@ -165,7 +166,8 @@ class TestPromises:
         settings = SpoolSettings(backend=Backend.REDIS, path=tmp_path)
         with pytest.raises(StoreOpenError, match=r"pip install 'zonerelay\[redis\]'"):
             await open_store(
-                settings, clock=ManualClock(), on_health=lambda _: None, observe_commit=lambda _: None
+                settings,
+                Surroundings(clock=ManualClock(), on_health=lambda _: None, observe_commit=lambda _: None),
             )
 
 

@@ -15,13 +15,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 
-from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import records
 from zonerelay.store import redis_records as rows
-from zonerelay.store.base import Change, Finish, Lost, News, Postpone, StoreError, Submit
+from zonerelay.store.base import Change, Finish, Postpone, StoreError, Submit
 from zonerelay.store.batches import in_batches
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message, split
@@ -33,6 +32,7 @@ from zonerelay.store.redis_reader import RedisReader
 from zonerelay.store.redis_uploads import Uploads, delivery_rows, head
 from zonerelay.store.redis_wire import Argument, Reply, as_list
 from zonerelay.store.replies import then
+from zonerelay.store.surroundings import Surroundings
 
 UPDATE_BATCH = 256
 
@@ -47,21 +47,17 @@ class RedisStore:
     def __init__(
         self,
         link: RedisLink,
-        *,
-        clock: Clock,
-        observe_commit: Callable[[float], None],
-        on_news: News,
-        on_lost: Lost,
+        around: Surroundings,
     ) -> None:
         self._link = link
         self._prefix = link.terms.prefix
-        self._clock = clock
-        self._on_news = on_news
-        self._on_lost = on_lost
+        self._clock = around.clock
+        self._on_news = around.on_news
+        self._on_lost = around.on_lost
         book, figures = self._book, self._figures = ClaimBook(), Figures()
         reader = self._reader = RedisReader(link, book)
         handout = self._handout = Handout(link, book, figures)
-        self._uploads = Uploads(link, book, figures, clock=clock, observe_commit=observe_commit)
+        self._uploads = Uploads(link, book, figures, clock=around.clock, observe_commit=around.observe_commit)
         self._doubtful_submits: set[MessageId] = set()
         self.claim, self.claim_domain, self.release = handout.claim, handout.claim_domain, handout.release
         self.has_ready = handout.has_ready

@@ -18,7 +18,6 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
-from zonerelay.model.clock import Clock
 from zonerelay.store import health, records
 from zonerelay.store.base import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.health import Health
@@ -36,6 +35,7 @@ from zonerelay.store.redis_wire import (
     open_channel,
     open_wire,
 )
+from zonerelay.store.surroundings import Surroundings
 
 UNSAFE = "the spool's server may lose what it has acknowledged"
 FORMAT = 1
@@ -76,17 +76,18 @@ class Hooks:
 class RedisLink:
     """`open` first. `token` is the fencing token, `number` the relay's among those that share the server."""
 
-    def __init__(
-        self, server: Server, terms: Terms, *, clock: Clock, on_health: Callable[[str | None], None]
-    ) -> None:
+    def __init__(self, server: Server, terms: Terms, around: Surroundings) -> None:
         self.terms = terms
         self.token = b""
         self.number = 0
         self.hooks: Hooks | None = None
         self._server = server
-        self._clock = clock
-        self._health = Health(on_health)
-        self._refusal: StoreError | None = StoreError(UNREACHABLE)
+        self._clock = around.clock
+        self._health = Health(around.on_health)
+        self._health.refusal = StoreError(UNREACHABLE)
+        self.check_usable = self._health.check_usable
+        self.check_writable = self._health.check_writable
+        self.unhealthy = self._health.unhealthy
         self._records: Wire | None = None
         self._bodies: Wire | None = None
         self._channel: Channel | None = None
@@ -120,16 +121,6 @@ class RedisLink:
             raise StoreError(UNREACHABLE)
         return wire
 
-    def check_usable(self) -> None:
-        if self._refusal is not None:
-            raise type(self._refusal)(str(self._refusal))
-
-    def check_writable(self) -> None:
-        """Also raises StoreFullError when there is too little memory for new mail."""
-        self.check_usable()
-        if self._health.reason is not None:
-            raise StoreFullError(self._health.reason)
-
     def check_open(self) -> None:
         """Raises StoreError when the store is closed; being out of reach is nothing to it."""
         if self._closing:
@@ -144,9 +135,6 @@ class RedisLink:
         """The server says that it has ended: get another one now."""
         self._valid_until = 0.0
         self._beat_now.set()
-
-    def unhealthy(self) -> str | None:
-        return self._health.reason
 
     async def patiently(self, ask: Callable[[], asyncio.Future[Reply]]) -> Reply:
         """What reads may do: ask once more when a lost connection is there again within `timeout`."""
@@ -185,10 +173,10 @@ class RedisLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._refusal is None:
+        if self._health.refusal is None:
             with contextlib.suppress(StoreError):
                 await self._leave()
-        self._refusal = StoreError(health.CLOSED)
+        self._health.refusal = StoreError(health.CLOSED)
         await self._disconnect()
 
     async def _leave(self) -> None:
@@ -210,7 +198,7 @@ class RedisLink:
         self._channel = await open_channel(self._server, self.terms.prefix + b"news")
         await self._renew(self._records)
         self._connected_at = self._clock.monotonic()
-        self._refusal = None
+        self._health.refusal = None
         self._up.set()
         self._note_memory(facts)
 
@@ -246,9 +234,9 @@ class RedisLink:
             self._channel = None
 
     def _on_broken(self, reason: str) -> None:
-        if self._refusal is None:
+        if self._health.refusal is None:
             _log.error("%s: %s", UNREACHABLE, reason)
-            self._refusal = StoreError(UNREACHABLE)
+            self._health.refusal = StoreError(UNREACHABLE)
             self._up.clear()
             self._health.set("reach", UNREACHABLE)
         self._broken.set()
