@@ -47,6 +47,11 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in headings(aim), f"{target}#{anchor}"
 
 
+def test_the_readme_leads_to_every_page() -> None:
+    readme = (ROOT / "README.md").read_text().partition("## More")[2]
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in readme] == []
+
+
 @cache
 def headings(page: Path) -> frozenset[str]:
     """As GitHub spells them in links."""
