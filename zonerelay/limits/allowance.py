@@ -90,6 +90,8 @@ class ZoneAllowance:
         self.zone_limit = 0
         self._zone_limit_said = 0
         self.pressed = 0
+        self.holders = 1
+        """Workers that share the zone's limits at the moment."""
         self.closed = False
         """The lease may have ended: nothing new may be opened."""
         self._lines: dict[tuple[str, str], LineAllowance] = {}
