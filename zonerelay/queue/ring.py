@@ -68,8 +68,8 @@ class Ring:
 
     def leave(self, destination: Destination) -> None:
         """A destination that is forgotten; nothing of it waits or is active."""
+        self._give_up(destination)
         if self._probation is not None:
-            self._probation.gives_up(destination)
             self._probation.remember(destination)
         site = destination.site
         site.lines.pop(destination, None)
@@ -138,7 +138,7 @@ class Ring:
         destination.site.changed()
         self.active += 1
         if self._shared is not None:
-            self._shared.started(destination.site.key, destination.key)
+            self._shared.started(destination.site.key, destination.key, more=bool(destination.waiting))
         if self._probation is not None:
             self._probation.started(destination)
         return None if destination.pace is None else destination.pace.start(tick)
@@ -201,7 +201,10 @@ class Ring:
         return False
 
     def _give_up(self, destination: Destination) -> None:
-        if self._shared is not None and self._probation is not None:
+        if self._shared is None:
+            return
+        self._shared.cancel(destination.site.key, destination.key)
+        if self._probation is not None:
             self._probation.gives_up(destination)
 
     def _append(self, destination: Destination, *, first: bool = False) -> None:
