@@ -1,8 +1,8 @@
 """Whatever happens while deliveries are handed out: what was committed is found, without a restart.
 
-Message ids are given out when a message begins, so they are committed in another order. Whoever claims is told
-of each commit, asks until nothing more comes, and looks again when the store says that something is due: if
-that is not enough for one delivery, it is missed until the next start.
+Message ids are given out when a message begins, so they are committed in another order. Whoever claims is
+told of each commit, asks until nothing more comes, and looks again when the store says that something is due:
+if that is not enough for one delivery, it is missed until the next start.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Account:
         self.ids |= client.ids
 
     def missing(self, arrived: Container[str], relay: RelayProcess) -> list[str]:
-        """Empty when everything has arrived; else a line for each that has not, with its traces in the log."""
+        """Empty when everything has arrived; else a text for each that has not, with what the log says."""
         lost = {token: identity for token, identity in self.ids.items() if token not in arrived}
         lines = relay.log_text().splitlines() if lost else []
         told = []

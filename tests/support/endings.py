@@ -80,8 +80,7 @@ class Life:
                 await self._round(number)
                 await asyncio.to_thread(relay.restart)
             self._rough = 0.0
-            wrong = await self._settled()
-        return wrong
+            return await self._settled()
 
     async def _round(self, number: int) -> None:
         chance, relay = self._chance, self.relay
@@ -154,7 +153,7 @@ def _compute() -> None:
 async def lives(options: argparse.Namespace, directory: Path) -> bool:
     chance = random.Random(options.seed)
     until = time.monotonic() + 60 * options.minutes
-    records = {"d{}.example".format(n): {"MX": [f"10 mx{n % 7}.example"]} for n in range(len(DOMAINS))}
+    records = {f"d{n}.example": {"MX": [f"10 mx{n % 7}.example"]} for n in range(len(DOMAINS))}
     records |= {f"mx{n}.example": {"A": ["127.0.0.1"]} for n in range(7)}
     outcome: Counter[str] = Counter()
     async with FakeDns(records) as dns:

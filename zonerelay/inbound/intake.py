@@ -356,7 +356,7 @@ class Intake:
         reception = self._reception
         try:
             reception.events.accepted(message, bare_lf=self._body.bare_lf, bare_cr=self._body.bare_cr)
-            # What is stored as due is told with its time: were the clock set back, no claim would find it now.
+            # What is stored as due has its time told: were the clock set back, no claim would find it now.
             for queue, due in {each.queue: each.next_attempt for each in deliveries}.items():
                 reception.notify(queue, due)
         except Exception as error:  # noqa: BLE001 - a 451 here would make the client send it twice
