@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 
-from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.base import Lost, News, StoreError, Wanted, everybody
+from zonerelay.store.base import StoreError, Wanted, everybody
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.looking import read_each
 from zonerelay.store.s3_adopt import Walks
@@ -35,6 +34,7 @@ from zonerelay.store.s3_states import Mine
 from zonerelay.store.s3_survey import Survey
 from zonerelay.store.s3_uploads import Uploads
 from zonerelay.store.s3_writer import Writer
+from zonerelay.store.surroundings import Surroundings
 
 CROWDED = 10_000
 """Deliveries that are due here; with more of them, new mail is left to other relays, if there are any."""
@@ -64,18 +64,13 @@ class S3Store:
         self,
         objects: Objects,
         terms: Terms,
-        *,
-        clock: Clock,
-        on_health: Callable[[str | None], None],
-        observe_commit: Callable[[float], None],
-        on_news: News,
-        on_lost: Lost,
+        around: Surroundings,
     ) -> None:
         self._objects = objects
         self._terms = terms
-        self._clock = clock
-        self._on_news = on_news
-        self._on_lost = on_lost
+        clock = self._clock = around.clock
+        self._on_news = around.on_news
+        self._on_lost = around.on_lost
         mine = self._mine = Mine()
         nodes = self._nodes = Nodes(
             objects.bucket, objects.keys, lease=terms.lease, alone=terms.alone, clock=clock, tell=self._tell
@@ -83,7 +78,7 @@ class S3Store:
         self._figures = Figures(mine, nodes)
         keeper = self._keeper = S3Keeper(
             nodes,
-            on_health=on_health,
+            on_health=around.on_health,
             recovered=self._recovered,
             lost=self._lease_lost,
             ended=self._ended,
@@ -96,12 +91,18 @@ class S3Store:
             session=lambda: nodes.session,
             alone=terms.alone,
             check=keeper.check_usable,
-            lost=on_lost,
+            lost=around.on_lost,
             clock=clock,
-            observe=observe_commit,
+            observe=around.observe_commit,
         )
         self._walks = Walks(
-            objects, mine, nodes, self._writer, alone=terms.alone, has_room=self._has_room, on_news=on_news
+            objects,
+            mine,
+            nodes,
+            self._writer,
+            alone=terms.alone,
+            has_room=self._has_room,
+            on_news=around.on_news,
         )
         self._uploads = Uploads(
             objects,
@@ -112,7 +113,7 @@ class S3Store:
             owner=self._next_owner,
             offered=self._offered,
             clock=clock,
-            observe=observe_commit,
+            observe=around.observe_commit,
         )
         self._reader = Reader(objects, mine, nodes, keeper.check_open)
         self._survey = Survey(objects, mine)
