@@ -1,12 +1,10 @@
 """What a failed test has to tell besides its assertion: the logs of the relays that it ran.
 
-Whoever keeps a log says so when it is made, and is asked when a test fails that it was used in. Nobody has to
-undo that: who is not there any more is not asked.
+Whoever keeps a log says so when it is made, and is asked if the test fails.
 """
 
 from __future__ import annotations
 
-import weakref
 from typing import Protocol
 
 LONGEST = 12_000
@@ -21,12 +19,12 @@ class Witness(Protocol):
         """Everything that it knows, the latest at the end."""
 
 
-_witnesses: weakref.WeakSet[Witness] = weakref.WeakSet()
+_witnesses: list[Witness] = []
 
 
 def call_as_witness(witness: Witness) -> None:
     """From now on it is asked."""
-    _witnesses.add(witness)
+    _witnesses.append(witness)
 
 
 def testimonies() -> list[tuple[str, str]]:
