@@ -66,18 +66,23 @@ def supervise(config: Path, settings: Settings) -> int:
     raise_limits()
     redactor = build_redactor(settings)  # made before the workers look for it
     log = configure_logs(settings.log, clock=SystemClock(), redact=redactor.text)
-    try:
-        refuse_live(control_socket_path(settings))
-    except ControlError as error:
-        raise StartError(str(error)) from error
     patience = settings.shutdown_timeout + STOP_GRACE
-    held = lock.take(home, patience=patience, waiting=lambda: _waiting(log))
+    held = lock.take(
+        home, patience=patience, waiting=lambda: _waiting(log), refuse=lambda: _refuse_second(settings)
+    )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(config, settings, home, held=held, log=log))
 
 
 async def _run(config: Path, settings: Settings, home: Path, *, held: int, log: LogWriter) -> int:
     return await Supervisor(config, settings, home, held=held, log=log, clock=SystemClock()).run()
+
+
+def _refuse_second(settings: Settings) -> None:
+    try:
+        refuse_live(control_socket_path(settings))
+    except ControlError as error:
+        raise StartError(str(error)) from error
 
 
 def _waiting(log: LogWriter) -> None:
