@@ -110,6 +110,7 @@ async def test_two_workers_are_one_relay_and_one_that_dies_or_hangs_is_started_a
         for name in ("zonerelay_messages_accepted_total", "zonerelay_delivery_seconds_count"):
             assert 0 < before[name] <= after[name] <= (await AT_ONCE(relay.metrics))[name]
         assert await AT_ONCE(relay.metric, "zonerelay_worker_restarts_total", worker="1") == 1
+        await AT_ONCE(_by_hand, relay)
         await _hang(relay)
         await AT_ONCE(relay.wait_until_empty)
         assert await AT_ONCE(relay.terminate) == 0
@@ -122,6 +123,15 @@ def _until_running(relay: RelayProcess, workers: int = 2) -> None:
         return [each.state for each in status(relay).workers] == ["running"] * workers
 
     relay.wait_for(all_run, what=f"{workers} running workers")
+
+
+def _by_hand(relay: RelayProcess) -> None:
+    """A worker that somebody starts beside a running relay is refused, and leaves no spool behind."""
+    refused = run(relay, "worker", "--index", "7")
+    assert refused.returncode == 1
+    assert "another relay answers at" in refused.stderr
+    assert not (relay.spool / "07").exists()
+    assert "leased from the supervisor" in run(relay, "status").stdout
 
 
 async def _hang(relay: RelayProcess) -> None:

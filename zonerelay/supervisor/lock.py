@@ -14,7 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from zonerelay.process import StartError
+from zonerelay.config.models import Settings
+from zonerelay.control.errors import ControlError
+from zonerelay.control.listening import refuse_live
+from zonerelay.control.paths import control_socket_path
+from zonerelay.process import StartError, prepare_home
 
 LOCK_NAME = "supervisor.lock"
 _LOOK_EVERY = 0.1
@@ -36,6 +40,20 @@ def take(home: Path, *, patience: float, waiting: Callable[[], None], refuse: Ca
         os.close(descriptor)
         raise
     return descriptor
+
+
+def take_alone(settings: Settings) -> None:
+    """For a worker that somebody runs by hand, before it touches anything. Raises StartError."""
+    home = prepare_home(settings)
+    take(home, patience=0.0, waiting=lambda: None, refuse=lambda: refuse_second(settings))
+
+
+def refuse_second(settings: Settings) -> None:
+    """Raises StartError when a relay answers where this one is to."""
+    try:
+        refuse_live(control_socket_path(settings))
+    except ControlError as error:
+        raise StartError(str(error)) from error
 
 
 def _wait(path: Path, descriptor: int, deadline: float, refuse: Callable[[], None]) -> None:
