@@ -133,17 +133,20 @@ class Ledger:
 
     # What follows
 
-    def settle(self, now: float, *, give: bool = True) -> set[str]:
-        """Give what can be given, ask back what must be. Returns holders that have not heard of it yet."""
+    def settle(self, now: float, *, give: bool = True, awake: float = float("-inf")) -> set[str]:
+        """Give what can be given, ask back what must be. Returns holders that have not heard of it yet.
+        Nobody gets anything whose `until` is before `awake`: it may have died while it waited, and would keep
+        for its whole lease what the others give back.
+        """
         if give:
-            self._give(now)
+            self._give(now, awake)
         self.pressed = 0
         for holder in self.holders.values():
             for entry in holder.entries.values():
                 entry.surrender = entry.pressed = 0
         self._ask_back_excess()
         if self.waiting:
-            self._ask_back(now)
+            self._ask_back(now, awake)
         return {name for name in self.holders if self._has_news(name)}
 
     def tell(self, name: str, keys: Iterable[tuple[str, str]] | None) -> list[Held]:
@@ -177,8 +180,11 @@ class Ledger:
 
     # Giving
 
-    def _give(self, now: float) -> None:
-        queue = [self._rank(waiting, number) for number, waiting in enumerate(self.waiting)]
+    def _awake(self, awake: float) -> list[Waiting]:
+        return [each for each in self.waiting if self.holders[each[0]].until >= awake]
+
+    def _give(self, now: float, awake: float) -> None:
+        queue = [self._rank(waiting, number) for number, waiting in enumerate(self._awake(awake))]
         heapq.heapify(queue)
         left = self._zone_limit() - self._in_use() if queue else 0
         while queue and left > 0:
@@ -238,7 +244,7 @@ class Ledger:
                 if excess > 0:
                     _surrender(there, excess)
 
-    def _ask_back(self, now: float) -> None:
+    def _ask_back(self, now: float, awake: float) -> None:
         zone_is_full = self._in_use() >= self._zone_limit()
         everywhere = Share(
             (name, key, entry)
@@ -246,7 +252,7 @@ class Ledger:
             for key, entry in holder.entries.items()
             if entry.units and zone_is_full
         )
-        for name, site, line in self.waiting:
+        for name, site, line in self._awake(awake):
             entry = self.sites[site][line][name]
             wanted = min(entry.want - entry.units, MOST_AT_ONCE)
             if zone_is_full:
