@@ -37,6 +37,8 @@ MEMORY = 15.0
 
 _FEW = 5
 
+MORE = 1.3
+
 _NEVER = float("-inf")
 
 
@@ -158,7 +160,7 @@ class LeasedTurns:
         elif missing > self._block:
             self._block = min(2 * self._block, self._most)
         # A batch that has lost its turn needs one at once.
-        after = 0.0 if len(self._turns) < self.pending else min(self._lead, HORIZON)
+        after = 0.0 if len(self._turns) < self.pending else self._ahead
         count = max(0, min(missing, self._block))
         return TurnAsk(self.site, self.line, self._site_interval, self._zone_interval, count, after)
 
@@ -197,7 +199,12 @@ class LeasedTurns:
         return self._bounds.window(self._turns[number], self._grace)
 
     def _start_of(self, number: int) -> float:
-        return self._window(number)[0] - min(self._lead, HORIZON)
+        return self._window(number)[0] - self._ahead
+
+    @property
+    def _ahead(self) -> float:
+        """The next connection may take a little longer than any before."""
+        return min(MORE * self._lead, HORIZON)
 
     def _ask(self) -> None:
         if not self.asked:

@@ -23,7 +23,6 @@ All times are readings of a monotonic clock, handed in. Policy:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakValueDictionary
 
