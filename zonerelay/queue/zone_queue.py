@@ -32,7 +32,7 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.limits.allowance import ZoneAllowance
@@ -264,12 +264,17 @@ class ZoneQueue:
         """Where mail for a domain goes, if that is known without asking."""
         return self._directory.key_of(domain if self._by_domain else "")
 
-    def drain(self) -> list[Delivery]:
-        """Everything that waits, for a stop."""
-        lines = dict.fromkeys(self._lines.values())
+    def drain(self) -> Iterator[list[Delivery]]:
+        """Everything that waits, a line at each step, for a stop."""
         self._ring.clear()
         self._look_ups.clear()
-        return [delivery for line in lines for delivery in self._drained(line)]
+        for line in dict.fromkeys(self._lines.values()):
+            if line.waiting:
+                yield self._drained(line)
+
+    def clear(self) -> Iterator[None]:
+        """Forget what is known of destinations, a little at each step; nothing waits or is active."""
+        return self._directory.clear()
 
     def status(self, now: float, tick: float = 0.0) -> tuple[DestinationStatus, ...]:
         return self._directory.status(now, tick)

@@ -107,7 +107,7 @@ class RedisStore:
             arguments += ("F" if isinstance(change, Finish) else "P", *rows.address(key), token)
             if isinstance(change, Postpone):
                 arguments.append(rows.encode(change.delivery))
-        asked = self._link.run("settle", self._link.token, *arguments)
+        asked = self._link.run("settle", self._link.lease.token, *arguments)
 
         def settled(reply: Reply) -> None:
             self._settled(as_list(reply), tokens, submitted)
@@ -174,7 +174,7 @@ class RedisStore:
             self._figures.take(counts)
             return as_list(answers)
 
-        answers = await then(self._link.run("update", self._link.token, *arguments), updated)
+        answers = await then(self._link.run("update", self._link.lease.token, *arguments), updated)
         again = [key for key, answer in zip(asked, answers, strict=True) if answer == 0]
         return unchanged + answers.count(1), again
 
@@ -211,7 +211,7 @@ class RedisStore:
 
     @property
     def node(self) -> int:
-        return self._link.number
+        return self._link.lease.number
 
     async def probe(self) -> None:
         self._link.check_writable()

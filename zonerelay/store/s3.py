@@ -29,6 +29,7 @@ from zonerelay.store.s3_nodes import Nodes
 from zonerelay.store.s3_objects import Objects
 from zonerelay.store.s3_reader import Reader
 from zonerelay.store.s3_records import Lease
+from zonerelay.store.s3_refusals import Refusals
 from zonerelay.store.s3_settling import Settling
 from zonerelay.store.s3_states import Mine
 from zonerelay.store.s3_survey import Survey
@@ -40,6 +41,8 @@ CROWDED = 10_000
 """Deliveries that are due here; with more of them, new mail is left to other relays, if there are any."""
 LOOK_AGAIN = 600.0
 """Seconds between two walks through the bucket when nothing has been heard."""
+LAST_PATIENCE = 5.0
+"""Seconds that a relay which stops gives to refusing what it has given up."""
 LOAD_PATIENCE = 2.0
 """Seconds that a start waits for the queue to be read; with a longer one the relay works meanwhile."""
 
@@ -95,11 +98,13 @@ class S3Store:
             clock=clock,
             observe=around.observe_commit,
         )
+        refusals = self._refusals = Refusals(objects, mine, throw_away=self._writer.throw_away, clock=clock)
         self._walks = Walks(
             objects,
             mine,
             nodes,
             self._writer,
+            refusals,
             alone=terms.alone,
             has_room=self._has_room,
             on_news=around.on_news,
@@ -107,11 +112,12 @@ class S3Store:
         self._uploads = Uploads(
             objects,
             mine,
-            self._writer,
+            refusals,
             session=lambda: nodes.session,
             check=keeper.check_usable,
             owner=self._next_owner,
             offered=self._offered,
+            throw_away=self._writer.throw_away,
             clock=clock,
             observe=around.observe_commit,
         )
@@ -160,6 +166,7 @@ class S3Store:
             self._walking.cancel()
             await asyncio.gather(self._walking, return_exceptions=True)
         await self._uploads.close()
+        await self._refuse_last()
         await self._writer.drain()
         await self._keeper.close()
         was_usable = self._keeper.unhealthy() is None
@@ -172,6 +179,14 @@ class S3Store:
                 if self._alerts is not None and self._mine.ids and self._nodes.company():
                     await self._alerts.say_ended(session)
         await self._objects.bucket.close()
+
+    async def _refuse_last(self) -> None:
+        try:
+            async with asyncio.timeout(LAST_PATIENCE):
+                await self._refusals.settle()
+        except (StoreError, TimeoutError):
+            left = len(self._refusals.open)
+            _log.warning("%d messages were given up; what the service stores of them later is sent", left)
 
     # --- taking mail
 
@@ -231,7 +246,7 @@ class S3Store:
 
     async def _recovered(self) -> None:
         """The service is there again: put right what got lost on the way."""
-        await self._uploads.take_back()
+        await self._refusals.settle()
         await self._writer.clean()
         for zone in self._figures.zones():
             self._on_news(zone)
@@ -252,6 +267,9 @@ class S3Store:
 
     async def _tick(self) -> None:
         self._figures.heard_ids()
+        if self._refusals.open:
+            # Given up without trouble, or after what was put right.
+            await self._refusals.settle()
         offers = {lease.session: lease.offers for lease in self._nodes.company()}
         is_new = any(number > self._heard_offers.get(session, 0) for session, number in offers.items())
         self._heard_offers = offers
