@@ -226,6 +226,8 @@ class Ledger:
         if excess > 0:
             _surrender([each for holder in self.holders.values() for each in holder.entries.values()], excess)
         for lines in self.sites.values():
+            if _is_within(lines):
+                continue
             limits = {line: min(each.limit for each in entries.values()) for line, entries in lines.items()}
             for most in sorted(set(limits.values())):
                 there = [
@@ -263,6 +265,18 @@ class Ledger:
                 for _, _, other in there:
                     other.pressed += 1
                 Share(there).ask(name, (site, line), wanted, now)
+
+
+def _is_within(lines: dict[str, dict[str, Entry]]) -> bool:
+    """All of a site's together are no more than its smallest limit: so it is nearly everywhere, and this is
+    asked of every site at every question.
+    """
+    used, least = 0, float("inf")
+    for entries in lines.values():
+        for entry in entries.values():
+            used += entry.units
+            least = min(least, entry.limit)
+    return used <= least
 
 
 def _surrender(entries: Collection[Entry], count: int) -> None:
