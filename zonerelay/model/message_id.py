@@ -40,10 +40,5 @@ class MessageIdSource:
         return MessageId(f"{self._counter:014x}{self._suffix}")
 
 
-def created_at(message_id: MessageId) -> float:
-    """Unix time in seconds (millisecond resolution) at which the id was handed out."""
-    return (int(message_id[:-2], 16) >> _SEQUENCE_BITS) / 1000
-
-
 def is_message_id(text: str) -> bool:
     return len(text) == LENGTH and all(c in "0123456789abcdef" for c in text)
