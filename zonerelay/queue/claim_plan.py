@@ -45,6 +45,10 @@ class ClaimPlan:
         """Enough waits that the next claim may wait for company."""
         return self.waiting >= self._low_mark
 
+    @property
+    def is_half_full(self) -> bool:
+        return self.waiting * 2 >= self._window
+
     def wants(self, more: Collection[Priority]) -> bool:
         """There is room, and perhaps something to claim; of `more` the store may hold due deliveries."""
         if len(self._shares) == 1 and (not more or (Priority.NORMAL in more and len(more) == 1)):

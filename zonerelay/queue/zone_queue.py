@@ -23,6 +23,8 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
 - Suspension (`suspension.py`): nothing waits for a suspended destination; what is claimed for it is
   handed back to be deferred without a connection; one probe at a time ends it
   → dead hosts cost neither connections nor window.
+- Probes (`probes.py`): once the window is half full, few more destinations begin to wait for a probe
+  → thousands of domains that died together do not fill the window with mail that cannot go.
 - Rest: where there is much of that, it is passed over and fetched at a steady rate
   → a dead host's hundreds of thousands do not use up the time of the others' mail.
 - Routes live as long as their TTL, then the line is looked up again → mail follows a changed MX.
@@ -53,6 +55,7 @@ from zonerelay.queue.destinations import (
 from zonerelay.queue.directory import Directory
 from zonerelay.queue.look_ups import LookUps
 from zonerelay.queue.precedence import STRIDE
+from zonerelay.queue.probes import Probes
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.ring import Ring
 from zonerelay.queue.shares import Claim, Refill
@@ -84,6 +87,7 @@ class ZoneQueue:
         self._ring = Ring(zone, self._rates, shared)
         self._by_domain = not zone.next_hop
         self._claims = ClaimPlan(window, by_domain=self._by_domain)
+        self._probes = Probes(window)
         self._directory = Directory(zone, retry, self._rates, self._ring)
         self._lines = self._directory.lines
         self._works: set[Work] = set()
@@ -300,7 +304,12 @@ class ZoneQueue:
     def _placed(self, line: Line, now: float) -> None:
         """Something was added to a line."""
         if isinstance(line, Destination):
-            if line.suspension.is_suspended(now):
+            suspension = line.suspension
+            is_suspended = suspension.is_suspended(now)
+            if not is_suspended and not self._probes.may_wait(line, is_half_full=self._claims.is_half_full):
+                suspension.wait(now)
+                is_suspended = True
+            if is_suspended:
                 self._park(line)
                 return
             self._ring.offer(line, now)
