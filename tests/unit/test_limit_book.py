@@ -302,3 +302,20 @@ def test_no_turn_is_earlier_than_it_is_wanted() -> None:
     book = Book()
     ask = TurnAsk("a", "", 1.0, 0.0, 2, after=7.0)
     assert book.exchange("one", Request(ZONE, turns=(ask,)), 0.0)[0].turns == ((7.0, 8.0),)
+
+
+def test_one_that_died_while_it_waited_is_given_nothing_that_others_give_back() -> None:
+    book = Book()
+    everything = Claim("a", "", 3, want=3)
+
+    def ask(name: str, now: float, *claims: Claim, all_of_it: bool = False) -> int:
+        request = Request(20, claims, everything=all_of_it)
+        answer, _ = book.exchange(name, request, now, until=now + 15.0)
+        return sum(held.units for held in answer.held)
+
+    assert ask("dead", 0.0, Claim("a", "", 3, want=1)) == 1
+    assert ask("other", 0.0, everything) == 2
+    assert ask("dead", 0.1, Claim("a", "", 3, 1, 0, 3)) == 1
+    assert ask("other", 3.0, all_of_it=True) == 0
+    assert ask("next", 4.0, everything) == 2, "all but what the dead one had"
+    assert ask("next", 15.5, Claim("a", "", 3, 2, 0, 3)) == 3
