@@ -128,6 +128,17 @@ class StoresAlike(RuleBasedStateMachine):
         self.plain.release([each.key for each in could if each not in mine])
         self.claimed += mine
 
+    @rule(back=st.integers(0, 6), limit=st.integers(1, 5), skip=st.sets(domains(), max_size=2))
+    def claim_new(self, back: int, limit: int, skip: set[str]) -> None:
+        since = message_id(max(1, self.numbers - back))
+        mine = run(self.indexed.claim_new("default", limit, since=since, skip_domains=skip))
+        # How far it looks for more, once it has enough, is its business.
+        could = run(self.plain.claim_new("default", limit, since=since, skip_domains=skip))
+        assert mine == could
+        self.plain._passed_over |= self.indexed._passed_over
+        self.plain._passed_over &= self.indexed._passed_over
+        self.claimed += mine
+
     @rule(domain=domains(), limit=st.integers(1, 5))
     def refill(self, domain: str, limit: int) -> None:
         mine = run(self.indexed.claim_domain("default", domain, limit, now=self.now))

@@ -45,5 +45,10 @@ def created_at(message_id: MessageId) -> float:
     return (int(message_id[:-2], 16) >> _SEQUENCE_BITS) / 1000
 
 
+def first_at(now: float) -> MessageId:
+    """No id that was handed out before this time (Unix seconds) is larger, none from then on smaller."""
+    return MessageId(f"{int(now * 1000) << _SEQUENCE_BITS:014x}00")
+
+
 def is_message_id(text: str) -> bool:
     return len(text) == LENGTH and all(c in "0123456789abcdef" for c in text)

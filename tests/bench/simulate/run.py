@@ -80,6 +80,9 @@ class Simulation:
         ]
 
     async def run(self) -> Result:
+        for injection in self.scenario.stored:
+            self._store(injection)
+        await asyncio.sleep(1.0)
         for node in self.nodes:
             await node.scheduler.start()
         sampler = asyncio.create_task(self._sample())
@@ -133,6 +136,13 @@ class Simulation:
             self._accept([self.world.domain_in(kind) for _ in range(some)], due=due)
             if pause:
                 await asyncio.sleep(pause)
+
+    def _store(self, injection: Injection) -> None:
+        """All of it at once."""
+        kind = self.world.kinds[injection.kind]
+        for first in range(0, injection.recipients, injection.each):
+            some = min(injection.each, injection.recipients - first)
+            self._accept([self.world.domain_in(kind) for _ in range(some)])
 
     def _accept(self, domains: list[str], *, due: float = 0.0) -> None:
         number = next(self._names)
