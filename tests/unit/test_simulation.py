@@ -270,6 +270,16 @@ def test_a_list_holds_up_no_single_message_and_no_attempt_waits_long_for_a_conne
     assert result.figures.pool.longest < 1.0
 
 
+@pytest.mark.parametrize("name", ["backlog", "hosted"])
+def test_a_backlog_at_the_start_holds_up_no_new_message_and_is_not_held_up(name: str) -> None:
+    plan = scenario(name, deliveries=150)
+    result = simulate(replace(plan, stored=(replace(plan.stored[0], recipients=1400),)))
+    assert result.faults == []
+    waits = result.figures.wait
+    assert waits["fast"].percentile(0.95) < 5.0
+    assert waits[plan.stored[0].kind].longest < 60.0
+
+
 def test_a_picture_is_drawn_and_without_matplotlib_words_say_what_to_install(
     mixed: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
