@@ -10,6 +10,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.store.base import Lost, News, Store
 from zonerelay.store.open import open_store
 from zonerelay.store.spool_places import node_of, spool_of
+from zonerelay.store.surroundings import Surroundings
 from zonerelay.telemetry.events import Events
 from zonerelay.telemetry.redact import Redactor
 
@@ -52,15 +53,17 @@ async def open_queue(
     """What worker `index` has. `zones`: their names. Raises StoreError, with nothing left open."""
     spool = await open_store(
         spool_of(settings.spool, index),
-        clock=clock,
-        on_health=on_health,
-        observe_commit=events.metrics.store_commit,
-        on_news=on_news,
-        on_lost=on_lost,
+        Surroundings(
+            clock=clock,
+            on_health=on_health,
+            observe_commit=events.metrics.store_commit,
+            on_news=on_news,
+            on_lost=on_lost,
+            environment=environment,
+        ),
         redis=settings.redis,
         postgres=node_of(settings.postgres, index),
         s3=settings.s3,
-        environment=environment,
     )
     if not (settings.outbox.url and takes_rows):
         return MailQueue(spool)

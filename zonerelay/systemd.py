@@ -17,6 +17,10 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+PIECE = 64 * 1024
+"""Octets in one packet of metrics: relays with hundreds of zones have more than a socket takes at once."""
+_LAST_PATIENCE = 1.0
+
 
 class Notifier:
     """Tells systemd what the relay is doing. Build it from `os.environ` in `worker.py`."""
@@ -65,9 +69,13 @@ class Notifier:
             self._send(text)
 
     def last_metrics(self, families: object) -> None:
-        """To a supervisor alone, before the end: what was counted must not be lost."""
-        if self._channel is not None:
-            self._send(f"METRICS={msgspec.json.encode(families).decode()}")
+        """To a supervisor alone, before the end: what was counted must not be lost. Waits for room."""
+        if self._channel is None:
+            return
+        text = msgspec.json.encode(families).decode()
+        self._channel.settimeout(_LAST_PATIENCE)
+        for at in range(0, len(text), PIECE):
+            self._send(f"{'METRICS' if at + PIECE >= len(text) else 'MORE'}={text[at : at + PIECE]}")
 
     def _send(self, text: str) -> None:
         if self._channel is not None:

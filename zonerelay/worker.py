@@ -21,13 +21,8 @@ from zonerelay import __version__
 from zonerelay.admin.http import AdminError
 from zonerelay.config.changes import needs_restart, taken_up
 from zonerelay.config.models import Settings
-from zonerelay.control.change_plans import ChangePlans
 from zonerelay.control.errors import ControlError
-from zonerelay.control.explain import Explainer, Suspended
-from zonerelay.control.handler import ControlHandler
-from zonerelay.control.rewrite_plans import RewritePlans
-from zonerelay.control.source_plans import SourcePlans
-from zonerelay.control.status import StatusBoard, Surface
+from zonerelay.control.status import Surface
 from zonerelay.doors import Doors
 from zonerelay.inbound.listener import ListenError
 from zonerelay.inbound.listeners import Listeners
@@ -36,14 +31,13 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.open_queue import MailQueue, open_queue
+from zonerelay.operators import Parts, build_board, build_handler
 from zonerelay.place import Place
 from zonerelay.process import StartError
-from zonerelay.queue.operations import Operations
 from zonerelay.queue.retry import RetryPolicy
 from zonerelay.queue.retry import build as build_retry
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import Settler
-from zonerelay.routing.nexthop import DestinationKey
 from zonerelay.routing.sts_policies import HTTPS_PORT
 from zonerelay.routing.zones import Zones
 from zonerelay.sending import Sending
@@ -125,17 +119,18 @@ class Worker:
             clock=self.clock,
             zones=lambda: self._zones.names,
             notify=self._notify,
-            on_health=self._on_health,
+            on_health=self.events.store_health,
             on_news=self._on_news,
             on_lost=self._on_lost,
         )
         store = self.store = queue.store
         ids = self._ids = MessageIdSource(self.clock, self._number(store), last=store.last_message_id())
         sending = self._sending = self._build_sending(store)
-        scheduler = self._build_queue(store, ids, sending)
+        settler = self._settler = self._build_settler(store, ids)
+        scheduler = self._scheduler = self._build_scheduler(store, settler, sending)
         sending.attach(scheduler)
         listeners = self._listeners = self._build_listeners(store, ids, sending)
-        await self._open_to_operators(store, scheduler, sending)
+        await self._open_to_operators(queue, settler, scheduler, sending, listeners)
         await sending.start()
         await scheduler.start()
         self.metrics.loop_lag.start()
@@ -161,9 +156,9 @@ class Worker:
             holder=secrets.token_hex(8),
         )
 
-    def _build_queue(self, store: Store, ids: MessageIdSource, sending: Sending) -> Scheduler:
+    def _build_settler(self, store: Store, ids: MessageIdSource) -> Settler:
         settings = self.settings
-        settler = self._settler = Settler(
+        return Settler(
             store=store,
             ids=ids,
             choose_zone=self._zones.choose,
@@ -175,19 +170,20 @@ class Worker:
             events=self.events,
             clock=self.clock,
         )
-        self._scheduler = Scheduler(
-            zones=settings.zone,
+
+    def _build_scheduler(self, store: Store, settler: Settler, sending: Sending) -> Scheduler:
+        return Scheduler(
+            zones=self.settings.zone,
             store=store,
             router=sending.router,
             courier=sending.courier,
             settler=settler,
-            retry_settings=settings.retry,
+            retry_settings=self.settings.retry,
             events=self.events,
             clock=self.clock,
             random=self._random,
             limits=sending.limits,
         )
-        return self._scheduler
 
     def _build_retry(self, settings: Settings) -> RetryPolicy:
         """Raises ValueError in words when an operator's function cannot be loaded."""
@@ -211,44 +207,41 @@ class Worker:
             inherited=self.place.inherited,
         )
 
-    async def _open_to_operators(self, store: Store, scheduler: Scheduler, sending: Sending) -> None:
-        board = self._build_board(store, scheduler, sending)
+    async def _open_to_operators(
+        self,
+        queue: MailQueue,
+        settler: Settler,
+        scheduler: Scheduler,
+        sending: Sending,
+        listeners: Listeners,
+    ) -> None:
+        parts = Parts(
+            hostname=self.hostname,
+            queue=queue,
+            zones=self._zones,
+            scheduler=scheduler,
+            settler=settler,
+            sending=sending,
+            listeners=listeners,
+            events=self.events,
+            redactor=self._redactor,
+            clock=self.clock,
+        )
+        board = build_board(self.settings, parts, self.surface)
         self.metrics.attach_queue(board.queues)
-        self.metrics.attach_sources(sending.sources.penalty_counts)
+        self.metrics.attach_sources(parts.sending.sources.penalty_counts)
         self.metrics.declare_zones(self._zones.names)
         doors = self._doors = Doors(
             self.settings,
             self.place,
-            store=store,
+            store=parts.queue.store,
             board=board,
             events=self.events,
             clock=self.clock,
             accepting=lambda: bool(self.addresses()),
             draining=lambda: self.draining,
         )
-        assert self._settler is not None
-        operations = Operations(
-            store=store, scheduler=scheduler, settler=self._settler, events=self.events, clock=self.clock
-        )
-        handler = ControlHandler(
-            operations,
-            status=board.status,
-            explainer=Explainer(
-                self._zones,
-                sending.router,
-                sending.resolver,
-                hostname=self.hostname,
-                listeners=lambda: self.settings.listener,
-                suspended=self._suspended,
-                sources=SourcePlans(sending.sources, hostname=self.hostname),
-                rewrites=RewritePlans(self._rewriting, lambda: sending.srs, self.clock),
-                credential=sending.logins.explain,
-                changes=ChangePlans(lambda: sending.dkim_keys, lambda: sending.srs, self.clock),
-            ),
-            redactor=self._redactor,
-            part=doors.part,
-        )
-        await doors.open(handler)
+        await doors.open(build_handler(lambda: self.settings, parts, board, doors.part))
 
     # ---- reload -----------------------------------------------------------------------------------
 
@@ -347,56 +340,23 @@ class Worker:
         if self._scheduler is not None:
             self._scheduler.give_back(self._scheduler.withdraw(keys))
 
-    def _on_health(self, reason: str | None) -> None:
-        if reason is None:
-            self.events.store_recovered()
-        else:
-            self.events.store_unhealthy(reason)
-
     def _on_loop_trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")
         if not isinstance(error, BaseException):
             error = RuntimeError(str(context.get("message", "unknown trouble")))
         self.events.trouble("loop", error)
 
-    def _suspended(self, destination: DestinationKey) -> Suspended | None:
-        assert self._scheduler is not None
-        for zone in self._scheduler.snapshot():
-            for status in zone.destinations:
-                if status.key == destination and status.suspended_until is not None:
-                    return Suspended(status.suspended_until, status.reply)
-        return None
-
-    def _build_board(self, store: Store, scheduler: Scheduler, sending: Sending) -> StatusBoard:
-        return StatusBoard(
-            settings=self.settings,
-            hostname=self.hostname,
-            store=store,
-            scheduler=scheduler,
-            zones=self._zones,
-            connections=sending.courier.open_connections,
-            sources=SourcePlans(sending.sources, hostname=self.hostname),
-            limits=lambda: "" if sending.limits is None else sending.limits.status,
-            surface=self._surface,
-            clock=self.clock,
-        )
-
-    def _rewriting(self) -> Rewriting | None:
-        return None if self._listeners is None else self._listeners.rewriting
-
-    def _listener_problems(self) -> tuple[str, ...]:
-        return () if self._listeners is None else self._listeners.problems
-
-    def _surface(self) -> Surface:
-        store = self.store
-        unhealthy = None if store is None else store.unhealthy()
+    def surface(self) -> Surface:
+        """What is seen of the worker itself in the status."""
+        unhealthy = None if self.store is None else self.store.unhealthy()
+        listeners = self._listeners
         return Surface(
             listeners=self.addresses(),
-            inbound_connections=0 if self._listeners is None else self._listeners.connections,
+            inbound_connections=0 if listeners is None else listeners.connections,
             state="draining" if self.draining else "running",
             problems=(
                 *self.problems,
-                *self._listener_problems(),
+                *(() if listeners is None else listeners.problems),
                 *(text for part in (self._sending, self._queue) if part for text in part.problems()),
                 *([unhealthy] if unhealthy else []),
             ),

@@ -27,6 +27,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.store.base import Finish, Store
 from zonerelay.store.open import open_store
+from zonerelay.store.surroundings import Surroundings
 
 COMMITTERS = 50
 IN_FLIGHT = 100
@@ -112,9 +113,9 @@ async def measure(directory: Path, spool: str, server: SpoolServer) -> None:
     print(f"{spool}:")
     store = await open_store(
         SpoolSettings(backend=Backend(spool), path=directory / "spool"),
-        clock=SystemClock(),
-        on_health=lambda _reason: None,
-        observe_commit=lambda _seconds: None,
+        Surroundings(
+            clock=SystemClock(), on_health=lambda _reason: None, observe_commit=lambda _seconds: None
+        ),
         redis=RedisSettings(url=str(server.tables["redis"]["url"])) if "redis" in server.tables else None,
     )
     bench = Bench(store, [os.getpid(), *([server.pid] if server.pid else [])])

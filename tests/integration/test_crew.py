@@ -13,7 +13,7 @@ import pytest
 from tests.support.queueing import Sink
 from zonerelay.inherited import NOTHING
 from zonerelay.model.clock import SystemClock
-from zonerelay.supervisor.crew import Crew
+from zonerelay.supervisor.crew import Crew, Launch
 from zonerelay.supervisor.launching import Launcher
 from zonerelay.supervisor.life import Patience, Phase
 from zonerelay.supervisor.sockets import Sockets
@@ -30,6 +30,15 @@ signal.signal(signal.SIGTERM, stop)
 channel.send(b"READY=1")
 time.sleep(60)
 """
+HEARS = """
+import os, signal, socket, time
+channel = socket.socket(fileno=int(os.environ["ZONERELAY_CHANNEL"]))
+signal.signal(signal.SIGHUP, lambda *_: channel.send(b"STATUS=told"))
+time.sleep(0.3)
+channel.send(b"READY=1")
+while True:
+    time.sleep(60)
+"""
 EMPTIES = """
 import os, signal, socket, time
 channel = socket.socket(fileno=int(os.environ["ZONERELAY_CHANNEL"]))
@@ -41,15 +50,22 @@ channel.send(b"EMPTY=1")
 """
 
 
-def launch(index: int, *, heir: bool) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]:
-    return [sys.executable, "-S", "-c", EMPTIES if heir else STAYS], {}, ()
+def launch_of(program: str) -> Launch:
+    def launch(index: int, *, heir: bool) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]:
+        return [sys.executable, "-S", "-c", EMPTIES if heir else program], {}, ()
+
+    return launch
 
 
 @asynccontextmanager
-async def a_crew() -> AsyncIterator[Crew]:
+async def a_crew(program: str = STAYS) -> AsyncIterator[Crew]:
     patience = Patience(start=20.0, silence=20.0, stop=20.0)
     crew = Crew(
-        launch=launch, patience=patience, log=Sink(), accounts=Accounts(), now=SystemClock().monotonic
+        launch=launch_of(program),
+        patience=patience,
+        log=Sink(),
+        accounts=Accounts(),
+        now=SystemClock().monotonic,
     )
     running = asyncio.create_task(crew.run())
     try:
@@ -97,6 +113,15 @@ async def test_an_heir_with_an_empty_spool_is_over() -> None:
     async with a_crew() as crew:
         crew.employ(1, heirs=[1])
         await until(lambda: crew.members.keys() == {0})
+
+
+async def test_one_that_is_being_started_hears_of_a_new_configuration_when_it_is_ready() -> None:
+    async with a_crew(HEARS) as crew:
+        crew.employ(1)
+        await until(lambda: crew.members[0].child is not None and crew.members[0].child.pid > 0)
+        crew.edition += 1
+        await until(lambda: crew.members[0].last_words == "told")
+        assert crew.members[0].edition == crew.edition
 
 
 def test_the_copies_of_the_configuration_are_written_again_when_somebody_removes_them(tmp_path: Path) -> None:

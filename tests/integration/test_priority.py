@@ -18,7 +18,7 @@ from zonerelay.config.intake import CLEARTEXT_AUTH_WORDS
 from zonerelay.config.models import AuthSettings, ListenerAuth, RetrySettings, RouteSettings, ZoneSettings
 from zonerelay.config.units import parse_rate
 from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import DeliveryRow, Filter, QueueChange, QueueList, RelayStatus, Status
+from zonerelay.control.messages import DeliveryRow, Filter, QueueChange, QueueList
 from zonerelay.model.priority import Priority
 from zonerelay.sandbox.conversation import Script
 from zonerelay.sandbox.sink import Sink
@@ -105,11 +105,11 @@ async def test_operators_see_one_zone_and_find_mail_by_priority_also_after_a_res
         ]
         assert await listed(tmp_path, priority="bulk") == [("c@news.example", "default", "bulk")]
         client = ControlClient(tmp_path / "control.sock")
-        status = await asyncio.to_thread(client.ask, Status(), RelayStatus)
+        status = await running.status()
         assert {each.name: each.deferred for each in status.zones} == {"default": 2, "bulk": 0, "vip": 0}
         held = QueueChange(action="hold", filter=Filter(priority="bulk"))
         await asyncio.to_thread(lambda: list(client.stream(held)))
-        status = await asyncio.to_thread(client.ask, Status(), RelayStatus)
+        status = await running.status()
         assert [(each.deferred, each.held) for each in status.zones if each.name == "default"] == [(1, 1)]
 
 

@@ -44,19 +44,12 @@ async def test_the_age_of_the_oldest_is_that_of_mail_that_may_leave(tmp_path: Pa
     zone = ZoneSettings(next_hop=f"{LOOPBACK}:1", tls=TlsMode.NONE)
     async with relay_with(settings(tmp_path, zone=zone)) as running:
         await put(running, [to("later@example.com")], release=time.time() + 3600)
-        worker = running.worker
-        assert worker.store is not None
-        assert worker._scheduler is not None
-        assert worker._sending is not None
-        board = worker._build_board(worker.store, worker._scheduler, worker._sending)
-        await board.refresh()
-        (queue,) = board.queues()
-        assert (queue.deferred, queue.oldest) == (1, 0.0)
+        (queue,) = (await running.status()).zones
+        assert (queue.deferred, queue.oldest_seconds) == (1, 0.0)
         await put(running, [to("stuck@example.com")])
         await running.until_logged("deferred")
-        await board.refresh()
-        (queue,) = board.queues()
-        assert queue.oldest > 0.0
+        (queue,) = (await running.status()).zones
+        assert queue.oldest_seconds > 0.0
 
 
 async def test_a_client_that_asks_for_a_later_time_gets_it_from_a_relay_that_was_idle(tmp_path: Path) -> None:

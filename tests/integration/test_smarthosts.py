@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 import trustme
 
-from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from tests.support.relay import LOOPBACK, relay_with, settings
 from tests.support.smarthost import Smarthost
 from zonerelay.config.models import CredentialSettings, RetrySettings, Settings, TlsMode, ZoneSettings
-from zonerelay.control.client import ControlClient
 from zonerelay.control.messages import (
     Changed,
     Explain,
     Explanation,
     QueueChange,
-    RelayStatus,
-    Request,
-    Status,
 )
-from zonerelay.control.paths import control_socket_path
 
-Answer = TypeVar("Answer", RelayStatus, Changed, Explanation)
 MESSAGE = b"Subject: hello\r\n\r\nhello\r\n"
 
 
@@ -53,11 +45,6 @@ def configured(directory: Path, next_hop: str) -> Settings:
     return replace(settings(directory, zone=zone, retry=retry), credential=(credential,))
 
 
-async def ask(running: Running, request: Request, kind: type[Answer]) -> Answer:
-    client = ControlClient(control_socket_path(running.worker.settings))
-    return await asyncio.to_thread(client.ask, request, kind)
-
-
 async def test_a_wrong_password_is_a_problem_in_status_and_bounces_nothing(
     tmp_path: Path, smarthost: Smarthost
 ) -> None:
@@ -66,7 +53,7 @@ async def test_a_wrong_password_is_a_problem_in_status_and_bounces_nothing(
         for _ in range(3):
             await running.send("app@example.org", ["b@example.com"], MESSAGE)
         await running.until_logged("deferred", 3)
-        found = await ask(running, Status(), RelayStatus)
+        found = await running.status()
         reply = "535 5.7.8 no such user or password"
         assert f"zone default cannot log in at {host} as main: {reply}" in found.problems
         assert found.destinations[0].suspended_until is not None
@@ -90,8 +77,8 @@ async def test_a_reload_lifts_the_suspension_and_retry_has_the_waiting_mail_sent
         await running.send("app@example.org", ["b@example.com"], MESSAGE)
         await running.until_logged("delivered")
         assert running.log.named("login-restored")
-        assert not [each for each in (await ask(running, Status(), RelayStatus)).problems if "log in" in each]
-        await ask(running, QueueChange(action="retry", everything=True), Changed)
+        assert not [each for each in (await running.status()).problems if "log in" in each]
+        await running.ask(QueueChange(action="retry", everything=True), Changed)
         await running.until_empty()
         assert smarthost.messages == ["relay", "relay"]
 
@@ -101,7 +88,7 @@ async def test_retry_has_a_refused_login_tried_again_at_once(tmp_path: Path, sma
         await running.send("app@example.org", ["b@example.com"], MESSAGE)
         await running.until_logged("deferred")
         smarthost.users = {"relay": "wrong"}  # corrected at the other end: nothing of ours has changed
-        await ask(running, QueueChange(action="retry", everything=True), Changed)
+        await running.ask(QueueChange(action="retry", everything=True), Changed)
         await running.until_empty()
         assert smarthost.messages == ["relay"]
 
@@ -136,10 +123,10 @@ async def test_explain_says_which_credential_a_sender_has(tmp_path: Path, smarth
         with_both = replace(chosen, credential=(first, *chosen.credential), zone=(zone,))
         async with relay_with(with_both) as running:
             for sender, credential in expected.items():
-                found = await ask(running, Explain(address="b@example.com", sender=sender), Explanation)
+                found = await running.ask(Explain(address="b@example.com", sender=sender), Explanation)
                 assert found.credential == credential
             if len(credentials) == 2:
                 await running.send("a@example.org", ["b@example.com"], MESSAGE)
                 await running.until_logged("login-refused")
-                found = await ask(running, Explain(address="b@example.com", sender=""), Explanation)
+                found = await running.ask(Explain(address="b@example.com", sender=""), Explanation)
                 assert found.credential.startswith("main, which cannot log in: 535 5.7.8")

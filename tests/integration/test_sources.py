@@ -16,7 +16,7 @@ from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from zonerelay.cli.explain import offline
 from zonerelay.config.models import RouteSettings, Settings, SourceBy, SourceSettings, ZoneSettings
 from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import Explain, Explanation, RelayStatus, Status
+from zonerelay.control.messages import Explain, Explanation
 from zonerelay.sandbox.sink import Sink
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
@@ -50,10 +50,6 @@ async def guard() -> AsyncIterator[Guard]:
 async def explained(directory: Path, sender: str = "") -> Explanation:
     client = ControlClient(directory / "control.sock")
     return await asyncio.to_thread(client.ask, Explain(address="ann@example.com", sender=sender), Explanation)
-
-
-async def status(directory: Path) -> RelayStatus:
-    return await asyncio.to_thread(ControlClient(directory / "control.sock").ask, Status(), RelayStatus)
 
 
 async def metric(running: Running, name: str) -> float:
@@ -118,7 +114,7 @@ async def test_refusals_are_in_explain_and_status(tmp_path: Path, guard: Guard) 
         assert after.sources[0].refused_until == pytest.approx(until, abs=0.1)
         assert after.sources[0].refused_reply == f"554 5.7.1 {BLOCKED}"
         assert after.sources[1].refused_until is None
-        [penalty] = (await status(tmp_path)).source_penalties
+        [penalty] = (await running.status()).source_penalties
         assert (penalty.source, penalty.destination) == ("two", f"{LOOPBACK}:{guard.port}")
         await running.until_empty()
 
@@ -160,7 +156,7 @@ async def test_an_address_that_is_not_here_is_an_alarm_and_mail_goes_by_the_othe
             await running.send("app@example.org", [f"user{number}@example.com"], MESSAGE)
         await running.until_logged("delivered", 6)
         assert {each.peer.partition(":")[0] for each in sink.messages} == {"127.0.0.3"}
-        [problem] = (await status(tmp_path)).problems
+        [problem] = (await running.status()).problems
         assert problem.startswith("source lost: the address 198.51.100.1 cannot be sent from")
         assert (await explained(tmp_path)).sources[0].absent == ("198.51.100.1",)
 

@@ -18,6 +18,7 @@ from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.store.base import Store
 from zonerelay.store.open import open_store
+from zonerelay.store.surroundings import Surroundings
 
 
 class Spool:
@@ -66,15 +67,17 @@ class Spool:
             settings = replace(settings, min_free_space=min_free_space)
         self.store = await open_store(
             settings,
-            clock=self.clock,
-            on_health=self.health.append,
-            observe_commit=self.syncs.append,
-            on_news=self.news.append,
-            on_lost=self.lost.append,
+            Surroundings(
+                clock=self.clock,
+                on_health=self.health.append,
+                observe_commit=self.syncs.append,
+                on_news=self.news.append,
+                on_lost=self.lost.append,
+                environment={"SECRET": SECRET},
+            ),
             redis=self.redis,
             postgres=self.postgres,
             s3=self.s3,
-            environment={"SECRET": SECRET},
         )
         return self.store
 

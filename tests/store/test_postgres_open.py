@@ -16,6 +16,7 @@ from zonerelay.config.models import LOSS_WORDS, Backend, PostgresSettings, Spool
 from zonerelay.model.clock import ManualClock
 from zonerelay.store.base import Store, StoreOpenError
 from zonerelay.store.open import open_store
+from zonerelay.store.surroundings import Surroundings
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +29,13 @@ def careless() -> Iterator[PostgresServer]:
 async def opened(settings: PostgresSettings, environment: Mapping[str, str] | None = None) -> Store:
     return await open_store(
         SpoolSettings(backend=Backend.POSTGRES),
-        clock=ManualClock(),
-        on_health=lambda _reason: None,
-        observe_commit=lambda _seconds: None,
+        Surroundings(
+            clock=ManualClock(),
+            on_health=lambda _reason: None,
+            observe_commit=lambda _seconds: None,
+            environment=environment or {},
+        ),
         postgres=settings,
-        environment=environment,
     )
 
 

@@ -24,7 +24,7 @@ from tests.support.redis_server import RedisServer
 from zonerelay.config.intake import LOSS_WORDS
 from zonerelay.config.models import Backend, SpoolSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.store import redis_link
+from zonerelay.store import redis_lease, redis_link
 from zonerelay.store.base import (
     CHUNK_SIZE,
     Change,
@@ -38,6 +38,7 @@ from zonerelay.store.base import (
     Submit,
 )
 from zonerelay.store.open import open_store
+from zonerelay.store.surroundings import Surroundings
 
 
 class TestPromises:
@@ -139,14 +140,14 @@ class TestPromises:
     ) -> None:
         spool = await fleet.relay()
         await store_message(spool.store, 1)
-        monkeypatch.setattr(redis_link, "FORMAT", 2)
-        monkeypatch.setattr(redis_link, "OLDEST_FORMAT", 2)
+        monkeypatch.setattr(redis_lease, "FORMAT", 2)
+        monkeypatch.setattr(redis_lease, "OLDEST_FORMAT", 2)
         with pytest.raises(StoreOpenError, match="relays of an older version are running"):
             await fleet.relay()
         await spool.store.close()
         newer = await fleet.relay()
         assert await claim_ids(newer.store) == [1]
-        monkeypatch.setattr(redis_link, "FORMAT", 1)
+        monkeypatch.setattr(redis_lease, "FORMAT", 1)
         with pytest.raises(StoreOpenError, match="a newer zonerelay may have been here"):
             await fleet.relay()
 
@@ -165,7 +166,8 @@ class TestPromises:
         settings = SpoolSettings(backend=Backend.REDIS, path=tmp_path)
         with pytest.raises(StoreOpenError, match=r"pip install 'zonerelay\[redis\]'"):
             await open_store(
-                settings, clock=ManualClock(), on_health=lambda _: None, observe_commit=lambda _: None
+                settings,
+                Surroundings(clock=ManualClock(), on_health=lambda _: None, observe_commit=lambda _: None),
             )
 
 
@@ -241,7 +243,7 @@ class TestTrouble:
         store = spool.store
         await store_message(store, 1)
         link = store._link  # type: ignore[attr-defined]
-        store._uploads.doubtful[message_id(1)] = link.token  # type: ignore[attr-defined]
+        store._uploads.doubtful[message_id(1)] = link.lease.token  # type: ignore[attr-defined]
         link._on_broken("as if")
         await until_healthy(spool)
         await until(lambda: store.counts()["default"].total == 0)
@@ -256,7 +258,7 @@ class TestTrouble:
         await store_message(store, 1)
         assert await claim_ids(other.store) == [1]
         link = store._link  # type: ignore[attr-defined]
-        store._uploads.doubtful[message_id(1)] = link.token  # type: ignore[attr-defined]
+        store._uploads.doubtful[message_id(1)] = link.lease.token  # type: ignore[attr-defined]
         link._on_broken("as if")
         await until_healthy(spool)
         await until(lambda: not store._uploads.doubtful)  # type: ignore[attr-defined]
@@ -277,7 +279,7 @@ class TestTrouble:
         await store_message(spool.store, 1)
         link = spool.store._link  # type: ignore[attr-defined]
         now = repr(NOW).encode()
-        await link.run("claim", link.token, b"default", 10, 10, now, 0)
+        await link.run("claim", link.lease.token, b"default", 10, 10, now, 0)
         assert await claim_ids(spool.store) == []
         link._on_broken("as if")
         await until_healthy(spool)

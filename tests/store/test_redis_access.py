@@ -18,6 +18,7 @@ from zonerelay.config.models import Backend, RedisSettings, SpoolSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.base import CHUNK_SIZE, Finish, Store, StoreOpenError
 from zonerelay.store.open import open_store
+from zonerelay.store.surroundings import Surroundings
 
 PASSWORD = "correct-horse"
 PREFIX = "mail:"
@@ -60,9 +61,12 @@ def server(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> I
 async def opened(server: RedisServer, ca: Path | None, **other: str) -> Store:
     return await open_store(
         SpoolSettings(backend=Backend.REDIS),
-        clock=SystemClock(),
-        on_health=lambda _reason: None,
-        observe_commit=lambda _seconds: None,
+        Surroundings(
+            clock=SystemClock(),
+            on_health=lambda _reason: None,
+            observe_commit=lambda _seconds: None,
+            environment={"SECRET": PASSWORD},
+        ),
         redis=RedisSettings(
             url=server.url,
             ca_file=ca,
@@ -72,7 +76,6 @@ async def opened(server: RedisServer, ca: Path | None, **other: str) -> Store:
             user=other.get("user", "zonerelay"),
             password=other.get("password", "env:SECRET"),
         ),
-        environment={"SECRET": PASSWORD},
     )
 
 

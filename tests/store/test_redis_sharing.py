@@ -122,7 +122,7 @@ async def test_relay_that_lost_its_lease_is_told_and_reads_no_message_of_it(flee
     await store_message(slow.store, 1)
     (delivery,) = await slow.store.claim("default", 10, now=NOW)
     assert await body_of(slow.store, delivery.message_id)
-    token = slow.store._link.token.decode()  # type: ignore[attr-defined]
+    token = slow.store._link.lease.token.decode()  # type: ignore[attr-defined]
     fleet.server.ask("ZADD", fleet.key("leases"), "1", token)
     fleet.server.ask("ZREM", fleet.key("leases"), token)
     await until(lambda: bool(slow.lost))
@@ -140,7 +140,7 @@ async def test_lease_that_was_not_renewed_in_time_stops_new_attempts(fleet: Flee
     spool = await fleet.relay()
     await store_message(spool.store, 1)
     (delivery,) = await spool.store.claim("default", 10, now=NOW)
-    spool.store._link._valid_until = 0.0  # type: ignore[attr-defined]
+    spool.store._link.lease._valid_until = 0.0  # type: ignore[attr-defined]
     with pytest.raises(StoreError, match="lease"):
         await spool.store.read_message(delivery.message_id)
     await asyncio.sleep(LEASE / 2)

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from zonerelay.config.models import (
     AdminSettings,
@@ -29,6 +30,9 @@ from zonerelay.config.models import (
     SpoolSettings,
     ZoneSettings,
 )
+from zonerelay.control.client import ControlClient
+from zonerelay.control.messages import Frame, RelayStatus, Request, Status
+from zonerelay.control.paths import control_socket_path
 from zonerelay.model.clock import SystemClock
 from zonerelay.place import Place
 from zonerelay.routing.sts_policies import HTTPS_PORT
@@ -39,6 +43,8 @@ from zonerelay.worker import ALONE, Worker
 HOSTNAME = "relay.test"
 LOOPBACK = "127.0.0.1"
 QUICK = RetrySettings(schedule=(0.05, 0.1), jitter=0.0, max_age=60.0, suspend_min=0.1, suspend_max=0.4)
+
+Answer = TypeVar("Answer", bound=Frame)
 
 
 @dataclass(slots=True)
@@ -72,6 +78,14 @@ class Running:
                 client.sendmail(sender, list(recipients), message)
 
         await asyncio.to_thread(submit)
+
+    async def ask(self, request: Request, kind: type[Answer]) -> Answer:
+        """On the operators' channel."""
+        client = ControlClient(control_socket_path(self.worker.settings))
+        return await asyncio.to_thread(client.ask, request, kind)
+
+    async def status(self) -> RelayStatus:
+        return await self.ask(Status(), RelayStatus)
 
     def queued(self) -> int:
         assert self.worker.store is not None

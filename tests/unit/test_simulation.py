@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from rich.console import Console
 
 from tests.bench.simulate.figures import Spread
+from tests.bench.simulate.node import Node
 from tests.bench.simulate.plots import PlotError, plot
 from tests.bench.simulate.report import print_result
 from tests.bench.simulate.run import Result, Simulation, simulate
@@ -252,7 +253,7 @@ def test_a_rate_is_used_and_not_exceeded_over_two_nodes() -> None:
 
 
 def test_a_relay_that_exceeds_a_connection_limit_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.bench.simulate.couriers.divided", lambda limits, nodes: limits)
+    monkeypatch.setattr(Node, "_keeper", lambda node: None)
     crowded = Kind(name="crowded", share=1.0, domains=1, seconds=(5.0, 5.0), limits=limits(4))
     result = simulate(small(kinds=(crowded, REPORTED), deliveries=200, nodes=2))
     assert any("connections to" in fault for fault in result.faults)

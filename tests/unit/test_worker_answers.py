@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +39,8 @@ def test_a_counter_never_goes_backwards_whoever_dies(steps: list[tuple[int, str]
             accounts.take(worker, lives[worker], (counted(numbers[worker]),))
         else:
             accounts.take(worker, lives[worker], (counted(numbers[worker]),))
-            accounts.bury(worker)
+            accounts.bury(worker, lives[worker])
+            accounts.bury(worker, lives[worker])  # its last words, and its end
             for late in (lives[worker], lives[worker] - 1):
                 accounts.take(worker, late, (counted(1000),))  # too late: it is not heard
             lives[worker] += 1
@@ -77,7 +79,7 @@ def test_counters_and_histograms_add_up_ages_do_not_and_the_text_is_prometheus()
     shared = exposition(accounts.families(shared=True)).decode()
     assert 'zonerelay_queue_deliveries{state="ready",zone="default"} 5.0' in shared
     assert 'zonerelay_queue_deliveries{state="active",zone="default"} 2.0' in shared
-    accounts.bury(1)
+    accounts.bury(1, 1)
     text = exposition(accounts.families()).decode()
     assert 'zonerelay_queue_deliveries{state="ready",zone="default"} 10.0' in text, "its mail is still there"
     assert "zonerelay_messages_accepted_total 2.0" in text
@@ -123,6 +125,17 @@ def test_the_status_adds_up_and_a_problem_says_whose_it_is() -> None:
     assert zone.ready + zone.active + zone.deferred + zone.held == 13, "the queue is one"
     assert zone.active == 3
     assert merge_status({}, own, shared=False).destinations == ()
+
+
+def test_the_status_says_once_from_where_limits_are_leased_and_who_cannot_reach_it() -> None:
+    def said(*texts: str) -> str:
+        parts = {n: msgspec.structs.replace(status(), limits=text) for n, text in enumerate(texts)}
+        return merge_status(parts, status(), shared=False).limits
+
+    assert said("leased from x", "leased from x") == "leased from x"
+    assert said("leased from x", "gone", "leased from x") == "leased from x; worker 1: gone"
+    assert said("", "") == ""
+    assert said() == ""
 
 
 def test_a_change_of_a_shared_queue_counts_each_delivery_once() -> None:

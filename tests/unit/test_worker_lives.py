@@ -18,9 +18,11 @@ from zonerelay.supervisor.life import (
     Phase,
     pause,
 )
-from zonerelay.supervisor.rolling import Roll
+from zonerelay.supervisor.rolling import HOPELESS, STEADY, Roll
 
 PATIENCE = Patience(start=600.0, silence=20.0, stop=40.0)
+STABLE = 50.0
+"""A time at which every process of these tests has run for long."""
 
 
 def running(now: float = 0.0) -> Life:
@@ -134,13 +136,13 @@ def test_a_roll_replaces_one_at_a_time_while_another_takes_the_clients() -> None
     lives = {0: running(), 1: running(), 2: running()}
     roll = Roll(lives)
     order = []
-    while (worker := roll.step(lives)) is not None:
+    while (worker := roll.step(lives, STABLE)) is not None:
         order.append(worker)
         lives[worker].replace(1.0)
-        assert roll.step(lives) is None, "it has not ended yet"
+        assert roll.step(lives, STABLE) is None, "it has not ended yet"
         lives[worker].ended(2.0)
         lives[worker].started(2.0)
-        assert roll.step(lives) is None, "it is not ready yet"
+        assert roll.step(lives, STABLE) is None, "it is not ready yet"
         lives[worker].ready(3.0)
     assert order == [0, 1, 2]
     assert roll.done
@@ -151,25 +153,25 @@ def test_a_roll_waits_while_nobody_else_takes_clients_and_goes_on_with_one_worke
     lives = {0: running(), 1: running()}
     roll = Roll(lives)
     lives[1].ended(1.0)
-    assert roll.step(lives) == 1, "it is down anyway"
-    assert roll.step(lives) is None
+    assert roll.step(lives, STABLE) == 1, "it is down anyway"
+    assert roll.step(lives, STABLE) is None
     come_back(lives[1])
-    assert roll.step(lives) == 0
+    assert roll.step(lives, STABLE) == 0
     alone = {0: running()}
-    assert Roll(alone).step(alone) == 0
+    assert Roll(alone).step(alone, STABLE) == 0
 
 
 def test_a_roll_ends_when_the_new_process_does_not_come_up() -> None:
     lives = {0: running(), 1: running()}
     roll = Roll(lives)
-    assert roll.step(lives) == 0
+    assert roll.step(lives, STABLE) == 0
     come_back(lives[0])
-    assert roll.step(lives) == 1
+    assert roll.step(lives, STABLE) == 1
     lives[1].replace(2.0)
     lives[1].ended(2.0)
     lives[1].started(2.0)
     lives[1].ended(3.0)
-    assert roll.step(lives) is None
+    assert roll.step(lives, STABLE) is None
     assert roll.failed == 1
     assert roll.replaced == [0]
     assert roll.done
@@ -178,16 +180,53 @@ def test_a_roll_ends_when_the_new_process_does_not_come_up() -> None:
 def test_a_roll_goes_on_with_one_that_had_died_and_come_back_before_its_turn() -> None:
     lives = {0: running(), 1: running()}
     roll = Roll(lives)
-    assert roll.step(lives) == 0
+    assert roll.step(lives, STABLE) == 0
     lives[1].ended(1.0)
     lives[1].started(2.0)
     lives[1].ready(2.0)
     come_back(lives[0])
-    assert roll.step(lives) == 1
+    assert roll.step(lives, STABLE) == 1
     lives[1].replace(3.0)
     lives[1].ended(3.0)
-    assert roll.step(lives) is None, "it has ended and is about to be started"
+    assert roll.step(lives, STABLE) is None, "it has ended and is about to be started"
     assert roll.failed is None
+
+
+def test_one_that_dies_with_its_first_clients_has_not_come_up() -> None:
+    lives = {0: running(), 1: running()}
+    roll = Roll(lives)
+    assert roll.step(lives, 1.0) == 0
+    come_back(lives[0], 1.0)
+    assert roll.step(lives, 1.0 + STEADY - 0.01) is None, "the other one is not touched yet"
+    lives[0].ended(1.5)
+    assert roll.step(lives, 1.5) is None
+    assert roll.failed == 0
+
+
+def test_one_that_was_in_trouble_before_does_not_stop_the_roll() -> None:
+    lives = {0: running(), 1: running(), 2: running()}
+    lives[1].ended(1.0)
+    roll = Roll(lives)
+    assert roll.step(lives, STABLE) == 0
+    come_back(lives[0])
+    assert roll.step(lives, STABLE) == 1
+    lives[1].started(2.0)
+    assert roll.step(lives, STABLE) is None
+    lives[1].ended(3.0)
+    assert roll.step(lives, STABLE) == 2
+    come_back(lives[2])
+    assert roll.step(lives, STABLE) is None
+    assert roll.done
+    assert (roll.failed, roll.replaced) == (None, [0, 2])
+
+
+def test_nobody_waits_for_workers_that_die_at_each_start() -> None:
+    lives = {0: running(), 1: running()}
+    for death in range(1, HOPELESS + 1):
+        lives[1].ended(float(death))
+        lives[1].started(float(death))
+    roll = Roll({0: lives[0]})
+    assert roll.step(lives, STABLE) == 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from tests.support.outbox import OutboxBed
 from zonerelay.outbox import tables
 from zonerelay.outbox.migrations import check, migrate
-from zonerelay.outbox.tables import MIGRATIONS, Names, Step
+from zonerelay.outbox.tables import MIGRATIONS, Names, Step, has_priority
 from zonerelay.store.base import StoreOpenError
 from zonerelay.store.postgres_driver import Access, Link
 
@@ -36,12 +36,12 @@ async def test_tables_without_a_version_are_taken_as_they_are_if_they_fit(
     bed: OutboxBed, names: Names, link: Link
 ) -> None:
     await migrate(link, names)
-    assert versions(bed) == "1|1"
+    assert versions(bed) == "1|1\n2|1"
     bed.psql("DROP TABLE outbound_messages_schema; ALTER TABLE outbound_messages ADD COLUMN of_the_shop int")
     await check(link, names)
     await migrate(link, names)
     await migrate(link, names)
-    assert versions(bed) == "1|1"
+    assert versions(bed) == "1|1\n2|1"
     await check(link, names)
 
 
@@ -65,7 +65,7 @@ async def test_a_relay_of_the_version_before_goes_on_with_newer_tables_that_allo
     with monkeypatch.context() as newer:
         newer.setattr(tables, "MIGRATIONS", (*MIGRATIONS, Step(NEXT, oldest=1)))
         await migrate(link, names)
-    assert versions(bed) == "1|1\n2|1"
+    assert versions(bed) == "1|1\n2|1\n3|1"
     assert bed.row(row)["extra"] == "x"
     await check(link, names)
     await migrate(link, names)
@@ -77,12 +77,47 @@ async def test_a_relay_refuses_tables_that_are_too_new_and_no_step_takes_them_fr
     await migrate(link, names)
     bed.psql("INSERT INTO outbound_messages_relays VALUES (gen_random_uuid(), 'old', now() + interval '1 h')")
     with monkeypatch.context() as newer:
-        newer.setattr(tables, "MIGRATIONS", (*MIGRATIONS, Step(NEXT, oldest=2)))
+        newer.setattr(tables, "MIGRATIONS", (*MIGRATIONS, Step(NEXT, oldest=len(MIGRATIONS) + 1)))
         with pytest.raises(StoreOpenError, match="Stop all of them first"):
             await migrate(link, names)
-        assert versions(bed) == "1|1"
+        assert versions(bed) == "1|1\n2|1"
         bed.psql("DELETE FROM outbound_messages_relays")
         await migrate(link, names)
     for attempt in (check, migrate):
         with pytest.raises(StoreOpenError, match="a newer zonerelay has been here"):
             await attempt(link, names)
+
+
+async def test_tables_of_the_first_version_get_a_priority(
+    bed: OutboxBed, names: Names, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(tables, "MIGRATIONS", MIGRATIONS[:1])
+        await migrate(link, names)
+    row = bed.insert()
+    await check(link, names)
+    assert not await has_priority(link.fetch, names)
+    await migrate(link, names)
+    assert await has_priority(link.fetch, names)
+    assert bed.row(row)["priority"] is None
+    bed.psql("UPDATE outbound_messages SET priority = 'bulk'")
+    refused = bed.server.psql(
+        f"SET search_path = {bed.schema}; UPDATE outbound_messages SET priority = 'urgent' RETURNING 1",
+        check=False,
+    )
+    assert refused == ""
+
+
+async def test_a_priority_of_the_applications_own_is_left_as_it_is(
+    bed: OutboxBed, names: Names, link: Link
+) -> None:
+    await migrate(link, names)
+    bed.psql(
+        "ALTER TABLE outbound_messages DROP COLUMN priority; DELETE FROM outbound_messages_schema;"
+        " INSERT INTO outbound_messages_schema VALUES (1, now(), 1);"
+        " ALTER TABLE outbound_messages ADD COLUMN priority int"
+    )
+    await migrate(link, names)
+    await check(link, names)
+    assert not await has_priority(link.fetch, names)
+    bed.insert(priority=7)

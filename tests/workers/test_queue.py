@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from tests.support.outbox import OutboxBed, to_sink
-from zonerelay.outbox import claims
+from zonerelay.outbox import window
 from zonerelay.outbox.sql import Statements
 from zonerelay.outbox.tables import Names
 from zonerelay.sandbox.sink import Sink
@@ -56,8 +56,8 @@ async def test_select_for_update_skip_locked(bed: OutboxBed, sink: Sink) -> None
 async def test_two_relays_share_the_rows_and_send_each_once(
     bed: OutboxBed, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "MOST", 40)
-    monkeypatch.setattr(claims, "BATCH", 20)
+    monkeypatch.setattr(window, "MOST", 40)
+    monkeypatch.setattr(window, "BATCH", 20)
     zone = to_sink(sink.port)
     async with bed.relay(zone) as first, bed.relay(zone, name="second") as second:
         bed.psql(
@@ -131,8 +131,9 @@ async def test_a_relay_that_lost_its_claim_changes_nothing(bed: OutboxBed, sink:
 async def test_a_zone_that_is_full_leaves_room_for_the_others(
     bed: OutboxBed, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "SHARE", 4)
-    monkeypatch.setattr(claims, "BATCH", 3)
+    monkeypatch.setattr(window, "SHARE", 4)
+    monkeypatch.setattr(window, "BATCH", 3)
+    monkeypatch.setattr(window, "FEW", 2)
     async with bed.relay(to_sink(sink.port, max_connections=1)) as running:
         mailbox = bed.mailbox(sink.port, password=None, smtp_tls="none")
         slow = [bed.insert(to_addresses=[f"slow-1s+{n}@example.com"]) for n in range(8)]

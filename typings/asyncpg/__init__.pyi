@@ -1,5 +1,5 @@
 # What zonerelay uses of asyncpg, which comes without types.
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
 class PostgresError(Exception):

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 from zonerelay import __version__
 from zonerelay.config.models import Settings
+from zonerelay.control.explain import Suspended
 from zonerelay.control.messages import RelayStatus
 from zonerelay.control.source_plans import SourcePlans
 from zonerelay.control.standings import DestinationStatus, ZoneStatus
 from zonerelay.model.clock import Clock
 from zonerelay.model.priority import zone_of
 from zonerelay.queue.scheduler import Scheduler
+from zonerelay.routing.nexthop import DestinationKey
 from zonerelay.routing.zones import Zones
 from zonerelay.store.base import QueueCounts, Store
 from zonerelay.telemetry.metrics import ZoneQueue
@@ -117,6 +119,14 @@ class StatusBoard:
             source_penalties=self._sources.penalties(),
             limits=self._limits(),
         )
+
+    def suspended(self, destination: DestinationKey) -> Suspended | None:
+        """For `explain`."""
+        for zone in self._scheduler.snapshot():
+            for status in zone.destinations:
+                if status.key == destination and status.suspended_until is not None:
+                    return Suspended(status.suspended_until, status.reply)
+        return None
 
     def _zone(self, queue: ZoneQueue) -> ZoneStatus:
         return ZoneStatus(

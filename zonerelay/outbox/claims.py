@@ -4,8 +4,7 @@ may be some, with a look now and then in case nobody did.
 Strategies (policy → the harm it prevents):
 
 - `FOR UPDATE SKIP LOCKED` → relays never wait for each other, and no row is had by two.
-- At most `MOST` rows at a time → memory does not grow with the table.
-- A zone with `SHARE` rows is passed over until it has half of that → a slow server does not fill the window.
+- Queues share a window of rows (`window.py`) → memory is bounded, and a slow server is no other's trouble.
 - New rows and those that have come due take turns → neither starves the other.
 - A row that is wrong is finalised at once → it is nobody's trouble but its own.
 - What the table says is ours and we do not know of goes back → a claim whose answer was lost with the
@@ -16,38 +15,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.model.outbox import MAX_ROW, is_mailbox_zone, mailbox_zone, message_id_of
+from zonerelay.model.outbox import MAX_ROW, mailbox_zone, message_id_of
+from zonerelay.model.priority import Priority, zone_of
 from zonerelay.outbox.drafts import BadRowError, Content, recipients_of
 from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.mailboxes import Mailbox, Mailboxes
-from zonerelay.outbox.rows import QUEUED, Redact, Row, Write, read_states, refused
+from zonerelay.outbox.rows import QUEUED, Redact, Row, Write, keys_of, read_states, refused
 from zonerelay.outbox.sql import HEAD_COLUMNS, MAX_PEOPLE, PEOPLE, Statements
+from zonerelay.outbox.window import Window
 from zonerelay.store.base import StoreError
 from zonerelay.store.claim_pool import ZonePool
 from zonerelay.store.postgres_driver import Row as Columns
 
-BATCH = 100
-MOST = 2000
-SHARE = 500
 PUT_OFF = 300.0
 """Seconds until a row of a mailbox that cannot be used is looked at again."""
 TROUBLE_PAUSE = 1.0
 MAX_CREATED = 253_402_300_799
 """The end of the year 9999, beyond which no Date can be written."""
 
+# What is none of these is normal: a table of the application's own may have such a column for other reasons.
+_PRIORITIES = {each.value: each for each in Priority}
 _OK = HEAD_COLUMNS
 _PEOPLE = slice(HEAD_COLUMNS + 1, HEAD_COLUMNS + 1 + len(PEOPLE))
 _SMALL = HEAD_COLUMNS + 1 + len(PEOPLE)
 
 
 class OutboxClaims:
-    """`put(write)` finalises; `on_news(zone)`: there is something to be claimed from the pool. `superseded`
+    """`put(write)` finalises; `on_news(queue)`: there is something to be claimed from the pool. `superseded`
     is told of a row that was queued again under our hands; `in_hand` knows claims that are not in `rows`.
     """
 
@@ -84,8 +83,7 @@ class OutboxClaims:
         self._redact = redact
         self._clock = clock
         self._pools: dict[str, ZonePool] = {}
-        self._in_zone: Counter[str] = Counter()
-        self._full: set[str] = set()
+        self._window = Window()
         self._parked: dict[str, dict[DeliveryKey, Delivery]] = {}
         self._turn_of_due = False
         self._in_doubt = False
@@ -160,7 +158,7 @@ class OutboxClaims:
         return (known is not None and known.token == token) or self.in_hand(row, token)
 
     async def _claim_all(self) -> None:
-        while (limit := min(BATCH, MOST - len(self.rows))) > 0:
+        while limit := self._window.room():
             due_only = self._turn_of_due
             rows = await self._claim(limit, due_only=due_only)
             self._turn_of_due = not due_only
@@ -185,15 +183,15 @@ class OutboxClaims:
         self.look()
 
     async def _claim(self, limit: int, *, due_only: bool) -> Sequence[Columns]:
-        values = (limit, self._keeper.session, list(self._full), self._default, due_only)
+        values = (limit, self._keeper.session, list(self._window.full()), self._default, due_only)
         rows = await self._keeper.fetch(self._statements.claim, *values)
         self.claimed += len(rows)
         unknown = {row[3] for row in rows if row[3] is not None} - set(self._mailboxes.ids)
         if unknown:
             await self._read_mailboxes(list(unknown))
-        zones = {zone for row in rows if (zone := self._admitted(row))}
-        for zone in zones:
-            self._on_news(zone)
+        queues = {queue for row in rows if (queue := self._admitted(row))}
+        for queue in queues:
+            self._on_news(queue)
         return rows
 
     async def _read_mailboxes(self, ids: Sequence[int]) -> None:
@@ -204,7 +202,7 @@ class OutboxClaims:
     async def _look_at_mailboxes(self) -> None:
         if ids := self._mailboxes.ids:
             await self._read_mailboxes(ids)
-            self._mailboxes.forget_idle(+self._in_zone)
+            self._mailboxes.forget_idle({zone_of(queue) for queue in self._window.queues})
 
     # --- rows coming and going
 
@@ -218,33 +216,32 @@ class OutboxClaims:
             return ""
 
     def _admit(self, columns: Columns) -> str:
-        """The zone that has something new to do, `""` when the row has been finalised."""
+        """The queue that has something new to do, `""` when the row has been finalised."""
         try:
-            row = read_row(columns, self._default, self._mailbox_of(columns))
-            self._check_zone(row.zone)
+            mailbox = self._mailbox_of(columns)
+            row = read_row(columns, self._default, mailbox)
+            if mailbox is None and row.zone not in self._known_zones():
+                raise BadRowError("the relay has no zone of this name")
         except BadRowError as error:
             self._refused(columns[0], str(error))
             self._put(refused(columns[0], columns[1], columns[4], str(error)))
             return ""
-        mailbox = self._mailboxes.use(row.zone) if is_mailbox_zone(row.zone) else None
         if mailbox is not None and (problem := mailbox.problem()):
             self._put(put_off(columns, f"waits: {problem}"))
             return ""
         if (before := self.rows.get(row.message_id)) is not None:
             self.superseded(before)
         self.rows[row.message_id] = row
-        self._in_zone[row.zone] += 1
-        if self._in_zone[row.zone] >= SHARE:
-            self._full.add(row.zone)
+        self._window.add(row.queue)
         deliveries = row.take_due(self._clock.now())
         if not deliveries:
             self.finished(row)
             self._put(row.write(self._clock.now(), self._redact))
             return ""
-        pool = self.pool(row.zone)
+        pool = self.pool(row.queue)
         for delivery in deliveries:
             pool.put(delivery)
-        return row.zone
+        return row.queue
 
     def _mailbox_of(self, columns: Columns) -> Mailbox | None:
         if columns[3] is None:
@@ -254,75 +251,64 @@ class OutboxClaims:
             raise BadRowError("there is no mailbox with this mailbox_id")
         return mailbox
 
-    def _check_zone(self, zone: str) -> None:
-        if not is_mailbox_zone(zone) and zone not in self._known_zones():
-            raise BadRowError("the relay has no zone of this name")
-
     def finished(self, row: Row) -> None:
         """Nobody of the row is out any more."""
         if self.rows.pop(row.message_id, None) is None:
             return
-        zone = row.zone
-        self._in_zone[zone] -= 1
-        if zone in self._full and self._in_zone[zone] <= SHARE // 2:
-            self._full.discard(zone)
+        if self._window.remove(row.queue):
             self.look()
-        if not self._in_zone[zone]:
-            del self._in_zone[zone]
-            self._pools.pop(zone, None)
-            self._parked.pop(zone, None)
-        if len(self.rows) == MOST - BATCH:
-            self.look()
+        if row.queue not in self._window:
+            self._pools.pop(row.queue, None)
+            self._parked.pop(row.queue, None)
 
     def lose(self) -> list[DeliveryKey]:
         """All claims are gone; the keys that were out."""
-        keys = [DeliveryKey(row.zone, row.message_id, each) for row in self.rows.values() for each in row.out]
+        keys = [key for row in self.rows.values() for key in keys_of(row)]
         self.rows.clear()
         self._pools.clear()
         self._parked.clear()
-        self._in_zone.clear()
-        self._full.clear()
+        self._window.clear()
         return keys
 
     # --- the pool
 
-    def pool(self, zone: str) -> ZonePool:
-        found = self._pools.get(zone)
+    def pool(self, queue: str) -> ZonePool:
+        found = self._pools.get(queue)
         if found is None:
-            found = self._pools[zone] = ZonePool()
+            found = self._pools[queue] = ZonePool()
         return found
 
-    def zones(self) -> set[str]:
-        return set(self._in_zone)
+    def queues(self) -> set[str]:
+        return self._window.queues
 
-    def has_fresh(self, zone: str) -> bool:
-        pool = self._pools.get(zone)
+    def has_fresh(self, queue: str) -> bool:
+        pool = self._pools.get(queue)
         return pool is not None and pool.has_fresh
 
-    def take(self, zone: str, limit: int, skip: Collection[str]) -> list[Delivery]:
-        pool = self._pools.get(zone)
+    def take(self, queue: str, limit: int, skip: Collection[str]) -> list[Delivery]:
+        pool = self._pools.get(queue)
         if pool is None or not self._keeper.may_begin:
             return []
         found, passed = pool.take(limit, skip, self._clock.now())
         if passed:
-            self._parked.setdefault(zone, {}).update({each.key: each for each in passed})
-        if len(found) < limit and zone in self._parked:
-            found += self._unpark(zone, limit - len(found), lambda each: each.domain not in skip)
+            self._parked.setdefault(queue, {}).update({each.key: each for each in passed})
+        if len(found) < limit and queue in self._parked:
+            found += self._unpark(queue, limit - len(found), lambda each: each.domain not in skip)
         return [each for each in found if self._is_ours(each.key)]
 
-    def take_domain(self, zone: str, domain: str, limit: int) -> list[Delivery]:
-        if zone not in self._parked or not self._keeper.may_begin:
+    def take_domain(self, queue: str, domain: str, limit: int) -> list[Delivery]:
+        if queue not in self._parked or not self._keeper.may_begin:
             return []
-        found = self._unpark(zone, limit, lambda each: each.domain == domain)
+        found = self._unpark(queue, limit, lambda each: each.domain == domain)
         return [each for each in found if self._is_ours(each.key)]
 
-    def _unpark(self, zone: str, limit: int, wanted: Callable[[Delivery], bool]) -> list[Delivery]:
-        parked = self._parked[zone]
+    def _unpark(self, queue: str, limit: int, wanted: Callable[[Delivery], bool]) -> list[Delivery]:
+        parked = self._parked[queue]
         found = [each for each in parked.values() if wanted(each)][:limit]
         for each in found:
             del parked[each.key]
         if not parked:
-            del self._parked[zone]
+            del self._parked[queue]
         return found
 
     def give_back(self, key: DeliveryKey) -> None:
@@ -342,15 +328,16 @@ class OutboxClaims:
         return row is not None and key.recipient in row.out
 
     def tell_all(self) -> None:
-        for zone in self.zones():
-            self._on_news(zone)
+        for queue in self.queues():
+            self._on_news(queue)
 
 
 def read_row(columns: Columns, default_zone: str, mailbox: Mailbox | None) -> Row:
     """Raises BadRowError."""
     if not columns[_OK]:
         raise BadRowError(f"the addresses have more than {MAX_PEOPLE} octets")
-    if not 0 <= columns[0] <= MAX_ROW or not 0 <= (columns[5] or -1) <= MAX_CREATED:
+    created = -1 if columns[5] is None else columns[5]
+    if not 0 <= columns[0] <= MAX_ROW or not 0 <= created <= MAX_CREATED:
         raise BadRowError("id is negative or beyond 2^60, or created_at is missing, infinite or no such year")
     people = recipients_of(
         dict(zip(PEOPLE, columns[_PEOPLE], strict=True)), mailbox.from_address if mailbox else ""
@@ -364,7 +351,8 @@ def read_row(columns: Columns, default_zone: str, mailbox: Mailbox | None) -> Ro
         columns[0],
         columns[1] or "",
         zone=mailbox_zone(columns[3]) if columns[3] is not None else columns[2] or default_zone,
-        created=columns[5],
+        priority=_PRIORITIES.get(columns[9], Priority.NORMAL),
+        created=created,
         attempts=columns[4],
         people=people,
         states=read_states(columns[6]),

@@ -104,8 +104,10 @@ def _text(value: object) -> str:
 
 
 def _addresses(row: Mapping[str, object], column: str) -> tuple[Address, ...]:
-    values = cast("Sequence[str | None] | None", row.get(column)) or ()  # text[] of the database
-    return tuple(address(value or "", column) for value in values)
+    values = cast("Sequence[object] | None", row.get(column)) or ()  # text[] of the database
+    if not all(value is None or isinstance(value, str) for value in values):
+        raise BadRowError(f"{column} is no plain list: it has several dimensions")
+    return tuple(address(value if isinstance(value, str) else "", column) for value in values)
 
 
 def address(text: str, column: str) -> Address:

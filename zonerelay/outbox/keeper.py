@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from zonerelay.model.clock import Clock
 from zonerelay.outbox import migrations
 from zonerelay.outbox.sql import Statements
+from zonerelay.outbox.tables import has_priority
 from zonerelay.store.base import StoreError, StoreOpenError
 from zonerelay.store.postgres_driver import Access, ClashError, Link, LostError, Row
 from zonerelay.store.postgres_links import Links
@@ -152,6 +153,7 @@ class OutboxKeeper:
         if self._create:
             await migrations.migrate(control, self._statements.names)
         await migrations.check(control, self._statements.names)
+        self._statements.use(has_priority=await has_priority(control.fetch, self._statements.names))
         await control.listen(self._statements.names.channel, lambda _text: self.heard())
         if not (self.session and await self._renew()):
             rows = await control.fetch(self._statements.register, self._name, self._lease)

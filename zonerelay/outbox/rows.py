@@ -11,7 +11,7 @@ when something is known for good: with the last recipient that was out it is fin
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
 
@@ -20,6 +20,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Origin, Recipient
 from zonerelay.model.outbox import PROTOCOL, message_id_of
 from zonerelay.model.outcome import Attempt, Outcome
+from zonerelay.model.priority import Priority, queue_of
 from zonerelay.model.reply import Reply
 from zonerelay.outbox.drafts import Content, Recipients
 
@@ -36,18 +37,18 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
     """One recipient's. `done` is `sent` or `failed`; `text` is redacted."""
 
     done: str = ""
-    attempts: int = 0
+    attempts: Annotated[int, msgspec.Meta(ge=0)] = 0
     next: float = 0.0
     held: bool = False
     at: float = 0.0
-    code: int = 0
+    code: Annotated[int, msgspec.Meta(ge=0, le=599)] = 0
     detail: str = ""
     text: str = ""
     local: bool = False
     in_doubt: bool = False
 
     def last(self) -> Attempt | None:
-        if not self.code:
+        if self.code < 200:  # no reply has it
             return None
         reply = Reply(self.code, self.detail, self.text)
         return Attempt(self.at, reply, local=self.local, in_doubt=self.in_doubt)
@@ -97,6 +98,7 @@ class Row:
         token: str,
         *,
         zone: str,
+        priority: Priority = Priority.NORMAL,
         created: float,
         attempts: int,
         people: Recipients,
@@ -106,6 +108,7 @@ class Row:
         self.id = row
         self.token = token
         self.zone = zone
+        self.queue = queue_of(zone, priority)
         self.created = created
         self.people = people
         self.content = content
@@ -120,7 +123,7 @@ class Row:
     def delivery(self, recipient: Mailbox, *, due: bool = False) -> Delivery:
         state = self.state(recipient)
         return Delivery(
-            queue=self.zone,
+            queue=self.queue,
             message_id=self.message_id,
             recipient=recipient,
             created=self.created,
@@ -224,7 +227,7 @@ def refused(row: int, token: str, attempts: int, problem: str) -> Write:
 
 
 def keys_of(row: Row) -> Iterable[DeliveryKey]:
-    return (DeliveryKey(row.zone, row.message_id, each) for each in row.out)
+    return (DeliveryKey(row.queue, row.message_id, each) for each in row.out)
 
 
 def _shown(people: Recipients) -> Iterable[str]:

@@ -1,4 +1,7 @@
-"""What the outbox says to PostgreSQL. `Statements` are those over one set of tables."""
+"""What the outbox says to PostgreSQL. `Statements` are those over one set of tables.
+
+A column that tables need not have, `priority`, is in them only while the tables have it.
+"""
 
 # ruff: noqa: S608  (names are checked in the configuration, everything else is a parameter)
 
@@ -13,27 +16,36 @@ INLINE = 16 * 1024
 MAX_PEOPLE = 400 * 1024
 """Octets of all its addresses, beyond which a row is not looked at."""
 
-_PEOPLE = """
-octet_length(array_to_string(coalesce(m.to_addresses, '{}') || coalesce(m.cc_addresses, '{}')
-    || coalesce(m.bcc_addresses, '{}'), ',')) + octet_length(coalesce(m.from_address, ''))
-    + octet_length(coalesce(m.sender, ''))"""
-_TEXTS = """
+# These are counted for each row that is claimed: no value that an application can write may make them fail,
+# or nobody's mail would leave. Arrays of several dimensions cannot always be joined to one.
+_PEOPLE = " + ".join(
+    f"coalesce(octet_length({text}), 0)"
+    for text in (
+        *(f"array_to_string(m.{name}, ',')" for name in ("to_addresses", "cc_addresses", "bcc_addresses")),
+        "m.from_address",
+        "m.sender",
+    )
+)
+_TEXTS = f"""
 coalesce(octet_length(m.subject), 0) + coalesce(octet_length(m.text_body), 0)
-    + coalesce(octet_length(m.html_body), 0) + coalesce(octet_length(m.headers::text), 0)"""
+    + coalesce(octet_length(m.html_body), 0)
+    + CASE WHEN pg_column_size(m.headers) > {INLINE} THEN pg_column_size(m.headers)
+        ELSE coalesce(octet_length(m.headers::text), 0) END"""
 
 _HEAD = """m.id, m.claim_token::text, left(m.zone, 256), m.mailbox_id, coalesce(m.attempts, 0),
     extract(epoch FROM m.created_at)::float8, m.recipient_state::text, m.status,
-    extract(epoch FROM nullif(nullif(m.next_retry_at, 'infinity'), '-infinity'))::float8"""
-HEAD_COLUMNS = 9
+    extract(epoch FROM nullif(nullif(m.next_retry_at, 'infinity'), '-infinity'))::float8, <priority>"""
+HEAD_COLUMNS = 10
 
 PEOPLE = ("from_address", "sender", "to_addresses", "cc_addresses", "bcc_addresses")
 _PEOPLE_COLUMNS = ", ".join(f"CASE WHEN p.ok THEN m.{name} END" for name in PEOPLE)
 _CONTENT = ("m.subject", "m.text_body", "m.html_body", "m.headers::text")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Statements:
     names: Names
+    has_priority: bool = True
     claim: str = field(init=False)
     content: str = field(init=False)
     size: str = field(init=False)
@@ -56,8 +68,14 @@ class Statements:
     give_back: str = field(init=False)
 
     def __post_init__(self) -> None:
+        self.use(has_priority=self.has_priority)
+
+    def use(self, *, has_priority: bool) -> None:
+        """What the tables are like, as of now."""
+        self.has_priority = has_priority
         schema = self.names.schema
         words = {
+            "priority": "m.priority" if has_priority else "NULL::text",
             "table": f'"{schema}"."{self.names.messages}"',
             "mailboxes": f'"{schema}"."{self.names.mailboxes}"',
             "relays": f'"{schema}"."{self.names.relays}"',
@@ -65,21 +83,25 @@ class Statements:
         for name, text in _TEMPLATES.items():
             for word, value in words.items():
                 text = text.replace(f"<{word}>", value)  # noqa: PLW2901 - one word after the other
-            object.__setattr__(self, name, text)
+            setattr(self, name, text)
 
 
-_ZONE = "CASE WHEN m.mailbox_id IS NULL THEN coalesce(m.zone, {}) ELSE 'mailbox/' || m.mailbox_id END"
+_ZONE = (
+    "CASE WHEN m.mailbox_id IS NULL THEN coalesce(nullif(m.zone, ''), {}) ELSE 'mailbox/' || m.mailbox_id END"
+)
+# As `model.priority.queue_of` has it.
+_QUEUE = f"{_ZONE} || CASE <priority> WHEN 'high' THEN ';high' WHEN 'bulk' THEN ';bulk' ELSE '' END"
 _IS_SMALL = f"p.ok AND m.attachments IS NULL AND {_TEXTS} <= {INLINE}"
 _CHECKED = f"CROSS JOIN LATERAL (SELECT {_PEOPLE} <= {MAX_PEOPLE} AS ok) p"
 
 _TEMPLATES = {
-    # $1 limit, $2 session, $3 zones that are full, $4 the default zone, $5 due after ('-infinity': fresh too)
+    # $1 limit, $2 session, $3 queues that are full, $4 default zone, $5 due after ('-infinity': fresh too)
     "claim": f"""
 WITH picked AS (
     SELECT m.id FROM <table> m
     WHERE m.status = 'queued' AND coalesce(m.next_retry_at, '-infinity'::timestamptz) <= now()
         AND (NOT $5 OR coalesce(m.next_retry_at, '-infinity'::timestamptz) > '-infinity')
-        AND {_ZONE.format("$4")} <> ALL($3::text[])
+        AND {_QUEUE.format("$4")} <> ALL($3::text[])
     ORDER BY coalesce(m.next_retry_at, '-infinity'::timestamptz), m.id
     LIMIT $1 FOR UPDATE OF m SKIP LOCKED
 ), m AS (
@@ -118,9 +140,9 @@ SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS} FROM m {_CHECKED}""",
     "scan": f"""
 SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS} FROM <table> m {_CHECKED}
 WHERE m.status IN ('queued', 'processing') AND m.id > $1
-    AND ($2::text IS NULL OR {_ZONE.format("$3")} = $2) ORDER BY m.id LIMIT 200""",
+    AND ($2::text IS NULL OR {_QUEUE.format("$3")} = $2) ORDER BY m.id LIMIT 200""",
     "counts": """
-SELECT CASE WHEN mailbox_id IS NULL THEN coalesce(left(zone, 256), $1) ELSE 'mailbox' END AS z,
+SELECT CASE WHEN mailbox_id IS NULL THEN coalesce(nullif(left(zone, 256), ''), $1) ELSE 'mailbox' END AS z,
     count(*) FILTER (WHERE next_retry_at IS NULL),
     count(*) FILTER (WHERE next_retry_at < 'infinity'),
     count(*) FILTER (WHERE next_retry_at = 'infinity'),

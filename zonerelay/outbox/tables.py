@@ -50,6 +50,7 @@ _MESSAGES = {
     "html_body": "text",
     "headers": "jsonb",
     "attachments": "jsonb",
+    "priority": "text",
     "created_at": "timestamp with time zone",
     "status": "text",
     "attempts": "integer",
@@ -71,7 +72,9 @@ _MAILBOXES = {
     "smtp_password_encrypted": "text",
 }
 _RELAYS = {"session": "uuid", "name": "text", "expires": "timestamp with time zone"}
-WRITTEN_BY_APPLICATIONS = tuple(_MESSAGES)[1:13]
+WRITTEN_BY_APPLICATIONS = tuple(_MESSAGES)[1:14]
+_OPTIONAL = "priority"
+"""Tables without it, or with something else under its name, are served as if it were empty."""
 _ALIKE = {"character varying": "text", "integer": "bigint"}
 """Types that will do as well, where the other one is wanted."""
 
@@ -131,6 +134,11 @@ CREATE TRIGGER {prefix}_again AFTER UPDATE OF status ON {messages} FOR EACH ROW
     WHEN (new.status = 'queued' AND old.status IN ('failed', 'sent')) EXECUTE FUNCTION {wake}();
 """
 
+# A table that has such a column of its own keeps it as it is.
+_WITH_PRIORITY = """
+ALTER TABLE {messages} ADD COLUMN IF NOT EXISTS priority text CHECK (priority IN ('high', 'normal', 'bulk'))
+"""
+
 _VERSIONS = """
 CREATE TABLE IF NOT EXISTS {versions} (
     version integer PRIMARY KEY,
@@ -147,7 +155,7 @@ class Step(NamedTuple):
     oldest: int
 
 
-MIGRATIONS: tuple[Step, ...] = (Step(_FIRST, oldest=1),)
+MIGRATIONS: tuple[Step, ...] = (Step(_FIRST, oldest=1), Step(_WITH_PRIORITY, oldest=1))
 """Step n makes version n of version n - 1. `_MESSAGES` and the others are the columns after the last one."""
 
 
@@ -208,6 +216,10 @@ async def exist(fetch: Fetch, names: Names) -> bool:
     return bool(await _columns(fetch, names, names.messages))
 
 
+async def has_priority(fetch: Fetch, names: Names) -> bool:
+    return (await _columns(fetch, names, names.messages)).get(_OPTIONAL) == _MESSAGES[_OPTIONAL]
+
+
 async def check(fetch: Fetch, names: Names) -> None:
     """Raises StoreOpenError with everything that is missing or of another type."""
     wrong = await problems(fetch, names)
@@ -236,6 +248,8 @@ def _compare(table: str, found: Mapping[str, str], wanted: Mapping[str, str], sc
         return
     for column, kind in wanted.items():
         there = found.get(column)
+        if column == _OPTIONAL:
+            continue
         if there is None:
             yield f"{table} has no column {column} ({kind})"
         elif there not in {kind, *_will_do(kind)}:

@@ -38,6 +38,13 @@ class Ballast:
     def is_whole(self) -> bool:
         return self._size <= self.held <= self._size + _ROUNDING
 
+    def count_in(self, free: int, *, wanted: int) -> int:
+        """`free` octets and the room that is kept back; keeps it back again once there is plenty."""
+        counted = free + self.held
+        if not self.is_whole and free >= wanted:
+            self.make()
+        return counted
+
     def make(self) -> None:
         """Keep the room back. When there is none after all, or the file system cannot: another time."""
         if not self._size:

@@ -18,10 +18,10 @@ import msgspec
 
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.envelope import Message, Notify
+from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import LENGTH, MessageId
-from zonerelay.model.outcome import Attempt
 from zonerelay.store.base import StoreCorruptError, StoreError
+from zonerelay.store.records import DeliveryRecord, delivery_of, encode_delivery
 
 HEAD = b"zonerelay-env 1\n"
 """The first octets of an `.env` file; the body begins behind them."""
@@ -32,22 +32,20 @@ SMALLEST = len(HEAD) + FOOT_SIZE
 
 _FOOT = re.compile(rb"([0-9a-f]{9}) ([0-9a-f]{8}) zonerelay-end\n")
 _NAME = re.compile(rf"([0-9a-f]{{{LENGTH}}})\.(env|meta)")
-_NOTIFY = tuple(Notify(value) for value in range(16))
 
 
-class DeliveryRecord(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
-    """A `Delivery` without the id, which is the file's name."""
+class _Whose(msgspec.Struct, frozen=True, gc=False):
+    """What is a key elsewhere; the id is the file's name."""
 
     zone: str
     recipient: str
-    created: float
-    attempts: int = 0
-    next_attempt: float = 0.0
-    held: bool = False
-    warned: bool = False
-    notify: int = 0
-    orcpt: str = ""
-    last: Attempt | None = None
+
+
+class _WholeRecord(DeliveryRecord, kw_only=True, frozen=True, gc=False):
+    """A delivery as it is read back."""
+
+    zone: str
+    recipient: str
 
 
 class IndexRecord(msgspec.Struct, frozen=True, gc=False):
@@ -61,7 +59,7 @@ class IndexRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Meta(msgspec.Struct, frozen=True):
-    deliveries: list[DeliveryRecord]
+    deliveries: list[_WholeRecord]
 
 
 class _IndexMeta(msgspec.Struct, frozen=True):
@@ -70,7 +68,7 @@ class _IndexMeta(msgspec.Struct, frozen=True):
 
 class _Tail(msgspec.Struct, frozen=True):
     message: Message
-    deliveries: list[DeliveryRecord]
+    deliveries: list[_WholeRecord]
     checksums: list[int]
 
 
@@ -108,22 +106,10 @@ def parse_name(name: str) -> tuple[MessageId, str] | None:
 def encode_record(delivery: Delivery) -> bytes:
     """One delivery as it stands in both kinds of file."""
     try:
-        return _encode(
-            DeliveryRecord(
-                delivery.queue,
-                delivery.recipient,
-                delivery.created,
-                delivery.attempts,
-                delivery.next_attempt,
-                delivery.held,
-                delivery.warned,
-                int(delivery.notify),
-                delivery.orcpt,
-                delivery.last,
-            )
-        )
+        whose = _encode(_Whose(delivery.queue, delivery.recipient))
     except (UnicodeError, TypeError, msgspec.MsgspecError) as error:
         raise StoreError(f"delivery {delivery.message_id} cannot be written as JSON: {error}") from error
+    return b"%b,%b" % (whose[:-1], encode_delivery(delivery)[1:])
 
 
 def join_meta(records: Iterable[bytes]) -> bytes:
@@ -146,21 +132,9 @@ def decode_index(message_id: MessageId, raw: bytes) -> list[IndexRecord]:
         raise StoreCorruptError(f"{message_id}.meta is unreadable: {error}") from error
 
 
-def _deliveries(message_id: MessageId, records: Iterable[DeliveryRecord]) -> list[Delivery]:
+def _deliveries(message_id: MessageId, records: Iterable[_WholeRecord]) -> list[Delivery]:
     return [
-        Delivery(
-            queue=record.zone,
-            message_id=message_id,
-            recipient=Mailbox(record.recipient),
-            created=record.created,
-            attempts=record.attempts,
-            next_attempt=record.next_attempt,
-            held=record.held,
-            warned=record.warned,
-            notify=_NOTIFY[record.notify & 15],
-            orcpt=record.orcpt,
-            last=record.last,
-        )
+        delivery_of(DeliveryKey(record.zone, message_id, Mailbox(record.recipient)), record)
         for record in records
     ]
 
@@ -171,13 +145,6 @@ def key_of(message_id: MessageId, record: IndexRecord) -> DeliveryKey:
 
 
 # --- .env
-
-
-def encode_message(message: Message) -> bytes:
-    try:
-        return _encode(message)
-    except (UnicodeError, TypeError, msgspec.MsgspecError) as error:
-        raise StoreError(f"message {message.id} cannot be written as JSON: {error}") from error
 
 
 def join_tail(message: bytes, records: Iterable[bytes], checksums: Sequence[int]) -> bytes:

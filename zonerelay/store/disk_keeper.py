@@ -17,7 +17,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple
 
-from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import disk_batch, health
 from zonerelay.store.ballast import Ballast
@@ -27,6 +26,7 @@ from zonerelay.store.disk_directories import Directories
 from zonerelay.store.disk_files import State
 from zonerelay.store.group_commit import GroupCommitter
 from zonerelay.store.health import Health
+from zonerelay.store.surroundings import Surroundings
 from zonerelay.store.writer_thread import WriterThread
 
 SPACE_INTERVAL = 1.0
@@ -53,9 +53,7 @@ class DiskKeeper:
         noted_id: MessageId | None,
         ballast: Ballast,
         min_free_space: int,
-        clock: Clock,
-        on_health: Callable[[str | None], None],
-        observe_commit: Callable[[float], None],
+        around: Surroundings,
     ) -> None:
         self.directories = directories
         self.last_id: Callable[[], MessageId | None] = lambda: None
@@ -70,8 +68,8 @@ class DiskKeeper:
         self.committer: GroupCommitter[Op, Batch, float] = GroupCommitter(
             self._prepare,
             functools.partial(WriterThread, "spool-writer", self._write),
-            clock=clock,
-            observe=observe_commit,
+            clock=around.clock,
+            observe=around.observe_commit,
             failed=self._fail,
         )
         self._loop = asyncio.get_running_loop()
@@ -79,31 +77,17 @@ class DiskKeeper:
         self._min_free_space = min_free_space
         self._may_write = 0
         self._look_at_space = asyncio.Event()
-        self._clock = clock
-        self._health = Health(on_health)
-        self._refusal: StoreError | None = None
+        self._clock = around.clock
+        self._health = Health(around.on_health)
+        self.check_usable = self._health.check_usable
+        self.check_writable = self._health.check_writable
+        self.unhealthy = self._health.unhealthy
         self._closed = False
         self._number = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         self._spawn(self._watch_space())
-
-    # --- may it be used?
-
-    def check_usable(self) -> None:
-        """Raises StoreError while the queue is failed or closed."""
-        if self._refusal is not None:
-            raise type(self._refusal)(str(self._refusal))
-
-    def check_writable(self) -> None:
-        """Also raises StoreFullError when there is too little space for new mail."""
-        if self._health.reason is not None:
-            self.check_usable()
-            raise StoreFullError(health.NO_SPACE)
-
-    def unhealthy(self) -> str | None:
-        return self._health.reason
 
     async def probe(self) -> None:
         self.check_writable()
@@ -175,7 +159,7 @@ class DiskKeeper:
 
     def _fail(self, error: StoreError) -> None:
         _log.error("the queue directories cannot be written and are being repaired: %s", error)
-        self._refusal = error
+        self._health.refusal = error
         full = isinstance(error, StoreFullError)
         new, touched = self.on_failure()
         if not self._closed:
@@ -194,7 +178,7 @@ class DiskKeeper:
                 _log.warning("the queue directories cannot be repaired yet: %s", error)
                 pause = min(pause * 2, LONGEST_PAUSE)
         self.on_repair(found)
-        self._refusal = None
+        self._health.refusal = None
         self.committer.resume()
         self._note_space(free)
         self._health.set("write", None)
@@ -206,8 +190,8 @@ class DiskKeeper:
         if self._closed:
             return
         self._health.close()
-        self._refusal = StoreError(health.CLOSED)
-        self.committer.refuse(self._refusal)
+        self._health.refusal = StoreError(health.CLOSED)
+        self.committer.refuse(self._health.refusal)
         await self.committer.drain()
         self._closed = True
         self.committer.stop()
@@ -230,12 +214,7 @@ class DiskKeeper:
 
 
 def _free_space(directories: Directories, ballast: Ballast, min_free_space: int) -> int:
-    """What is left, the room that is kept back included; keeps it back again once there is plenty."""
-    free = directories.free_space()
-    counted = free + ballast.held
-    if not ballast.is_whole and free >= min_free_space:
-        ballast.make()
-    return counted
+    return ballast.count_in(directories.free_space(), wanted=min_free_space)
 
 
 def _repair(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import NamedTuple
 
 from zonerelay.config.models import SpoolSettings
-from zonerelay.model.clock import Clock
 from zonerelay.store.ballast import Ballast
 from zonerelay.store.base import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.disk import DiskStore
 from zonerelay.store.disk_directories import Directories, check_marks, open_directories
 from zonerelay.store.disk_keeper import DiskKeeper
 from zonerelay.store.disk_stock import Stock, list_names, take_stock
+from zonerelay.store.surroundings import Surroundings
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -27,21 +26,16 @@ class _Opened(NamedTuple):
 
 async def open_disk(
     settings: SpoolSettings,
-    *,
-    clock: Clock,
-    on_health: Callable[[str | None], None],
-    observe_commit: Callable[[float], None],
+    around: Surroundings,
 ) -> DiskStore:
     """Raises StoreOpenError. Returns when every state has been read."""
-    opened = await asyncio.get_running_loop().run_in_executor(None, _open, settings, clock.now())
+    opened = await asyncio.get_running_loop().run_in_executor(None, _open, settings, around.clock.now())
     keeper = DiskKeeper(
         opened.directories,
         noted_id=opened.stock.noted_id,
         ballast=opened.ballast,
         min_free_space=settings.min_free_space,
-        clock=clock,
-        on_health=on_health,
-        observe_commit=observe_commit,
+        around=around,
     )
     store = DiskStore(keeper, opened.stock)
     keeper.start()

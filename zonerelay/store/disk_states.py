@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store import disk_format
+from zonerelay.store import disk_format, records
 from zonerelay.store.base import StoreCorruptError, StoreError
 from zonerelay.store.disk_batch import Op, Put, Remove, Rewrite
 from zonerelay.store.disk_files import NewMessage, State
@@ -192,7 +192,7 @@ class Plan:
         state = MessageState(message.id, deliveries, is_new=True)
         state.message = message
         encoded = state.encoded()
-        new = NewMessage(message.id, disk_format.encode_message(message), tuple(encoded.values()))
+        new = NewMessage(message.id, records.encode_message(message), tuple(encoded.values()))
         self._new[message.id] = Put(new, chunks)
         self._encoded[message.id] = encoded
         self._open[message.id] = dict(state.deliveries)

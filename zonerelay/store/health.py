@@ -1,8 +1,14 @@
-"""Why a store takes no new mail now. Bland reasons: they may reach clients and `/readyz`."""
+"""Whether a store may be used, and why not. Bland reasons: they may reach clients and `/readyz`.
+
+Two things are kept apart. A refusal means that nothing can be done now, and is what every caller gets. A
+cause without one (little space, little memory) keeps new mail out while the queue is drained.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+from zonerelay.store.base import StoreError, StoreFullError
 
 NO_SPACE = "insufficient disk space"
 WRITE_FAILED = "the spool cannot be written"
@@ -17,6 +23,22 @@ class Health:
         self._causes: dict[str, str] = {}
         self._closed = False
         self.reason: str | None = None
+        self.refusal: StoreError | None = None
+
+    def check_usable(self) -> None:
+        """Raises StoreError while the store is failed or closed."""
+        if self.refusal is not None:
+            # A new one for each: an exception that is raised again grows by a traceback.
+            raise type(self.refusal)(str(self.refusal))
+
+    def check_writable(self) -> None:
+        """Also raises StoreFullError when there is too little room for new mail."""
+        if self.reason is not None:
+            self.check_usable()
+            raise StoreFullError(self.reason)
+
+    def unhealthy(self) -> str | None:
+        return self.reason
 
     def set(self, cause: str, reason: str | None) -> None:
         if self._closed:

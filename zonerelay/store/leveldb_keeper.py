@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import NamedTuple
 
-from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import health, records
 from zonerelay.store import leveldb_scan as scan
@@ -27,6 +26,7 @@ from zonerelay.store.health import Health
 from zonerelay.store.leveldb_compaction import Compactor
 from zonerelay.store.leveldb_engine import Batch, Batches, LevelDb, Op, View
 from zonerelay.store.leveldb_reader import SpoolReader
+from zonerelay.store.surroundings import Surroundings
 from zonerelay.store.tally import Tally
 from zonerelay.store.writer_thread import WriterThread
 
@@ -61,16 +61,14 @@ class SpoolKeeper:
         *,
         ballast: Ballast,
         min_free_space: int,
-        clock: Clock,
-        on_health: Callable[[str | None], None],
-        observe_commit: Callable[[float], None],
+        around: Surroundings,
     ) -> None:
         self.reader = reader
         self.committer: GroupCommitter[Op, Job, float] = GroupCommitter(
             self._prepare,
             functools.partial(WriterThread, "spool-writer", self._write),
-            clock=clock,
-            observe=observe_commit,
+            clock=around.clock,
+            observe=around.observe_commit,
             failed=self._fail,
         )
         self.counts = Tally()
@@ -83,9 +81,11 @@ class SpoolKeeper:
         self._compact_after = 0.0
         self._removed: tuple[MessageId, MessageId] | None = None
         self._look_at_space = asyncio.Event()
-        self._clock = clock
-        self._health = Health(on_health)
-        self._refusal: StoreError | None = None
+        self._clock = around.clock
+        self._health = Health(around.on_health)
+        self.check_usable = self._health.check_usable
+        self.check_writable = self._health.check_writable
+        self.unhealthy = self._health.unhealthy
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._watcher: asyncio.Task[None] | None = None
@@ -94,22 +94,6 @@ class SpoolKeeper:
         """Sweep what the last run left and watch the space. `view` is the spool as it was opened."""
         self._spawn(self._sweep(view))
         self._watcher = asyncio.get_running_loop().create_task(self._watch_space())
-
-    # --- may it be used?
-
-    def check_usable(self) -> None:
-        """Raises StoreError while the spool is failed or closed."""
-        if self._refusal is not None:
-            raise type(self._refusal)(str(self._refusal))
-
-    def check_writable(self) -> None:
-        """Also raises StoreFullError when there is too little space for new mail."""
-        if self._health.reason is not None:
-            self.check_usable()
-            raise StoreFullError(health.NO_SPACE)
-
-    def unhealthy(self) -> str | None:
-        return self._health.reason
 
     async def probe(self) -> None:
         self.check_writable()
@@ -152,7 +136,7 @@ class SpoolKeeper:
             try:
                 if self._note_space(await self._read_space()):
                     await self._compact()
-                elif self._refusal is None:
+                elif self._health.refusal is None:
                     self._compactor.look()
             except StoreError as error:
                 _log.warning("cannot look after the free space of the spool: %s", error)
@@ -166,7 +150,7 @@ class SpoolKeeper:
     async def _compact(self) -> None:
         """Without new mail LevelDB would keep what was removed for ever, and there would be no new mail."""
         removed = self._removed
-        if self._refusal is not None or self._clock.monotonic() < self._compact_after:
+        if self._health.refusal is not None or self._clock.monotonic() < self._compact_after:
             return
         if not self._tasks and self.counts.is_empty:
             start, stop = records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX)
@@ -198,7 +182,7 @@ class SpoolKeeper:
 
     def _fail(self, error: StoreError) -> None:
         _log.error("the spool cannot be written and is being reopened: %s", error)
-        self._refusal = error
+        self._health.refusal = error
         full = isinstance(error, StoreFullError)
         self.on_failure()
         self.counts = Tally()  # a count that is under way adds to the old one
@@ -217,7 +201,7 @@ class SpoolKeeper:
             except StoreError as error:
                 _log.warning("the spool cannot be reopened yet: %s", error)
                 pause = min(pause * 2, LONGEST_PAUSE)
-        self._refusal = None
+        self._health.refusal = None
         self.committer.resume()
         self._spawn(self._count(view))
         self._note_space(free)
@@ -265,8 +249,8 @@ class SpoolKeeper:
             return
         self._closed = True
         self._health.close()
-        self._refusal = StoreError(health.CLOSED)
-        self.committer.refuse(self._refusal)
+        self._health.refusal = StoreError(health.CLOSED)
+        self.committer.refuse(self._health.refusal)
         await self.committer.drain()
         self.committer.stop()
         tasks = list(self._tasks)
@@ -287,12 +271,7 @@ class SpoolKeeper:
 
 
 def _free_space(db: LevelDb, ballast: Ballast, min_free_space: int) -> int:
-    """What is left, the room that is kept back included; keeps it back again once there is plenty."""
-    free = db.free_space()
-    counted = free + ballast.held
-    if not ballast.is_whole and free >= min_free_space:
-        ballast.make()
-    return counted
+    return ballast.count_in(db.free_space(), wanted=min_free_space)
 
 
 def _reopen(db: LevelDb, ballast: Ballast, full: bool) -> View:

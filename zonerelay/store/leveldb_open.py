@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from zonerelay.config.models import SpoolSettings
-from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import leveldb_scan as scan
 from zonerelay.store.ballast import Ballast
@@ -16,6 +14,7 @@ from zonerelay.store.leveldb import LevelDbStore
 from zonerelay.store.leveldb_engine import LevelDb, NoRoomToOpenError, View
 from zonerelay.store.leveldb_keeper import SpoolKeeper
 from zonerelay.store.leveldb_reader import SpoolReader
+from zonerelay.store.surroundings import Surroundings
 
 
 class _Opened(NamedTuple):
@@ -26,10 +25,7 @@ class _Opened(NamedTuple):
 
 async def open_leveldb(
     settings: SpoolSettings,
-    *,
-    clock: Clock,
-    on_health: Callable[[str | None], None],
-    observe_commit: Callable[[float], None],
+    around: Surroundings,
 ) -> LevelDbStore:
     """Raises StoreOpenError. Delivering can begin at once; counting and sweeping go on behind it."""
     reader = SpoolReader(LevelDb(settings.path, write_buffer=settings.write_buffer))
@@ -44,9 +40,7 @@ async def open_leveldb(
         reader,
         ballast=ballast,
         min_free_space=settings.min_free_space,
-        clock=clock,
-        on_health=on_health,
-        observe_commit=observe_commit,
+        around=around,
     )
     store = LevelDbStore(keeper, Ledger(), last_id=opened.last_id, empty=opened.is_empty)
     keeper.start(opened.view)

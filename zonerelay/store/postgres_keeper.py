@@ -17,10 +17,9 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Protocol
 
-from zonerelay.model.clock import Clock
 from zonerelay.store import health
 from zonerelay.store import postgres_sql as sql
-from zonerelay.store.base import News, StoreError, StoreOpenError
+from zonerelay.store.base import StoreError, StoreOpenError
 from zonerelay.store.group_commit import GroupCommitter
 from zonerelay.store.health import Health
 from zonerelay.store.postgres_batch import BatchWriter, Job
@@ -30,6 +29,7 @@ from zonerelay.store.postgres_reaper import Reaper
 from zonerelay.store.postgres_rows import unword
 from zonerelay.store.postgres_schema import check_schema
 from zonerelay.store.postgres_server import check_server
+from zonerelay.store.surroundings import Surroundings
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
@@ -59,10 +59,7 @@ class DatabaseKeeper:
         node: int,
         lease: float,
         unsafe: bool,
-        clock: Clock,
-        on_health: Callable[[str | None], None],
-        on_news: News,
-        observe_commit: Callable[[float], None],
+        around: Surroundings,
     ) -> None:
         self.node = node
         self.session = 0
@@ -76,14 +73,15 @@ class DatabaseKeeper:
         self._lease = lease
         self._unsafe = unsafe
         self._beat_every = min(lease / BEATS, LONGEST_BEAT)
-        self._clock = clock
+        self._clock = around.clock
         self._held_until = float("-inf")
-        self.on_news = on_news
+        self.on_news = around.on_news
         self._control: Link | None = None
         self._writer: Link | None = None
-        self._refusal: StoreError | None = None
         self._closed = False
-        self._health = Health(on_health)
+        self._health = Health(around.on_health)
+        self.check_usable = self._health.check_usable
+        self.unhealthy = self._health.unhealthy
         self._tasks: set[asyncio.Task[None]] = set()
         self._heart: asyncio.Task[None] | None = None
         self._pause = FIRST_PAUSE
@@ -92,8 +90,8 @@ class DatabaseKeeper:
         self.committer: GroupCommitter[Job, Sequence[Job], float] = GroupCommitter(
             lambda batches, _size: [job for jobs in batches for job in jobs],
             self._start_writer,
-            clock=clock,
-            observe=observe_commit,
+            clock=around.clock,
+            observe=around.observe_commit,
             failed=self._batch_failed,
         )
 
@@ -109,18 +107,10 @@ class DatabaseKeeper:
 
     # --- may it be used?
 
-    def check_usable(self) -> None:
-        """Raises StoreError while the database is not there, or the relay is closed."""
-        if self._refusal is not None:
-            raise type(self._refusal)(str(self._refusal))
-
     def check_open(self) -> None:
         """Raises StoreError once the relay has closed the store."""
         if self._closed:
             raise StoreError(health.CLOSED)
-
-    def unhealthy(self) -> str | None:
-        return self._health.reason
 
     @property
     def holds_lease(self) -> bool:
@@ -158,13 +148,13 @@ class DatabaseKeeper:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        was_usable = self._refusal is None
+        was_usable = self._health.refusal is None
         closed = StoreError(health.CLOSED)
-        self._refusal = self._refusal or closed
+        self._health.refusal = self._health.refusal or closed
         await self.committer.drain()
         self.committer.refuse(closed)
         self.committer.stop()
-        self._refusal = closed
+        self._health.refusal = closed
         if was_usable:
             with contextlib.suppress(StoreError):
                 await self._reaper().leave(self.session, self.last_id)
@@ -253,7 +243,7 @@ class DatabaseKeeper:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._beat_every)
-            if self._refusal is not None:
+            if self._health.refusal is not None:
                 continue
             try:
                 if not await self._renew():
@@ -298,11 +288,11 @@ class DatabaseKeeper:
 
     def trouble(self, error: StoreError) -> None:
         """Stop using the database until it was connected again."""
-        if self._closed or self._refusal is not None:
+        if self._closed or self._health.refusal is not None:
             return
         _log.error("the database cannot be used: %s", error)
-        self._refusal = type(error)(str(error))
-        self.committer.refuse(self._refusal)
+        self._health.refusal = type(error)(str(error))
+        self.committer.refuse(self._health.refusal)
         self._health.set("database", UNREACHABLE)
         self._spawn(self._recover())
 
@@ -321,7 +311,7 @@ class DatabaseKeeper:
                     _log.error("the database cannot be used yet: %s", error)
                 continue
             self.committer.resume()
-            self._refusal = None
+            self._health.refusal = None
             self._health.set("database", None)
             _log.warning("the database is back")
             self.all_zones()

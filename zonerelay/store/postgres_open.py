@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from zonerelay.config.models import LOSS_WORDS, PostgresSettings
-from zonerelay.config.secrets import SecretError, read_secret
-from zonerelay.model.clock import Clock
 from zonerelay.store import postgres_sql as sql
-from zonerelay.store.base import Lost, News, StoreError, StoreOpenError
+from zonerelay.store.base import News, StoreError, StoreOpenError
 from zonerelay.store.claim_pool import Claims
 from zonerelay.store.postgres import PostgresStore
 from zonerelay.store.postgres_claims import DatabaseClaims
@@ -19,36 +17,28 @@ from zonerelay.store.postgres_keeper import DatabaseKeeper
 from zonerelay.store.postgres_reader import DatabaseReader
 from zonerelay.store.postgres_schema import migrate
 from zonerelay.store.postgres_server import check_server
+from zonerelay.store.surroundings import Surroundings, secret_of
 
 
 async def open_postgres(
     settings: PostgresSettings,
-    *,
-    environment: Mapping[str, str],
-    clock: Clock,
-    on_health: Callable[[str | None], None],
-    observe_commit: Callable[[float], None],
-    on_news: News,
-    on_lost: Lost,
+    around: Surroundings,
 ) -> PostgresStore:
     """Raises StoreOpenError. Delivering can begin at once; counting goes on behind it."""
     load_driver()
-    access = access_of(settings, environment)
+    access = access_of(settings, around.environment)
     unsafe = settings.accept_loss == LOSS_WORDS
     keeper = DatabaseKeeper(
         access,
         node=settings.node,
         lease=settings.lease,
         unsafe=unsafe,
-        clock=clock,
-        on_health=on_health,
-        on_news=on_news,
-        observe_commit=observe_commit,
+        around=around,
     )
     counter = QueueCounter(access, lambda: keeper.has_company)
-    claims = DatabaseClaims(keeper, Claims(), on_lost)
+    claims = DatabaseClaims(keeper, Claims(), around.on_lost)
     store = PostgresStore(keeper, claims, DatabaseReader(keeper, access), counter)
-    news = _News(store, claims, on_news)
+    news = _News(store, claims, around.on_news)
     keeper.on_news, keeper.all_zones = news.of_zone, news.of_all
     try:
         await _prepare(access, unsafe=unsafe)
@@ -66,12 +56,7 @@ async def open_postgres(
 
 
 def access_of(settings: PostgresSettings, environment: Mapping[str, str]) -> Access:
-    password = ""
-    if settings.password:
-        try:
-            password = read_secret(settings.password, environment)
-        except SecretError as error:
-            raise StoreOpenError(f"postgres.password: {error}") from error
+    password = secret_of("postgres.password", settings.password, environment)
     name = f"zonerelay {settings.node}"
     return Access(settings.url, password, settings.schema, name, settings.lease)
 

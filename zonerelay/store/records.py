@@ -128,7 +128,7 @@ def decode_message(message_id: MessageId, raw: bytes) -> Message:
 # --- deliveries
 
 
-class _DeliveryRecord(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
+class DeliveryRecord(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
     """`Delivery` without what its key says already."""
 
     created: float
@@ -158,8 +158,8 @@ class _Created(msgspec.Struct, frozen=True, gc=False):
 _NOTIFY = tuple(Notify(value) for value in range(16))
 _NOTIFY_MASK = 15
 
-_decode_record = msgspec.json.Decoder(_DeliveryRecord).decode
-_KNOWN = frozenset(_DeliveryRecord.__struct_fields__)
+_decode_record = msgspec.json.Decoder(DeliveryRecord).decode
+_KNOWN = frozenset(DeliveryRecord.__struct_fields__)
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_created = msgspec.json.Decoder(_Created).decode
 _decode_status = msgspec.json.Decoder(DeliveryStatus).decode
@@ -222,7 +222,7 @@ def parse_due(raw: bytes) -> float:
 def encode_delivery(delivery: Delivery) -> bytes:
     try:
         encoded = _encode(
-            _DeliveryRecord(
+            DeliveryRecord(
                 delivery.created,
                 delivery.attempts,
                 delivery.next_attempt,
@@ -238,7 +238,7 @@ def encode_delivery(delivery: Delivery) -> bytes:
     return b"%b,%b" % (encoded[:-1], delivery.unknown[1:]) if delivery.unknown else encoded
 
 
-def _unknown(record: _DeliveryRecord, raw: bytes) -> bytes:
+def _unknown(record: DeliveryRecord, raw: bytes) -> bytes:
     # Nearly always there is nothing else in it, and this says so in half a microsecond.
     if len(_encode(record)) == len(raw):
         return b""
@@ -257,6 +257,10 @@ def decode_record(key: DeliveryKey, raw: bytes) -> Delivery:
         unknown = _unknown(record, raw)
     except (ValueError, msgspec.MsgspecError) as error:
         raise StoreCorruptError(f"unreadable delivery {delivery_key(key)[:200]!r}: {error}") from error
+    return delivery_of(key, record, unknown)
+
+
+def delivery_of(key: DeliveryKey, record: DeliveryRecord, unknown: bytes = b"") -> Delivery:
     return Delivery(
         queue=key.queue,
         message_id=key.message_id,

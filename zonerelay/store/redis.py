@@ -15,13 +15,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 
-from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import records
 from zonerelay.store import redis_records as rows
-from zonerelay.store.base import Change, Finish, Lost, News, Postpone, StoreError, Submit
+from zonerelay.store.base import Change, Finish, Postpone, StoreError, Submit
 from zonerelay.store.batches import in_batches
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message, split
@@ -33,6 +32,7 @@ from zonerelay.store.redis_reader import RedisReader
 from zonerelay.store.redis_uploads import Uploads, delivery_rows, head
 from zonerelay.store.redis_wire import Argument, Reply, as_list
 from zonerelay.store.replies import then
+from zonerelay.store.surroundings import Surroundings
 
 UPDATE_BATCH = 256
 
@@ -47,21 +47,17 @@ class RedisStore:
     def __init__(
         self,
         link: RedisLink,
-        *,
-        clock: Clock,
-        observe_commit: Callable[[float], None],
-        on_news: News,
-        on_lost: Lost,
+        around: Surroundings,
     ) -> None:
         self._link = link
         self._prefix = link.terms.prefix
-        self._clock = clock
-        self._on_news = on_news
-        self._on_lost = on_lost
+        self._clock = around.clock
+        self._on_news = around.on_news
+        self._on_lost = around.on_lost
         book, figures = self._book, self._figures = ClaimBook(), Figures()
         reader = self._reader = RedisReader(link, book)
         handout = self._handout = Handout(link, book, figures)
-        self._uploads = Uploads(link, book, figures, clock=clock, observe_commit=observe_commit)
+        self._uploads = Uploads(link, book, figures, clock=around.clock, observe_commit=around.observe_commit)
         self._doubtful_submits: set[MessageId] = set()
         self.claim, self.claim_new = handout.claim, handout.claim_new
         self.claim_domain, self.release = handout.claim_domain, handout.release
@@ -112,7 +108,7 @@ class RedisStore:
             arguments += ("F" if isinstance(change, Finish) else "P", *rows.address(key), token)
             if isinstance(change, Postpone):
                 arguments.append(rows.encode(change.delivery))
-        asked = self._link.run("settle", self._link.token, *arguments)
+        asked = self._link.run("settle", self._link.lease.token, *arguments)
 
         def settled(reply: Reply) -> None:
             self._settled(as_list(reply), tokens, submitted)
@@ -179,7 +175,7 @@ class RedisStore:
             self._figures.take(counts)
             return as_list(answers)
 
-        answers = await then(self._link.run("update", self._link.token, *arguments), updated)
+        answers = await then(self._link.run("update", self._link.lease.token, *arguments), updated)
         again = [key for key, answer in zip(asked, answers, strict=True) if answer == 0]
         return unchanged + answers.count(1), again
 
@@ -216,7 +212,7 @@ class RedisStore:
 
     @property
     def node(self) -> int:
-        return self._link.number
+        return self._link.lease.number
 
     async def probe(self) -> None:
         self._link.check_writable()

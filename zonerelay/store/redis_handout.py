@@ -59,7 +59,7 @@ class Handout:
 
         def command(left: int) -> tuple[Argument, ...]:
             turn = self._turns.get(zone, 0)
-            return ("claim", self._link.token, queue, left, CLAIM_BUDGET, due, turn, since, *skip)
+            return ("claim", self._link.lease.token, queue, left, CLAIM_BUDGET, due, turn, since, *skip)
 
         return command
 
@@ -69,7 +69,7 @@ class Handout:
         def command(left: int) -> tuple[Argument, ...]:
             return (
                 "claim_domain",
-                self._link.token,
+                self._link.lease.token,
                 rows.zone_field(zone),
                 records.field(domain),
                 min(left, CLAIM_BUDGET),
@@ -103,7 +103,7 @@ class Handout:
         def claimed(reply: Reply) -> tuple[bool, list[Delivery]]:
             answer = as_list(reply)
             if answer[0] != b"OK":
-                self._link.lose_lease()
+                self._link.lease.lose()
                 raise StoreError("the lease on this relay's claims has ended")
             _, is_last, turn, found = answer
             if name == "claim" and isinstance(turn, int):
@@ -146,7 +146,7 @@ class Handout:
 
         arguments = [part for key, token in tokens for part in (*rows.address(key), token)]
         try:
-            then(self._link.run("release", self._link.token, *arguments), _nothing, failed)
+            then(self._link.run("release", self._link.lease.token, *arguments), _nothing, failed)
         except StoreError as error:
             failed(error)
 
@@ -156,7 +156,7 @@ class Handout:
     async def reconcile(self) -> None:
         """Give back claims that hang on this relay's lease without its knowing."""
         self.is_unsure = False
-        token = self._link.token
+        token = self._link.lease.token
         stored = await self._link.call("ZRANGE", self._link.terms.prefix + b"claims", token, token, "BYSCORE")
         unknown = []
         for member in as_list(stored):

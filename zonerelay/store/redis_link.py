@@ -3,11 +3,7 @@
 Two wires: one for records, one for large bodies, so that no session waits behind a long body; and a channel
 that hears of mail which others have left. When any of them breaks, all are replaced, with growing pauses for
 as long as it takes; meanwhile everything is refused with StoreError and `unhealthy` says why. What the server
-promises about durability is checked at each connection and with each renewal.
-
-The lease is renewed three times in its length. Leases of others that have ended are given up by whoever looks
-first, but only by a relay that has been connected for as long as a lease lasts: after an outage of the server
-everybody must have had the time to renew.
+promises about durability is checked at each connection and with each renewal of the lease (`redis_lease`).
 """
 
 from __future__ import annotations
@@ -18,10 +14,10 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
-from zonerelay.model.clock import Clock
-from zonerelay.store import health, records
+from zonerelay.store import health
 from zonerelay.store.base import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.health import Health
+from zonerelay.store.redis_lease import Lease
 from zonerelay.store.redis_promises import OLDEST, ServerFacts, ask
 from zonerelay.store.redis_wire import (
     UNREACHABLE,
@@ -31,22 +27,16 @@ from zonerelay.store.redis_wire import (
     Reply,
     Server,
     Wire,
-    as_list,
     load_scripts,
     open_channel,
     open_wire,
 )
+from zonerelay.store.surroundings import Surroundings
 
 UNSAFE = "the spool's server may lose what it has acknowledged"
-FORMAT = 1
-"""The version of what is stored: see `redis_scripts`."""
-OLDEST_FORMAT = 1
-"""Relays of that version still work with what this one stores."""
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 """Seconds between two attempts to connect."""
-REAP_LIMIT = 500
-"""Claims that are given back in one go."""
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -74,27 +64,23 @@ class Hooks:
 
 
 class RedisLink:
-    """`open` first. `token` is the fencing token, `number` the relay's among those that share the server."""
+    """`open` first. `lease` is what makes claims ours."""
 
-    def __init__(
-        self, server: Server, terms: Terms, *, clock: Clock, on_health: Callable[[str | None], None]
-    ) -> None:
+    def __init__(self, server: Server, terms: Terms, around: Surroundings) -> None:
         self.terms = terms
-        self.token = b""
-        self.number = 0
+        self.lease = Lease(terms.prefix, terms.lease, around.clock)
         self.hooks: Hooks | None = None
         self._server = server
-        self._clock = clock
-        self._health = Health(on_health)
-        self._refusal: StoreError | None = StoreError(UNREACHABLE)
+        self._health = Health(around.on_health)
+        self._health.refusal = StoreError(UNREACHABLE)
+        self.check_usable = self._health.check_usable
+        self.check_writable = self._health.check_writable
+        self.unhealthy = self._health.unhealthy
         self._records: Wire | None = None
         self._bodies: Wire | None = None
         self._channel: Channel | None = None
         self._broken = asyncio.Event()
         self._up = asyncio.Event()
-        self._beat_now = asyncio.Event()
-        self._connected_at = 0.0
-        self._valid_until = 0.0
         self._closing = False
         self._task: asyncio.Task[None] | None = None
 
@@ -120,33 +106,10 @@ class RedisLink:
             raise StoreError(UNREACHABLE)
         return wire
 
-    def check_usable(self) -> None:
-        if self._refusal is not None:
-            raise type(self._refusal)(str(self._refusal))
-
-    def check_writable(self) -> None:
-        """Also raises StoreFullError when there is too little memory for new mail."""
-        self.check_usable()
-        if self._health.reason is not None:
-            raise StoreFullError(self._health.reason)
-
     def check_open(self) -> None:
         """Raises StoreError when the store is closed; being out of reach is nothing to it."""
         if self._closing:
             raise StoreError(health.CLOSED)
-
-    def check_lease(self) -> None:
-        """Raises StoreError when others may have taken over what this relay has claimed."""
-        if self._clock.monotonic() >= self._valid_until:
-            raise StoreError("the lease on this relay's claims was not renewed in time")
-
-    def lose_lease(self) -> None:
-        """The server says that it has ended: get another one now."""
-        self._valid_until = 0.0
-        self._beat_now.set()
-
-    def unhealthy(self) -> str | None:
-        return self._health.reason
 
     async def patiently(self, ask: Callable[[], asyncio.Future[Reply]]) -> Reply:
         """What reads may do: ask once more when a lost connection is there again within `timeout`."""
@@ -185,16 +148,11 @@ class RedisLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._refusal is None:
+        if self._health.refusal is None:
             with contextlib.suppress(StoreError):
-                await self._leave()
-        self._refusal = StoreError(health.CLOSED)
+                await self.lease.leave(self._usable(self._records))
+        self._health.refusal = StoreError(health.CLOSED)
         await self._disconnect()
-
-    async def _leave(self) -> None:
-        # What was submitted before is answered before.
-        while await self.run("leave", self.token, self.number, REAP_LIMIT):
-            pass
 
     # --- connecting
 
@@ -209,8 +167,8 @@ class RedisLink:
         self._records.confirm = self._bodies.confirm = self._confirmations(facts)
         self._channel = await open_channel(self._server, self.terms.prefix + b"news")
         await self._renew(self._records)
-        self._connected_at = self._clock.monotonic()
-        self._refusal = None
+        self.lease.connected()
+        self._health.refusal = None
         self._up.set()
         self._note_memory(facts)
 
@@ -246,9 +204,9 @@ class RedisLink:
             self._channel = None
 
     def _on_broken(self, reason: str) -> None:
-        if self._refusal is None:
+        if self._health.refusal is None:
             _log.error("%s: %s", UNREACHABLE, reason)
-            self._refusal = StoreError(UNREACHABLE)
+            self._health.refusal = StoreError(UNREACHABLE)
             self._up.clear()
             self._health.set("reach", UNREACHABLE)
         self._broken.set()
@@ -297,7 +255,7 @@ class RedisLink:
         with contextlib.suppress(StoreError):
             while True:
                 teller, _, zone = (await channel.next()).partition(b" ")
-                if teller != self.token and hooks is not None:
+                if teller != self.lease.token and hooks is not None:
                     hooks.busy(zone)
 
     # --- the lease
@@ -305,10 +263,10 @@ class RedisLink:
     async def _beat(self) -> None:
         with contextlib.suppress(StoreError):
             while True:
-                await self._next_beat()
+                await self.lease.next_beat()
                 wire = self._usable(self._records)
                 await self._renew(wire)
-                await self._reap(wire)
+                await self.lease.reap(wire)
                 if self.hooks is not None:
                     await self.hooks.beating()
                 facts = await ask(self._usable(self._bodies))
@@ -318,71 +276,18 @@ class RedisLink:
                     self._on_broken(str(error))
                 self._note_memory(facts)
 
-    async def _next_beat(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._beat_now.wait(), self.terms.lease / 3)
-        self._beat_now.clear()
-
     async def _renew(self, wire: Wire) -> None:
         """Raises StoreError."""
-        asked_at = self._clock.monotonic()
-        lease = int(self.terms.lease * 1000)
-        if self.token:
-            now = records.due_field(self._clock.now())
-            reply = await wire.run("beat", self.terms.prefix, self.token, lease, now)
-            if _status(reply) == b"OK":
-                self._valid_until = asked_at + self.terms.lease
-                self._tell(reply)
-                return
-            _log.warning("the lease on this relay's claims ended before it was renewed")
-        await self._enter(wire, lease)
-        self._valid_until = asked_at + self.terms.lease
-
-    async def _enter(self, wire: Wire, lease: int) -> None:
-        reply = await wire.run("enter", self.terms.prefix, self.number, lease, FORMAT, OLDEST_FORMAT)
-        if _status(reply) != b"OK":
-            raise self._shut_out(reply)
-        token, number = as_list(reply)[1:]
-        assert isinstance(token, bytes)
-        assert isinstance(number, int)
-        before, self.token, self.number = self.token, token, number
-        if before and self.hooks is not None:
-            self.hooks.lease_lost()
-
-    def _shut_out(self, reply: Reply) -> StoreOpenError:
-        key = self.terms.prefix + b"format"
-        if _status(reply) == b"FORMAT":
-            return StoreOpenError(
-                f"[redis] prefix: {key!r} says {as_list(reply)[1]!r}: that is not a queue that this version"
-                f" understands, which knows {FORMAT}; a newer zonerelay may have been here"
-            )
-        if _status(reply) == b"OLDER":
-            return StoreOpenError(
-                "[redis] prefix: relays of an older version are running, and this version cannot work beside"
-                " them: stop all of them first"
-            )
-        return StoreOpenError("256 relays share this server and prefix already: there can be no more")
-
-    def _tell(self, reply: Reply) -> None:
-        assert isinstance(reply, list)
-        _, counts, busy = reply
-        assert isinstance(counts, list)
-        assert isinstance(busy, list)
-        if self.hooks is not None:
-            self.hooks.counted(counts)
-            for zone in busy:
-                assert isinstance(zone, bytes)
-                self.hooks.busy(zone)
-
-    async def _reap(self, wire: Wire) -> None:
-        if self._clock.monotonic() < self._connected_at + self.terms.lease:
+        renewal = await self.lease.renew(wire)
+        if self.hooks is None:
             return
-        while True:
-            reply = await wire.run("reap", self.terms.prefix, REAP_LIMIT)
-            assert isinstance(reply, list)
-            if not reply[0]:
-                return
-            _log.warning("another relay's lease has ended: its claims are given back (%r)", reply[1])
+        if renewal.was_lost:
+            self.hooks.lease_lost()
+            return
+        self.hooks.counted(renewal.counts)
+        for zone in renewal.busy:
+            assert isinstance(zone, bytes)
+            self.hooks.busy(zone)
 
     # --- memory
 
@@ -394,7 +299,3 @@ class RedisLink:
     def full(self) -> None:
         """The server has just said so; the next look says whether it still is."""
         self._health.set("memory", health.NO_SPACE)
-
-
-def _status(reply: Reply) -> Reply:
-    return reply[0] if isinstance(reply, list) else reply

@@ -98,8 +98,8 @@ class RedisReader:
         """Raises StoreError when what this relay has claimed of it may be another's by now."""
         self._link.check_open()
         if self._book.has_message(message_id):
-            self._link.check_lease()
-            if not self._book.is_sound(message_id, self._link.token):
+            self._link.lease.check()
+            if not self._book.is_sound(message_id, self._link.lease.token):
                 raise StoreError(f"the claim on message {message_id} was lost")
 
     def _message_key(self, message_id: MessageId) -> bytes:

@@ -52,7 +52,7 @@ class Uploads:
     def submit_chunks(
         self, message_id: MessageId, first: int, chunks: Sequence[bytes]
     ) -> asyncio.Future[None]:
-        owner = self._owners.setdefault(message_id, self._link.token)
+        owner = self._owners.setdefault(message_id, self._link.lease.token)
         asked = self._link.run_body("chunks", owner, message_id, UPLOAD_KEPT, first, *chunks)
         self._book.remember_body(message_id, first, chunks)
         return then(asked, _check_upload)
@@ -60,7 +60,7 @@ class Uploads:
     def submit_message(
         self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
     ) -> asyncio.Future[None]:
-        owner = self._owners.get(message.id, self._link.token)
+        owner = self._owners.get(message.id, self._link.lease.token)
         stored = message.chunks - len(chunks)
         asked = self._link.run(
             "commit", owner, *head(message), stored, len(chunks), *chunks, *delivery_rows(deliveries)
@@ -86,7 +86,7 @@ class Uploads:
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         del count  # all of it is under one key
-        owner = self._owners.pop(message_id, self._link.token)
+        owner = self._owners.pop(message_id, self._link.lease.token)
         self._book.forget_body(message_id)
         try:
             self._abort(message_id, owner)

@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 
-from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.base import Lost, News, StoreError, Wanted, everybody
+from zonerelay.store.base import StoreError, Wanted, everybody
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.looking import read_each
 from zonerelay.store.s3_adopt import Walks
@@ -30,16 +29,20 @@ from zonerelay.store.s3_nodes import Nodes
 from zonerelay.store.s3_objects import Objects
 from zonerelay.store.s3_reader import Reader
 from zonerelay.store.s3_records import Lease
+from zonerelay.store.s3_refusals import Refusals
 from zonerelay.store.s3_settling import Settling
 from zonerelay.store.s3_states import Mine
 from zonerelay.store.s3_survey import Survey
 from zonerelay.store.s3_uploads import Uploads
 from zonerelay.store.s3_writer import Writer
+from zonerelay.store.surroundings import Surroundings
 
 CROWDED = 10_000
 """Deliveries that are due here; with more of them, new mail is left to other relays, if there are any."""
 LOOK_AGAIN = 600.0
 """Seconds between two walks through the bucket when nothing has been heard."""
+LAST_PATIENCE = 5.0
+"""Seconds that a relay which stops gives to refusing what it has given up."""
 LOAD_PATIENCE = 2.0
 """Seconds that a start waits for the queue to be read; with a longer one the relay works meanwhile."""
 
@@ -64,18 +67,13 @@ class S3Store:
         self,
         objects: Objects,
         terms: Terms,
-        *,
-        clock: Clock,
-        on_health: Callable[[str | None], None],
-        observe_commit: Callable[[float], None],
-        on_news: News,
-        on_lost: Lost,
+        around: Surroundings,
     ) -> None:
         self._objects = objects
         self._terms = terms
-        self._clock = clock
-        self._on_news = on_news
-        self._on_lost = on_lost
+        clock = self._clock = around.clock
+        self._on_news = around.on_news
+        self._on_lost = around.on_lost
         mine = self._mine = Mine()
         nodes = self._nodes = Nodes(
             objects.bucket, objects.keys, lease=terms.lease, alone=terms.alone, clock=clock, tell=self._tell
@@ -83,7 +81,7 @@ class S3Store:
         self._figures = Figures(mine, nodes)
         keeper = self._keeper = S3Keeper(
             nodes,
-            on_health=on_health,
+            on_health=around.on_health,
             recovered=self._recovered,
             lost=self._lease_lost,
             ended=self._ended,
@@ -96,23 +94,32 @@ class S3Store:
             session=lambda: nodes.session,
             alone=terms.alone,
             check=keeper.check_usable,
-            lost=on_lost,
+            lost=around.on_lost,
             clock=clock,
-            observe=observe_commit,
+            observe=around.observe_commit,
         )
+        refusals = self._refusals = Refusals(objects, mine, throw_away=self._writer.throw_away, clock=clock)
         self._walks = Walks(
-            objects, mine, nodes, self._writer, alone=terms.alone, has_room=self._has_room, on_news=on_news
+            objects,
+            mine,
+            nodes,
+            self._writer,
+            refusals,
+            alone=terms.alone,
+            has_room=self._has_room,
+            on_news=around.on_news,
         )
         self._uploads = Uploads(
             objects,
             mine,
-            self._writer,
+            refusals,
             session=lambda: nodes.session,
             check=keeper.check_usable,
             owner=self._next_owner,
             offered=self._offered,
+            throw_away=self._writer.throw_away,
             clock=clock,
-            observe=observe_commit,
+            observe=around.observe_commit,
         )
         self._reader = Reader(objects, mine, nodes, keeper.check_open)
         self._survey = Survey(objects, mine)
@@ -160,6 +167,7 @@ class S3Store:
             self._walking.cancel()
             await asyncio.gather(self._walking, return_exceptions=True)
         await self._uploads.close()
+        await self._refuse_last()
         await self._writer.drain()
         await self._keeper.close()
         was_usable = self._keeper.unhealthy() is None
@@ -172,6 +180,14 @@ class S3Store:
                 if self._alerts is not None and self._mine.ids and self._nodes.company():
                     await self._alerts.say_ended(session)
         await self._objects.bucket.close()
+
+    async def _refuse_last(self) -> None:
+        try:
+            async with asyncio.timeout(LAST_PATIENCE):
+                await self._refusals.settle()
+        except (StoreError, TimeoutError):
+            left = len(self._refusals.open)
+            _log.warning("%d messages were given up; what the service stores of them later is sent", left)
 
     # --- taking mail
 
@@ -231,7 +247,7 @@ class S3Store:
 
     async def _recovered(self) -> None:
         """The service is there again: put right what got lost on the way."""
-        await self._uploads.take_back()
+        await self._refusals.settle()
         await self._writer.clean()
         for zone in self._figures.zones():
             self._on_news(zone)
@@ -252,6 +268,9 @@ class S3Store:
 
     async def _tick(self) -> None:
         self._figures.heard_ids()
+        if self._refusals.open:
+            # Given up without trouble, or after what was put right.
+            await self._refusals.settle()
         offers = {lease.session: lease.offers for lease in self._nodes.company()}
         is_new = any(number > self._heard_offers.get(session, 0) for session, number in offers.items())
         self._heard_offers = offers

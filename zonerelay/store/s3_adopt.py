@@ -25,6 +25,7 @@ from zonerelay.store.base import News, StoreCorruptError
 from zonerelay.store.s3_client import ConflictError, MissingError
 from zonerelay.store.s3_nodes import Nodes
 from zonerelay.store.s3_objects import Objects, Version
+from zonerelay.store.s3_refusals import Refusals
 from zonerelay.store.s3_states import Mine
 from zonerelay.store.s3_work import Job
 from zonerelay.store.s3_writer import Writer
@@ -51,6 +52,7 @@ class Walks:
         mine: Mine,
         nodes: Nodes,
         writer: Writer,
+        refusals: Refusals,
         *,
         alone: bool,
         has_room: Callable[[], bool],
@@ -60,6 +62,7 @@ class Walks:
         self._mine = mine
         self._nodes = nodes
         self._writer = writer
+        self._refusals = refusals
         self._alone = alone
         self._has_room = has_room
         self._on_news = on_news
@@ -140,7 +143,10 @@ class Walks:
         head = version.head
         self._mine.note_id(message_id)
         if head.is_over:
-            await self._objects.bucket.delete(self._objects.keys.message(message_id))
+            if not self._refusals.stands(head):
+                await self._objects.bucket.delete(self._objects.keys.message(message_id))
+            return set()
+        if await self._refusals.came_late(message_id, version):
             return set()
         if self._alone or head.owner == self._nodes.session:
             return self._take_in(message_id, version)

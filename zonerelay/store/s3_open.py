@@ -3,47 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from zonerelay.config.models import Addressing, S3Settings
-from zonerelay.config.secrets import SecretError, read_secret
-from zonerelay.model.clock import Clock
 from zonerelay.store import s3_probe
-from zonerelay.store.base import Lost, News, StoreError, StoreOpenError
+from zonerelay.store.base import StoreError, StoreOpenError
 from zonerelay.store.s3 import S3Store, Terms
 from zonerelay.store.s3_client import Bucket, Place
 from zonerelay.store.s3_objects import Abilities, Objects
 from zonerelay.store.s3_records import Keys
+from zonerelay.store.surroundings import Surroundings, secret_of
 
 
 async def open_s3(
     settings: S3Settings,
-    *,
-    environment: Mapping[str, str],
-    clock: Clock,
-    on_health: Callable[[str | None], None],
-    observe_commit: Callable[[float], None],
-    on_news: News,
-    on_lost: Lost,
+    around: Surroundings,
 ) -> S3Store:
     """Raises StoreOpenError."""
-    bucket = Bucket(_place(settings, environment))
+    bucket = Bucket(_place(settings, around.environment))
     keys = Keys(settings.prefix)
     try:
         await bucket.open()
         # A name that no other relay tries at the same moment.
         abilities = await s3_probe.find_out(
-            bucket, keys, f"{clock.now():.6f}-{clock.monotonic():.6f}-{os.getpid()}"
+            bucket, keys, f"{around.clock.now():.6f}-{around.clock.monotonic():.6f}-{os.getpid()}"
         )
         objects = Objects(bucket, keys, _checked(settings, abilities))
         store = S3Store(
             objects,
             Terms(lease=settings.lease, alone=not settings.shared, alerts=bool(settings.queue_url)),
-            clock=clock,
-            on_health=on_health,
-            observe_commit=observe_commit,
-            on_news=on_news,
-            on_lost=on_lost,
+            around,
         )
         await store.start()
     except BaseException as error:
@@ -67,12 +56,6 @@ def _checked(settings: S3Settings, abilities: Abilities) -> Abilities:
 
 
 def _place(settings: S3Settings, environment: Mapping[str, str]) -> Place:
-    secret = ""
-    if settings.secret_key:
-        try:
-            secret = read_secret(settings.secret_key, environment)
-        except SecretError as error:
-            raise StoreOpenError(f"[s3] secret_key: {error}") from error
     virtual = settings.addressing is Addressing.VIRTUAL
     if settings.addressing is Addressing.AUTO:
         virtual = not settings.endpoint_url
@@ -82,7 +65,7 @@ def _place(settings: S3Settings, environment: Mapping[str, str]) -> Place:
         region=settings.region or ("us-east-1" if settings.endpoint_url else ""),
         virtual=virtual,
         access_key=settings.access_key,
-        secret_key=secret,
+        secret_key=secret_of("s3.secret_key", settings.secret_key, environment),
         ca_file=str(settings.ca_file) if settings.ca_file else "",
         timeout=settings.timeout,
         connections=settings.max_requests,

@@ -6,7 +6,8 @@
     PREFIX probe/…            what was written to see whether it can be
 
 A message exists when `queue/ID` does and has deliveries. A head without any is what a removal leaves for a
-moment where the service cannot remove on a condition. What cannot be read raises StoreCorruptError.
+moment where the service cannot remove on a condition; or a *refusal*, which stands in the way of a write
+that was given up and may come late. What cannot be read raises StoreCorruptError.
 
 A head is written again with each change, perhaps by an older version than the one that wrote it: members
 that this version does not know, of the head and of the message in it, are kept. An intent is carried out
@@ -96,6 +97,7 @@ class _Known(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     deliveries: tuple[Row, ...] = ()
     body: str = ""
     intent: Intent | None = None
+    refused: float = 0.0
 
     @property
     def is_over(self) -> bool:
@@ -104,8 +106,9 @@ class _Known(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 class Head(_Known, frozen=True, omit_defaults=True, kw_only=True):
     """`owner` is the session of the relay that has it, "" when it is left to whoever has room. `rev` grows
-    with each write, so that no two versions of it are alike. `kept` is what a newer version has written
-    (JSON): members of the head, and first of them `message`, if there is something unknown in that.
+    with each write, so that no two versions of it are alike. `refused` is when a refusal was written.
+    `kept` is what a newer version has written (JSON): members of the head, and first of them `message`, if
+    there is something unknown in that.
     """
 
     kept: bytes = b""

@@ -4,8 +4,9 @@ A small body is one request together with its message. A larger one is an object
 the message; one that outgrows a part is uploaded in parts while it arrives. A part has at least 5 MiB, so
 that many octets of each upload are in memory; `UPLOADS` of them go on at a time, further ones wait.
 
-A commit whose answer was lost is doubtful: its client has heard 451, so the message is taken back when the
-service is there again. What a crash leaves behind is removed by whoever next looks through the bucket.
+A commit whose answer was lost is in doubt: its client has heard 451, so the message is refused when the
+service is there again (s3_refusals.py). What a crash leaves behind is removed by whoever next looks through
+the bucket.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import s3_records as spelled
 from zonerelay.store.base import StoreError
-from zonerelay.store.s3_client import ConflictError, MissingError, UnsureError
+from zonerelay.store.s3_client import ConflictError, UnsureError
 from zonerelay.store.s3_objects import Objects, Version
 from zonerelay.store.s3_records import INLINE_LIMIT, Head
+from zonerelay.store.s3_refusals import Refusals
 from zonerelay.store.s3_states import Mine
-from zonerelay.store.s3_writer import Writer
 
 PART = 5 * 1024 * 1024
 """The smallest part that the services take."""
@@ -52,25 +53,27 @@ class Uploads:
         self,
         objects: Objects,
         mine: Mine,
-        writer: Writer,
+        refusals: Refusals,
         *,
         session: Callable[[], str],
         check: Callable[[], None],
         owner: Callable[[], str],
         offered: Callable[[MessageId], None],
+        throw_away: Callable[[str], None],
         clock: Clock,
         observe: Callable[[float], None],
     ) -> None:
         """`check` raises StoreError when no mail may be taken now, or what was taken may be lost. `owner` is
-        whose the next message will be, "" to leave it to others, of which `offered` is told.
+        whose the next message will be, "" to leave it to others, of which `offered` is told. `throw_away`
+        removes a body that nobody needs.
         """
         self.uploads = 0
         self.check_writable = check
-        self.doubtful: dict[MessageId, str] = {}
         self._objects = objects
         self._bucket = objects.bucket
         self._mine = mine
-        self._writer = writer
+        self._refusals = refusals
+        self._throw_away = throw_away
         self._session = session
         self._owner = owner
         self._offered = offered
@@ -167,18 +170,22 @@ class Uploads:
         self, message: Message, head: Head, chunks: list[bytes], upload: _Upload | None
     ) -> None:
         session, started = self._session(), self._clock.monotonic()
+        version: Version | None = None
+        is_sent = False
         try:
             if upload is not None:
                 await self._finish_body(upload, chunks)
-                version = await self._create(message.id, head, b"")
-            else:
-                version = await self._create(message.id, head, b"".join(chunks))
+            is_sent = True
+            version = await self._create(message.id, head, b"" if upload is not None else b"".join(chunks))
             if session != self._session():
                 raise UnsureError("the lease of this relay has ended meanwhile")
             self.check_writable()
-        except StoreError:
+        except StoreError as error:
             self._mine.bodies.drop(message.id)
-            self._take_back_later(message.id, session, upload)
+            if is_sent and (version is not None or isinstance(error, UnsureError)):
+                self._refusals.note(message.id, session)
+            elif upload is not None:
+                self._give_up(upload)
             raise
         finally:
             if upload is not None:
@@ -200,22 +207,12 @@ class Uploads:
                 raise StoreError("the message id is another message's") from error
             return found  # our own, the answer to which was lost on the way
 
-    def _take_back_later(self, message_id: MessageId, session: str, upload: _Upload | None) -> None:
-        self.doubtful[message_id] = session
-        if upload is not None and upload.id:
+    def _give_up(self, upload: _Upload) -> None:
+        """Nothing names it."""
+        if upload.id:
             self._start(self._abort(upload))
-
-    async def take_back(self) -> None:
-        """What is doubtful, now that the service is there again. Raises StoreError."""
-        for message_id, session in list(self.doubtful.items()):
-            found = await self._objects.find(message_id)
-            if found is not None and found.head.owner == session and message_id not in self._mine.ids:
-                try:
-                    await self._objects.remove(message_id, found.head, etag=found.etag)
-                except (ConflictError, MissingError):
-                    continue
-            del self.doubtful[message_id]
-            self._writer.throw_away(self._objects.keys.body(message_id, session))
+        else:
+            self._throw_away(upload.key)
 
     # --- inside
 

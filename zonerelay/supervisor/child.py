@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from zonerelay.place import CHANNEL
 
 MAX_PACKET = 1024 * 1024
-"""The last metrics of a worker are some 50 KB."""
+"""More than any is; the last metrics of a worker come in pieces."""
 
 Heard = Callable[["Child", str], None]
 Ended = Callable[["Child", int], None]

@@ -50,12 +50,13 @@ class Crew:
         self.accounts = accounts
         self.patience = patience
         self.roll: Roll | None = None
+        self.edition = 0
+        """Of the configuration in force: one more whenever that changes."""
         self._launch = launch
         self._log = log
         self._now = now
         self._awake = asyncio.Event()
         self._stopping = False
-        self._was_ready = False
         self.ready = asyncio.get_running_loop().create_future()
         """Done when all workers listen for the first time; a StartError when one cannot."""
 
@@ -93,11 +94,16 @@ class Crew:
         self.wake()
 
     def replace_heirs(self) -> None:
-        """They take no clients, so at once."""
+        """Those that have another configuration. They take no clients, so at once."""
         for member in self.members.values():
-            if member.heir:
+            if member.heir and member.edition != self.edition:
                 self._do(member, member.life.replace(self._now()))
         self.wake()
+
+    def tell_to_reload(self, member: Member) -> None:
+        member.edition = self.edition
+        if member.child is not None:
+            member.child.signal(signal.SIGHUP)
 
     def change_patience(self, patience: Patience) -> None:
         self.patience = patience
@@ -152,7 +158,7 @@ class Crew:
     def _step_roll(self) -> None:
         if self.roll is None:
             return
-        worker = self.roll.step(self.lives)
+        worker = self.roll.step(self.lives, self._now())
         if worker is not None:
             member = self.members[worker]
             self._log.emit("info", "worker-replaced", {"worker": worker, "pid": _pid(member)})
@@ -169,8 +175,8 @@ class Crew:
             lambda child, packet: self._heard(member, child, packet),
             lambda child, status: self._ended(member, child, status),
         )
-        member.child, member.because, member.last_words = child, "", ""
-        member.emptied = False
+        member.child, member.because, member.last_words, member.metrics = child, "", "", ""
+        member.emptied, member.edition = False, self.edition
         member.life.started(self._now())
         try:
             command, environment, descriptors = self._launch(member.index, heir=member.heir)
@@ -205,6 +211,8 @@ class Crew:
         match key:
             case "READY":
                 member.life.ready(now)
+                if member.edition != self.edition:  # it had read the former one when it was started
+                    self.tell_to_reload(member)
                 self.wake()
             case "STOPPING":
                 member.life.stopping(now)
@@ -215,11 +223,19 @@ class Crew:
                 member.verdicts += 1
             case "EMPTY":
                 member.emptied = True
+            case "MORE":
+                member.metrics += value
             case "METRICS":
-                families = msgspec.json.decode(value, type=tuple[Family, ...])
-                self.accounts.take(member.index, member.life.starts, families)
+                self._last_metrics(member, value)
             case _:
                 member.life.heard(now)
+
+    def _last_metrics(self, member: Member, text: str) -> None:
+        text, member.metrics = member.metrics + text, ""
+        families = msgspec.json.decode(text, type=tuple[Family, ...])
+        self.accounts.take(member.index, member.life.starts, families)
+        # An answer to a scrape that was on its way has less.
+        self.accounts.bury(member.index, member.life.starts)
 
     def _ended(self, member: Member, child: Child, status: int) -> None:
         asked = member.life.phase is Phase.STOPPING and not member.because
@@ -229,7 +245,7 @@ class Crew:
         # An empty spool is the end of an heir only: it may be wanted as a worker again by now.
         member.emptied = member.emptied and member.heir
         member.life.ended(self._now(), finished=member.emptied)
-        self.accounts.bury(member.index)
+        self.accounts.bury(member.index, member.life.starts)
         fields: dict[str, Field] = {"worker": member.index, "pid": child.pid, "why": why}
         if member.life.phase is Phase.DOWN and not asked:
             fields["restart_in"] = round(max(member.life.next_start - self._now(), 0.0), 3)

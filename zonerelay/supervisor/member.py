@@ -13,14 +13,18 @@ MAX_WORDS = 500
 
 @dataclass(slots=True)
 class Member:
-    """`heir`: it listens nowhere and ends when its spool is empty. `verdict`: what it said of a reload."""
+    """`heir`: it listens nowhere and ends when its spool is empty. `edition`: of the configuration it has.
+    `verdict`: what it said of a reload.
+    """
 
     index: int
     life: Life
     heir: bool = False
+    edition: int = 0
     child: Child | None = None
     emptied: bool = False
     last_words: str = ""
+    metrics: str = ""
     because: str = ""
     problem: str = ""
     verdict: str | None = None
@@ -43,5 +47,9 @@ class Member:
             state=state,
             uptime=max(now - self.life.since, 0.0),
             restarts=self.life.restarts,
-            problem=self.problem,
+            problem=self.problem + self._next_start(now),
         )
+
+    def _next_start(self, now: float) -> str:
+        left = self.life.next_start - now
+        return f"; started again in {left:.0f} s" if self.life.phase is Phase.DOWN and left >= 1 else ""

@@ -30,7 +30,16 @@ def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: 
         destinations_total=max(len(destinations), *(part.destinations_total for part in answers), 0),
         problems=tuple(problems),
         source_penalties=_penalties(each for part in answers for each in part.source_penalties),
+        limits=_limits({worker: part.limits for worker, part in parts.items()}),
     )
+
+
+def _limits(parts: Mapping[int, str]) -> str:
+    """What all say once; who says something else is named."""
+    said = [text for text in parts.values() if text]
+    usual = max(said, key=said.count, default="")
+    others = [f"worker {worker}: {text}" for worker, text in parts.items() if text and text != usual]
+    return "; ".join((usual, *others))
 
 
 def _zones(parts: Sequence[Sequence[ZoneStatus]], *, shared: bool) -> tuple[ZoneStatus, ...]:

@@ -10,8 +10,7 @@ after it.
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from zonerelay.config.models import Backend, Settings
@@ -34,14 +33,7 @@ _LOOK_EVERY = 0.05
 
 
 class RefusedError(Exception):
-    """The new configuration is not taken; the text is for the operator. `told` and `replaced` may have taken
-    it.
-    """
-
-    def __init__(self, why: str, *, told: Sequence[Member] = (), replaced: Sequence[int] = ()) -> None:
-        super().__init__(why)
-        self.told = told
-        self.replaced = replaced
+    """The new configuration is not taken; the text is for the operator."""
 
 
 class Reloading:
@@ -94,25 +86,29 @@ class Reloading:
                 await self._once()
             except RefusedError as error:  # there is no room for the old one any more either
                 self._refuse(str(error))
+            except Exception as error:  # noqa: BLE001 - what is wrong once must not stop later reloads
+                self._board.problems = (f"the reload broke off: unexpected {type(error).__name__}: {error}",)
+                self._log.emit("error", "trouble", {"where": "reload", "error": self._board.problems[0]})
             self._notifier.ready(self._board.where())
             if not self._again:
                 return
 
     async def _once(self) -> None:
         old = self._board.settings
-        before = self._launcher.in_force()
+        before, edition = self._launcher.in_force(), self._crew.edition
+        rolled = False
         try:
             text, new = self._read()
             found = plan(old, new)
+            rolled = bool(found.roll)
             addresses = [each.address for each in found.settings.listener]
             self._sockets.open(addresses, self._count(found.settings))
             self._put_in_force(text, found.settings)
             await self._bring_to_workers(found)
         except (RefusedError, BindError) as error:
-            self._put_in_force(before, old)
             self._refuse(str(error))
-            if isinstance(error, RefusedError):
-                await self._take_back(error)
+            if self._crew.edition != edition:
+                await self._take_back(before, old, rolled=rolled)
             self._sockets.keep(each.address for each in old.listener)
             return
         self._sockets.keep(each.address for each in found.settings.listener)
@@ -142,6 +138,7 @@ class Reloading:
             self._launcher.put_in_force(text)
         except OSError as error:
             raise RefusedError(f"the copy for the workers cannot be written: {error}") from error
+        self._crew.edition += 1
         self._launcher.silence = settings.worker_timeout
         self._launcher.workers = self._count(settings)
         self._crew.change_patience(self._patience(settings))
@@ -151,34 +148,39 @@ class Reloading:
         self._board.problems = (f"the configuration on disk is wrong, the old one stays in force: {why}",)
         self._log.emit("info", "reload-refused", {"first": why})
 
-    async def _take_back(self, refused: RefusedError) -> None:
-        """Those that had taken it already get the old one again."""
-        for member in refused.told:
-            await self._tell(member)
-        if refused.replaced:
-            lives = {index: life for index, life in self._crew.lives.items() if index in refused.replaced}
-            await self._roll(Roll(lives))
+    async def _take_back(self, text: bytes, old: Settings, *, rolled: bool) -> None:
+        """Those that had taken it already, or were started meanwhile, get the old one again. One that is
+        being started gets it when it is ready. Raises RefusedError.
+        """
+        refused = self._crew.edition
+        self._put_in_force(text, old)
+        taken = [each for each in self._crew.members.values() if each.edition == refused]
+        if rolled:
+            await self._roll(Roll({each.index: each.life for each in taken if not each.heir}))
+            self._crew.replace_heirs()
+            return
+        for member in taken:
+            if member.life.phase is Phase.RUNNING:
+                await self._tell(member)
 
     async def _bring_to_workers(self, found: ReloadPlan) -> None:
         """Raises RefusedError."""
         if found.roll:
             await self._replace_all()
             return
-        told: list[Member] = []
         for member in list(self._crew.members.values()):
             if member.life.phase is not Phase.RUNNING:
-                continue
-            told.append(member)  # also one that refuses: it may have taken up a part, or do so later
+                continue  # it reads it when it is started, or is told when it is ready
             refusal = await self._tell(member)
             if refusal:
-                raise RefusedError(f"{member.name}: {refusal}", told=told)
+                raise RefusedError(f"{member.name}: {refusal}")
 
     async def _tell(self, member: Member) -> str:
         """SIGHUP; what the worker has against it. One that ends meanwhile reads it at its next start."""
         child, before = member.child, member.verdicts
         if child is None:
             return ""
-        child.signal(signal.SIGHUP)
+        self._crew.tell_to_reload(member)
         deadline = self._clock.monotonic() + VERDICT_TIMEOUT
         while member.verdicts == before and member.child is child:
             if self._clock.monotonic() > deadline:
@@ -193,9 +195,7 @@ class Reloading:
         if roll.failed is not None:
             member = self._crew.members.get(roll.failed)
             why = "" if member is None else member.problem
-            raise RefusedError(
-                f"worker {roll.failed} does not come up with it: {why}", replaced=roll.replaced
-            )
+            raise RefusedError(f"worker {roll.failed} does not come up with it: {why}")
         self._crew.replace_heirs()
 
     async def _roll(self, roll: Roll) -> None:

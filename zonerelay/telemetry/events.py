@@ -230,11 +230,12 @@ class Events:
             fields: dict[str, Field] = {"zone": zone, "host": host, "why": self._redact.text(why)}
             self._emit("info", "tls-fallback", fields)
 
-    def store_unhealthy(self, reason: str) -> None:
-        self._emit("error", "store-unhealthy", {"reason": reason})
-
-    def store_recovered(self) -> None:
-        self._emit("info", "store-recovered", {})
+    def store_health(self, reason: str | None) -> None:
+        """Why the store takes no mail now; `None` when it does again."""
+        if reason is None:
+            self._emit("info", "store-recovered", {})
+        else:
+            self._emit("error", "store-unhealthy", {"reason": reason})
 
     def certificate_loaded(
         self, listener: str, file: str, *, name: str, names: int, expires: float, fingerprint: str

@@ -101,17 +101,19 @@ class Accounts:
         if life < known:
             return
         if life > known:
-            self.bury(worker)
+            self.bury(worker, known)
         self._lives[worker] = life
         self._latest[worker] = families
         self._left.pop(worker, None)
 
-    def bury(self, worker: int) -> None:
-        """This life of the worker has ended. What it counted stays; so does its queue, until the next one
-        says what that is now; other gauges go. What is still heard of this life has been counted.
+    def bury(self, worker: int, life: int) -> None:
+        """This life of the worker has ended, or said its last. What it counted stays; so does its queue,
+        until the next one says what that is now; other gauges go. What is still heard of this life has been
+        counted.
         """
-        if worker in self._lives:
-            self._lives[worker] += 1
+        if life < self._lives.get(worker, life):
+            return
+        self._lives[worker] = life + 1
         families = self._latest.pop(worker, ())
         if families:
             self._left[worker] = tuple(family for family in families if family.name in _LASTING)
@@ -122,7 +124,7 @@ class Accounts:
 
     def forget(self, worker: int) -> None:
         """There is no such worker any more, and no queue of it."""
-        self.bury(worker)
+        self.bury(worker, self._lives.get(worker, 0))
         self._left.pop(worker, None)
         self._lives.pop(worker, None)  # another one's lives are counted anew
 

@@ -24,6 +24,7 @@ from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.store.base import Store, Submit
 from zonerelay.store.open import open_store
+from zonerelay.store.surroundings import Surroundings
 
 DEAD = "dead.example"
 TOGETHER = 500
@@ -138,9 +139,9 @@ def _message(ids: MessageIdSource, recipient: str, *, created: float, due: float
 async def opened(path: Path) -> AsyncIterator[Store]:
     store = await open_store(
         SpoolSettings(backend=Backend.LEVELDB, path=path, min_free_space=0),
-        clock=SystemClock(),
-        on_health=lambda _reason: None,
-        observe_commit=lambda _seconds: None,
+        Surroundings(
+            clock=SystemClock(), on_health=lambda _reason: None, observe_commit=lambda _seconds: None
+        ),
     )
     try:
         yield store

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import cast
 
 from tests.bench.simulate.figures import Figures
 from tests.bench.simulate.world import NO_DNS, TAKEN, Site, World
 from zonerelay.config.models import ZoneSettings
-from zonerelay.config.units import Rate
 from zonerelay.delivery.pool import Pool
 from zonerelay.delivery.session import Session
-from zonerelay.delivery.slots import Slot
+from zonerelay.delivery.slots import AllowanceOf, Slot
 from zonerelay.delivery.way import Terms
 from zonerelay.delivery.wire import Wire
 from zonerelay.model.clock import Clock
@@ -34,26 +32,12 @@ NO_TURN = Outcome(Verdict.DEFERRED, Reply(451, "4.5", "no turn soon"), Scope.LOC
 LOST = Outcome(Verdict.DEFERRED, Reply(451, "4.2", "connection lost"), Scope.MESSAGE, local=True)
 
 
-def divided(limits: Limits, nodes: int) -> Limits:
-    """A node's part of limits that are totals."""
-    rate = limits.max_rate
-    return replace(
-        limits,
-        max_connections=max(1, limits.max_connections // nodes),
-        max_rate=None if rate is None else Rate(max(1, rate.count // nodes), rate.seconds),
-    )
-
-
 class SimRouter:
     """Every domain has hosts, but for kinds whose name servers are dead."""
 
-    def __init__(self, world: World, clock: Clock, nodes: int) -> None:
+    def __init__(self, world: World, clock: Clock) -> None:
         self._world = world
         self._clock = clock
-        self._limits = {
-            kind.name: None if kind.limits is None else divided(kind.limits, nodes)
-            for kind in world.kinds.values()
-        }
 
     async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
         kind = self._world.kind_of(domain)
@@ -62,7 +46,7 @@ class SimRouter:
         if kind.no_dns:
             return Unroutable(zone.name, domain, NO_DNS, self._clock.now() + 60.0)
         host = self._world.site_name(domain)
-        limits = self._limits[kind.name]
+        limits = kind.limits
         terms = "" if limits is None else f"destination[{kind.name}]"
         return Route(zone.name, host, (MxHost(host, 25),), expires, limits=limits, terms=terms)
 
@@ -70,10 +54,11 @@ class SimRouter:
 class _Connection:
     """What the pool needs of a wire."""
 
-    __slots__ = ("_delay", "_site", "_slot", "idle", "usable")
+    __slots__ = ("_delay", "_figures", "_site", "_slot", "idle", "usable")
 
-    def __init__(self, site: Site, slot: Slot, delay: float) -> None:
+    def __init__(self, site: Site, slot: Slot, delay: float, figures: Figures) -> None:
         self._site = site
+        self._figures = figures
         self._slot = slot
         self._delay = delay
         self.usable = True
@@ -85,19 +70,29 @@ class _Connection:
 
     def abort(self) -> None:
         if not self._slot.released:
-            self._site.open -= 1
+            self._figures.closed(self._site)
             self._slot.release()
 
 
 class SimCourier:
-    """One node's. `totals`: the limits that hold for all nodes together."""
+    """One node's. `totals`: the limits that hold for all nodes together; `shared`: what it may use of them,
+    where there are several.
+    """
 
-    def __init__(self, world: World, clock: Clock, figures: Figures, *, totals: dict[str, Limits]) -> None:
+    def __init__(
+        self,
+        world: World,
+        clock: Clock,
+        figures: Figures,
+        *,
+        totals: dict[str, Limits],
+        shared: AllowanceOf | None = None,
+    ) -> None:
         self._world = world
         self._clock = clock
         self._figures = figures
         self._totals = totals
-        self._pool = Pool(quit_timeout=1.0)
+        self._pool = Pool(quit_timeout=1.0, shared=shared)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
         self._figures.begun(batch.deliveries)
@@ -110,6 +105,12 @@ class SimCourier:
 
     def open_connections(self, zone: str) -> int:
         return self._pool.open_connections(zone)
+
+    def granted(self) -> None:
+        self._pool.granted()
+
+    def relieve(self, zone: str) -> None:
+        self._pool.relieve(zone)
 
     async def close(self) -> None:
         await self._pool.close()
@@ -134,26 +135,30 @@ class SimCourier:
         self._figures.pool.add(self._clock.monotonic() - asked)
         if not isinstance(got, Slot):
             return got
-        await asyncio.sleep(site.kind.connecting)
+        try:
+            await asyncio.sleep(site.kind.connecting)
+        except asyncio.CancelledError:
+            got.release()
+            raise
         trouble = site.greet(self._clock.monotonic())
         self._figures.connects += 1
         if trouble is not None:
             self._figures.failed_connects += 1
             got.release()
             return trouble
-        site.open += 1
-        site.most_open = max(site.most_open, site.open)
-        self._figures.opened(
-            site,
-            self._totals[site.kind.name].max_connections,
-            self._pool.open_connections(terms.zone.name),
-            terms.zone.max_connections,
-        )
+        self._figures.opened(site, self._totals[site.kind.name].max_connections, terms.zone.max_connections)
         # The pool asks a wire for no more than this.
-        wire = cast(Wire, _Connection(site, got, site.kind.connecting / 2))
+        wire = cast(Wire, _Connection(site, got, site.kind.connecting / 2, self._figures))
         return Session(wire, Peer(site.name), Capabilities(), terms, got)
 
     async def _transact(self, batch: Batch, session: Session, site: Site) -> Sequence[Outcome]:
+        try:
+            return await self._talk(batch, session, site)
+        except asyncio.CancelledError:
+            session.wire.abort()
+            raise
+
+    async def _talk(self, batch: Batch, session: Session, site: Site) -> Sequence[Outcome]:
         if batch.turn is not None and not await batch.turn.take():
             self._pool.give_back(session)
             return [NO_TURN] * len(batch.deliveries)

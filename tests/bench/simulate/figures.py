@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -48,6 +48,29 @@ class Spread:
         return self.longest
 
 
+class RateUse:
+    """What was used of a rate."""
+
+    def __init__(self, rate: Rate) -> None:
+        self.rate = rate
+        self.times: list[float] = []
+        self._first = 0
+
+    def spoke(self, now: float) -> int:
+        """MAIL commands in the time of the rate that ends now."""
+        self.times.append(now)
+        while self.times[self._first] <= now - self.rate.seconds:
+            self._first += 1
+        return len(self.times) - self._first
+
+    def part(self, since: float = 0.0, until: float = float("inf")) -> float:
+        """Used between two moments, of what the rate allows."""
+        times = [at for at in self.times if since <= at <= until]
+        if len(times) < 2:
+            return 0.0
+        return (len(times) - 1) / (times[-1] - times[0]) * self.rate.seconds / self.rate.count
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One moment. Counts since the last sample where they count events."""
@@ -76,6 +99,9 @@ class Figures:
     queue: defaultdict[str, Spread] = field(default_factory=lambda: defaultdict(Spread))
     pool: Spread = field(default_factory=Spread)
     """How long an attempt waited until it might open a connection."""
+    leases: Spread = field(default_factory=Spread)
+    """How long a node waited for a connection's place that it shares with the others."""
+    connections: int = 0
     attempts: Counter[str] = field(default_factory=Counter)
     delivered: Counter[str] = field(default_factory=Counter)
     returned: Counter[str] = field(default_factory=Counter)
@@ -90,7 +116,8 @@ class Figures:
     samples: list[Sample] = field(default_factory=list)
     _taken: set[DeliveryKey] = field(default_factory=set)
     _running: set[DeliveryKey] = field(default_factory=set)
-    _rated: dict[str, deque[float]] = field(default_factory=dict)
+    rates: dict[str, RateUse] = field(default_factory=dict)
+    """By site."""
 
     def fault(self, text: str) -> None:
         if len(self.faults) < MOST_FAULTS:
@@ -131,22 +158,28 @@ class Figures:
 
     # Limits
 
-    def opened(self, site: Site, most: int, in_zone: int, most_in_zone: int) -> None:
-        """A connection: how many there are now, over all nodes; and in its node's zone."""
+    def opened(self, site: Site, most: int, most_in_zone: int) -> None:
+        """A connection, of any node: all count for the limits."""
+        site.open += 1
+        site.most_open = max(site.most_open, site.open)
+        self.connections += 1
         if site.open > most:
             self.fault(f"{site.open} connections to {site.name}, {most} are allowed")
-        if in_zone > most_in_zone:
-            self.fault(f"{in_zone} connections in a zone, {most_in_zone} are allowed")
+        if self.connections > most_in_zone:
+            self.fault(f"{self.connections} connections in the zone, {most_in_zone} are allowed")
+
+    def closed(self, site: Site) -> None:
+        site.open -= 1
+        self.connections -= 1
 
     def spoke(self, site: Site, rate: Rate) -> None:
         """A MAIL command where the configuration limits them."""
-        now = self.clock.monotonic()
-        recent = self._rated.setdefault(site.name, deque())
-        while recent and recent[0] <= now - rate.seconds:
-            recent.popleft()
-        recent.append(now)
-        if len(recent) > rate.count:
-            self.fault(f"{len(recent)} transactions with {site.name} in {rate.seconds} s, not {rate.count}")
+        used = self.rates.get(site.name)
+        if used is None:
+            used = self.rates[site.name] = RateUse(rate)
+        number = used.spoke(self.clock.monotonic())
+        if number > rate.count:
+            self.fault(f"{number} transactions with {site.name} in {rate.seconds} s, not {rate.count}")
 
     # The log
 

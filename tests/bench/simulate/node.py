@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
-from tests.bench.simulate.couriers import SimCourier, SimRouter, divided
+from tests.bench.simulate.couriers import SimCourier, SimRouter
 from tests.bench.simulate.figures import Figures
+from tests.bench.simulate.leases import DistantAuthority, Told
 from tests.bench.simulate.store import IndexedStore
 from tests.bench.simulate.world import World
 from zonerelay.config.models import BounceSettings, RetrySettings, ZoneSettings
-from zonerelay.config.units import Rate
 from zonerelay.inbound.deliveries import first_due
+from zonerelay.limits.keeper import LimitKeeper
+from zonerelay.limits.table import LimitTable
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, Recipient
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.priority import Priority, queue_of
 from zonerelay.queue import retry as retries
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import Settler
@@ -31,72 +33,127 @@ TEXT = b"From: a@example.org\r\nSubject: hello\r\n\r\nThe body.\r\n"
 _ALWAYS = Choice(ZONE, "")
 
 
-def zone_of_node(zone: ZoneSettings, nodes: int) -> ZoneSettings:
-    """A node's part of a zone whose limits are totals."""
-    limits = divided(Limits.of_zone(zone), nodes)
-    rate = zone.max_rate
-    return replace(
-        zone,
-        max_connections=max(1, zone.max_connections // nodes),
-        max_connections_per_destination=limits.max_connections,
-        max_rate_per_destination=limits.max_rate,
-        max_rate=None if rate is None else Rate(max(1, rate.count // nodes), rate.seconds),
-    )
-
-
 class Node:
-    """`accept`, until everything has left; `stop` once."""
+    """`start`, then `accept` until everything has left; `stop` once. One that died may start again, with the
+    same store.
+    """
 
     def __init__(
         self,
         number: int,
         *,
-        nodes: int,
         zone: ZoneSettings,
         retry: RetrySettings,
         bounce: BounceSettings,
         world: World,
         figures: Figures,
         clock: Clock,
+        table: LimitTable | None,
     ) -> None:
-        self.zone = zone_of_node(zone, nodes)
+        self.zone = zone
         self.clock = clock
+        self.alive = False
         self.store = IndexedStore(figures.left)
         self.ids = MessageIdSource(clock, number)
+        self._number = number
+        self._retry, self._bounce = retry, bounce
+        self._world, self._figures = world, figures
+        self._random = Random(world.random.getrandbits(64))
+        self._table = table
+        self._lives = 0
+        self._build()
+
+    def _build(self) -> None:
+        """All that a process has in memory."""
+        world, figures, clock, zone = self._world, self._figures, self.clock, self.zone
         events = Events(figures, Metrics(), Redactor(b"k" * 32, enabled=False), clock)
-        random = Random(world.random.getrandbits(64))
+        self.keeper = self._keeper()
         usual = Limits.of_zone(zone)
-        totals = {kind.name: kind.limits or usual for kind in world.kinds.values()}
-        self.courier = SimCourier(world, clock, figures, totals=totals)
+        self.courier = SimCourier(
+            world,
+            clock,
+            figures,
+            totals={kind.name: kind.limits or usual for kind in world.kinds.values()},
+            shared=None if self.keeper is None else self.keeper.zone,
+        )
         self.settler = Settler(
             store=self.store,
             ids=self.ids,
             choose_zone=_choose_zone,
-            retry=retries.build(retry, bounce, [self.zone], random=random, events=events),
-            zones=[self.zone],
-            bounce=bounce,
+            retry=retries.build(self._retry, self._bounce, [zone], random=self._random, events=events),
+            zones=[zone],
+            bounce=self._bounce,
             hostname="relay.example.org",
             notify=self._notify,
             events=events,
             clock=clock,
         )
         self.scheduler = Scheduler(
-            zones=[self.zone],
+            zones=[zone],
             store=self.store,
-            router=SimRouter(world, clock, nodes),
+            router=SimRouter(world, clock),
             courier=self.courier,
             settler=self.settler,
-            retry_settings=retry,
+            retry_settings=self._retry,
             events=events,
             clock=clock,
-            random=random,
+            random=self._random,
+            limits=self.keeper,
         )
 
-    def _notify(self, zone: str) -> None:
-        # The settler is built first, as in the worker.
-        self.scheduler.notify(zone)
+    def _keeper(self) -> LimitKeeper | None:
+        """Alone a relay goes by the limits as they are written."""
+        if self._table is None:
+            return None
+        self._lives += 1
+        authority = DistantAuthority(self._table, f"node{self._number}.{self._lives}", self._random)
+        keeper = LimitKeeper(authority, self.clock)
+        keeper.listener = Told(self, self._figures)
+        return keeper
 
-    def accept(self, sender: str, recipients: list[str], *, due: float = 0.0) -> None:
+    async def start(self) -> None:
+        self.alive = True
+        if self.keeper is not None:
+            await self.keeper.start()
+        await self.scheduler.start()
+
+    async def stop(self) -> None:
+        """In the middle of its transactions."""
+        self.alive = False
+        await self.scheduler.stop(0.0)
+        await self.settler.close()
+        await self.courier.close()
+        if self.keeper is not None:
+            await self.keeper.close()
+
+    async def start_again(self) -> None:
+        self.store.forget_claims()
+        self._build()
+        await self.start()
+
+    # What the settler and the keeper tell
+
+    def _notify(self, queue: str) -> None:
+        # The settler is built first, as in the worker.
+        self.scheduler.notify(queue)
+
+    def granted(self, zone: str) -> None:
+        self.scheduler.granted(zone)
+        self.courier.granted()
+
+    def relieve(self, zone: str) -> None:
+        self.courier.relieve(zone)
+
+    # Mail
+
+    def accept(
+        self,
+        sender: str,
+        recipients: list[str],
+        *,
+        due: float = 0.0,
+        priority: Priority = Priority.NORMAL,
+    ) -> None:
         """A message is durable; `due`: it was deferred until then by somebody else."""
         now = self.clock.now()
         identity = self.ids.next()
@@ -106,20 +163,17 @@ class Node:
             sender=Mailbox(sender),
             recipients=tuple(Recipient(address=address) for address in addresses),
             created=now,
+            priority=priority,
         )
         message = Message(envelope=envelope, size=len(TEXT), chunks=1)
         first = first_due(envelope, due)
+        queue = queue_of(ZONE, priority)
         deliveries = [
-            Delivery(queue=ZONE, message_id=identity, recipient=address, created=now, next_attempt=first)
+            Delivery(queue=queue, message_id=identity, recipient=address, created=now, next_attempt=first)
             for address in addresses
         ]
         self.store.add(message, [TEXT], deliveries)
-        self.scheduler.notify(ZONE, due)
-
-    async def stop(self) -> None:
-        await self.scheduler.stop(0.0)
-        await self.settler.close()
-        await self.courier.close()
+        self.scheduler.notify(queue, due)
 
 
 def _choose_zone(envelope: Envelope, /, *, headers: object, size: int) -> ZoneOf:

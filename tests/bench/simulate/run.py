@@ -16,9 +16,11 @@ from random import Random
 
 from tests.bench.simulate.figures import Figures, Sample
 from tests.bench.simulate.node import ZONE, Node
-from tests.bench.simulate.scenarios import SENDERS, Injection, Scenario
+from tests.bench.simulate.scenarios import SENDERS, Death, Injection, Scenario
 from tests.bench.simulate.timeline import VirtualClock, VirtualLoop
 from tests.bench.simulate.world import TLD, World
+from zonerelay.limits.table import LimitTable
+from zonerelay.model.priority import Priority, queues_of
 
 TICK = 0.05
 LOOK = 5.0
@@ -60,21 +62,23 @@ class Simulation:
         self.figures = Figures(self.clock)
         self.world = World(self.scenario.kinds, Random(random.getrandbits(64)))
         self._arrivals = Random(random.getrandbits(64))
+        self._choices = Random(random.getrandbits(64))
         self._names = count()
         self._last = _Counters()
         self._started = time.perf_counter()
         self._arrived_at = 0.0
         scenario = self.scenario
+        table = LimitTable(self.clock) if scenario.nodes > 1 else None
         self.nodes = [
             Node(
                 number,
-                nodes=scenario.nodes,
                 zone=scenario.zone,
                 retry=scenario.retry,
                 bounce=scenario.bounce,
                 world=self.world,
                 figures=self.figures,
                 clock=self.clock,
+                table=table,
             )
             for number in range(scenario.nodes)
         ]
@@ -82,14 +86,16 @@ class Simulation:
     async def run(self) -> Result:
         for injection in self.scenario.stored:
             self._store(injection)
-        await asyncio.sleep(1.0)
+            await asyncio.sleep(1.0)
         for node in self.nodes:
-            await node.scheduler.start()
+            await node.start()
         sampler = asyncio.create_task(self._sample())
+        deaths = [asyncio.create_task(self._die(death)) for death in self.scenario.deaths]
         await asyncio.gather(self._stream(), *map(self._inject, self.scenario.injections))
         self._arrived_at = self.clock.monotonic()
         while any(len(node.store) for node in self.nodes):
             await asyncio.sleep(LOOK)
+        await asyncio.gather(*deaths)
         sampler.cancel()
         self._take_sample()
         queued = sum(len(node.store) for node in self.nodes)
@@ -106,6 +112,13 @@ class Simulation:
             self._arrived_at,
         )
 
+    async def _die(self, death: Death) -> None:
+        node = self.nodes[death.node]
+        await asyncio.sleep(death.at)
+        await node.stop()
+        await asyncio.sleep(death.seconds)
+        await node.start_again()
+
     # Mail
 
     async def _stream(self) -> None:
@@ -121,7 +134,7 @@ class Simulation:
                 recipients = min(left, _recipients(random))
                 owed -= recipients
                 left -= recipients
-                self._accept([self.world.pick() for _ in range(recipients)])
+                self._accept([self.world.pick() for _ in range(recipients)], self._priority())
             await asyncio.sleep(TICK)
 
     async def _inject(self, injection: Injection) -> None:
@@ -133,7 +146,8 @@ class Simulation:
         while left > 0:
             some = min(left, injection.each)
             left -= some
-            self._accept([self.world.domain_in(kind) for _ in range(some)], due=due)
+            domains = [self.world.domain_in(kind) for _ in range(some)]
+            self._accept(domains, injection.priority, due=due)
             if pause:
                 await asyncio.sleep(pause)
 
@@ -142,14 +156,25 @@ class Simulation:
         kind = self.world.kinds[injection.kind]
         for first in range(0, injection.recipients, injection.each):
             some = min(injection.each, injection.recipients - first)
-            self._accept([self.world.domain_in(kind) for _ in range(some)])
+            self._accept([self.world.domain_in(kind) for _ in range(some)], injection.priority)
 
-    def _accept(self, domains: list[str], *, due: float = 0.0) -> None:
+    def _priority(self) -> Priority:
+        shares = self.scenario.shares
+        return self._choices.choices(list(shares), list(shares.values()))[0] if shares else Priority.NORMAL
+
+    def _accept(self, domains: list[str], priority: Priority, *, due: float = 0.0) -> None:
         number = next(self._names)
         sender = f"s{number % 97}@d{number % 500}.{SENDERS}{TLD}"
-        node = self.nodes[number % len(self.nodes)]
+        addresses = [f"u{number}.{index}@{domain}" for index, domain in enumerate(domains)]
         self.figures.accepted += len(domains)
-        node.accept(sender, [f"u{number}.{index}@{domain}" for index, domain in enumerate(domains)], due=due)
+        self._node(number).accept(sender, addresses, due=due, priority=priority)
+
+    def _node(self, number: int) -> Node:
+        """Which one a client turns to: those that are dead do not answer."""
+        if self.scenario.busy:
+            return self._choices.choices(self.nodes, self.scenario.busy)[0]
+        nodes = [node for node in self.nodes if node.alive] if self.scenario.deaths else self.nodes
+        return nodes[number % len(nodes)]
 
     # Samples
 
@@ -161,22 +186,21 @@ class Simulation:
     def _take_sample(self) -> None:
         figures, last = self.figures, self._last
         now = _Counters(figures.accepted + figures.reports, figures.finished, figures.attempts.total())
-        waiting = active = idle = startable = 0
+        waiting = active = startable = 0
         oldest = 0.0
         for node in self.nodes:
             status = next(zone for zone in node.scheduler.snapshot() if zone.zone == ZONE)
-            free = node.zone.max_connections - status.active
-            could = sum(
+            startable += sum(
                 1
                 for each in status.destinations
                 if each.waiting and not each.active and each.suspended_until is None and each.turn_in is None
             )
             waiting += status.waiting
             active += status.active
-            idle += free
-            startable += min(free, could)
-            since = node.store.oldest_ready(ZONE, self.clock.now())
-            oldest = max(oldest, 0.0 if since is None else self.clock.now() - since)
+            for queue in queues_of(ZONE):
+                since = node.store.oldest_ready(queue, self.clock.now())
+                oldest = max(oldest, 0.0 if since is None else self.clock.now() - since)
+        idle = self.scenario.zone.max_connections - active
         sample = Sample(
             at=self.clock.monotonic(),
             accepted=now.accepted - last.accepted,
@@ -187,7 +211,7 @@ class Simulation:
             active=active,
             connections=sum(node.courier.open_connections(ZONE) for node in self.nodes),
             idle_slots=idle,
-            startable=startable,
+            startable=max(0, min(idle, startable)),
             oldest_ready=oldest,
             rss=_rss(),
             wall=time.perf_counter() - self._started,

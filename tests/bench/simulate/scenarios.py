@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tests.bench.simulate.world import HOUR, Kind, with_kind
 from zonerelay.config.models import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.config.units import Rate
+from zonerelay.model.priority import Priority
 from zonerelay.routing.nexthop import Limits
 
 SENDERS = "senders"
@@ -28,11 +30,25 @@ class Injection:
     each: int = 1
     seconds: float = 0.0
     deferred_to: float = 0.0
+    priority: Priority = Priority.NORMAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """A node stops in the middle of its transactions, and starts again with its store after `seconds`."""
+
+    node: int
+    at: float
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """`deliveries` at `rate` a second on average, in a swell of `swing`; then until the queue is empty."""
+    """`deliveries` at `rate` a second on average, in a swell of `swing`; then until the queue is empty.
+
+    `shares`: of the stream's messages, by priority; all are normal without. `busy`: what part of the mail
+    comes to which node; all have the same without.
+    """
 
     name: str
     about: str
@@ -47,6 +63,9 @@ class Scenario:
     injections: tuple[Injection, ...] = ()
     stored: tuple[Injection, ...] = ()
     """What is in the stores when the relays start; when it came counts."""
+    shares: Mapping[Priority, float] = field(default_factory=dict)
+    busy: tuple[float, ...] = ()
+    deaths: tuple[Death, ...] = ()
     every: float = 10.0
     """Seconds between samples."""
 

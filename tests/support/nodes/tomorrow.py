@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.support.debian import REPOSITORY
 from zonerelay.model.delivery import Delivery
-from zonerelay.store import postgres_schema, records, redis_link, redis_scripts
+from zonerelay.store import postgres_schema, records, redis_lease, redis_scripts
 
 MEMBER = b'"tomorrow":{"is":"another day"}'
 _STEP = """
@@ -26,8 +26,8 @@ CREATE TABLE tomorrow (message_id bigint PRIMARY KEY)
 def become_tomorrow() -> None:
     postgres_schema.MIGRATIONS += (postgres_schema.Step(_STEP, oldest=postgres_schema.VERSION),)
     postgres_schema.VERSION += 1
-    redis_link.OLDEST_FORMAT = redis_link.FORMAT
-    redis_link.FORMAT += 1
+    redis_lease.OLDEST_FORMAT = redis_lease.FORMAT
+    redis_lease.FORMAT += 1
     for name, source in redis_scripts.SOURCES.items():
         other = f"{source}\n-- tomorrow\n"
         redis_scripts.SOURCES[name] = other

@@ -1,0 +1,85 @@
+"""One set of limits for all nodes of a simulation: the relay's own table, keepers and allowances.
+
+It is as on one machine with a supervisor: the table is in memory, each node asks it over a way that takes
+time, and a node that dies has nothing any longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Protocol
+
+from tests.bench.simulate.figures import Figures
+from zonerelay.limits.table import LimitTable, MemoryAuthority
+from zonerelay.limits.values import Answer, Request
+
+ONE_WAY = (0.0003, 0.003)
+"""Seconds, from–to: between a socket of the machine and a server beside it that syncs each write."""
+
+
+class DistantAuthority:
+    """A table that is asked from afar."""
+
+    name = "the table of the simulation"
+    lease = None
+
+    def __init__(self, table: LimitTable, holder: str, random: Random) -> None:
+        self._near = MemoryAuthority(table, holder)
+        self._random = random
+
+    async def start(
+        self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+
+        def tell(zone: str) -> None:
+            loop.call_later(self._way(), news, zone)
+
+        await self._near.start(tell, back, gone)
+
+    async def exchange(self, zone: str, request: Request) -> Answer:
+        await asyncio.sleep(self._way())
+        answer = await self._near.exchange(zone, request)
+        await asyncio.sleep(self._way())
+        return answer
+
+    async def close(self) -> None:
+        await self._near.close()
+
+    def _way(self) -> float:
+        least, most = ONE_WAY
+        return least + (most - least) * self._random.random()
+
+
+class Served(Protocol):
+    """What of a node has to know that there may be more."""
+
+    def granted(self, zone: str) -> None: ...
+
+    def relieve(self, zone: str) -> None: ...
+
+
+class Told:
+    """What a node's keeper tells of."""
+
+    def __init__(self, node: Served, figures: Figures) -> None:
+        self._node = node
+        self._figures = figures
+
+    def granted(self, zone: str) -> None:
+        self._node.granted(zone)
+
+    def relieve(self, zone: str) -> None:
+        self._node.relieve(zone)
+
+    def waited(self, zone: str, seconds: float) -> None:
+        del zone
+        self._figures.leases.add(seconds)
+
+    def out_of_reach(self, reason: str) -> None:
+        self._figures.fault(f"the limits are out of reach: {reason}")
+
+    def back_in_reach(self) -> None:
+        """It never was away."""

@@ -1,0 +1,93 @@
+"""What operators see of a worker and do to it: its status, `explain`, the operations of its queue.
+
+`worker` builds the parts, `doors` are where operators come in. Nothing is kept here, and whatever may be
+replaced on reload is asked for when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zonerelay.config.models import Settings
+from zonerelay.control.change_plans import ChangePlans
+from zonerelay.control.explain import Explainer
+from zonerelay.control.handler import ControlHandler
+from zonerelay.control.part import PartAnswers
+from zonerelay.control.rewrite_plans import RewritePlans
+from zonerelay.control.source_plans import SourcePlans
+from zonerelay.control.status import StatusBoard, Surface
+from zonerelay.inbound.listeners import Listeners
+from zonerelay.model.clock import Clock
+from zonerelay.open_queue import MailQueue
+from zonerelay.queue.operations import Operations
+from zonerelay.queue.scheduler import Scheduler
+from zonerelay.queue.settle import Settler
+from zonerelay.routing.zones import Zones
+from zonerelay.sending import Sending
+from zonerelay.telemetry.events import Events
+from zonerelay.telemetry.redact import Redactor
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Of one worker, all of them built."""
+
+    hostname: str
+    queue: MailQueue
+    zones: Zones
+    scheduler: Scheduler
+    settler: Settler
+    sending: Sending
+    listeners: Listeners
+    events: Events
+    redactor: Redactor
+    clock: Clock
+
+
+def build_board(settings: Settings, parts: Parts, surface: Callable[[], Surface]) -> StatusBoard:
+    sending = parts.sending
+    return StatusBoard(
+        settings=settings,
+        hostname=parts.hostname,
+        store=parts.queue.store,
+        scheduler=parts.scheduler,
+        zones=parts.zones,
+        connections=sending.courier.open_connections,
+        sources=SourcePlans(sending.sources, hostname=parts.hostname),
+        limits=lambda: "" if sending.limits is None else sending.limits.status,
+        surface=surface,
+        clock=parts.clock,
+    )
+
+
+def build_handler(
+    settings: Callable[[], Settings], parts: Parts, board: StatusBoard, answers: PartAnswers
+) -> ControlHandler:
+    operations = Operations(
+        store=parts.queue.store,
+        scheduler=parts.scheduler,
+        settler=parts.settler,
+        events=parts.events,
+        clock=parts.clock,
+    )
+    explainer = _build_explainer(settings, parts, board)
+    return ControlHandler(
+        operations, status=board.status, explainer=explainer, redactor=parts.redactor, part=answers
+    )
+
+
+def _build_explainer(settings: Callable[[], Settings], parts: Parts, board: StatusBoard) -> Explainer:
+    sending, listeners, clock = parts.sending, parts.listeners, parts.clock
+    return Explainer(
+        parts.zones,
+        sending.router,
+        sending.resolver,
+        hostname=parts.hostname,
+        listeners=lambda: settings().listener,
+        suspended=board.suspended,
+        sources=SourcePlans(sending.sources, hostname=parts.hostname),
+        rewrites=RewritePlans(lambda: listeners.rewriting, lambda: sending.srs, clock),
+        credential=sending.logins.explain,
+        changes=ChangePlans(lambda: sending.dkim_keys, lambda: sending.srs, clock),
+    )

@@ -1,0 +1,80 @@
+"""How many rows of which queue this relay has at hand, and how many more it may claim. Pure.
+
+A queue is a zone's, or a mailbox's, for one priority. Strategies (policy → the harm it prevents):
+
+- A queue that has its share is passed over until it has half of it → a slow server does not fill the window.
+- The share is at most `SHARE`, and half of what is free → several slow servers leave room for others.
+- Whoever has less than `FEW` may go beyond `MOST` → however full the window is, a new queue's rows come in.
+- `MOST` + `RESERVE` is the end → memory does not grow with the table, nor with the number of mailboxes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+BATCH = 100
+"""Rows that are claimed together."""
+MOST = 2000
+SHARE = 500
+FEW = 10
+RESERVE = 2000
+
+
+class Window:
+    """Counts rows by their queues."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._total = 0
+        self._full: set[str] = set()
+        self._wants_room = False
+
+    def __contains__(self, queue: str) -> bool:
+        return queue in self._counts
+
+    @property
+    def queues(self) -> set[str]:
+        """Those with rows at hand."""
+        return set(self._counts)
+
+    def full(self) -> Collection[str]:
+        """Queues that are not to be claimed from, as of now."""
+        share = self._share()
+        self._full = {
+            queue
+            for queue, count in self._counts.items()
+            if count >= share or (queue in self._full and count > share // 2)
+        }
+        return self._full
+
+    def room(self) -> int:
+        """How many rows to claim next. A batch is at most a share: all of it may be one queue's."""
+        room = min(BATCH, self._share(), MOST + RESERVE - self._total)
+        self._wants_room = room <= 0
+        return max(room, 0)
+
+    def _share(self) -> int:
+        return max(FEW, min(SHARE, (MOST - self._total) // 2))
+
+    def add(self, queue: str) -> None:
+        self._counts[queue] += 1
+        self._total += 1
+
+    def remove(self, queue: str) -> bool:
+        """Something of the queue has left; true when it is worth looking for more."""
+        left = self._counts[queue] - 1
+        if left:
+            self._counts[queue] = left
+        else:
+            del self._counts[queue]
+        self._total -= 1
+        if queue in self._full and left <= self._share() // 2:
+            self._full.discard(queue)
+            return True
+        return self._wants_room and self._total <= MOST + RESERVE - FEW
+
+    def clear(self) -> None:
+        self._counts.clear()
+        self._full.clear()
+        self._total = 0

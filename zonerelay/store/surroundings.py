@@ -1,0 +1,42 @@
+"""What a store needs from around it, whichever it is: one value for all that open one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from zonerelay.config.secrets import SecretError, read_secret
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import DeliveryKey
+from zonerelay.store.base import Lost, News, StoreOpenError
+
+
+def no_news(zone: str) -> None:
+    """Nobody else's mail comes in."""
+
+
+def none_lost(keys: Collection[DeliveryKey]) -> None:
+    """Claims do not end by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """`on_health` hears of every change of `unhealthy()`; `observe_commit` of the seconds of each durable
+    write; `on_news` and `on_lost` of what other relays do to a shared store. All are called on the event
+    loop that opened the store and must not raise. `environment` is where secrets may be.
+    """
+
+    clock: Clock
+    on_health: Callable[[str | None], None]
+    observe_commit: Callable[[float], None]
+    on_news: News = no_news
+    on_lost: Lost = none_lost
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def secret_of(option: str, reference: str, environment: Mapping[str, str]) -> str:
+    """The secret that an option names, "" when it names none. Raises StoreOpenError."""
+    try:
+        return read_secret(reference, environment) if reference else ""
+    except SecretError as error:
+        raise StoreOpenError(f"{option}: {error}") from error
