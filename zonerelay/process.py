@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import resource
 import signal
 import sys
@@ -17,10 +16,6 @@ REDACT_KEY = "redact.key"
 # A thread that waits for the interpreter asks for it after this long. The default of 5 ms lets the event
 # loop keep the store's writer waiting between two system calls, which shows in every commit.
 SWITCH_INTERVAL = 0.0005
-
-# Allocations between two collections of the youngest generation. Messages make no reference cycles; the
-# default of 700 collects several times per message.
-GC_THRESHOLD = 20_000
 
 # glibc mallopt(3): by default an allocation of 128 KiB or more, as a full read from a socket is, comes from
 # mmap, and each use of it begins with page faults: twice the CPU per octet of a large message. Two arenas:
@@ -66,7 +61,6 @@ def allow_reload() -> None:
 
 def tune_for_mail() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL)
-    gc.set_threshold(GC_THRESHOLD, 20, 20)
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:

@@ -10,7 +10,6 @@ configuration is wrong, every problem is on stderr. Exit 1: this machine is not 
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import random
 import signal
@@ -26,6 +25,7 @@ from zonerelay.config.changes import kept_from
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.models import Settings
 from zonerelay.config.settings import ConfigError, load
+from zonerelay.cycles import CycleRounds
 from zonerelay.heir import until_empty
 from zonerelay.model.clock import SystemClock
 from zonerelay.place import STARTED_WITH, Place, place_of
@@ -119,15 +119,17 @@ async def _serve(config: Path, settings: Settings, place: Place, channel: socket
         environment=os.environ,
         place=place,
     )
+    cycles = CycleRounds()
     notifier = Notifier(os.environ, lambda error: worker.events.trouble("systemd", error), channel)
     if not place.supervised:
         for note in advice(settings, worker.hostname):
             worker.events.lifecycle("advice", note=note)
     try:
         await worker.start()
-        gc.freeze()
+        cycles.start()
         await _Life(worker, notifier, config, channel, log.flush).run()
     finally:
+        cycles.stop()
         log.flush()
     return 0
 

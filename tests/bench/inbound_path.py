@@ -260,6 +260,6 @@ async def main() -> None:
 if __name__ == "__main__":
     tree = Path(sys.argv[1] if len(sys.argv) > 1 else HERE).resolve()
     sys.path.insert(0, str(tree))
-    gc.set_threshold(20_000, 20, 20)  # as the relay does
+    gc.set_threshold(5_000, 10, 1_000_000)  # as the relay does
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

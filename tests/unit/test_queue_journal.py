@@ -11,6 +11,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.queue import journal
 from zonerelay.queue.journal import Entry, Journal
+from zonerelay.queue.slices import SLICE, Slices
 from zonerelay.store.base import Finish
 
 
@@ -20,7 +21,7 @@ class Bench:
         self.sink = Sink()
         self.store = FlakyStore()
         self.ids = MessageIdSource(self.clock)
-        self.journal = Journal(self.store, make_events(self.sink, self.clock))
+        self.journal = Journal(self.store, make_events(self.sink, self.clock), Slices(self.clock.monotonic))
         self.done: list[str] = []
 
     def put(self, name: str, count: int = 1) -> Entry:
@@ -184,3 +185,21 @@ async def test_draining_waits_for_no_company(bench: Bench) -> None:
     put_lazily(bench, 1)
     assert await bench.journal.drain(1.0)
     assert [len(changes) for changes in bench.store.settled] == [1]
+
+
+async def test_what_is_written_is_told_of_in_slices_and_to_the_end(bench: Bench) -> None:
+    for name in "abcdef":
+        entry = bench.put(name)
+
+        def told(name: str = name) -> None:
+            bench.done.append(name)
+            bench.clock.advance(SLICE)
+
+        entry.then = told
+    while not bench.done:
+        await asyncio.sleep(0)
+    assert bench.done == ["a"]
+    await asyncio.sleep(0)
+    assert bench.done == ["a", "b"]
+    await bench.journal.close()
+    assert bench.done == list("abcdef")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -185,7 +186,7 @@ class Plans(RuleBasedStateMachine):
     def reload(self, connections: int, rate: Rate | None, per: Rate | None, *, hop: bool) -> None:
         old = self.runner
         parked = [each for _, some in old.queue.take_parked() for each in some]
-        for each in (*old.queue.drain(), *parked, *old.queue.take_returned()):
+        for each in (*chain.from_iterable(old.queue.drain()), *parked, *old.queue.take_returned()):
             self._release(each)
         self.retired.append(old)
         self.turns.clear()

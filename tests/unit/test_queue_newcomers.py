@@ -102,7 +102,7 @@ def test_the_backlog_has_half_of_the_turns_however_much_new_mail_comes() -> None
         relay.add(*(f"new{number}-{n}.example" for n in range(2)))
         sent += relay.send(1)
     assert 45 <= sum(is_new(sent)) <= 55
-    relay.queue.drain()
+    list(relay.queue.drain())
     assert relay.queue.waiting == relay.newcomers.waiting == 0
 
 

@@ -248,7 +248,6 @@ def test_forgotten_domains_are_looked_up_again(monkeypatch: pytest.MonkeyPatch) 
 def test_idle_destinations_are_forgotten_and_suspended_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zonerelay.queue.directory.MAX_DESTINATIONS", 10)
     queue = make()
-    queue._directory._max_destinations = 10
     for n in range(60):
         queue.add([number(n, f"u@d{n}.example")], NOW)
         resolve(queue)

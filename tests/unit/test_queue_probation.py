@@ -236,7 +236,7 @@ def test_what_is_known_of_a_destination_outlives_its_place_in_memory() -> None:
     plan.add("good", 1)
     plan.start()
     plan.finish("good")
-    plan.queue._directory.forget_destinations(plan.now)
+    plan.queue._directory.forget_some(plan.now)
     assert not plan.queue._directory.destinations
     for n in range(6):
         plan.add(f"silent{n}")
@@ -252,7 +252,7 @@ def test_no_more_is_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch
         plan.add(name, 1)
         plan.start()
         plan.finish(name)
-    plan.queue._directory.forget_destinations(plan.now)
+    plan.queue._directory.forget_some(plan.now)
     for name in ("a", "c"):
         plan.add(name)
     assert plan.start() == {"a": 2, "c": 10}

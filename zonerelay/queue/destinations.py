@@ -323,7 +323,9 @@ class Destination(Line):
         )
 
     def is_forgettable(self, now: float) -> bool:
-        return not (self.waiting or self.active or self.passed_over) and self.suspension.is_forgettable(now)
+        if self.waiting or self.active or not self.suspension.is_forgettable(now):
+            return False
+        return not any(backlog.passed_over for backlog in self._backlogs.values())
 
 
 @dataclass(slots=True, eq=False)

@@ -2,13 +2,19 @@
 
 Owns making destinations and forgetting them: a provider's hosts are one destination for thousands of domains.
 Idle domains and destinations are forgotten when there are many, so memory does not grow with all that was
-ever sent to. Promise: nothing is forgotten of which something waits, is active, was passed over or is
-suspended.
+ever sent to. That is done a few at a time, those that have not been looked at for longest, as others come: to
+look at thousands at once would stop the event loop. Promise: nothing is forgotten of which something waits,
+is active, was passed over or is suspended.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
+
 from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.priority import Priority
 from zonerelay.queue.destinations import Destination, DestinationStatus, Line
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.ring import Ring
@@ -18,6 +24,10 @@ from zonerelay.routing.nexthop import DestinationKey, Route
 MAX_DOMAINS = 10_000
 MAX_DESTINATIONS = 1000
 """Idle domains and destinations are forgotten when there are more than this."""
+LOOKED_AT = 8
+"""Destinations looked at for each one that is made: an idle one in eight keeps their number where it is."""
+TIDIED = 500
+"""Domains and deliveries looked at in one go, when there are too many domains."""
 
 
 class Directory:
@@ -25,13 +35,14 @@ class Directory:
 
     def __init__(self, zone: ZoneSettings, retry: RetrySettings, rates: Rates, ring: Ring) -> None:
         self.lines: dict[str, Line] = {}
-        self.destinations: dict[DestinationKey, Destination] = {}
+        # Not a dict: there the search for the first takes longer the more have left from the front.
+        self.destinations: OrderedDict[DestinationKey, Destination] = OrderedDict()
         self._zone = zone
         self._retry = retry
         self._rates = rates
         self._ring = ring
         self._max_domains = MAX_DOMAINS
-        self._max_destinations = MAX_DESTINATIONS
+        self._to_tidy: Iterator[DestinationKey] | None = None
 
     def destination(self, route: Route, now: float) -> Destination:
         """The one that the route leads to, which goes by this route from now on."""
@@ -40,8 +51,8 @@ class Directory:
         if destination is not None:
             destination.renew(route, self._zone, self._rates, now)
             return destination
-        if len(self.destinations) >= self._max_destinations:
-            self.forget_destinations(now)
+        if len(self.destinations) >= MAX_DESTINATIONS:
+            self.forget_some(now)
         destination = Destination(route, self._ring.site(route.site), self._retry)
         destination.renew(route, self._zone, self._rates, now)
         self.destinations[key] = destination
@@ -69,26 +80,61 @@ class Directory:
             if destination.waiting or destination.active or not destination.suspension.is_forgettable(now)
         )
 
+    def sort(self, priority: Priority, since: MessageId) -> int:
+        """Of everything that waits what is older than this message is backlog now; how many are new."""
+        backlogs = (line.backlogs.get(priority) for line in dict.fromkeys(self.lines.values()))
+        return sum(backlog.sort(since) for backlog in backlogs if backlog is not None and backlog.has_fresh)
+
     # Forgetting
 
     def tidy(self) -> None:
         """When there are very many domains: keep the routes of those that have something waiting; the others
-        are asked for again.
+        are asked for again. Each call does a part of it.
         """
-        if len(self.lines) <= self._max_domains:
-            return
-        for destination in self.destinations.values():
-            keep = {delivery.domain for delivery in destination} | destination.passed_over
-            for domain in destination.domains - keep:
-                del self.lines[domain]
-            destination.domains &= keep
+        if self._to_tidy is None:
+            if len(self.lines) <= self._max_domains:
+                return
+            self._to_tidy = iter(list(self.destinations))
+        looked_at = 0
+        for key in self._to_tidy:
+            destination = self.destinations.get(key)
+            if destination is not None:
+                looked_at += 1 + len(destination.domains) + destination.waiting
+                self._tidy_one(destination)
+            if looked_at >= TIDIED:
+                return
+        self._to_tidy = None
         self._max_domains = max(MAX_DOMAINS, 2 * len(self.lines))
 
-    def forget_destinations(self, now: float) -> None:
-        for key, destination in list(self.destinations.items()):
+    def _tidy_one(self, destination: Destination) -> None:
+        if destination.waiting:
+            keep = {delivery.domain for delivery in destination} | destination.passed_over
+        else:
+            keep = destination.passed_over
+        for domain in destination.domains - keep:
+            del self.lines[domain]
+        destination.domains &= keep
+
+    def forget_some(self, now: float) -> None:
+        for _ in range(min(LOOKED_AT, len(self.destinations))):
+            key, destination = next(iter(self.destinations.items()))
             if destination.is_forgettable(now):
                 del self.destinations[key]
-                self._ring.leave(destination)
-                for domain in destination.domains:
-                    del self.lines[domain]
-        self._max_destinations = max(MAX_DESTINATIONS, 2 * len(self.destinations))
+                self._forget(destination)
+            else:
+                self.destinations.move_to_end(key)
+
+    def _forget(self, destination: Destination) -> None:
+        self._ring.leave(destination)
+        for domain in destination.domains:
+            del self.lines[domain]
+
+    def clear(self) -> Iterator[None]:
+        """Forget everything, a destination at each step; nothing of it is active. They and their hosts refer
+        to each other: all that a zone knows would be left for the garbage collector.
+        """
+        self.lines.clear()
+        while self.destinations:
+            _, destination = self.destinations.popitem()
+            self._ring.leave(destination)
+            yield

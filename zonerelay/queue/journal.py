@@ -15,16 +15,19 @@ What becomes known in one turn of the event loop is written in one `settle`; wha
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zonerelay.model.delivery import DeliveryKey
+from zonerelay.queue.slices import Slices
 from zonerelay.queue.tasks import Once, Tasks
 from zonerelay.store.base import Change, QueueStore, StoreError, Submit
 from zonerelay.telemetry.events import Events
 
 MAX_UNSETTLED = 1000
-MAX_CHANGES = 1000
+MAX_CHANGES = 250
+"""In one write, of more than one entry: putting it together takes some milliseconds of the event loop."""
 GATHERING = 0.01
 """Seconds that lazy entries wait for others: one write for dozens of messages instead of one for each."""
 COMPANY = 64
@@ -56,9 +59,10 @@ class Entry:
 class Journal:
     """One per settler."""
 
-    def __init__(self, store: QueueStore, events: Events) -> None:
+    def __init__(self, store: QueueStore, events: Events, slices: Slices) -> None:
         self._store = store
         self._events = events
+        self._slices = slices
         self._tasks = Tasks("queue.journal", events)
         self._flush_once = Once(self._flush)
         self._timer: asyncio.TimerHandle | None = None
@@ -147,9 +151,19 @@ class Journal:
             if self._late:
                 self._late.discard(id(entries))
                 self._update_room()
-        for entry in entries:
-            self._settled(entry)
+        await self._announce(deque(entries))
         return True
+
+    async def _announce(self, written: deque[Entry]) -> None:
+        """A line in the log for each of hundreds of deliveries takes its time."""
+        try:
+            while written:
+                if written[0].then is not None:
+                    await self._slices.next()
+                self._settled(written.popleft())
+        finally:
+            while written:  # cancelled: what is durable is told of all the same
+                self._settled(written.popleft())
 
     def _is_late(self, write: int) -> None:
         self._late.add(write)

@@ -163,12 +163,16 @@ class Scheduler:
         return True
 
     def _retire(self, runner: ZoneRunner) -> None:
-        retirement = asyncio.get_running_loop().create_task(runner.retire())
+        given_back = partial(self._wake_successor, runner)
+        retirement = asyncio.get_running_loop().create_task(runner.retire(given_back))
         self._retired[runner] = retirement
         retirement.add_done_callback(lambda _: self._succeeded(runner))
 
     def _succeeded(self, runner: ZoneRunner) -> None:
         self._retired.pop(runner, None)
+        self._wake_successor(runner)
+
+    def _wake_successor(self, runner: ZoneRunner) -> None:
         if runner.zone.name in self._runners:
             self.wake(runner.zone.name)
 

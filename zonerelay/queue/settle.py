@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from zonerelay.config.models import BounceSettings, InDoubt, ZoneSettings
 from zonerelay.message.dsn import DsnKind, RecipientReport
@@ -30,15 +29,17 @@ from zonerelay.queue.journal import Entry, Journal
 from zonerelay.queue.protocols import ChooseZone, Notify
 from zonerelay.queue.reports import Reporter, ReportError
 from zonerelay.queue.retry import RetryPolicy
+from zonerelay.queue.slices import Slices
 from zonerelay.queue.tasks import Tasks
-from zonerelay.store.base import Change, Finish, QueueStore, StoreError, Submit
+from zonerelay.queue.unattempted import Unattempted
+from zonerelay.store.base import Change, Finish, QueueStore, Submit
 from zonerelay.telemetry.events import Events
 
 Postponed = Callable[[str, float], None]
 """`postponed(zone, when)`: a deferral is durable; the earliest of its deliveries is due at `when`."""
 
-MAX_TOGETHER = 200
-"""Deferrals without an attempt that are written as one entry."""
+AT_ONCE = 20
+"""Messages that are read, and perhaps reported, at the same time for deliveries without an attempt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,9 +93,11 @@ class Settler:
             clock=clock,
         )
         self.configure(zones=zones, retry=retry, bounce=bounce)
-        self._journal = Journal(store, events)
+        self._slices = Slices(clock.monotonic)
+        self._journal = Journal(store, events, self._slices)
         self._tasks = Tasks("queue.settle", events)
-        self._in_work: set[_Parcel] = set()
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._in_work: set[_Parcel | Unattempted] = set()
         self._postponed: Postponed = _nobody
 
     def configure(self, *, zones: Sequence[ZoneSettings], retry: RetryPolicy, bounce: BounceSettings) -> None:
@@ -179,19 +182,9 @@ class Settler:
 
         `until`: when to look again at each, for those of a suspended destination.
         """
-        now = self._clock.now()
-        plain: list[Consequence] = []
-        for message_id, group in groupby(deliveries, key=_message_id):
-            some = list(group)
-            self._journal.reserve(len(some))
-            if until is not None and not any(self._judge.needs_message(delivery, now) for delivery in some):
-                plain += [deferred(delivery, outcome, until(), now) for delivery in some]
-                continue
-            when = None if until is None else until()
-            parcel = _Parcel(None, some, [outcome] * len(some), destination, until=when)
-            self._start(parcel, self._read_and_settle(message_id, parcel))
-        for start in range(0, len(plain), MAX_TOGETHER):
-            self._put(plain[start : start + MAX_TOGETHER], [], destination)
+        work = Unattempted(list(deliveries), outcome, destination, until)
+        self._journal.reserve(len(work.all))
+        self._start(work, self._settle_unattempted(work))
 
     async def settle(
         self, message: Message, deliveries: Sequence[Delivery], outcomes: Sequence[Outcome]
@@ -203,16 +196,53 @@ class Settler:
         self._start(parcel, self._settle(parcel))
         await durable
 
-    def _start(self, parcel: _Parcel, work: Coroutine[object, object, None]) -> None:
+    def _start(self, parcel: _Parcel | Unattempted, work: Coroutine[object, object, None]) -> None:
         self._in_work.add(parcel)
         self._tasks.start(work)
 
+    async def _settle_unattempted(self, work: Unattempted) -> None:
+        try:
+            await self._divide(work)
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the outcome
+            self._events.trouble("queue.settle", error)
+            now = self._clock.now()
+            rest = [put_off(delivery, work.outcome, now) for delivery in work.deliveries]
+            if rest:
+                self._put(rest, [], work.destination)
+        finally:
+            self._in_work.discard(work)
+
+    async def _divide(self, work: Unattempted) -> None:
+        def needs_message(delivery: Delivery) -> bool:
+            return work.until is None or self._judge.needs_message(delivery, self._clock.now())
+
+        for some, together in work.parts(needs_message):
+            await self._slices.next()
+            if together and work.until is not None:
+                now = self._clock.now()
+                later = [deferred(delivery, work.outcome, work.until(), now) for delivery in some]
+                self._put(later, [], work.destination)
+            else:
+                await self._at_once.acquire()
+                outcomes = [work.outcome] * len(some)
+                until = None if work.until is None else work.until()
+                parcel = _Parcel(None, some, outcomes, work.destination, until=until)
+                self._start(parcel, self._read_and_settle(some[0].message_id, parcel))
+            work.done += len(some)
+
     async def _read_and_settle(self, message_id: MessageId, parcel: _Parcel) -> None:
         try:
-            parcel.message = await self._store.read_message(message_id)
-        except StoreError as error:
+            parcel.message = await self._read(message_id)
+            await self._settle(parcel)
+        finally:
+            self._at_once.release()
+
+    async def _read(self, message_id: MessageId) -> Message | None:
+        try:
+            return await self._store.read_message(message_id)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its deliveries are put off
             self._events.trouble("queue.read_message", error, message_id=message_id)
-        await self._settle(parcel)
+            return None
 
     async def _settle(self, parcel: _Parcel) -> None:
         try:
@@ -262,6 +292,7 @@ class Settler:
         lines = [RecipientReport(c.delivery, c.outcome) for c in owed]
         until = max(self._judge.expiry(message.envelope, c.delivery) for c in owed)
         retry_until = until if kind is DsnKind.DELAYED else None
+        await self._slices.next()
         submit = await self._reporter.report(kind, message, lines, retry_until=retry_until)
         return _Report(kind, submit, [c.delivery for c in owed])
 
@@ -309,10 +340,6 @@ class Settler:
         self._events.dsn(report.kind, message_id, about[0].message_id, [d.recipient for d in about])
         for delivery in report.submit.deliveries:
             self._notify(delivery.queue)
-
-
-def _message_id(delivery: Delivery) -> MessageId:
-    return delivery.message_id
 
 
 def _nobody(zone: str, when: float) -> None:

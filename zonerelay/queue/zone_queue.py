@@ -20,8 +20,7 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
   → a hundred thousand fresh messages do not hold up one for an idle host.
 - Shares (`shares.py`): in a zone routed by MX a line may hold only its share of the window
   → a slow destination cannot fill the window and hide the others' mail.
-- Company: a zone that has `LOW_MARK` deliveries waiting and one route claims no more until it has fewer
-  → under load one claim brings hundreds of deliveries, not one each.
+- Company: a zone with one route and `LOW_MARK` waiting claims no more until fewer wait → hundreds at once.
 - Suspension (`suspension.py`): nothing waits for a suspended destination; what is claimed for it is
   handed back to be deferred without a connection; one probe at a time ends it
   → dead hosts cost neither connections nor window.
@@ -34,7 +33,7 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.limits.allowance import ZoneAllowance
@@ -67,9 +66,7 @@ MANY_PUT_OFF = 50
 
 
 class ZoneQueue:
-    """Of one zone. Deliveries enter by `add` and leave by `next_work`, `take_parked`, `take_returned`,
-    `unroutable`, `withdraw` or `drain`; each is in one place at a time.
-    """
+    """Deliveries enter by `add` and leave by what takes, starts or withdraws them; each is in one place."""
 
     def __init__(
         self,
@@ -267,12 +264,17 @@ class ZoneQueue:
         """Where mail for a domain goes, if that is known without asking."""
         return self._directory.key_of(domain if self._by_domain else "")
 
-    def drain(self) -> list[Delivery]:
-        """Everything that waits, for a stop."""
-        lines = dict.fromkeys(self._lines.values())
+    def drain(self) -> Iterator[list[Delivery]]:
+        """Everything that waits, a line at each step, for a stop."""
         self._ring.clear()
         self._look_ups.clear()
-        return [delivery for line in lines for delivery in self._drained(line)]
+        for line in dict.fromkeys(self._lines.values()):
+            if line.waiting:
+                yield self._drained(line)
+
+    def clear(self) -> Iterator[None]:
+        """Forget what is known of destinations, a little at each step; nothing waits or is active."""
+        return self._directory.clear()
 
     def status(self, now: float, tick: float = 0.0) -> tuple[DestinationStatus, ...]:
         return self._directory.status(now, tick)
@@ -300,11 +302,8 @@ class ZoneQueue:
 
     def _draw_line(self, priority: Priority, now: float) -> None:
         """What waits of the priority is backlog, what comes from now on is new."""
-        since = (newcomers := self._claims.of(priority).newcomers).draw(now)
-        for line in dict.fromkeys(self._lines.values()):
-            backlog = line.backlogs.get(priority)
-            if backlog is not None and backlog.has_fresh:
-                newcomers.waiting += backlog.sort(since)
+        newcomers = self._claims.of(priority).newcomers
+        newcomers.waiting = self._directory.sort(priority, newcomers.draw(now))
         self._look_ups.sort()
         self._ring.sort()
 

@@ -12,7 +12,7 @@ Failure: a router that raises costs its deliveries a deferral and the operator a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -33,6 +33,7 @@ from zonerelay.queue.protocols import Courier, Router
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.rest import Rests
 from zonerelay.queue.settle import Settler
+from zonerelay.queue.slices import in_slices
 from zonerelay.queue.suspension import Transition
 from zonerelay.queue.tasks import Linger, Once, Tasks
 from zonerelay.queue.zone_queue import WINDOW, ZoneQueue
@@ -136,18 +137,28 @@ class ZoneRunner:
         self._quit()
         # Claims and look-ups in progress are forgotten: nothing has been sent for them.
         await self._errands.cancel()
-        self._release(self._queue.drain())
+        await self._give_up()
         await self._lanes.wait(max(0.0, deadline - asyncio.get_running_loop().time()))
         await self._lanes.cancel()
 
-    async def retire(self) -> None:
-        """Make way for a runner with other settings: give back what waits, let attempts end."""
+    async def retire(self, given_back: Callable[[], None]) -> None:
+        """Make way for a runner with other settings: give back what waits, let attempts end. `given_back` is
+        called when others can have what waited.
+        """
         self._quit()
-        self._release(self._queue.drain())
+        await self._give_up()
+        given_back()
         # Not cancelled: a claim that is cut off would keep its deliveries from the next runner.
         await self._errands.wait(None)
-        self._release(self._queue.drain())
+        await self._give_up()
         await self._lanes.wait(None)
+        async for _ in in_slices(self._queue.clear(), self._clock.monotonic):
+            pass
+
+    async def _give_up(self) -> None:
+        """Back to the store with what waits."""
+        async for deliveries in in_slices(self._queue.drain(), self._clock.monotonic):
+            self._release(deliveries)
 
     def _quit(self) -> None:
         self._stopping = True

@@ -7,7 +7,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,7 +38,13 @@ class Scene:
     sink: Counters
     probes: Path
 
-    def relay(self, name: str) -> RelayProcess:
+    def relay(
+        self,
+        name: str,
+        *,
+        tables: Mapping[str, Table | Sequence[Table]] | None = None,
+        launcher: Sequence[str] = (),
+    ) -> RelayProcess:
         zone: Table = {
             "name": "default",
             "port": self.sink_port,
@@ -52,7 +58,9 @@ class Scene:
                 "max_connections_per_network": 1000,
                 "max_recipients": 10_000,
             },
-            tables={"zone": [zone], "dns": {"servers": [self.dns]}},
+            tables={"zone": [zone], "dns": {"servers": [self.dns]}, **(tables or {})},
+            launcher=launcher,
+            environment={"PYTHONPATH": str(REPOSITORY)},
         )
 
 
