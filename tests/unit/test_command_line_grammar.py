@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_relay import delivery
-from zonerelay.cli import arguments, relay, text
+from zonerelay import __version__
+from zonerelay.cli import arguments, output, relay, text
 from zonerelay.cli.exits import CliError
-from zonerelay.control.messages import Filter
+from zonerelay.control.messages import Filter, TraceStep
 
 ID = "019aa1f2b3c01f00"
 
@@ -161,3 +162,28 @@ def test_a_narrow_terminal_keeps_ids_and_recipients() -> None:
     assert "someone@example.com" in shown
     assert "…" in shown
     assert len(shown) <= 80
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_trace_shows_what_happened_to_whom_at_every_width(width: int) -> None:
+    from rich.console import Console
+
+    from zonerelay.cli.queue_read import trace_table
+
+    recipient = "someone.with.a.long.name@subdomain.customer.example"
+    step = TraceStep(at=1.7e9, event="next attempt", recipient=recipient, text="451 4.4.1 busy")
+    console = Console(width=width, file=io.StringIO(), markup=False)
+    with console.capture() as capture:
+        console.print(trace_table([step], wide=width >= output.WIDE))
+    shown = " ".join(capture.get().split())
+    assert text.when(step.at) in shown
+    assert "next attempt" in shown
+    assert recipient in shown.replace(" ", "")
+    assert "451 4.4.1 busy" in shown
+
+
+def test_the_version_is_told_as_other_programs_tell_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        arguments.parse(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"zonerelay {__version__}\n"

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zonerelay import __version__
 from zonerelay.config.options import MAX_WORKERS
 from zonerelay.config.units import parse_duration, parse_size
 from zonerelay.model.delivery import DeliveryState
@@ -56,6 +57,7 @@ def build() -> argparse.ArgumentParser:
         epilog=_EXIT_HELP,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"zonerelay {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _command(commands, "serve", "run the relay in the foreground")
     worker = _command(commands, "worker", "run one worker, as serve does with several; by hand to debug it")
@@ -143,7 +145,9 @@ def _explain(commands: Commands) -> None:
     explain = _command(commands, "explain", "say how mail for an address would travel; sends nothing")
     explain.add_argument("address", metavar="ADDRESS", help="recipient; a bare domain will do")
     explain.add_argument("--from", dest="sender", default="", metavar="ADDRESS", help="envelope sender")
-    mail = explain.add_argument_group("about the mail", "Without it no route by it matches.")
+    mail = explain.add_argument_group(
+        "about the mail", "Routes that ask for one of these match only if it is given."
+    )
     mail.add_argument("--user", default="", metavar="NAME", help="user who has logged in")
     mail.add_argument("--listener", default="", metavar="ADDRESS", help="where it came in")
     mail.add_argument("--client", type=_ip, metavar="IP", help="address of the client")

@@ -188,6 +188,22 @@ def trace(arguments: Namespace) -> int:
         for step in steps:
             output.print_line(step)
         return OK
-    rows = [(text.when(s.at), s.event, text.clean(s.recipient), Text(text.clean(s.text))) for s in steps]
-    output.console().print(output.table(["time", "event", "recipient", "detail"], rows, cut=("detail",)))
+    console = output.console()
+    console.print(trace_table(steps, wide=console.width >= output.WIDE))
     return OK
+
+
+def trace_table(steps: Iterable[TraceStep], *, wide: bool) -> Table:
+    """One event after the other; the detail wraps. A narrow terminal shows whose it is in front of it."""
+    columns = ["time", "event", "recipient", "detail"]
+    if not wide:
+        columns.remove("recipient")
+    rows: list[list[output.Cell]] = []
+    for step in steps:
+        whose, detail = text.clean(step.recipient), text.clean(step.text)
+        if wide:
+            rows.append([text.when(step.at), step.event, whose, Text(detail)])
+        else:
+            told = Text(": ".join(filter(None, [whose, detail])), overflow="fold")
+            rows.append([text.when(step.at), step.event, told])
+    return output.table(columns, rows, cut=("recipient", "detail"))

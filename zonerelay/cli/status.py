@@ -126,4 +126,4 @@ def _destinations(destinations: Sequence[DestinationStatus], now: float) -> Tabl
         for each in destinations
     ]
     columns = ["destination", "zone", "active", "waiting", "suspended", "last reply"]
-    return output.table(columns, rows, cut=("destination", "last reply"))
+    return output.table(columns, rows, cut=("destination", "zone", "last reply"))

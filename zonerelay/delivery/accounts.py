@@ -89,10 +89,6 @@ class Account:
         self._failures = 0
         self._until = 0.0
 
-    def next_try(self, now: float) -> float | None:
-        """Seconds until the pause is over; `None` when there is none."""
-        return max(0.0, self._until - now) if self.refused else None
-
 
 def digest(*secrets: str) -> str:
     """What `material` is: enough to see a change, and no secret."""

@@ -40,11 +40,6 @@ class MessageIdSource:
         return MessageId(f"{self._counter:014x}{self._suffix}")
 
 
-def created_at(message_id: MessageId) -> float:
-    """Unix time in seconds (millisecond resolution) at which the id was handed out."""
-    return (int(message_id[:-2], 16) >> _SEQUENCE_BITS) / 1000
-
-
 def first_at(now: float) -> MessageId:
     """No id that was handed out before this time (Unix seconds) is larger, none from then on smaller."""
     return MessageId(f"{int(now * 1000) << _SEQUENCE_BITS:014x}00")

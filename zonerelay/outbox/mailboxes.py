@@ -10,7 +10,7 @@ mail wait. Its password is opened when somebody logs in with it, never kept, and
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -166,10 +166,6 @@ class Mailboxes:
         for mailbox in self._known.values():
             if problem := mailbox.problem():
                 yield problem
-
-
-def by_zone(mailboxes: Iterable[Mailbox]) -> Mapping[str, Mailbox]:
-    return {mailbox.zone: mailbox for mailbox in mailboxes}
 
 
 def _host(text: str) -> str | None:

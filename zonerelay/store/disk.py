@@ -49,7 +49,6 @@ UPDATE_BATCH = 256
 class DiskStore:
     """Built by `open_store`; belongs to the event loop that was running then."""
 
-    survives_restart = True
     node = 0
 
     def __init__(self, keeper: DiskKeeper, stock: Stock) -> None:

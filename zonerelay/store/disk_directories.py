@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zonerelay.config.models import SpoolSettings
-from zonerelay.store import disk_format
 from zonerelay.store.base import StoreOpenError
 from zonerelay.store.disk_errors import translated
 
@@ -232,11 +231,6 @@ def _write_marks(directories: Sequence[Directory], mark: bytes) -> None:
             os.fsync(directory.lock)
             os.fsync(directory.descriptor)
             directory.mark = mark
-
-
-def is_ours(name: str) -> bool:
-    """A message, or the state of one."""
-    return disk_format.parse_name(name) is not None
 
 
 def _close(directories: Sequence[Directory]) -> None:

@@ -47,7 +47,6 @@ UPDATE_BATCH = 256
 class LevelDbStore:
     """Built by `open_store`; belongs to the event loop that was running then."""
 
-    survives_restart = True
     node = 0
 
     def __init__(

@@ -46,7 +46,6 @@ class MemoryStore:
     def __init__(self, shelf: Shelf | None = None, shelved: Shelved | None = None) -> None:
         """`shelved` is what the shelf has brought."""
         shelved = shelved or Shelved()
-        self.survives_restart = shelf is not None
         self._shelf = shelf
         self._messages: dict[MessageId, tuple[Message, list[bytes]]] = shelved.messages
         self._deliveries: dict[DeliveryKey, Delivery] = {d.key: d for d in shelved.deliveries}

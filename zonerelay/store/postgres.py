@@ -50,8 +50,6 @@ _RECORD_SIZE = 200
 class PostgresStore:
     """Built by `open_postgres`; belongs to the event loop that was running then."""
 
-    survives_restart = True
-
     def __init__(
         self,
         keeper: DatabaseKeeper,

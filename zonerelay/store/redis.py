@@ -42,8 +42,6 @@ _log = logging.getLogger("zonerelay.store")
 class RedisStore:
     """Built by `open_redis`; belongs to the event loop that was running then."""
 
-    survives_restart = True
-
     def __init__(
         self,
         link: RedisLink,

@@ -61,8 +61,6 @@ class Terms:
 class S3Store:
     """Built by `open_s3`; belongs to the event loop that was running then."""
 
-    survives_restart = True
-
     def __init__(
         self,
         objects: Objects,
@@ -136,7 +134,6 @@ class S3Store:
         self._left: set[MessageId] = set()
         self._heard_offers: dict[str, int] = {}
         self._next_walk = 0.0
-        self._share_first = False
         self._walking: asyncio.Task[None] | None = None
         self._is_closing = False
         self._closed = False

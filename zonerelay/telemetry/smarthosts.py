@@ -17,8 +17,6 @@ from zonerelay.telemetry.redact import Redactor
 
 Field = str | int | float | bool | None
 
-RESULTS = ("ok", "refused", "failed", "broken")
-
 
 class SmarthostMetrics(Instruments):
     """`attach` whoever knows zone, credential and whether it can log in, of those that have tried."""

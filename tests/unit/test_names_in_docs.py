@@ -1,0 +1,119 @@
+"""What the pages name is there: files, headings, metrics, options, commands, and examples that load."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from zonerelay.cli import arguments
+from zonerelay.config.describe import options
+from zonerelay.config.settings import load_text
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING"))]
+"""Not the change log: it may name what has gone."""
+TEXTS = [*PAGES, *(ROOT / "config").glob("*.toml"), *(ROOT / "systemd").iterdir(), ROOT / "Dockerfile"]
+
+_OTHERS_FILES = ("# /etc/zonerelay/quota.toml",)
+"""First lines of examples that are no configuration of the relay."""
+_FOLDERS = {path.name for path in (ROOT, ROOT / "zonerelay") for path in path.iterdir() if path.is_dir()}
+_FILES = {path.name for folder in ("zonerelay", "tests", "docs") for path in (ROOT / folder).rglob("*.*")}
+_NO_FILES = ("message/rfc822", "message/global", "queue/ID")
+"""Media types; an object in a bucket."""
+_CODE = "".join(path.read_text() for path in ROOT.glob("zonerelay/**/*.py"))
+
+
+def names(pages: list[Path]) -> list[str]:
+    return [page.name for page in pages]
+
+
+def spans(page: Path) -> Iterator[tuple[int, str]]:
+    """What stands in back-ticks, with its line."""
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        for span in re.findall(r"`([^`]+)`", line):
+            yield number, span
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+        aim = page.parent / target if target else page
+        assert aim.exists(), target
+        assert not anchor or anchor in headings(aim), f"{target}#{anchor}"
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    readme = (ROOT / "README.md").read_text().partition("## More")[2]
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in readme] == []
+
+
+@cache
+def headings(page: Path) -> frozenset[str]:
+    """As GitHub spells them in links."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_file_that_is_named_exists(page: Path) -> None:
+    for number, span in spans(page):
+        folder, _, rest = span.partition("/")
+        if rest and folder in _FOLDERS and span not in _NO_FILES and re.fullmatch(r"[\w/.]+", rest):
+            places = (span, f"zonerelay/{span}", f"zonerelay/{span}.py")
+            assert any((ROOT / place).exists() for place in places), f"line {number}: {span}"
+        elif re.fullmatch(r"\w+\.(py|md|lua)", span):
+            assert span in _FILES or (ROOT / span).exists(), f"line {number}: {span}"
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=names(TEXTS))
+def test_every_metric_that_is_named_exists(page: Path) -> None:
+    known = {*re.findall(r'"(zonerelay_\w+)"', _CODE), "zonerelay_info"}
+    for name in re.findall(r"\bzonerelay_[a-z_]+\b", page.read_text()):
+        assert {name, re.sub("_(bucket|count|sum)$", "", name)} & known, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_option_that_is_named_with_its_table_exists(page: Path) -> None:
+    known = {(described.heading.strip("[]"), described.key) for described in options()}
+    tables = {table for table, _ in known}
+    for number, span in spans(page):
+        if match := re.fullmatch(r"\[+([a-z0-9]+)\]+(?: ([a-z_]+))?(?: = .*)?", span):
+            table, key = match.groups()
+            found = (table, key) in known if key else table in tables
+            assert found, f"line {number}: {span}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_example_of_a_configuration_loads(page: Path) -> None:
+    for example in re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        if not example.startswith(_OTHERS_FILES):
+            load_text(example)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_command_that_is_named_is_understood(page: Path) -> None:
+    for number, words in commands(page):
+        parser = arguments.build()
+        for word in words:
+            verbs = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+            if word.startswith("--"):
+                assert word.partition("=")[0] in parser._option_string_actions, f"line {number}: {words}"
+            elif verbs and re.fullmatch("[a-z-]+", word):
+                assert word in verbs[0].choices, f"line {number}: {words}"
+                parser = verbs[0].choices[word]
+
+
+def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
+    """In code, where a line or what stands in back-ticks begins with the program."""
+    fenced = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        fenced ^= line.startswith("```")
+        code = [line] if fenced or line.startswith("    ") else re.findall(r"`([^`]+)`", line)
+        for each in code:
+            if match := re.match(r"\s*(?:[$#] )?(?:sudo (?:-u \w+ )?)?zonerelay ([a-z][^|<>&#]*)", each):
+                yield number, match[1].split()
