@@ -1,8 +1,8 @@
 """When the interpreter looks for reference cycles, so that the event loop never stands still for it for long.
 
 CPython looks at a whole generation in one go, 0.1 to 0.5 µs for each object, and begins when much more has
-been made than freed. A queue makes as much as it frees: the young generations grew to hundreds of thousands
-of objects before they were looked at, and that took 80 to 120 ms. So here
+been made than freed. A queue makes as much as it frees: the young generations grew and grew before they were
+looked at, and that took 80 to 400 ms. So here
 
 - the youngest is looked at `STEP` seconds after the last time at the latest, the middle one every
   `OLDER_STEPS`: what has been made since then is few. What makes many cycles at once (DNS answers) is met by

@@ -1,7 +1,8 @@
 """`python -m tests.bench`: zonerelay and Postfix under the same load, in one run, as a table.
 
-With `--against` it is zonerelay and other source trees of zonerelay, in Postfix's place. With `--engines` it
-is every storage engine, with one relay and with three, as one table (docs/engines.md).
+With `--workers` it is zonerelay with several workers, too. With `--against` it is zonerelay and other source
+trees of zonerelay, in Postfix's place. With `--engines` it is every storage engine, with one relay and with
+three, as one table (docs/engines.md).
 """
 
 from __future__ import annotations
@@ -58,6 +59,13 @@ def arguments() -> argparse.Namespace:
         metavar="NAME",
         help="only storage engines: all, or these of " + ", ".join(engines.ENGINES),
     )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="zonerelay with these numbers of workers, and Postfix; the ratio is to zonerelay with one",
+    )
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="timed repetitions (default 3)")
     parser.add_argument(
         "--scale", type=float, default=1.0, metavar="X", help="messages times X, to try things out"
@@ -113,6 +121,10 @@ def chosen(options: argparse.Namespace, found: dict[str, Starter]) -> list[Row]:
     if options.spool:
         relays = (ZONERELAY, *map(spool_name, options.spool))
         rows = [replace(row, relays=relays, goals=()) for row in rows if row.relays[-1] == POSTFIX]
+    if options.workers:
+        # One worker is last: what is told round by round is told against the last.
+        relays = (*map(workers_name, options.workers), POSTFIX, ZONERELAY)
+        rows = [replace(row, relays=relays, goals=()) for row in rows if row.relays[-1] == POSTFIX]
     return [row for row in rows if any(name in found for name in row.relays)]
 
 
@@ -124,6 +136,10 @@ def spool_name(spool: str) -> str:
     return f"on {spool}"
 
 
+def workers_name(workers: int) -> str:
+    return f"{workers} workers"
+
+
 def available(options: argparse.Namespace, tools: PostfixTools, console: Console) -> dict[str, Starter]:
     """Starters by the relay's name. Raises ValueError."""
     found = starters(tools)
@@ -133,6 +149,8 @@ def available(options: argparse.Namespace, tools: PostfixTools, console: Console
     if options.spool:
         others = {spool_name(name): zonerelay_starter(spool=SPOOLS[name]) for name in options.spool}
         return {ZONERELAY: found[ZONERELAY], **others}
+    if options.workers:
+        found |= {workers_name(number): zonerelay_starter(workers=number) for number in options.workers}
     if options.only == POSTFIX:
         return {POSTFIX: found[POSTFIX]}
     if options.only == ZONERELAY:

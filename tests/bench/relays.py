@@ -80,8 +80,9 @@ def zonerelay_starter(
     keys: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     spool: SpoolStarter = leveldb,
+    workers: int = 1,
 ) -> Starter:
-    """One worker; limits that the row's sessions cannot reach; otherwise the defaults.
+    """Limits that the row's sessions cannot reach; otherwise the defaults.
 
     `keys`: algorithms to sign with.
     """
@@ -97,6 +98,7 @@ def zonerelay_starter(
             spool(launcher) as server,
             RelayProcess(
                 directory,
+                top={"workers": workers},
                 spool=server.tables["spool"],
                 # One in clear text is always there, to see when the relay is ready.
                 listener=_limits(row) if implicit else listener,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -18,10 +20,12 @@ from zonerelay.config.models import Backend, RedisSettings, SpoolSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.base import CHUNK_SIZE, Finish, Store, StoreOpenError
 from zonerelay.store.open import open_store
+from zonerelay.store.redis_wire import Server, open_wire
 from zonerelay.store.surroundings import Surroundings
 
 PASSWORD = "correct-horse"
 PREFIX = "mail:"
+FILES = Path("/proc/self/fd")
 
 
 def documented_rights() -> list[str]:
@@ -114,6 +118,23 @@ async def test_lease_is_renewed_with_those_rights(store: Store, server: RedisSer
 async def test_server_whose_certificate_nobody_vouches_for_is_refused(server: RedisServer) -> None:
     with pytest.raises(StoreOpenError, match="certificate verify failed"):
         await opened(server, None)
+
+
+async def test_a_server_that_does_not_say_goodbye_keeps_no_socket(
+    server: RedisServer, authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    monkeypatch.setattr("zonerelay.store.redis_wire.GOODBYE", 0.02)
+    before = len(list(FILES.iterdir()))
+    at = Server(server.url, user="zonerelay", password=PASSWORD, ca_file=str(tmp_path / "ca.pem"))
+    wire = await open_wire(at, pytest.fail)
+    server.signal(signal.SIGSTOP)
+    try:
+        await wire.close()
+        await asyncio.sleep(0)  # what is aborted is closed in the loop's next turn
+        assert len(list(FILES.iterdir())) == before
+    finally:
+        server.signal(signal.SIGCONT)
 
 
 @pytest.mark.parametrize("other", [{"password": ""}, {"user": "nobody"}, {"prefix": "others:"}])

@@ -206,6 +206,15 @@ def test_nobody_is_late_while_we_do_not_read() -> None:
         assert now < deadlines.next_look(now) <= now + IDLE
 
 
+def test_what_begins_while_we_do_not_read_has_its_time_from_when_we_do() -> None:
+    deadlines = Deadlines(0, idle=300, transaction=1800)
+    for now, step in ((1, paused), (13, handshake), (20, resumed)):
+        step(deadlines, now)
+    assert deadlines.next_look(20) == 20 + HANDSHAKE
+    assert deadlines.late(19.9 + HANDSHAKE) is None
+    assert deadlines.late(20 + HANDSHAKE) is not None
+
+
 STEPS = [
     nothing,
     handshake,

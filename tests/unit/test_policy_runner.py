@@ -343,9 +343,10 @@ async def test_a_late_answer_is_dropped() -> None:
 
 
 async def test_a_client_that_leaves_cancels_the_question() -> None:
-    cancelled = threading.Event()
+    asked, cancelled = threading.Event(), threading.Event()
 
     async def method(self: Policy, event: Event) -> None:
+        asked.set()
         try:
             await asyncio.sleep(1000)
         finally:
@@ -353,7 +354,7 @@ async def test_a_client_that_leaves_cancels_the_question() -> None:
 
     async with running(policy(mail=method, rcpt=lambda self, e: None), timeout=5) as (runner, sink):
         asking = asyncio.create_task(runner.ask(MAIL))
-        await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(asked.wait, 5)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking

@@ -155,8 +155,22 @@ def test_new_mail_has_places_besides_a_full_window_and_not_more() -> None:
     relay.clock.advance(AGAIN)
     relay.queue.add(last, relay.clock.now())
     assert relay.newcomers.waiting == 0, "what was new for so long is backlog"
+    assert not relay.queue.wants_claim(ALL, ALL), "one too many is in memory"
+    relay.send(2)
     assert not relay.queue.wants_claim(ALL)
     assert relay.queue.wants_claim(ALL, ALL)
+
+
+def test_what_is_new_does_not_make_room_for_more_than_the_window_holds() -> None:
+    relay = Relay(window=80)
+    relay.old(21)
+    relay.clock.advance(1.0)
+    for _ in range(20):
+        plan = relay.queue.plan_claim(ALL)
+        if plan is None:
+            break
+        relay.add(*(f"new{relay.queue.waiting + number}.example" for number in range(plan.limit)))
+    assert relay.queue.waiting <= 80 + relay.newcomers.most
 
 
 def test_there_is_no_backlog_when_the_store_has_no_more_and_little_waits() -> None:

@@ -468,7 +468,6 @@ class World:
         newcomers = self.queue._claims.of(Priority.NORMAL).newcomers
         lines = dict.fromkeys(self.queue._lines.values())
         assert newcomers.waiting == sum(newcomers.is_new(d) for line in lines for d in line)
-        assert 0 <= newcomers.waiting <= newcomers.most
         assert self.queue.waiting == sum(line.waiting for line in lines) <= self.window + newcomers.most
         in_flight = [d.key for work in self.works for d in work.deliveries]
         assert len(in_flight) == len(set(in_flight))

@@ -102,7 +102,7 @@ class Deadlines:
             self.is_paused = True
 
     def resumed(self, now: float) -> None:
-        """It goes on: all that ran meanwhile begins so much later."""
+        """It goes on: all that ran meanwhile begins so much later, and what began meanwhile begins now."""
         if self._paused is None:
             return
         stalled = now - self._paused
@@ -110,11 +110,11 @@ class Deadlines:
         self.is_paused = False
         self.heard = now
         if self._handshake is not None:
-            self._handshake += stalled
+            self._handshake = min(self._handshake + stalled, now)
         if self._began is not None:
-            self._began += stalled
+            self._began = min(self._began + stalled, now)
         if self._body is not None:
-            self._body += stalled
+            self._body = min(self._body + stalled, now)
 
     def late(self, now: float) -> Answer | None:
         if self._paused is not None:
@@ -132,9 +132,9 @@ class Deadlines:
         """When to ask again: never too late for what runs, nor for what begins right after `now`."""
         theirs = now if self._paused is None else self._paused
         due = self._data_due()
-        handshake = theirs if self._handshake is None else self._handshake
-        began = theirs if self._began is None else self._began
         # What began while we paused counts from the end of the pause, which may be now.
+        handshake = theirs if self._handshake is None or self._handshake > theirs else self._handshake
+        began = theirs if self._began is None or self._began > theirs else self._began
         heard = self.heard if self.heard < theirs else theirs
         earliest = min(heard + self._idle, handshake + HANDSHAKE, began + self._transaction)
         if due is not None and due < earliest:
@@ -145,4 +145,5 @@ class Deadlines:
         """When the body will have been too slow, if nothing more comes."""
         if self._body is None or not self._min_rate:
             return None
-        return self._body + self._idle + self.octets / self._min_rate
+        body = self._body if self._paused is None or self._body < self._paused else self._paused
+        return body + self._idle + self.octets / self._min_rate

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from zonerelay.model.delivery import Delivery
 from zonerelay.model.priority import Priority
-from zonerelay.queue.precedence import Precedence
+from zonerelay.queue.destinations import Line
+from zonerelay.queue.precedence import STRIDE, Precedence
 from zonerelay.queue.shares import Claim, NewClaim, Question, Refill, Shares
 
 LOW_MARK = 1000
@@ -46,13 +48,17 @@ class ClaimPlan:
         """Enough waits that the next claim may wait for company."""
         return self.waiting >= self._low_mark
 
+    @property
+    def is_half_full(self) -> bool:
+        return self.waiting * 2 >= self._window
+
     def wants(self, more: Collection[Priority], new: Collection[Priority] = ()) -> bool:
         """There is room, and perhaps something to claim; of `more` the store may hold due deliveries, of
         `new` new ones.
         """
         if len(self._shares) == 1 and (not more or (Priority.NORMAL in more and len(more) == 1)):
             shares = self._normal
-            return self._wants(shares, bool(more)) or (bool(new) and shares.newcomers.has_room)
+            return self._wants(shares, bool(more)) or (bool(new) and shares.new_room > 0)
         return bool(self._wanted(more, new))
 
     def next(self, more: Collection[Priority], new: Collection[Priority] = ()) -> Question | None:
@@ -62,11 +68,10 @@ class ClaimPlan:
         priority = wanted[0] if len(wanted) == 1 else self._precedence.pick(wanted)
         shares = self._shares[priority]
         newcomers, wants = shares.newcomers, self._wants(shares, priority in more)
-        if priority in new and newcomers.has_room and (newcomers.turn or not wants):
+        if priority in new and (room := shares.new_room) > 0 and (newcomers.turn or not wants):
             newcomers.turn = False
             assert newcomers.since is not None
-            limit = min(CLAIM_LIMIT, newcomers.most - newcomers.waiting)
-            return NewClaim(limit, shares.skip_list(), newcomers.since, priority)
+            return NewClaim(min(CLAIM_LIMIT, room), shares.skip_list(), newcomers.since, priority)
         newcomers.turn = True
         return self._plan(shares, priority in more)
 
@@ -76,13 +81,27 @@ class ClaimPlan:
             shares = self._shares[plan.priority]
             shares.newcomers.exhausted(shares.waiting)
 
+    def drain(self, line: Line) -> list[Delivery]:
+        """Everything that waits there, what is urgent first; it no longer waits."""
+        deliveries: list[Delivery] = []
+        for priority in sorted(line.backlogs, key=STRIDE.__getitem__):
+            drained = line.drain(priority)
+            self.of(priority).left(drained)
+            deliveries += drained
+        return deliveries
+
+    def forget(self, line: Line) -> None:
+        """The line is no longer in use."""
+        for priority, backlog in line.backlogs.items():
+            self.of(priority).forget(backlog)
+
     def _wanted(self, more: Collection[Priority], new: Collection[Priority]) -> list[Priority]:
         for priority in more:
             self.of(priority)
         return [
             each
             for each, shares in self._shares.items()
-            if self._wants(shares, each in more) or (each in new and shares.newcomers.has_room)
+            if self._wants(shares, each in more) or (each in new and shares.new_room > 0)
         ]
 
     def _wants(self, shares: Shares, more: bool) -> bool:

@@ -38,10 +38,6 @@ class Newcomers:
         self._crowd = crowd
         self._drawn = 0.0
 
-    @property
-    def has_room(self) -> bool:
-        return self.since is not None and self.waiting < self.most
-
     def is_new(self, delivery: Delivery) -> bool:
         return self.since is not None and delivery.next_attempt <= 0 and delivery.message_id >= self.since
 

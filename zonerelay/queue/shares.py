@@ -75,8 +75,16 @@ class Shares:
 
     @property
     def room(self) -> int:
-        """For what is not new."""
-        return self._window - self.waiting + self.newcomers.waiting
+        """For what is not known to be new; no more than window and newcomers' places are ever in memory."""
+        return self._window - self.waiting + min(self.newcomers.waiting, self.newcomers.most)
+
+    @property
+    def new_room(self) -> int:
+        """For new mail only."""
+        newcomers = self.newcomers
+        if newcomers.since is None:
+            return 0
+        return min(newcomers.most - newcomers.waiting, self._window + newcomers.most - self.waiting)
 
     def entered(self, deliveries: Sequence[Delivery]) -> None:
         """They wait in memory now."""

@@ -4,6 +4,8 @@
                                                    ▲                              │
                                                    └────────── failure, twice as long ──┘
 
+A probe for which there is no room waits as long again.
+
 A failure of a transaction that began before the present suspension says nothing new and changes
 nothing. A failure while other transactions are under way is not the destination's end either (a peer that
 answers 421 to the third connection): it lowers the ceiling to those others, and no more are opened. Do they
@@ -123,6 +125,10 @@ class Suspension:
         if self._ceiling is not None:
             self._raise_ceiling(self._ceiling)
         return Transition.NONE
+
+    def wait(self, now: float) -> None:
+        """There is no room for the probe: the suspension begins again."""
+        self.until = now + self.duration()
 
     def resume(self) -> Transition:
         """Open again: a probe got through, or an operator said so."""

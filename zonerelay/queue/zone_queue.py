@@ -24,6 +24,8 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
 - Suspension (`suspension.py`): nothing waits for a suspended destination; what is claimed for it is
   handed back to be deferred without a connection; one probe at a time ends it
   → dead hosts cost neither connections nor window.
+- Probes (`probes.py`): once the window is half full, few more destinations begin to wait for a probe
+  → thousands of domains that died together do not fill the window with mail that cannot go.
 - Rest: where there is much of that, it is passed over and fetched at a steady rate
   → a dead host's hundreds of thousands do not use up the time of the others' mail.
 - Routes live as long as their TTL, then the line is looked up again → mail follows a changed MX.
@@ -53,7 +55,7 @@ from zonerelay.queue.destinations import (
 )
 from zonerelay.queue.directory import Directory
 from zonerelay.queue.look_ups import LookUps
-from zonerelay.queue.precedence import STRIDE
+from zonerelay.queue.probes import Probes
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.ring import Ring
 from zonerelay.queue.shares import Question, Refill
@@ -83,6 +85,7 @@ class ZoneQueue:
         self._ring = Ring(zone, self._rates, shared)
         self._by_domain = not zone.next_hop
         self._claims = ClaimPlan(window, by_domain=self._by_domain)
+        self._probes = Probes(window)
         self._directory = Directory(zone, retry, self._rates, self._ring)
         self._lines = self._directory.lines
         self._works: set[Work] = set()
@@ -131,8 +134,8 @@ class ZoneQueue:
         """A look-up ended without a route: the deliveries that waited for it."""
         self._look_ups.ended()
         line = self._lines.pop(domain)
-        deliveries = self._drained(line)
-        self._forget(line)
+        deliveries = self._claims.drain(line)
+        self._claims.forget(line)
         for priority, backlog in line.backlogs.items():
             if backlog.passed_over:
                 self._replace(domain, priority)
@@ -270,7 +273,7 @@ class ZoneQueue:
         self._look_ups.clear()
         for line in dict.fromkeys(self._lines.values()):
             if line.waiting:
-                yield self._drained(line)
+                yield self._claims.drain(line)
 
     def clear(self) -> Iterator[None]:
         """Forget what is known of destinations, a little at each step; nothing waits or is active."""
@@ -310,7 +313,12 @@ class ZoneQueue:
     def _placed(self, line: Line, now: float) -> None:
         """Something was added to a line."""
         if isinstance(line, Destination):
-            if line.suspension.is_suspended(now):
+            suspension = line.suspension
+            is_suspended = suspension.is_suspended(now)
+            if not is_suspended and not self._probes.may_wait(line, is_half_full=self._claims.is_half_full):
+                suspension.wait(now)
+                is_suspended = True
+            if is_suspended:
                 self._park(line)
                 return
             self._ring.offer(line, now)
@@ -338,21 +346,8 @@ class ZoneQueue:
         if self._by_domain:
             shares.grew(backlog)
 
-    def _drained(self, line: Line) -> list[Delivery]:
-        """Everything that waits there, what is urgent first."""
-        deliveries: list[Delivery] = []
-        for priority in sorted(line.backlogs, key=STRIDE.__getitem__):
-            drained = line.drain(priority)
-            self._claims.of(priority).left(drained)
-            deliveries += drained
-        return deliveries
-
-    def _forget(self, line: Line) -> None:
-        for priority, backlog in line.backlogs.items():
-            self._claims.of(priority).forget(backlog)
-
     def _park(self, destination: Destination) -> None:
-        deliveries = self._drained(destination)
+        deliveries = self._claims.drain(destination)
         if self._by_domain and len(deliveries) >= MANY_PUT_OFF:
             for priority, domain in {(delivery.priority, delivery.domain) for delivery in deliveries}:
                 shares = self._claims.of(priority)
@@ -368,7 +363,7 @@ class ZoneQueue:
         for domain in destination.domains:
             del self._lines[domain]
         destination.domains.clear()
-        self._forget(destination)
+        self._claims.forget(destination)
         for priority, backlog in destination.backlogs.items():
             for domain in backlog.passed_over:
                 self._replace(domain, priority)

@@ -264,11 +264,13 @@ def _judged(error: ResponseError) -> StoreError:
 
 async def _hang_up(connection: AbstractConnection) -> None:
     """TLS says goodbye and waits for the other's; a server that does not answer keeps nobody for long."""
+    writer = connection._writer  # redis-py forgets it when the time is up, and TLS goes on waiting
     try:
         async with asyncio.timeout(GOODBYE):
             await connection.disconnect()
     except (TimeoutError, RedisError, OSError):
-        await connection.disconnect(nowait=True)
+        if writer is not None:
+            writer.transport.abort()
 
 
 async def open_wire(server: Server, on_broken: Callable[[str], None]) -> Wire:
