@@ -13,7 +13,7 @@ import pytest
 from tests.support.dns import FakeDns
 from tests.support.guard import BLOCKED, Guard
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
-from zonerelay.cli.explain import offline
+from zonerelay.cli.explain_offline import offline
 from zonerelay.config.models import RouteSettings, Settings, SourceBy, SourceSettings, ZoneSettings
 from zonerelay.control.client import ControlClient
 from zonerelay.control.messages import Explain, Explanation

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from zonerelay.limits.book import Book
 from zonerelay.limits.calendar import Calendar
-from zonerelay.limits.ledger import QUANTUM
+from zonerelay.limits.share import QUANTUM
 from zonerelay.limits.values import Answer, Claim, Held, Request, TurnAsk
 
 ZONE = 6

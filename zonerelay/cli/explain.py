@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import random
-import socket
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from zonerelay.cli import output, text
-from zonerelay.cli.exits import FAILED, OK, USAGE, CliError
+from zonerelay.cli.exits import FAILED, OK
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.control.errors import NotRunningError
 from zonerelay.control.messages import Explain, Explanation
 from zonerelay.control.plans import ChangePlan, HostPlan, StsPlan
-
-if TYPE_CHECKING:
-    from zonerelay.config.models import Settings
-    from zonerelay.message.srs import Srs
 
 _TLS = {
     "none": "never",
@@ -54,6 +46,9 @@ def explain(arguments: Namespace) -> int:
     try:
         found = client_of(settings).ask(request, Explanation)
     except NotRunningError:
+        # Apart: asking a running relay needs none of the parts that would carry mail.
+        from zonerelay.cli.explain_offline import offline
+
         found = asyncio.run(offline(settings, request))
     if arguments.json:
         output.print_document(found)
@@ -63,81 +58,6 @@ def explain(arguments: Namespace) -> int:
         if not found.relay_running:
             output.chatter().print("\nNo relay is running: this is what the configuration says.")
     return FAILED if found.unroutable else OK
-
-
-async def offline(settings: Settings, request: Explain) -> Explanation:
-    """The same answer without a relay; suspensions are a running scheduler's and stay unknown."""
-    from zonerelay.config.endpoints import parse_listen
-    from zonerelay.config.hostname import resolve_hostname
-    from zonerelay.control.change_plans import ChangePlans
-    from zonerelay.control.explain import Explainer
-    from zonerelay.control.rewrite_plans import RewritePlans
-    from zonerelay.control.source_plans import SourcePlans, Untold
-    from zonerelay.delivery.logins import first_for, senders_of
-    from zonerelay.delivery.source_ways import SourceWays
-    from zonerelay.inbound.rewriting import Rewriting
-    from zonerelay.model.clock import SystemClock
-    from zonerelay.routing.addresses import OwnAddresses
-    from zonerelay.routing.destination_table import DestinationTable
-    from zonerelay.routing.mx import MxRouter
-    from zonerelay.routing.resolver import Resolver
-    from zonerelay.routing.sts_files import StsFiles, policy_directory
-    from zonerelay.routing.sts_policies import StsPolicies, StsUntold
-    from zonerelay.routing.zones import Zones
-    from zonerelay.sending import build_dkim_keys
-
-    try:
-        rewriting = Rewriting(settings.rewrite)
-        zones = Zones(settings.zone, settings.route)
-        destinations = DestinationTable(settings.destination)
-        senders = senders_of(settings.credential)
-    except ValueError as error:
-        raise CliError(str(error), USAGE) from error
-    clock = SystemClock()
-    hostname = resolve_hostname(settings, socket.getfqdn)
-    resolver = Resolver(settings.dns, clock)
-    own = OwnAddresses(parse_listen(listener.address) for listener in settings.listener)
-    # What the relay keeps is read; what is fetched for this look is not kept.
-    files = StsFiles(policy_directory(settings), writable=False)
-    sts = StsPolicies(resolver, StsUntold(), clock, files=files)
-    router = MxRouter(
-        resolver,
-        hostname=hostname,
-        clock=clock,
-        random=random.Random(),
-        own_addresses=own,
-        sts=sts,
-        destinations=destinations,
-    )
-    sources = SourceWays(clock, Untold())
-    sources.configure(settings.source)
-    try:
-        explainer = Explainer(
-            zones,
-            router,
-            resolver,
-            hostname=hostname,
-            listeners=lambda: settings.listener,
-            sources=SourcePlans(sources, hostname=hostname),
-            rewrites=RewritePlans(lambda: rewriting, lambda: _srs(settings), clock),
-            credential=lambda zone, sender: first_for(sender, zone, senders),
-            changes=ChangePlans(lambda: build_dkim_keys(settings), lambda: _srs(settings), clock),
-            relay_running=False,
-        )
-        return await explainer.explain(request)
-    finally:
-        await sts.close()
-        await resolver.close()
-
-
-def _srs(settings: Settings) -> Srs | None:
-    """Nothing where the secret is for the relay's eyes alone."""
-    from zonerelay.sending import build_srs
-
-    try:
-        return build_srs(settings, os.environ)
-    except ValueError:
-        return None
 
 
 def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:

@@ -161,7 +161,7 @@ class AdminSettings:
         optional=True,
     )
     token_file: Path | None = optional_path(
-        "A file with the bearer token that writes need. Empty: writes over HTTP are refused."
+        "A file with the bearer token for writes over HTTP. There are none yet: nothing reads it."
     )
     socket: Path | None = optional_path(
         "The Unix socket that the command line talks to; its file rights decide who may. Empty: "

@@ -1,7 +1,7 @@
 """In whose name a batch is sent, and all that an idle connection must match to carry it.
 
 The way is chosen once for a batch, before a connection is looked for: the source by `source_choice.py`, the
-credential by `logins.py`, the host by `smarthost_ways.py`.
+credential by `logins.py`, the host by `host_order.py`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from zonerelay.limits.calendar import Calendar, Turn
-from zonerelay.limits.ledger import Entry, Holder, Ledger
+from zonerelay.limits.ledger import Ledger
 from zonerelay.limits.values import Answer, Request, TurnAsk
 
 MAX_TURNS = 200
@@ -124,7 +124,7 @@ class Book:
                     for name, holder in ledger.holders.items()
                     for key, each in holder.entries.items()
                 ],
-                waiting=list(ledger.waiting),
+                waiting=[(each.holder.name, each.site, each.line) for each in ledger.waiting],
                 turns={site: calendar.turns for site, calendar in self.calendars.items()},
             )
         )
@@ -138,14 +138,14 @@ class Book:
         written = msgspec.msgpack.decode(data, type=_Written)
         ledger = book.ledger
         for name, zone_limit, until, pressed in written.holders:
-            ledger.holders[name] = Holder(zone_limit, until, pressed_told=pressed)
+            ledger.enter(name, zone_limit, until).pressed_told = pressed
         for name, site, line, limit, units, want, since, told in written.entries:
-            entry = Entry(limit, units, want, since, told=told)
-            holder = ledger.holders[name]
-            holder.entries[site, line] = entry
-            holder.units += units
-            ledger.sites.setdefault(site, {}).setdefault(line, {})[name] = entry
-        ledger.waiting = dict.fromkeys(written.waiting)
+            entry = ledger.entry(name, site, line)
+            entry.limit, entry.units, entry.want, entry.since, entry.told = limit, units, want, since, told
+            entry.holder.units += units
+            # What was asked back is not written down, and is found out anew.
+            entry.holder.unheard[entry] = None
+        ledger.waiting = {ledger.entry(*each): None for each in written.waiting}
         book.calendars = {site: Calendar(turns) for site, turns in written.turns.items()}
         return book
 

@@ -5,59 +5,32 @@
   moment: of one line, and of the zone, the smallest limit counts.
 - A unit goes to the line that has fewest of those that wait, then to the holder that has fewest, then to who
   has waited longest. One whose site is full is passed by those whose is not.
-- Somebody waits and a limit is used up: who holds more of it than the one who waits, by two or more, is told
-  to surrender until they are equal; and so are a holder's own lines. Where there are fewer units than wishes
-  they go round: who has one gives way after `QUANTUM`.
+- Somebody waits and a limit is used up: who has most of it is told to surrender some (`share.py`).
 - What a holder says it keeps is believed even beyond a limit: those connections exist. Nothing is given then,
   and what is too much (a limit has been lowered) is asked back from whoever has most, also if nobody waits.
 
 Promise: units are only ever given within the limits, and no one waits for ever while units are given back.
+What a question costs does not grow with what others hold, but with what has changed and with who waits: a
+worker may hold connections to thousands of destinations, and ask hundreds of times in a second.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 
+from zonerelay.limits.entries import Entry, Holder
+from zonerelay.limits.share import Share
 from zonerelay.limits.values import Claim, Held
-
-QUANTUM = 1.0
-"""Seconds that a unit is left to a holder that has only this one."""
 
 MOST_AT_ONCE = 8
 """Units that are asked back for one who waits: there is a next time."""
 
+ASKED_FOR = 50
+"""Of those that wait for the zone's units so many have some asked back for them at once."""
+
 MAX_WAITING = 200
 """Lines of one holder that wait in one zone: it asks for the others when some of these are served."""
-
-
-@dataclass(slots=True)
-class Entry:
-    """What one holder has of one line. `told`: as the holder was told last."""
-
-    limit: int = 0
-    units: int = 0
-    want: int = 0
-    since: float = 0.0
-    surrender: int = 0
-    pressed: int = 0
-    told: tuple[int, int, int] = (0, 0, 0)
-
-
-@dataclass(slots=True)
-class Holder:
-    """`until`: when what it has ends unless it is heard of. `pressed_told`: as it was told last."""
-
-    zone_limit: int = 0
-    until: float = float("inf")
-    units: int = 0
-    pressed_told: int = 0
-    entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
-
-
-Waiting = tuple[str, str, str]
 
 
 class Ledger:
@@ -65,71 +38,85 @@ class Ledger:
 
     def __init__(self) -> None:
         self.holders: dict[str, Holder] = {}
-        self.sites: dict[str, dict[str, dict[str, Entry]]] = {}
-        self.waiting: dict[Waiting, None] = {}
+        self.waiting: dict[Entry, None] = {}
         self.pressed = 0
         """How many wait because all of the zone's units are given away."""
+        self._sites: dict[str, dict[str, dict[str, Entry]]] = {}
+        self._marked: dict[Entry, None] = {}
+        """With `surrender` or `pressed`."""
+        self._suspects: dict[str, None] = {}
+        """Sites of which too much may be held."""
 
     # What is said
 
     def enter(self, name: str, zone_limit: int, until: float) -> Holder:
         holder = self.holders.get(name)
         if holder is None:
-            holder = self.holders[name] = Holder()
+            holder = self.holders[name] = Holder(name)
         holder.zone_limit = zone_limit
         holder.until = until
         return holder
 
     def claim(self, name: str, claim: Claim, now: float) -> None:
         """Of a holder that has entered."""
-        holder = self.holders[name]
-        key = (claim.site, claim.line)
-        entry = holder.entries.get(key)
-        if entry is None:
-            entry = holder.entries[key] = Entry()
-            self.sites.setdefault(claim.site, {}).setdefault(claim.line, {})[name] = entry
+        entry = self.entry(name, claim.site, claim.line)
         units = max(entry.units - claim.back, claim.keep)
-        holder.units += units - entry.units
+        entry.holder.units += units - entry.units
         if units > entry.units:
             entry.since = now
         entry.units = units
         entry.limit = claim.limit
         entry.want = claim.want
-        waiting = (name, *key)
         if entry.want <= units or claim.back:
-            self.waiting.pop(waiting, None)
+            self.waiting.pop(entry, None)
         if entry.want > units:
-            self.waiting.setdefault(waiting)
+            self.waiting.setdefault(entry)
+        self._suspects[claim.site] = None
+
+    def entry(self, name: str, site: str, line: str) -> Entry:
+        """That of a holder that has entered; a new one if there is none."""
+        holder = self.holders[name]
+        entry = holder.entries.get((site, line))
+        if entry is None:
+            entry = holder.entries[site, line] = Entry(holder, site, line)
+            self._sites.setdefault(site, {}).setdefault(line, {})[name] = entry
+            self._suspects[site] = None
+        return entry
 
     def only(self, name: str, claims: Iterable[Claim]) -> None:
         """A holder has nothing but these: what was given to it meanwhile it has never heard of."""
         said = {(claim.site, claim.line) for claim in claims}
-        for key in [key for key in self.holders[name].entries if key not in said]:
-            self._drop(name, key)
+        for key, entry in list(self.holders[name].entries.items()):
+            if key not in said:
+                self._drop(entry)
 
     def end(self, name: str) -> None:
         """A holder is gone."""
         holder = self.holders.get(name)
         if holder is not None:
-            for key in list(holder.entries):
-                self._drop(name, key)
+            for entry in list(holder.entries.values()):
+                self._drop(entry)
             del self.holders[name]
 
     def expire(self, now: float) -> None:
         for name in [name for name, holder in self.holders.items() if holder.until <= now]:
             self.end(name)
 
-    def _drop(self, name: str, key: tuple[str, str]) -> None:
-        holder = self.holders[name]
-        holder.units -= holder.entries.pop(key).units
-        site, line = key
-        self.waiting.pop((name, site, line), None)
-        lines = self.sites[site]
-        del lines[line][name]
-        if not lines[line]:
-            del lines[line]
+    def _drop(self, entry: Entry) -> None:
+        holder, site = entry.holder, entry.site
+        del holder.entries[site, entry.line]
+        holder.units -= entry.units
+        holder.unheard.pop(entry, None)
+        self.waiting.pop(entry, None)
+        self._marked.pop(entry, None)
+        lines = self._sites[site]
+        del lines[entry.line][holder.name]
+        # A line that has gone may have had a smaller limit, or shared another's.
+        self._suspects[site] = None
+        if not lines[entry.line]:
+            del lines[entry.line]
             if not lines:
-                del self.sites[site]
+                del self._sites[site], self._suspects[site]
 
     # What follows
 
@@ -138,71 +125,71 @@ class Ledger:
         if give:
             self._give(now)
         self.pressed = 0
-        for holder in self.holders.values():
-            for entry in holder.entries.values():
-                entry.surrender = entry.pressed = 0
+        for entry in self._marked:
+            entry.surrender = entry.pressed = 0
+            entry.holder.unheard[entry] = None
+        self._marked.clear()
         self._ask_back_excess()
         if self.waiting:
             self._ask_back(now)
-        return {name for name in self.holders if self._has_news(name)}
+        return {name for name, holder in self.holders.items() if self._has_news(holder)}
 
     def tell(self, name: str, keys: Iterable[tuple[str, str]] | None) -> list[Held]:
         """What the holder does not know yet, and of `keys` in any case (`None`: all). Empty entries are over
         with this.
         """
         holder = self.holders[name]
-        wanted = None if keys is None else set(keys)
+        asked = dict.fromkeys(holder.entries if keys is None else keys)
+        told = [entry for key in asked if (entry := holder.entries.get(key)) is not None]
+        told += [entry for entry in holder.unheard if (entry.site, entry.line) not in asked]
         found = []
-        for key, entry in list(holder.entries.items()):
+        for entry in told:
             now = (entry.units, entry.surrender, entry.pressed)
-            if wanted is None or now != entry.told or key in wanted:
+            if now != entry.told or (entry.site, entry.line) in asked:
                 entry.told = now
-                found.append(Held(*key, *now))
+                found.append(Held(entry.site, entry.line, *now))
             if not entry.units and not entry.want:
-                self._drop(name, key)
+                self._drop(entry)
+        holder.unheard.clear()
         holder.pressed_told = self.pressed
         if not holder.entries:
             del self.holders[name]
         return found
 
-    def _has_news(self, name: str) -> bool:
-        holder = self.holders[name]
+    def _has_news(self, holder: Holder) -> bool:
         if holder.units and self.pressed and not holder.pressed_told:
             return True
-        for entry in holder.entries.values():
-            units, surrender, pressed = entry.told
-            if entry.units != units or entry.surrender > surrender or (entry.pressed and not pressed):
-                return True
-        return False
+        return any(entry.is_news for entry in holder.unheard)
+
+    def _mark(self, entry: Entry) -> None:
+        """Units of it are asked back, or stand in somebody's way."""
+        self._marked[entry] = None
+        entry.holder.unheard[entry] = None
 
     # Giving
 
     def _give(self, now: float) -> None:
-        queue = [self._rank(waiting, number) for number, waiting in enumerate(self.waiting)]
+        left = self._zone_limit() - self._in_use() if self.waiting else 0
+        if left <= 0:
+            return
+        queue = [(*_rank(entry), number, entry) for number, entry in enumerate(self.waiting)]
         heapq.heapify(queue)
-        left = self._zone_limit() - self._in_use() if queue else 0
         while queue and left > 0:
-            rank = heapq.heappop(queue)
-            waiting = rank[3]
-            name, site, line = waiting
-            entry = self.sites[site][line][name]
-            if rank != (current := self._rank(waiting, rank[2])):
-                heapq.heappush(queue, current)
+            units, holds, number, entry = heapq.heappop(queue)
+            if (units, holds) != _rank(entry):
+                heapq.heappush(queue, (*_rank(entry), number, entry))
                 continue
-            if any(used >= most for most, used, _ in self._at_site(site, line)):
+            if any(used >= most for most, used, _ in self._at_site(entry)):
                 continue
             entry.units += 1
             entry.since = now
-            self.holders[name].units += 1
+            entry.holder.units += 1
+            entry.holder.unheard[entry] = None
             left -= 1
             if entry.units < entry.want:
-                heapq.heappush(queue, self._rank(waiting, rank[2]))
+                heapq.heappush(queue, (*_rank(entry), number, entry))
             else:
-                del self.waiting[waiting]
-
-    def _rank(self, waiting: Waiting, number: int) -> tuple[int, int, int, Waiting]:
-        name, site, line = waiting
-        return self.sites[site][line][name].units, self.holders[name].units, number, waiting
+                del self.waiting[entry]
 
     def _zone_limit(self) -> int:
         return min((holder.zone_limit for holder in self.holders.values() if holder.entries), default=0)
@@ -210,111 +197,71 @@ class Ledger:
     def _in_use(self) -> int:
         return sum(holder.units for holder in self.holders.values())
 
-    def _at_site(self, site: str, line: str) -> Iterator[tuple[int, int, list[str]]]:
-        """What a unit of the line counts for there: a limit, what is used of it, the lines that share it."""
-        lines = self.sites[site]
-        limits = {each: min(entry.limit for entry in entries.values()) for each, entries in lines.items()}
-        own = limits[line]
+    def _at_site(self, entry: Entry) -> Iterator[tuple[int, int, list[Entry]]]:
+        """What a unit of its line counts for there: a limit, what is used of it, who has it."""
+        lines = self._sites[entry.site]
+        limits = _limits(lines)
+        own = limits[entry.line]
         for limit in {limit for limit in limits.values() if limit >= own}:
-            together = [each for each in lines if limits[each] <= limit]
-            yield limit, sum(entry.units for each in together for entry in lines[each].values()), together
+            there = _up_to(limit, lines, limits)
+            yield limit, sum(each.units for each in there), there
 
     # Asking back
 
     def _ask_back_excess(self) -> None:
         excess = self._in_use() - self._zone_limit()
         if excess > 0:
-            _surrender([each for holder in self.holders.values() for each in holder.entries.values()], excess)
-        for lines in self.sites.values():
-            limits = {line: min(each.limit for each in entries.values()) for line, entries in lines.items()}
+            everywhere = [each for holder in self.holders.values() for each in holder.entries.values()]
+            self._surrender(everywhere, excess)
+        for site in list(self._suspects):
+            lines = self._sites[site]
+            limits = _limits(lines)
+            found = False
             for most in sorted(set(limits.values())):
-                there = [
-                    each
-                    for line, entries in lines.items()
-                    if limits[line] <= most
-                    for each in entries.values()
-                ]
-                excess = sum(each.units - each.surrender for each in there) - most
+                there = _up_to(most, lines, limits)
+                found = found or sum(each.units for each in there) > most
+                excess = sum(each.left for each in there) - most
                 if excess > 0:
-                    _surrender(there, excess)
+                    self._surrender(there, excess)
+            if not found:
+                del self._suspects[site]
+
+    def _surrender(self, entries: Collection[Entry], count: int) -> None:
+        """So many units, from who has most."""
+        for _ in range(count):
+            entry = max(entries, key=lambda each: each.left)
+            entry.surrender += 1
+            self._mark(entry)
 
     def _ask_back(self, now: float) -> None:
-        zone_is_full = self._in_use() >= self._zone_limit()
-        everywhere = Share(
-            (name, key, entry)
-            for name, holder in self.holders.items()
-            for key, entry in holder.entries.items()
-            if entry.units and zone_is_full
-        )
-        for name, site, line in self.waiting:
-            entry = self.sites[site][line][name]
+        everywhere: Share | None = None
+        if self._in_use() >= self._zone_limit():
+            self.pressed = len(self.waiting)
+            everywhere = Share(
+                (each for holder in self.holders.values() for each in holder.entries.values() if each.units),
+                self._mark,
+            )
+        for number, entry in enumerate(self.waiting):
             wanted = min(entry.want - entry.units, MOST_AT_ONCE)
-            if zone_is_full:
-                self.pressed += 1
-                everywhere.ask(name, (site, line), wanted, now)
-            for most, used, together in self._at_site(site, line):
+            if everywhere is not None and number < ASKED_FOR:
+                everywhere.ask(entry, wanted, now)
+            for most, used, there in self._at_site(entry):
                 if used < most:
                     continue
-                there = [
-                    (holder, (site, each), other)
-                    for each in together
-                    for holder, other in self.sites[site][each].items()
-                ]
-                for _, _, other in there:
+                for other in there:
                     other.pressed += 1
-                Share(there).ask(name, (site, line), wanted, now)
+                    self._mark(other)
+                Share(there, self._mark).ask(entry, wanted, now)
 
 
-def _surrender(entries: Collection[Entry], count: int) -> None:
-    """So many units, from who has most."""
-    for _ in range(count):
-        max(entries, key=lambda entry: entry.units - entry.surrender).surrender += 1
+def _rank(entry: Entry) -> tuple[int, int]:
+    return entry.units, entry.holder.units
 
 
-class Share:
-    """All units of one limit that is used up, and who has how many of them, less what is asked back."""
+def _limits(lines: dict[str, dict[str, Entry]]) -> dict[str, int]:
+    return {line: min(each.limit for each in entries.values()) for line, entries in lines.items()}
 
-    def __init__(self, entries: Iterable[tuple[str, tuple[str, str], Entry]]) -> None:
-        self._of: dict[str, dict[tuple[str, str], Entry]] = {}
-        self._held: Counter[str] = Counter()
-        for name, key, entry in entries:
-            self._of.setdefault(name, {})[key] = entry
-            self._held[name] += entry.units - entry.surrender
 
-    def ask(self, name: str, key: tuple[str, str], wanted: int, now: float) -> None:
-        """So many for a line of one holder."""
-        own = self._of.get(name, {}).get(key)
-        lines_units = 0 if own is None else own.units
-        for more in range(wanted):
-            other = self._richest(name)
-            if other is None:
-                # Nobody has more: then one of its own lines that has.
-                if not self._take(name, now, least=lines_units + more + 1, spare=key):
-                    return
-            elif self._take(other, now, least=0, spare=None):
-                self._held[name] += 1
-            else:
-                return
-
-    def _richest(self, than: str) -> str | None:
-        """Who has two more; or the only one, where the other has none."""
-        mine = self._held[than]
-        other = max(
-            (name for name in self._of if name != than), key=lambda name: self._held[name], default=None
-        )
-        if other is None or (self._held[other] < mine + 2 and (mine or self._held[other] != 1)):
-            return None
-        return other
-
-    def _take(self, name: str, now: float, *, least: int, spare: tuple[str, str] | None) -> bool:
-        """One unit of a holder's richest line."""
-        entries = [entry for key, entry in self._of.get(name, {}).items() if key != spare]
-        entry = max(entries, key=lambda entry: entry.units - entry.surrender, default=None)
-        left = 0 if entry is None else entry.units - entry.surrender
-        if entry is None or left <= 0 or (least and left < least + (least > 1)):
-            return False
-        if left == 1 and now - entry.since < QUANTUM:
-            return False
-        entry.surrender += 1
-        self._held[name] -= 1
-        return True
+def _up_to(most: int, lines: dict[str, dict[str, Entry]], limits: dict[str, int]) -> list[Entry]:
+    """What is held of the lines with this limit and smaller ones."""
+    return [each for line, entries in lines.items() if limits[line] <= most for each in entries.values()]
