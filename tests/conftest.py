@@ -7,10 +7,13 @@ that begins last would keep one of them busy when the others have nothing left t
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.stories import dismiss, testimonies
 
 TIERS = ("acceptance", "store", "integration", "dialogs", "fuzz", "unit")  # from slow to quick
 MAX_PROCESSES = 12
@@ -42,6 +45,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _tier(path: Path) -> int:
     """Its place among the tiers; what has none begins early."""
     return next((place for place, name in enumerate(TIERS) if name in path.parts), 0)
+
+
+def pytest_runtest_setup() -> None:
+    dismiss()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed once, on a busy machine, must not need a second time to be understood."""
+    report = yield
+    if report.failed:
+        report.sections += testimonies()
+    return report
 
 
 class Failures:

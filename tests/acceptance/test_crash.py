@@ -7,6 +7,7 @@ import random
 import signal
 from pathlib import Path
 
+from tests.support.accounts import Account
 from tests.support.process import RelayProcess
 from tests.support.submit import Submitter, tokens
 from zonerelay.sandbox.sink import Sink
@@ -19,7 +20,7 @@ IN_FLIGHT = 10
 
 async def test_kill_9_under_load_loses_nothing(tmp_path: Path, sink: Sink) -> None:
     chance = random.Random(7)
-    acknowledged: set[str] = set()
+    account = Account()
     relay = RelayProcess(
         tmp_path,
         next_hop=f"127.0.0.1:{sink.port}",
@@ -35,14 +36,15 @@ async def test_kill_9_under_load_loses_nothing(tmp_path: Path, sink: Sink) -> No
             await asyncio.sleep(chance.uniform(0.05, 0.5))
             await asyncio.to_thread(relay.kill)
             await load
-            acknowledged |= client.acknowledged
+            account.add(client)
             await asyncio.to_thread(relay.restart)
         await asyncio.to_thread(relay.wait_until_empty)
     arrived = tokens(sink.messages)
-    assert len(acknowledged) > ROUNDS * SESSIONS
-    assert not acknowledged - arrived.keys()
+    assert len(account.ids) > ROUNDS * SESSIONS
+    missing = account.missing(arrived, relay)
+    assert not missing, "\n".join(missing)
     repeated = sum(count - 1 for count in arrived.values())
-    print(f"{len(acknowledged)} acknowledged, {sum(arrived.values())} arrived, {repeated} twice")
+    print(f"{len(account.ids)} acknowledged, {sum(arrived.values())} arrived, {repeated} twice")
     # Everything else would mean that outcomes were not recorded as promised.
     assert repeated < ROUNDS * 500
 
@@ -66,7 +68,8 @@ async def test_sigterm_finishes_what_is_in_flight_and_exits_0(tmp_path: Path, si
         await asyncio.to_thread(relay.start)
         await asyncio.to_thread(relay.wait_until_empty)
     arrived = tokens(sink.messages)
-    assert client.acknowledged <= arrived.keys()
+    missing = Account(client).missing(arrived, relay)
+    assert not missing, "\n".join(missing)
     assert max(arrived.values()) == 1
     assert len(before) > 0
 

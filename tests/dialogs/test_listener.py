@@ -12,6 +12,7 @@ import uvloop
 
 from tests.support.inbound import RememberingStore, Talk, listening, until
 from zonerelay.config.models import ListenerSettings
+from zonerelay.inbound.bursts import MANY
 from zonerelay.inbound.listener import ListenError
 from zonerelay.message.headers import Fields
 from zonerelay.model.envelope import Body, Envelope
@@ -184,6 +185,21 @@ async def test_trouble_after_the_commit_is_still_a_250() -> None:
         talk.send(b"Subject: x\r\n.\r\n")
         assert b"250 2.0.0 OK queued" in await talk.line()
         assert len(house.log.named("trouble")) == 1
+
+
+@pytest.mark.parametrize(("recipients", "is_due"), [(1, False), (MANY + 1, True)])
+async def test_what_is_stored_as_due_is_told_with_its_time(recipients: int, is_due: bool) -> None:
+    """Were the clock set back before it is claimed, nothing else would ever look at it."""
+    told: list[tuple[str, float]] = []
+
+    def tell(zone: str, due: float) -> None:
+        told.append((zone, due))
+
+    async with listening(notify=tell) as house, await house.connect() as talk:
+        await talk.begin(*(b"u%d@example.com" % number for number in range(recipients)))
+        talk.send(b"Subject: x\r\n.\r\n")
+        assert b"250 2.0.0 OK queued" in await talk.line()
+        assert told == [("default", house.clock.now() if is_due else 0.0)]
 
 
 async def test_zone_that_cannot_be_chosen_is_temporary() -> None:

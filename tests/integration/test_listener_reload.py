@@ -31,6 +31,8 @@ from zonerelay.config.models import (
 from zonerelay.control.client import ControlClient
 from zonerelay.control.messages import RelayStatus, Status
 from zonerelay.inbound import listeners
+from zonerelay.inbound.consult import AskedPolicy
+from zonerelay.inbound.listener import Listener
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
 
@@ -389,14 +391,24 @@ async def test_a_policy_that_was_replaced_is_closed_with_the_last_session_that_a
     policies: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listeners, "LOOK_EVERY", 0.01)
-    first = listener(policy=f"{policies}:Old", idle_timeout=0.1, transaction_timeout=0.1)
+    looks = 0
+    asks = Listener.asks
+
+    def look(self: Listener, policy: AskedPolicy) -> bool:
+        nonlocal looks
+        looks += 1
+        return asks(self, policy)
+
+    monkeypatch.setattr(Listener, "asks", look)
+    first = listener(policy=f"{policies}:Old")
     async with relay_with(chosen(tmp_path, first)) as running:
         assert running.worker._listeners is not None
         retiring = running.worker._listeners._retiring
         async with session(first.address) as open_one:
             await reload(running, listener=(replace(first, policy=f"{policies}:New"),))
-            for _ in range(6):
-                await asyncio.sleep(0.05)
+            for _ in range(3):
+                seen = looks
+                await running.until(lambda: looks > seen, what="somebody has looked")  # noqa: B023 - at once
                 assert await open_one.rcpt() == 550
             assert len(retiring) == 1
         await running.until(lambda: not retiring, what="the policy is closed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
@@ -28,6 +29,19 @@ from zonerelay.store.base import QueueCounts, StoreCorruptError
 Make = Callable[..., Relay]
 MX = ZoneSettings()
 SOON = RetrySettings(jitter=0.0, schedule=(0.02,), suspend_min=0.05, suspend_max=0.2)
+
+
+class ClockSetBack:
+    """The machine's clock, `behind` by some seconds."""
+
+    def __init__(self) -> None:
+        self.behind = 0.0
+
+    def now(self) -> float:
+        return time.time() - self.behind
+
+    def monotonic(self) -> float:
+        return time.monotonic()
 
 
 @pytest.fixture
@@ -172,6 +186,17 @@ async def test_mail_with_a_release_time_leaves_then_and_holds_up_nobody(make: Ma
     (delivered,) = [each for each in relay.sink.named("delivered") if "later" in str(each["recipient"])]
     assert 0 <= delivered["age"] < 0.1  # type: ignore[operator]  # a number
     assert delivered["attempt"] == 1
+
+
+async def test_mail_that_came_due_as_the_clock_was_set_back_is_sent_when_it_is_due_again(make: Make) -> None:
+    clock = ClockSetBack()
+    relay = make(clock=clock)
+    await relay.scheduler.start()
+    accepted = clock.now()
+    clock.behind = 0.1
+    relay.accept("list@example.com", release=accepted)
+    await relay.until_empty()
+    assert clock.now() >= accepted
 
 
 async def test_mail_with_an_earlier_release_time_is_not_kept_waiting_by_a_later_one(make: Make) -> None:

@@ -13,8 +13,11 @@ from tests.support.redis_server import RedisServer
 from zonerelay.config.models import Backend, RedisSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.base import Store
+from zonerelay.store.redis_lease import Lease
 
 LEASE = 1.0
+LONG = 300.0
+"""A lease that does not end, however busy the machine is, and is not renewed while a test runs."""
 
 
 class Fleet:
@@ -36,6 +39,14 @@ class Fleet:
     def key(self, name: str) -> str:
         return self.settings.prefix + name
 
+    def end_lease(self, spool: Spool) -> None:
+        """As if its time had passed without a renewal."""
+        self.server.ask("ZADD", self.key("leases"), "1", _lease(spool).token.decode())
+
+    def forget_lease(self, spool: Spool) -> None:
+        """It has ended, and others have seen to what was claimed under it."""
+        self.server.ask("ZREM", self.key("leases"), _lease(spool).token.decode())
+
 
 async def until_healthy(spool: Spool) -> None:
     await until(lambda: spool.store.unhealthy() is None)
@@ -43,6 +54,18 @@ async def until_healthy(spool: Spool) -> None:
 
 async def claim_ids(store: Store, *, now: float = NOW, limit: int = 100) -> list[int]:
     return [int(d.message_id, 16) for d in await store.claim("default", limit, now=now)]
+
+
+def _lease(spool: Spool) -> Lease:
+    lease: Lease = spool.store._link.lease  # type: ignore[attr-defined]
+    return lease
+
+
+def beat_now(spool: Spool) -> None:
+    """Renew, and look after the others, as one that has been here for longer than a lease."""
+    lease = _lease(spool)
+    lease._connected_at = float("-inf")
+    lease._beat_now.set()
 
 
 def stop_renewing(spool: Spool) -> None:

@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.meters import Memory, read_memory, read_stat
 from tests.support.ports import LOOPBACK, free_ports, greets, wait_until
+from tests.support.stories import call_as_witness
 from tests.support.toml import Table, toml_document
 
 PROGRAM = Path(sys.executable).with_name("zonerelay")
@@ -72,6 +73,7 @@ class RelayProcess:
         self._command = [*launcher, str(program), "serve", "--config", str(self.config)]
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
+        call_as_witness(self)
         directory.mkdir(parents=True, exist_ok=True)
         hop: Table = {"next_hop": next_hop} if next_hop else {}
         self.config.write_text(
@@ -169,6 +171,13 @@ class RelayProcess:
 
     def log_text(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    @property
+    def name(self) -> str:
+        return f"log of the relay in {self.directory}"
+
+    def testimony(self) -> str:
+        return self.log_text()
 
     def log_tail(self) -> str:
         return self.log_text()[-LOG_TAIL:]

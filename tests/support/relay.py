@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from tests.support.stories import call_as_witness
 from zonerelay.config.models import (
     AdminSettings,
     BounceSettings,
@@ -47,11 +48,18 @@ QUICK = RetrySettings(schedule=(0.05, 0.1), jitter=0.0, max_age=60.0, suspend_mi
 Answer = TypeVar("Answer", bound=Frame)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class MemoryLog:
     """Keeps events instead of writing them."""
 
     events: list[tuple[str, dict[str, Field]]] = field(default_factory=list)
+    name = "log of the relay in this process"
+
+    def __post_init__(self) -> None:
+        call_as_witness(self)
+
+    def testimony(self) -> str:
+        return "\n".join(f"{name} {fields}" for name, fields in self.events)
 
     def emit(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
         self.events.append((event, {**fields, "level": level}))

@@ -13,7 +13,7 @@ import contextlib
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from zonerelay.sandbox.conversation import Received
 
@@ -21,17 +21,33 @@ _TOKEN = re.compile(rb"^Subject: (\S+)\r$", re.MULTILINE)
 
 
 class Submitter:
-    """`acknowledged` are the tokens that were answered 250 after the final dot."""
+    """`acknowledged` are the tokens that were answered 250 after the final dot, with the ids they were given.
 
-    def __init__(self, port: int, *, prefix: str, size: int = 2000, host: str = "127.0.0.1") -> None:
+    Messages go to the `recipients` in turn.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        *,
+        prefix: str,
+        size: int = 2000,
+        host: str = "127.0.0.1",
+        recipients: Sequence[str] = ("someone@example.com",),
+    ) -> None:
         self._host, self._port = host, port
         self._prefix = prefix
+        self._recipients = recipients
         # Nothing that a store could compress: a full disk must really fill.
         noise = random.Random(size).randbytes(size * 3 // 4)
         self.body = base64.encodebytes(noise).replace(b"\n", b"\r\n")
         self._number = 0
-        self.acknowledged: set[str] = set()
+        self.ids: dict[str, str] = {}
         self.replies: Counter[bytes] = Counter()
+
+    @property
+    def acknowledged(self) -> set[str]:
+        return set(self.ids)
 
     async def run(self, sessions: int, messages: int) -> None:
         """Send `messages` in all over `sessions` connections; returns when done or disconnected."""
@@ -55,7 +71,8 @@ class Submitter:
     async def _message(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._number += 1
         token = f"{self._prefix}-{self._number}"
-        for command in (b"MAIL FROM:<app@example.org>", b"RCPT TO:<someone@example.com>", b"DATA"):
+        recipient = self._recipients[self._number % len(self._recipients)]
+        for command in (b"MAIL FROM:<app@example.org>", f"RCPT TO:<{recipient}>".encode(), b"DATA"):
             reply = await self._command(reader, writer, command)
             if reply[:1] not in b"23":
                 self.replies[reply[:9]] += 1
@@ -67,7 +84,7 @@ class Submitter:
         reply = await self._reply(reader)
         self.replies[reply[:9]] += 1
         if reply.startswith(b"250"):
-            self.acknowledged.add(token)
+            self.ids[token] = reply.split()[-1].decode("ascii")
 
     async def _command(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: bytes

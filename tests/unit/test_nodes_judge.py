@@ -9,7 +9,7 @@ FAULT = Fault("kill", frozenset({"a"}), at=10.0, known=10.1)
 
 
 def arrivals(*copies: tuple[str, float, float]) -> dict[str, list[Arrival]]:
-    return {"t1": [Arrival("t1", node, began, ended) for node, began, ended in copies]}
+    return {"t1": [Arrival("t1", node, began, ended, began) for node, began, ended in copies]}
 
 
 def test_what_was_acknowledged_and_never_came_is_missing() -> None:
@@ -29,6 +29,18 @@ def test_a_copy_of_what_was_done_long_before_the_fault_or_begun_after_it_is_not_
 
 def test_a_copy_is_not_explained_by_the_fault_of_a_node_that_did_not_send_it() -> None:
     assert judge({"t1"}, arrivals(("c", 9.9, 10.0), ("b", 13.0, 13.1)), [FAULT]).unexplained
+
+
+def test_a_machine_that_is_late_with_everything_explains_that_much_more() -> None:
+    for copy in (("a", 8.0, 8.6), ("a", 10.5, 10.6)):
+        copies = arrivals(copy, ("b", 13.0, 13.1))
+        assert judge({"t1"}, copies, [FAULT], slack=0.3).unexplained
+        assert not judge({"t1"}, copies, [FAULT], slack=0.5).unexplained
+
+
+def test_a_copy_that_may_have_begun_in_time_was_only_read_late() -> None:
+    late = Arrival("t1", "a", began=10.4, ended=10.5, earliest=10.0)
+    assert not judge({"t1"}, {"t1": [late, *arrivals(("b", 13.0, 13.1))["t1"]]}, [FAULT]).unexplained
 
 
 def test_two_nodes_that_send_it_at_the_same_time_are_found() -> None:

@@ -6,6 +6,7 @@ import base64
 import email.policy
 import json
 import string
+import tracemalloc
 
 import pytest
 from hypothesis import example, given, settings
@@ -13,11 +14,14 @@ from hypothesis import strategies as st
 
 from tests.support.toml import toml_document
 from zonerelay.config.settings import ConfigError, load_text
+from zonerelay.message import base64_text
+from zonerelay.message.base64_text import Base64Error, Base64Text
 from zonerelay.message.compose import Address, Draft, File, compose
 from zonerelay.model.address import Mailbox
 from zonerelay.model.outbox import is_outbox, message_id_of, row_of, zone_label
 from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.model.reply import Reply
+from zonerelay.outbox.composing import Composer
 from zonerelay.outbox.drafts import BadRowError, Content, address, draft_of, recipients_of
 from zonerelay.outbox.mailboxes import Mailbox as OutboxMailbox
 from zonerelay.outbox.passwords import PasswordError, read_key, seal, unseal
@@ -36,7 +40,8 @@ names = line.map(lambda text: " ".join(text.split())[:100])
 bodies = st.text(st.characters(exclude_categories=("Cs", "Cc"), include_characters="\n\t.=-"), max_size=400)
 locals_ = st.text(string.ascii_letters + string.digits, min_size=1, max_size=20)
 addresses = st.builds(lambda name, local: Address(Mailbox(f"{local}@example.com"), name), names, locals_)
-files = st.builds(File, names, st.sampled_from(["application/pdf", "image/png"]), st.binary(max_size=300))
+texts = st.binary(max_size=300).map(base64.b64encode).map(Base64Text)
+files = st.builds(File, names, st.sampled_from(["application/pdf", "image/png"]), texts)
 
 
 @settings(max_examples=60, deadline=None)
@@ -51,7 +56,7 @@ files = st.builds(File, names, st.sampled_from(["application/pdf", "image/png"])
 )
 @example(
     author=Address(Mailbox("a@example.com"), "A"), to=[Address(Mailbox("b@example.com"), "B")], subject="s",
-    text="t", html=None, value="v", attached=[File("'", "image/png", b"y")],
+    text="t", html=None, value="v", attached=[File("'", "image/png", Base64Text(b"eQ=="))],
 )  # fmt: skip
 def test_what_is_composed_is_read_again(
     author: Address,
@@ -83,7 +88,7 @@ def test_what_is_composed_is_read_again(
     wanted = [each for each in (text, html) if each is not None] or [""]
     assert [lines_of(part.get_content()) for part in shown] == [lines_of(each) for each in wanted]
     others = [part for part in parts if part.get_content_disposition() == "attachment"]
-    assert [part.get_content() for part in others] == [file.content for file in attached]
+    assert [part.get_content() for part in others] == [b"".join(file.content.pieces()) for file in attached]
     assert [part.get_filename() or "" for part in others] == [file.name for file in attached]
 
 
@@ -117,7 +122,7 @@ def test_no_text_becomes_an_address_with_a_line_end(text: str) -> None:
 
 def test_a_picture_that_the_html_shows_is_related_to_it() -> None:
     picture = {"content": base64.b64encode(b"png").decode(), "content_type": "image/png", "content_id": "p@x"}
-    content = Content(text="t", html='<img src="cid:p@x">', attachments=json.dumps([picture]))
+    content = Content(text="t", html='<img src="cid:p@x">', attachments=json.dumps([picture]).encode())
     people = recipients_of({"from_address": "a@b.example", "to_addresses": ["c@d.example"]})
     parsed = email.message_from_bytes(compose(draft_of(1, NOW, people, content)), policy=email.policy.default)
     _, related = parsed.iter_parts()
@@ -287,3 +292,51 @@ def test_a_wrong_configuration_is_told(table: dict[str, str], problem: str) -> N
         load_text(toml_document({}, {"outbox": table}))
     assert problem in str(raised.value)
     assert "secret" not in str(raised.value)
+
+
+@given(
+    st.binary(max_size=500), st.lists(st.tuples(st.integers(0, 700), st.sampled_from(" \n\t")), max_size=4)
+)
+@settings(max_examples=60, deadline=None)
+def test_base64_is_decoded_as_if_it_were_done_at_once(data: bytes, gaps: list[tuple[int, str]]) -> None:
+    text = base64.b64encode(data).decode()
+    for at, gap in gaps:
+        text = text[:at] + gap + text[at:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base64_text, "_SLICE", 2 * 76)
+        pieces = list(Base64Text(text.encode()).pieces())
+    assert b"".join(pieces) == data
+    assert all(len(piece) % 57 == 0 for piece in pieces[:-1])
+
+
+@pytest.mark.parametrize(
+    "text", ["QQ", "Q", "QQ==QQ==", "Q\u00e4==", "QQ==" + "A" * 80_000, "A" * 80_000 + "%"]
+)
+def test_what_is_no_base64_is_said_to_be_none(text: str) -> None:
+    with pytest.raises(Base64Error, match=r"^attachments\[0\].content is not base64$"):
+        list(Base64Text(text.encode(), "attachments[0].content").pieces())
+
+
+def test_a_large_file_is_in_memory_once() -> None:
+    """As it came from the database; what is made of it goes into a file, a piece at a time."""
+    octets = bytes(range(256)) * 40_000
+    content = base64.b64encode(octets).decode()
+    attachments = b'[{"filename": "a.bin", "content": "' + content.encode() + b'"}]'
+    people = recipients_of({"from_address": "a@example.org", "to_addresses": ["b@example.com"]})
+    row = Row(1, "t", zone="z", created=NOW, attempts=0, people=people, states={}, content=None)
+    tracemalloc.start()
+    made = Composer(50_000_000)._compose(row, Content(text="t", attachments=attachments))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2_000_000
+    assert made.file is not None
+    made.file.seek(0)
+    whole = made.file.read()
+    made.file.close()
+    assert len(whole) == made.message.size
+    _, attached = email.message_from_bytes(whole, policy=email.policy.default).iter_parts()
+    assert attached.get_content() == octets
+    with pytest.raises(BadRowError, match="more than max_message_size"):
+        Composer(5_000_000)._compose(row, Content(text="t", attachments=attachments))
+    escaped = b'[{"content": "QUJ\\u0044", "filename": "b"}]'
+    assert b"QUJD" in Composer(5_000)._compose(row, Content(attachments=escaped)).data

@@ -9,6 +9,11 @@ import pytest
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery, route_to
 from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.limits.allowance import ZoneAllowance
+from zonerelay.limits.values import Held
+from zonerelay.model.address import Mailbox
+from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope
 from zonerelay.model.reply import Reply
 from zonerelay.queue.destinations import Work
@@ -307,3 +312,62 @@ def test_thousands_of_domains_that_died_together_do_not_fill_the_window() -> Non
     plan.now += 31
     plan.add("dead99", 9)
     assert plan.start()["dead99"] == 1, "and the others have it when there is room"
+
+
+class Sharing(Plan):
+    """A worker that is given its connections."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allowance = ZoneAllowance("default", lambda: None, lambda: 0.0)
+        self.queue = ZoneQueue(ZoneSettings(), RETRY, shared=self.allowance)
+
+    @property
+    def wished(self) -> int:
+        return self.allowance.figures[2]
+
+    def give(self, name: str) -> None:
+        """One connection."""
+        site = route_to("default", f"mx.{name}.example", expires=1e12)
+        self.allowance.take_in((Held(site.site, site.destination, 1),), 0, 0.0)
+        self.queue.granted(self.now)
+
+
+def test_who_waits_for_a_connection_of_its_worker_counts_as_if_it_had_one() -> None:
+    """Seen in simulated workers: connections came for thousands of hosts that might not use them."""
+    plan = Sharing()
+    for n in range(20):
+        plan.add(f"new{n}", 1)
+    assert not plan.start()
+    assert plan.wished == 12
+    plan.give("new3")
+    assert plan.start() == {"new3": 1}
+    assert plan.wished == 11, "and its place is taken by nobody else"
+    plan.finish("new3")
+    plan.start()
+    assert plan.wished == 12
+
+
+def test_who_needs_no_connection_any_more_makes_room() -> None:
+    plan = Sharing()
+    for n in range(20):
+        plan.add(f"new{n}", 1)
+    plan.start()
+    plan.queue.withdraw(
+        [DeliveryKey("default", MessageId(f"{n + 1:016x}"), Mailbox(f"u@new{n}.example")) for n in range(5)]
+    )
+    plan.queue.granted(plan.now)
+    plan.start()
+    for n in range(12, 17):
+        plan.give(f"new{n}")
+        assert plan.start()[f"new{n}"] == 1
+
+
+def test_each_of_two_workers_goes_by_half_of_the_connections() -> None:
+    plan = Sharing()
+    plan.allowance.holders = 2
+    plan.queue.granted(plan.now)
+    for n in range(20):
+        plan.add(f"new{n}", 1)
+    assert not plan.start()
+    assert plan.wished == 6

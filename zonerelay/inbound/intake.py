@@ -356,8 +356,9 @@ class Intake:
         reception = self._reception
         try:
             reception.events.accepted(message, bare_lf=self._body.bare_lf, bare_cr=self._body.bare_cr)
-            for queue in {delivery.queue for delivery in deliveries}:
-                reception.notify(queue, self.transaction.release)
+            # What is stored as due has its time told: were the clock set back, no claim would find it now.
+            for queue, due in {each.queue: each.next_attempt for each in deliveries}.items():
+                reception.notify(queue, due)
         except Exception as error:  # noqa: BLE001 - a 451 here would make the client send it twice
             reception.events.trouble("inbound", error, message_id=message.id)
 

@@ -26,7 +26,7 @@ class LineAllowance:
     """One line of a site. `batches` and `connections`: as the scheduler and the pool count them.
 
     `wished`: units that are wanted, since `wished_at`; `surrender`: of `units`, those that are to go when
-    they are free.
+    they are free; `more`: mail waited for it when its last batch started.
     """
 
     __slots__ = (
@@ -36,6 +36,7 @@ class LineAllowance:
         "idle_since",
         "limit",
         "line",
+        "more",
         "pressed",
         "said",
         "site",
@@ -52,6 +53,7 @@ class LineAllowance:
         self.units = self.batches = self.connections = 0
         self.wished = self.surrender = self.back = self.pressed = 0
         self.said = False
+        self.more = True
         self.wished_at = self.idle_since = 0.0
 
     @property
@@ -90,6 +92,8 @@ class ZoneAllowance:
         self.zone_limit = 0
         self._zone_limit_said = 0
         self.pressed = 0
+        self.holders = 1
+        """Workers that share the zone's limits at the moment."""
         self.closed = False
         """The lease may have ended: nothing new may be opened."""
         self._lines: dict[tuple[str, str], LineAllowance] = {}
@@ -117,17 +121,31 @@ class ZoneAllowance:
     def may_keep(self, site: str, line: str) -> bool:
         """A connection whose transaction has ended; false: others are to have its unit."""
         found = self._lines.get((site, line))
-        return found is None or (found.connections <= found.usable and not self.is_closed)
+        if found is None:
+            return True
+        is_useless = self._is_wanted(found) and not found.more and found.batches <= 1
+        return found.connections <= found.usable and not is_useless and not self.is_closed
 
     # What has happened
 
-    def started(self, site: str, line: str) -> None:
-        self._known(site, line).batches += 1
+    def started(self, site: str, line: str, *, more: bool = True) -> None:
+        """A batch; `more` waits for the line."""
+        found = self._known(site, line)
+        found.batches += 1
+        found.more = more
 
     def ended(self, site: str, line: str) -> None:
         found = self._known(site, line)
         found.batches -= 1
         self._freed(found)
+
+    def cancel(self, site: str, line: str) -> None:
+        """Nothing waits there any more for the units that were wished for."""
+        found = self._lines.get((site, line))
+        if found is not None and found in self._wishes:
+            self._unwish(found)
+            self._dirty[found] = None
+            self.changed()
 
     def connected(self, site: str, line: str) -> None:
         self._known(site, line).connections += 1
@@ -199,7 +217,7 @@ class ZoneAllowance:
         """Give back what is too much or has been idle for long."""
         for key, line in list(self._lines.items()):
             spare = line.spare
-            patience = LINGER if self.pressed or line.pressed else KEEP
+            patience = LINGER if self._is_wanted(line) else KEEP
             if not spare:
                 line.idle_since = now
             elif line.surrender:
@@ -285,6 +303,12 @@ class ZoneAllowance:
             line.units = line.connections
         elif spare and line.surrender:
             self._give_back(line, min(spare, line.surrender))
+        elif spare and not line.more and self._is_wanted(line):
+            self._give_back(line, spare)
+
+    def _is_wanted(self, line: LineAllowance) -> bool:
+        """Somebody waits for units such as these."""
+        return bool(self.pressed or line.pressed)
 
     def _give_back(self, line: LineAllowance, count: int) -> None:
         line.give_back(count)

@@ -42,8 +42,9 @@ class Book:
             self._declare(ask, moments)
         turns = tuple(self._turns(ask, now) if give else () for ask in request.turns)
         said = None if request.everything else ((claim.site, claim.line) for claim in request.claims)
+        holders = len(ledger.holders)
         held = tuple(ledger.tell(name, said))
-        return Answer(now, held, turns, ledger.pressed), news - {name}
+        return Answer(now, held, turns, ledger.pressed, holders), news - {name}
 
     def end(self, name: str, now: float, *, give: bool = True) -> set[str]:
         """A holder is gone; who ought to ask again."""

@@ -270,6 +270,7 @@ class LimitKeeper:
             allowance.until = sent + self.authority.lease * SAFE
         self._bounds.note(sent, answer.now, now)
         allowance.note_time(now)
+        allowance.holders = answer.holders
         waited = allowance.take_in(answer.held, answer.pressed, now)
         for turns, given in zip(wanted, answer.turns, strict=True):
             turns.given(given)

@@ -72,13 +72,15 @@ class Held(Struct, frozen=True, array_like=True):
 class Answer(Struct, frozen=True, array_like=True):
     """`now`: the authority's clock, in which `turns` are written, a list for each one asked for.
 
-    `pressed`: how many units somebody waits for because all of the zone's are given away.
+    `pressed`: how many units somebody waits for because all of the zone's are given away. `holders`: so many
+    workers hold some of it or would like to.
     """
 
     now: float
     held: tuple[Held, ...] = ()
     turns: tuple[tuple[float, ...], ...] = ()
     pressed: int = 0
+    holders: int = 1
 
 
 class AuthorityError(Exception):

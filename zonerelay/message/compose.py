@@ -8,12 +8,13 @@ checked by whoever built it: no line end in a field, addresses that are addresse
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import format_datetime
 
 from zonerelay.message import mime
+from zonerelay.message.base64_text import Base64Text
 from zonerelay.model.address import Mailbox
 
 _FOLD = 76
@@ -36,7 +37,7 @@ class File:
 
     name: str
     content_type: str
-    content: bytes
+    content: Base64Text
     content_id: str = ""
 
 
@@ -57,7 +58,13 @@ class Draft:
 
 
 def compose(draft: Draft) -> bytes:
-    return _header(draft).encode() + b"MIME-Version: 1.0\r\n" + _Body(draft).whole()
+    return b"".join(compose_pieces(draft))
+
+
+def compose_pieces(draft: Draft) -> Iterator[bytes]:
+    """Files go in pieces, so that large ones need little memory. Raises Base64Error."""
+    yield _header(draft).encode() + b"MIME-Version: 1.0\r\n"
+    yield from _Body(draft).whole()
 
 
 def _header(draft: Draft) -> str:
@@ -94,10 +101,11 @@ class _Body:
         for text in (draft.text, draft.html):
             digest.update(b"\0" if text is None else text.encode())
         for file in draft.files:
-            digest.update(file.content)
+            for piece in file.content.pieces():
+                digest.update(piece)
         self._digest = digest.hexdigest()
 
-    def whole(self) -> bytes:
+    def whole(self) -> Iterable[bytes]:
         draft = self._draft
         shown = [file for file in draft.files if file.content_id and draft.html is not None]
         attached = [file for file in draft.files if file not in shown]
@@ -106,23 +114,23 @@ class _Body:
             return content
         return self._multipart("mixed", [content, *map(_attachment, attached)])
 
-    def _content(self, shown: Sequence[File]) -> bytes:
+    def _content(self, shown: Sequence[File]) -> Iterable[bytes]:
         draft = self._draft
         if draft.html is None:
-            return mime.text_part(draft.text or "", "plain")
-        html = mime.text_part(draft.html, "html")
+            return [mime.text_part(draft.text or "", "plain")]
+        html: Iterable[bytes] = [mime.text_part(draft.html, "html")]
         if shown:
             html = self._multipart("related", [html, *map(_attachment, shown)])
         if draft.text is None:
             return html
-        return self._multipart("alternative", [mime.text_part(draft.text, "plain"), html])
+        return self._multipart("alternative", [[mime.text_part(draft.text, "plain")], html])
 
-    def _multipart(self, subtype: str, parts: Sequence[bytes]) -> bytes:
+    def _multipart(self, subtype: str, parts: Sequence[Iterable[bytes]]) -> Iterable[bytes]:
         self._count += 1
         return mime.multipart(subtype, f"=_{self._count}_{self._digest}", parts)
 
 
-def _attachment(file: File) -> bytes:
+def _attachment(file: File) -> Iterator[bytes]:
     place = "inline" if file.content_id else "attachment"
     lines = [
         f"Content-Type: {file.content_type}",
@@ -131,4 +139,6 @@ def _attachment(file: File) -> bytes:
     ]
     if file.content_id:
         lines.append(f"Content-ID: <{file.content_id}>")
-    return "\r\n".join([*lines, "", ""]).encode() + mime.base64_lines(file.content)
+    yield "\r\n".join([*lines, "", ""]).encode()
+    for piece in file.content.pieces():
+        yield mime.base64_lines(piece)

@@ -9,7 +9,7 @@ import base64
 import binascii
 import re
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from zonerelay.message.folding import MAX_WORD, crlf, field
 
@@ -86,8 +86,11 @@ def base64_lines(data: bytes) -> bytes:
     return base64.encodebytes(data).replace(b"\n", b"\r\n")
 
 
-def multipart(subtype: str, boundary: str, parts: Sequence[bytes]) -> bytes:
+def multipart(subtype: str, boundary: str, parts: Sequence[Iterable[bytes]]) -> Iterator[bytes]:
+    """Each part in pieces."""
     opening = f"--{boundary}\r\n".encode()
-    between = b"\r\n" + opening
-    head = f'Content-Type: multipart/{subtype};\r\n boundary="{boundary}"\r\n\r\n'.encode()
-    return head + opening + between.join(parts) + f"\r\n--{boundary}--\r\n".encode()
+    yield f'Content-Type: multipart/{subtype};\r\n boundary="{boundary}"\r\n\r\n'.encode()
+    for at, part in enumerate(parts):
+        yield b"\r\n" + opening if at else opening
+        yield from part
+    yield f"\r\n--{boundary}--\r\n".encode()

@@ -16,7 +16,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import IO
 
-from zonerelay.message.compose import compose
+from zonerelay.message.base64_text import Base64Error
+from zonerelay.message.compose import compose_pieces
 from zonerelay.message.headers import parse_header
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
@@ -91,21 +92,77 @@ class Composer:
             self.forget(next(iter(self._kept)))
 
     def _compose(self, row: Row, content: Content) -> Composed:
-        data = compose(draft_of(row.id, row.created, row.people, content))
-        if len(data) > self._max_size:
-            raise BadRowError(f"the message has {len(data)} octets, more than max_message_size")
-        header = data[: data.index(_END_OF_HEADER) + 2]
+        output = _Output(self._max_size)
+        try:
+            for piece in compose_pieces(draft_of(row.id, row.created, row.people, content)):
+                output.add(piece)
+            output.finish()
+        except (Base64Error, BadRowError) as error:
+            output.drop()
+            raise BadRowError(str(error)) from None
+        except OSError as error:
+            output.drop()
+            raise StoreError(
+                f"a large message of the outbox cannot be put into a file: {error.strerror}"
+            ) from error
         message = Message(
             envelope=row.envelope(),
-            size=len(data),
-            chunks=-(-len(data) // CHUNK_SIZE),
-            plain_lines=b"\r\n." not in data,
-            headers=parse_header(header).fields,
+            size=output.size,
+            chunks=-(-output.size // CHUNK_SIZE),
+            plain_lines=output.plain_lines,
+            headers=parse_header(bytes(output.header)).fields,
             trace=("protocol=outbox", f"row={row.id}"),
         )
-        if len(data) <= _LARGE:
-            return Composed(message, data)
-        return Composed(message, b"", _to_file(data))
+        return Composed(message, bytes(output.data), output.file)
+
+
+class _Output:
+    """Takes a message in pieces, into memory or, once it is large, into a file."""
+
+    def __init__(self, max_size: int) -> None:
+        self.size = 0
+        self.data = bytearray()
+        self.file: IO[bytes] | None = None
+        self.header = bytearray()
+        self.plain_lines = True
+        self._max_size = max_size
+        self._in_header = True
+        self._end = b""
+
+    def add(self, piece: bytes) -> None:
+        """Raises BadRowError when it is too large, and OSError."""
+        self.size += len(piece)
+        if self.size > self._max_size:
+            raise BadRowError(f"the message has more than max_message_size, {self._max_size} octets")
+        if self._in_header:
+            self._look_for_end(piece)
+        if b"\r\n." in piece or b"\r\n." in self._end + piece[:2]:
+            self.plain_lines = False
+        self._end = (self._end + piece[-2:])[-2:]
+        if self.size <= _LARGE:
+            self.data += piece
+            return
+        if self.file is None:
+            self.file = tempfile.TemporaryFile(prefix="zonerelay-outbox-")  # noqa: SIM115 - closed with its last reader
+            self.file.write(self.data)
+            self.data.clear()
+        self.file.write(piece)
+
+    def finish(self) -> None:
+        """Raises OSError."""
+        if self.file is not None:
+            self.file.flush()
+
+    def drop(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+    def _look_for_end(self, piece: bytes) -> None:
+        self.header += piece
+        end = self.header.find(_END_OF_HEADER)
+        if end >= 0:
+            del self.header[end + 2 :]
+            self._in_header = False
 
 
 async def read(made: Composed) -> AsyncIterator[bytes]:
@@ -120,15 +177,3 @@ async def read(made: Composed) -> AsyncIterator[bytes]:
 def _length(content: Content) -> int:
     texts = (content.text, content.html, content.headers, content.attachments, content.subject)
     return sum(len(text) for text in texts if text)
-
-
-def _to_file(data: bytes) -> IO[bytes]:
-    try:
-        file = tempfile.TemporaryFile(prefix="zonerelay-outbox-")  # noqa: SIM115 - closed with its last reader
-        file.write(data)
-        file.flush()
-    except OSError as error:
-        raise StoreError(
-            f"a large message of the outbox cannot be put into a file: {error.strerror}"
-        ) from error
-    return file

@@ -7,8 +7,6 @@ column, so that it can be stored and logged.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from typing import cast
 
 import msgspec
 
+from zonerelay.message.base64_text import Base64Text
 from zonerelay.message.compose import Address, Draft, File
 from zonerelay.message.folding import MAX_WORD
 from zonerelay.model.address import Mailbox, domain_of
@@ -49,6 +48,10 @@ _OURS_IN_FRONT = ("content-", "resent-")
 _ONE_ADDRESS = frozenset({"reply-to", "sender"})
 
 
+_SHAPE = '[{"filename": "a.pdf", "content_type": "application/pdf", "content": "base64…"}]'
+_LOOK_AT = 64 * 1024
+
+
 class BadRowError(Exception):
     """No attempt will ever do: the text says which column is wrong and why, without its value."""
 
@@ -66,17 +69,17 @@ class Recipients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """The other columns as they came; `headers` and `attachments` are JSON."""
+    """The other columns as they came; `headers` and `attachments` are JSON, the latter in UTF-8."""
 
     subject: str | None = None
     text: str | None = None
     html: str | None = None
     headers: str | None = None
-    attachments: str | None = None
+    attachments: bytes | None = None
 
 
 class _File(msgspec.Struct):
-    content: str
+    content: msgspec.Raw
     filename: str = ""
     content_type: str = "application/octet-stream"
     content_id: str = ""
@@ -137,7 +140,7 @@ def address(text: str, column: str) -> Address:
 
 
 def draft_of(row: int, created: float, people: Recipients, content: Content) -> Draft:
-    """Raises BadRowError."""
+    """Raises BadRowError. Whether files are base64 shows when the message is made of it."""
     subject = content.subject or ""
     if _CONTROL.search(subject):
         raise BadRowError("subject has a line end or another control character in it")
@@ -195,14 +198,13 @@ def _check_header(name: str, key: str, value: str) -> None:
         raise BadRowError(f"headers: {name} is too long")
 
 
-def _files(json: str | None) -> Iterator[File]:
+def _files(json: bytes | None) -> Iterator[File]:
     if json is None:
         return
     try:
         found = msgspec.json.decode(json, type=list[_File] | None) or []
     except (msgspec.MsgspecError, RecursionError):
-        shape = '[{"filename": "a.pdf", "content_type": "application/pdf", "content": "base64…"}]'
-        raise BadRowError(f"attachments is not a JSON list as {shape}") from None
+        raise BadRowError(f"attachments is not a JSON list as {_SHAPE}") from None
     if len(found) > MAX_FILES:
         raise BadRowError(f"attachments has more than {MAX_FILES} files")
     for at, file in enumerate(found):
@@ -217,8 +219,15 @@ def _file(file: _File, where: str) -> File:
         raise BadRowError(f"{where}.filename is too long or has a control character in it")
     if file.content_id and not _CONTENT_ID.fullmatch(file.content_id):
         raise BadRowError(f"{where}.content_id has characters that it may not have")
-    try:
-        content = base64.b64decode("".join(file.content.split()), validate=True)
-    except (binascii.Error, ValueError):
-        raise BadRowError(f"{where}.content is not base64") from None
+    content = Base64Text(_text_of(file.content), f"{where}.content")
     return File(file.filename, file.content_type, content, file.content_id)
+
+
+def _text_of(json: msgspec.Raw) -> bytes | memoryview:
+    """What stands between the quotes; not copied, if nothing in it is escaped."""
+    view = memoryview(json)
+    if bytes(view[:1]) != b'"':
+        raise BadRowError(f"attachments is not a JSON list as {_SHAPE}")
+    if any(b"\\" in bytes(view[at : at + _LOOK_AT]) for at in range(0, len(view), _LOOK_AT)):
+        return msgspec.json.decode(json, type=str).encode()
+    return view[1:-1]

@@ -113,7 +113,8 @@ SELECT {_HEAD}, p.ok, {_PEOPLE_COLUMNS}, {_IS_SMALL} AS small,
 FROM m {_CHECKED} ORDER BY m.id""",
     "size": f"SELECT {_TEXTS} + coalesce(octet_length(m.attachments::text), 0)::bigint FROM <table> m"
     " WHERE m.id = $1",
-    "content": f"SELECT {', '.join(_CONTENT)}, m.attachments::text FROM <table> m WHERE m.id = $1",
+    "content": f"SELECT {', '.join(_CONTENT)}, convert_to(m.attachments::text, 'UTF8') FROM <table> m"
+    " WHERE m.id = $1",
     # A lost claim has another token, or none: then nothing is changed.
     "write": """
 UPDATE <table> m SET status = k.status, attempts = k.attempts, error_log = k.error_log,

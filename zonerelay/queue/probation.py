@@ -18,6 +18,10 @@ quarter free of those that are known to be slow or to fail. NEW ones come before
 of domains die together, the attempts at them would else hold what every host needs that has not been heard of
 yet (seen in ten million simulated deliveries: the queue never became shorter again).
 
+Where workers share the zone's connections each goes by its part of them, or together they would have all.
+Who was admitted and waits until its worker is given a connection for it counts as if it had one: or those
+connections would come for destinations that may not use them.
+
 What is known outlives the destination, up to `KNOWN`: with more destinations than are kept in memory, each
 would else be new again and again.
 """
@@ -36,12 +40,9 @@ class Probation:
     """Of one zone; `most` is what it may have."""
 
     def __init__(self, most: int) -> None:
-        self.first = self._eighth = max(1, most // 8)
-        self._quarter = max(1, most // 4)
-        self._half = max(1, most // 2)
-        self._five_eighths = max(1, most * 5 // 8)
-        self._three_quarters = max(1, most * 3 // 4)
+        self.resize(most)
         self._active: Counter[Standing] = Counter()
+        self._wishing: dict[Destination, Standing] = {}
         self._rows: tuple[tuple[Standing, dict[Destination, None]], ...] = (
             (Standing.NEW, {}),  # with fresh mail
             (Standing.NEW, {}),  # without
@@ -51,13 +52,20 @@ class Probation:
         self._turn = 0
         self._past: OrderedDict[DestinationKey, bool] = OrderedDict()
 
+    def resize(self, most: int) -> None:
+        self.first = self._eighth = max(1, most // 8)
+        self._quarter = max(1, most // 4)
+        self._half = max(1, most // 2)
+        self._five_eighths = max(1, most * 5 // 8)
+        self._three_quarters = max(1, most * 3 // 4)
+
     def __bool__(self) -> bool:
         """Somebody waits."""
         return any(row for _, row in self._rows)
 
     def admits(self, destination: Destination) -> bool:
         """It may start another transaction, as far as this goes."""
-        return self._has_room(destination.standing)
+        return destination in self._wishing or self._has_room(destination.standing)
 
     def is_full(self, destination: Destination) -> bool:
         """It has as many as a destination may have before it answers."""
@@ -107,7 +115,21 @@ class Probation:
                 return destination
         return None
 
+    def wishes(self, destination: Destination) -> None:
+        """It was admitted, and waits until there is a connection for it; then it starts, or gives up."""
+        kind = destination.standing
+        if kind is not Standing.QUICK and destination not in self._wishing:
+            self._wishing[destination] = kind
+            self._active[kind] += 1
+
+    def gives_up(self, destination: Destination) -> None:
+        """What it waited for is not needed any more."""
+        kind = self._wishing.pop(destination, None)
+        if kind is not None:
+            self._active[kind] -= 1
+
     def started(self, destination: Destination) -> None:
+        self.gives_up(destination)
         kind = destination.standing
         if kind is not Standing.QUICK:
             destination.counted.append(kind)
@@ -120,6 +142,7 @@ class Probation:
 
     def quick(self, destination: Destination) -> bool:
         """It has answered in time: it counts no longer. True when it had been put aside."""
+        self.gives_up(destination)
         while destination.counted:
             self._active[destination.counted.pop()] -= 1
         return any(row.pop(destination, self) is None for _, row in self._rows)

@@ -68,6 +68,7 @@ class Ring:
 
     def leave(self, destination: Destination) -> None:
         """A destination that is forgotten; nothing of it waits or is active."""
+        self._give_up(destination)
         if self._probation is not None:
             self._probation.remember(destination)
         site = destination.site
@@ -122,8 +123,10 @@ class Ring:
                 return None
             destination = self._pop()
             if not destination.waiting:
+                self._give_up(destination)
                 continue
             if not destination.site.has_room(destination, now):
+                self._give_up(destination)
                 destination.site.blocked[destination] = None
                 continue
             if probation is not None and not self._is_admitted(destination, probation):
@@ -142,7 +145,7 @@ class Ring:
         destination.site.changed()
         self.active += 1
         if self._shared is not None:
-            self._shared.started(destination.site.key, destination.key)
+            self._shared.started(destination.site.key, destination.key, more=bool(destination.waiting))
         if self._probation is not None:
             self._probation.started(destination)
         return None if destination.pace is None else destination.pace.start(tick)
@@ -177,9 +180,14 @@ class Ring:
 
     def granted(self, now: float) -> None:
         """Of shared limits there may be more for this worker: units, or turns that are due earlier."""
+        if self._shared is not None and self._probation is not None:
+            self._probation.resize(-(-self._most // self._shared.holders))
         ungranted, self._ungranted = self._ungranted, {}
         for destination in ungranted:
-            self.offer(destination, now)
+            if not destination.waiting:
+                self._give_up(destination)
+            elif self._is_granted(destination):
+                self.offer(destination, now)
         aside, self._aside = self._aside, []
         for entry in sorted(aside):
             self._append(entry[2])
@@ -195,7 +203,16 @@ class Ring:
         ):
             return True
         self._ungranted[destination] = None
+        if self._probation is not None:
+            self._probation.wishes(destination)
         return False
+
+    def _give_up(self, destination: Destination) -> None:
+        if self._shared is None:
+            return
+        self._shared.cancel(destination.site.key, destination.key)
+        if self._probation is not None:
+            self._probation.gives_up(destination)
 
     def _append(self, destination: Destination, *, first: bool = False) -> None:
         """It stands in a ring now; nothing may wait there any more (it is withdrawn, or has gone)."""

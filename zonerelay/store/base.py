@@ -162,7 +162,11 @@ class QueueStore(Protocol):
         """
 
     async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
-        """Like `claim`, from the deliveries of one domain that `claim` passed over."""
+        """Like `claim`, from the deliveries of one domain that `claim` passed over.
+
+        They were due then. When the clock was set back meanwhile they are handed out all the same, or
+        `next_due` knows of them from here on.
+        """
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
         """Give claims back unattempted; the deliveries are due again as they were."""

@@ -15,6 +15,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import leveldb_scan as scan
 from zonerelay.store import records
+from zonerelay.store.base import StoreError
 from zonerelay.store.group_commit import Committer
 from zonerelay.store.ledger import Ledger
 from zonerelay.store.leveldb_engine import Op
@@ -164,4 +165,11 @@ class ZoneClaims:
                 for key, domain in domains.items():
                     window.spilled(domain, key)
 
-        await self._committer.submit(ops, size=100 * len(ops), applied=applied)
+        try:
+            await self._committer.submit(ops, size=100 * len(ops), applied=applied)
+        except StoreError:
+            # The spool had failed before: nobody reads it again because of this.
+            if window.epoch == epoch:
+                for key, delivery in spill.items():
+                    window.put_back(key, delivery)
+            raise

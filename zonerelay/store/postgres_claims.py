@@ -58,7 +58,7 @@ class DatabaseClaims:
                     elif not came:
                         break
                 if len(found) < limit and pool.parked:
-                    found += await self._unpark(zone, limit - len(found), skip, now)
+                    found += await self._unpark(zone, limit - len(found), skip)
             except BaseException:
                 self.release([delivery.key for delivery in found])
                 raise
@@ -87,9 +87,9 @@ class DatabaseClaims:
                 raise
         return sorted(found, key=_by_message)
 
-    async def claim_domain(self, zone: str, domain: str, limit: int, now: float) -> list[Delivery]:
+    async def claim_domain(self, zone: str, domain: str, limit: int) -> list[Delivery]:
         async with self._alone(zone):
-            found = await self._taken(self._take_parked(zone, word(domain), limit, now))
+            found = await self._taken(self._take_parked(zone, word(domain), limit))
         return sorted(found, key=_by_message)
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
@@ -190,7 +190,7 @@ class DatabaseClaims:
                 raise
         pool.parked = True
 
-    async def _unpark(self, zone: str, limit: int, skip: Collection[str], now: float) -> list[Delivery]:
+    async def _unpark(self, zone: str, limit: int, skip: Collection[str]) -> list[Delivery]:
         """Of domains that are no longer skipped, should nobody ask for the domain."""
         pool = self.claims.zone(zone)
         pool.parked = False
@@ -205,15 +205,15 @@ class DatabaseClaims:
         try:
             for domain in domains:
                 if domain not in skipped and len(found) < limit:
-                    found += await self._taken(self._take_parked(zone, domain, limit - len(found), now))
+                    found += await self._taken(self._take_parked(zone, domain, limit - len(found)))
         except BaseException:
             self.release([delivery.key for delivery in found])
             raise
         return found
 
-    async def _take_parked(self, zone: str, domain: str, limit: int, now: float) -> list[Delivery]:
+    async def _take_parked(self, zone: str, domain: str, limit: int) -> list[Delivery]:
         async with self.exclusive:
-            rows = await self.ask(sql.CLAIM_PARKED, word(zone), self._keeper.session, limit, domain, now)
+            rows = await self.ask(sql.CLAIM_PARKED, word(zone), self._keeper.session, limit, domain)
             found = [d for d in map(delivery_of, rows) if not self.claims.regain(d)]
             self.claims.hand_out(found)
         return found

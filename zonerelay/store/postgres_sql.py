@@ -130,7 +130,7 @@ CLAIM_DUE = _claim("next_attempt > 0 AND next_attempt <= $5", "next_attempt, mes
 CLAIM_PARKED = f"""
 WITH k AS (
     SELECT zone, message_id, recipient FROM delivery
-    WHERE zone = $1 AND claimed_by IS NULL AND parked AND domain = $4 AND NOT held AND next_attempt <= $5
+    WHERE zone = $1 AND claimed_by IS NULL AND parked AND domain = $4 AND NOT held
     ORDER BY message_id, recipient LIMIT $3 FOR UPDATE SKIP LOCKED
 )
 UPDATE delivery d SET claimed_by = $2, parked = false FROM k WHERE {_SAME} RETURNING {_ROW}, false

@@ -269,7 +269,10 @@ class ZoneWindow:
             parked = self._parked.setdefault(domain_of(deliveries[0].recipient), []) if deliveries else None
         for delivery in deliveries:
             key = delivery.key
-            if key in touched or key in self._known or self._is_busy(key) or not delivery.is_due(now):
+            if key in touched or key in self._known or self._is_busy(key):
+                continue
+            if not delivery.is_due(now):
+                self._put_off(key, delivery)
                 continue
             if parked is not None:
                 self._known[key] = delivery
@@ -279,6 +282,11 @@ class ZoneWindow:
                 self._remember(key, delivery)
 
     # --- inside
+
+    def _put_off(self, key: DeliveryKey, delivery: Delivery) -> None:
+        """It was put off while it was passed over, or the clock was set back: the mark may be above it."""
+        if not delivery.held and delivery.next_attempt > 0:
+            self.due_range.note(records.deferred_key(key, delivery.next_attempt))
 
     def _remember(self, key: DeliveryKey, delivery: Delivery) -> None:
         self._known[key] = delivery

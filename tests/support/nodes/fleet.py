@@ -152,7 +152,8 @@ class Fleet:
             while await asyncio.to_thread(self.store.queued) and not self._all_came():
                 await asyncio.sleep(0.1)
         await asyncio.sleep(2 * self.sink.delay)
-        return judge(self.load.acknowledged.keys(), self.sink.by_token(), self.faults)
+        acknowledged, arrivals = self.load.acknowledged.keys(), self.sink.by_token()
+        return judge(acknowledged, arrivals, self.faults, slack=self.sink.longest_wait)
 
 
 def _table(content: Table | Sequence[Table]) -> Table:

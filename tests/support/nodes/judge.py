@@ -26,10 +26,12 @@ class Fault:
     at: float
     known: float
 
-    def explains(self, arrival: Arrival) -> bool:
+    def explains(self, arrival: Arrival, slack: float) -> bool:
         """It was in flight, or its outcome was."""
         return (
-            arrival.node in self.nodes and arrival.began <= self.known and arrival.ended >= self.at - OUTCOME
+            arrival.node in self.nodes
+            and arrival.earliest <= self.known + slack
+            and arrival.ended >= self.at - OUTCOME - slack
         )
 
 
@@ -53,19 +55,24 @@ class Verdict:
 
 
 def judge(
-    acknowledged: Collection[str], arrivals: Mapping[str, Sequence[Arrival]], faults: Sequence[Fault]
+    acknowledged: Collection[str],
+    arrivals: Mapping[str, Sequence[Arrival]],
+    faults: Sequence[Fault],
+    *,
+    slack: float = 0.0,
 ) -> Verdict:
+    """`slack`: how long this machine lets anybody wait for a processor, nodes included."""
     found = Verdict(len(acknowledged), sum(map(len, arrivals.values())))
     found.missing = {token for token in acknowledged if token not in arrivals}
     for copies in arrivals.values():
         if len(copies) > 1:
-            _explain(sorted(copies, key=lambda copy: copy.ended), faults, found)
+            _explain(sorted(copies, key=lambda copy: copy.ended), faults, found, slack)
     return found
 
 
-def _explain(copies: Sequence[Arrival], faults: Sequence[Fault], found: Verdict) -> None:
+def _explain(copies: Sequence[Arrival], faults: Sequence[Fault], found: Verdict, slack: float) -> None:
     """Every copy but one must be of a node that could not say so."""
-    explained = [next((f for f in faults if f.explains(copy)), None) for copy in copies]
+    explained = [next((f for f in faults if f.explains(copy, slack)), None) for copy in copies]
     names = [fault.name for fault in explained if fault is not None]
     if len(names) < len(copies) - 1:
         found.unexplained.append(copies)

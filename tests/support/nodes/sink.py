@@ -18,12 +18,15 @@ _EHLO = b"250-sink.test\r\n250-PIPELINING\r\n250-8BITMIME\r\n250 ENHANCEDSTATUSC
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One message taken with 250. `began` with MAIL, `ended` with that answer, by the loop's clock."""
+    """One message taken with 250. `began` with MAIL, `ended` with that answer, by the loop's clock. MAIL came
+    between `earliest` and `began`: the loop that reads it has other things to do, too.
+    """
 
     token: str
     node: str
     began: float
     ended: float
+    earliest: float
 
     def overlaps(self, other: Arrival) -> bool:
         return self.began < other.ended and other.began < self.ended
@@ -51,6 +54,8 @@ class LedgerSink:
         self.begun: list[Begun] = []
         self.looked = 0.0
         """When the loop last had time for anything: what it reads now has come since."""
+        self.longest_wait = 0.0
+        """How late it was for that: the processors were others'."""
         self.open: dict[str, int] = {}
         self.most_open = 0
         self._server: asyncio.Server | None = None
@@ -64,7 +69,10 @@ class LedgerSink:
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        self.looked = loop.time()
+        now = loop.time()
+        if self.looked:
+            self.longest_wait = max(self.longest_wait, now - self.looked - LOOK)
+        self.looked = now
         self._looking = loop.call_later(LOOK, self._look)
 
     def close(self) -> None:
@@ -149,6 +157,6 @@ class _Conversation(asyncio.Protocol):
         self._thinking = False
         if self._transport is None:
             return  # whoever sent it has left without an answer
-        self._sink.arrivals.append(Arrival(token, self._node, self._began, self._loop.time()))
+        self._sink.arrivals.append(Arrival(token, self._node, self._began, self._loop.time(), self._earliest))
         self._transport.write(b"250 2.0.0 taken\r\n")
         self._go_on()
