@@ -76,6 +76,10 @@ def run_worker(config: Path, index: int, *, heir: bool) -> int:
     channel: socket.socket | None = None
     try:
         place, channel = place_of(index, heir=heir, environment=os.environ)
+        if not place.supervised:
+            from zonerelay.supervisor.lock import take_alone  # noqa: PLC0415 - only by hand
+
+            take_alone(settings)
         return _run(config, settings, place, channel)
     except (StartError, RedactKeyError, OSError, ValueError) as error:
         Notifier({}, _ignore, channel).status(str(error))

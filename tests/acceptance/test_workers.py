@@ -9,13 +9,12 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import PROGRAM, RelayProcess
+from tests.support.regulars import Regulars
 from tests.support.submit import Submitter, tokens
 from tests.support.toml import Table
 from zonerelay.control.client import ControlClient
@@ -84,62 +83,6 @@ def edit(relay: RelayProcess, old: str, new: str) -> None:
     relay.config.write_text(text.replace(old, new))
 
 
-class Regulars:
-    """Clients that connect anew for each message, and write down everything that is not as it should be."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self.acknowledged: set[str] = set()
-        self.complaints: Counter[str] = Counter()
-        self._number = 0
-        self._stop = False
-
-    @asynccontextmanager
-    async def at_work(self, clients: int = 6) -> AsyncIterator[None]:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(clients):
-                group.create_task(self._come_and_go())
-            try:
-                yield
-            finally:
-                self._stop = True
-
-    async def _come_and_go(self) -> None:
-        while not self._stop:
-            self._number += 1
-            token = f"regular-{self._number}"
-            try:
-                async with asyncio.timeout(20):
-                    await self._visit(token)
-            except (OSError, EOFError, TimeoutError) as error:
-                self.complaints[repr(error)] += 1
-
-    async def _visit(self, token: str) -> None:
-        reader, writer = await asyncio.open_connection(LOOPBACK, self._port)
-        try:
-            await self._expect(reader, b"220")
-            for line in (b"EHLO c", b"MAIL FROM:<a@example.org>", b"RCPT TO:<b@example.com>"):
-                writer.write(line + b"\r\n")
-                await self._expect(reader, b"250")
-            writer.write(b"DATA\r\n")
-            await self._expect(reader, b"354")
-            writer.write(f"Subject: {token}\r\n\r\n.\r\n".encode())
-            await self._expect(reader, b"250")
-            self.acknowledged.add(token)
-            writer.write(b"QUIT\r\n")
-            await reader.read()
-        finally:
-            writer.close()
-
-    async def _expect(self, reader: asyncio.StreamReader, code: bytes) -> None:
-        while True:
-            line = await reader.readuntil(b"\r\n")
-            if not line.startswith(code):
-                raise EOFError(line.decode())
-            if line[3:4] == b" ":
-                return
-
-
 async def test_two_workers_are_one_relay_and_one_that_dies_or_hangs_is_started_again(
     tmp_path: Path, sink: Sink
 ) -> None:
@@ -167,6 +110,7 @@ async def test_two_workers_are_one_relay_and_one_that_dies_or_hangs_is_started_a
         for name in ("zonerelay_messages_accepted_total", "zonerelay_delivery_seconds_count"):
             assert 0 < before[name] <= after[name] <= (await AT_ONCE(relay.metrics))[name]
         assert await AT_ONCE(relay.metric, "zonerelay_worker_restarts_total", worker="1") == 1
+        await AT_ONCE(_by_hand, relay)
         await _hang(relay)
         await AT_ONCE(relay.wait_until_empty)
         assert await AT_ONCE(relay.terminate) == 0
@@ -179,6 +123,15 @@ def _until_running(relay: RelayProcess, workers: int = 2) -> None:
         return [each.state for each in status(relay).workers] == ["running"] * workers
 
     relay.wait_for(all_run, what=f"{workers} running workers")
+
+
+def _by_hand(relay: RelayProcess) -> None:
+    """A worker that somebody starts beside a running relay is refused, and leaves no spool behind."""
+    refused = run(relay, "worker", "--index", "7")
+    assert refused.returncode == 1
+    assert "another relay answers at" in refused.stderr
+    assert not (relay.spool / "07").exists()
+    assert "leased from the supervisor" in run(relay, "status").stdout
 
 
 async def _hang(relay: RelayProcess) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import socket
 import time
 
@@ -82,4 +84,33 @@ async def test_the_sockets_of_workers_that_are_no_more_are_served_at_once(
     before = time.monotonic()
     assert await greeted(port) == b"heir"
     assert time.monotonic() - before < 10
+    neighbours.close()
+
+
+class Counted(Neighbours):
+    looks = 0
+
+    def _look(self, at: socket.socket) -> None:
+        self.looks += 1
+        super()._look(at)
+
+
+async def test_without_a_free_descriptor_nobody_is_looked_for_all_the_time() -> None:
+    (own, spare), port = listening()
+    client = socket.create_connection((LOOPBACK, port))
+    other = socket.create_connection((LOOPBACK, port))
+    free = os.dup(0)
+    os.close(free)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    neighbours = Counted([], lambda: Greeter(b"in the end"), spare=[own, spare])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        await asyncio.sleep(3.5 * PATIENCE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert 1 <= neighbours.looks <= 2 * 4
+    for each in (client, other):
+        each.setblocking(False)
+        with each:
+            assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(each, 99), 10) == b"in the end"
     neighbours.close()

@@ -74,6 +74,7 @@ async def test_file_in_place_of_the_directory_is_named(tmp_path: Path) -> None:
 async def test_missing_directories_are_created_for_the_owner_alone(tmp_path: Path) -> None:
     async with Spool(tmp_path / "var" / "spool") as opened:
         assert opened.settings.path.stat().st_mode & 0o077 == 0
+        assert opened.settings.path.parent.stat().st_mode & 0o077 == 0, "a worker's is in that of the first"
 
 
 async def test_memory_says_that_nothing_survives(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -276,3 +276,20 @@ def test_turns_that_bind_nobody_are_forgotten() -> None:
     assert len(calendar.turns) == 1
     calendar.forget(30.0)
     assert not calendar.turns
+
+
+def test_one_that_died_while_it_waited_is_given_nothing_that_others_give_back() -> None:
+    book = Book()
+    everything = Claim("a", "", 3, want=3)
+
+    def ask(name: str, now: float, *claims: Claim, all_of_it: bool = False) -> int:
+        request = Request(20, claims, everything=all_of_it)
+        answer, _ = book.exchange(name, request, now, until=now + 15.0)
+        return sum(held.units for held in answer.held)
+
+    assert ask("dead", 0.0, Claim("a", "", 3, want=1)) == 1
+    assert ask("other", 0.0, everything) == 2
+    assert ask("dead", 0.1, Claim("a", "", 3, 1, 0, 3)) == 1
+    assert ask("other", 3.0, all_of_it=True) == 0
+    assert ask("next", 4.0, everything) == 2, "all but what the dead one had"
+    assert ask("next", 15.5, Claim("a", "", 3, 2, 0, 3)) == 3

@@ -61,8 +61,13 @@ class Neighbours:
         for _ in range(AT_ONCE):
             try:
                 client, _ = at.accept()
-            except OSError:  # nobody is left, or the one that was has gone
+            except ConnectionAbortedError:
+                continue  # he has gone again
+            except BlockingIOError:
                 break
+            except OSError:  # no descriptors or memory: whoever waits would be seen again at once
+                self._waits[at] = self._loop.call_later(PATIENCE, self._look, at)
+                return
             client.setblocking(False)
             task: asyncio.Task[object] = self._loop.create_task(
                 self._loop.connect_accepted_socket(self._session, client)

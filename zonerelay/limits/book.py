@@ -15,6 +15,9 @@ from zonerelay.limits.values import Answer, Request, TurnAsk
 MAX_TURNS = 200
 """Turns that are given in one answer to one question."""
 
+SILENT = 2.0
+"""Seconds. Who waits asks again more often than that; who has not is given nothing until it does."""
+
 ZONE = ""
 """The name of the zone's own calendar, among those of its sites."""
 
@@ -35,7 +38,7 @@ class Book:
             ledger.claim(name, claim, now)
         if request.everything:
             ledger.only(name, request.claims)
-        news = ledger.settle(now, give=give)
+        news = ledger.settle(now, give=give, awake=until - SILENT)
         for site, at in request.unused:
             self._take_back(site, at)
         for ask, moments in request.known_turns:

@@ -120,10 +120,13 @@ class Ledger:
 
     # What follows
 
-    def settle(self, now: float, *, give: bool = True) -> set[str]:
-        """Give what can be given, ask back what must be. Returns holders that have not heard of it yet."""
+    def settle(self, now: float, *, give: bool = True, awake: float = float("-inf")) -> set[str]:
+        """Give what can be given, ask back what must be. Returns holders that have not heard of it yet.
+        Nobody gets anything whose `until` is before `awake`: it may have died while it waited, and would keep
+        for its whole lease what the others give back.
+        """
         if give:
-            self._give(now)
+            self._give(now, awake)
         self.pressed = 0
         for entry in self._marked:
             entry.surrender = entry.pressed = 0
@@ -131,7 +134,7 @@ class Ledger:
         self._marked.clear()
         self._ask_back_excess()
         if self.waiting:
-            self._ask_back(now)
+            self._ask_back(now, awake)
         return {name for name, holder in self.holders.items() if self._has_news(holder)}
 
     def tell(self, name: str, keys: Iterable[tuple[str, str]] | None) -> list[Held]:
@@ -168,11 +171,15 @@ class Ledger:
 
     # Giving
 
-    def _give(self, now: float) -> None:
+    def _awake(self, awake: float) -> list[Entry]:
+        """Those that wait and are heard of."""
+        return [entry for entry in self.waiting if entry.holder.until >= awake]
+
+    def _give(self, now: float, awake: float) -> None:
         left = self._zone_limit() - self._in_use() if self.waiting else 0
         if left <= 0:
             return
-        queue = [(*_rank(entry), number, entry) for number, entry in enumerate(self.waiting)]
+        queue = [(*_rank(entry), number, entry) for number, entry in enumerate(self._awake(awake))]
         heapq.heapify(queue)
         while queue and left > 0:
             units, holds, number, entry = heapq.heappop(queue)
@@ -233,15 +240,16 @@ class Ledger:
             entry.surrender += 1
             self._mark(entry)
 
-    def _ask_back(self, now: float) -> None:
+    def _ask_back(self, now: float, awake: float) -> None:
+        waiting = self._awake(awake)
         everywhere: Share | None = None
         if self._in_use() >= self._zone_limit():
-            self.pressed = len(self.waiting)
+            self.pressed = len(waiting)
             everywhere = Share(
                 (each for holder in self.holders.values() for each in holder.entries.values() if each.units),
                 self._mark,
             )
-        for number, entry in enumerate(self.waiting):
+        for number, entry in enumerate(waiting):
             wanted = min(entry.want - entry.units, MOST_AT_ONCE)
             if everywhere is not None and number < ASKED_FOR:
                 everywhere.ask(entry, wanted, now)

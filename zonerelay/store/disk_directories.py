@@ -19,6 +19,7 @@ from pathlib import Path
 from zonerelay.config.models import SpoolSettings
 from zonerelay.store.base import StoreOpenError
 from zonerelay.store.disk_errors import translated
+from zonerelay.store.private_directories import make_private
 
 LOCK_NAME = "zonerelay.lock"
 SCRATCH_NAME = "scratch"
@@ -146,9 +147,7 @@ def _open(setting: str, path: Path, opened: list[Directory]) -> Directory:
 
 def _make(setting: str, path: Path) -> None:
     try:
-        if not path.exists():
-            path.mkdir(mode=0o700, parents=True)
-            _sync_path(path.parent)
+        make_private(path)
     except OSError as error:
         raise StoreOpenError(
             f"cannot create the directory {path} ([spool] {setting}): {error.strerror}; create it and give it"
@@ -156,14 +155,6 @@ def _make(setting: str, path: Path) -> None:
         ) from error
     if not path.is_dir():
         raise StoreOpenError(f"{path} is not a directory; choose another [spool] {setting}")
-
-
-def _sync_path(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _try_renames(directories: Directories) -> None:

@@ -23,6 +23,7 @@ import plyvel
 
 from zonerelay.store import records
 from zonerelay.store.base import StoreCorruptError, StoreError, StoreFullError, StoreOpenError
+from zonerelay.store.private_directories import make_private
 
 Op = tuple[bytes, bytes | None]
 """A key and its new value; `None` deletes it."""
@@ -276,9 +277,7 @@ def _is_full(error: Exception) -> bool:
 
 def _make_directory(path: Path) -> None:
     try:
-        if not path.exists():
-            path.mkdir(mode=0o700, parents=True)
-            _sync_directory(path.parent)
+        make_private(path)
     except OSError as error:
         raise StoreOpenError(
             f"cannot create the spool directory {path}: {error.strerror}; create it and give it to"
@@ -291,14 +290,6 @@ def _make_directory(path: Path) -> None:
             f"the spool directory {path} cannot be written by this user; give it to the user that"
             " zonerelay runs as, or choose another [spool] path"
         )
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _explain(path: Path, error: Exception) -> str:

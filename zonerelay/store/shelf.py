@@ -30,6 +30,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store import records
 from zonerelay.store.base import StoreCorruptError, StoreOpenError
+from zonerelay.store.private_directories import make_private
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -98,7 +99,7 @@ class Shelf:
 
     def _open(self) -> Shelved:
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self._path.parent)
             lock = self._path.with_name(self._path.name + ".lock")
             self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

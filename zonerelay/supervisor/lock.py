@@ -7,36 +7,84 @@ instead of meeting locked spools and taken ports.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from zonerelay.process import StartError
+from zonerelay.config.models import Settings
+from zonerelay.control.errors import ControlError
+from zonerelay.control.listening import refuse_live
+from zonerelay.control.paths import control_socket_path
+from zonerelay.process import StartError, prepare_home
 
 LOCK_NAME = "supervisor.lock"
 _LOOK_EVERY = 0.1
+_ASK_EVERY = 1.0
 
 
-def take(home: Path, *, patience: float, waiting: Callable[[], None]) -> int:
-    """The descriptor to pass on. Blocks; `waiting` is called once if it has to. Raises StartError."""
+def take(home: Path, *, patience: float, waiting: Callable[[], None], refuse: Callable[[], None]) -> int:
+    """The descriptor to pass on. Blocks; `waiting` is called once if it has to. `refuse` may know, now or
+    later, why there is nothing to wait for. Raises StartError, as `refuse` does.
+    """
     path = home / LOCK_NAME
+    refuse()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + patience
-    told = False
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                raise StartError(
-                    f"workers of a former relay still hold {path}: end them (zonerelay worker …), or wait"
-                ) from None
-            if not told:
-                told = True
-                waiting()
-            time.sleep(_LOOK_EVERY)
-        else:
-            return descriptor
+    try:
+        if not _is_taken(descriptor):
+            waiting()
+            _wait(path, descriptor, time.monotonic() + patience, refuse)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def take_alone(settings: Settings) -> None:
+    """For a worker that somebody runs by hand, before it touches anything. Raises StartError."""
+    home = prepare_home(settings)
+    take(home, patience=0.0, waiting=lambda: None, refuse=lambda: refuse_second(settings))
+
+
+def refuse_second(settings: Settings) -> None:
+    """Raises StartError when a relay answers where this one is to."""
+    try:
+        refuse_live(control_socket_path(settings))
+    except ControlError as error:
+        raise StartError(str(error)) from error
+
+
+def _wait(path: Path, descriptor: int, deadline: float, refuse: Callable[[], None]) -> None:
+    asked = time.monotonic()
+    while not _is_taken(descriptor):
+        now = time.monotonic()
+        if now > deadline:
+            raise StartError(
+                f"another relay, or workers of a former one, have this spool: {path} is locked"
+                f"{_holders(path)}. Stop it, or wait until they have ended"
+            )
+        if now - asked > _ASK_EVERY:
+            asked = now
+            refuse()
+        time.sleep(_LOOK_EVERY)
+
+
+def _is_taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holders(path: Path) -> str:
+    """Who has the file open, as far as this user may see."""
+    found = set[str]()
+    for each in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if each.samefile(path):
+                found.add(each.parts[2])
+    found.discard(str(os.getpid()))
+    return f" by process {', '.join(sorted(found, key=int))}" if found else ""

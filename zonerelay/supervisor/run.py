@@ -22,7 +22,6 @@ from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.models import Settings
 from zonerelay.config.options import AUTO
 from zonerelay.control.errors import ControlError
-from zonerelay.control.listening import refuse_live
 from zonerelay.control.paths import control_socket_path, limits_socket_path
 from zonerelay.control.server import ControlServer
 from zonerelay.inherited import Inherited
@@ -66,12 +65,10 @@ def supervise(config: Path, settings: Settings) -> int:
     raise_limits()
     redactor = build_redactor(settings)  # made before the workers look for it
     log = configure_logs(settings.log, clock=SystemClock(), redact=redactor.text)
-    try:
-        refuse_live(control_socket_path(settings))
-    except ControlError as error:
-        raise StartError(str(error)) from error
     patience = settings.shutdown_timeout + STOP_GRACE
-    held = lock.take(home, patience=patience, waiting=lambda: _waiting(log))
+    held = lock.take(
+        home, patience=patience, waiting=lambda: _waiting(log), refuse=lambda: lock.refuse_second(settings)
+    )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(config, settings, home, held=held, log=log))
 
@@ -81,7 +78,11 @@ async def _run(config: Path, settings: Settings, home: Path, *, held: int, log: 
 
 
 def _waiting(log: LogWriter) -> None:
-    log.emit("warning", "supervisor-waits", {"why": "workers of a former relay finish what is in flight"})
+    log.emit(
+        "warning",
+        "supervisor-waits",
+        {"why": "another relay has this spool, or workers of a former one finish what is in flight"},
+    )
     log.flush()
 
 

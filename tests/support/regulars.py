@@ -1,0 +1,71 @@
+"""Clients that connect anew for each message, and write down everything that is not as it should be.
+
+A message counts as acknowledged after its 250 and not before. Its Subject is its token (`submit.tokens`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tests.support.ports import LOOPBACK
+
+
+class Regulars:
+    """`complaints` are counted by their texts; `pause` is between two visits of a client."""
+
+    def __init__(self, port: int, *, pause: float = 0.0) -> None:
+        self._port = port
+        self._pause = pause
+        self.acknowledged: set[str] = set()
+        self.complaints: Counter[str] = Counter()
+        self._number = 0
+        self._stop = False
+
+    @asynccontextmanager
+    async def at_work(self, clients: int = 6) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(clients):
+                group.create_task(self._come_and_go())
+            try:
+                yield
+            finally:
+                self._stop = True
+
+    async def _come_and_go(self) -> None:
+        while not self._stop:
+            self._number += 1
+            token = f"regular-{self._number}"
+            try:
+                async with asyncio.timeout(20):
+                    await self._visit(token)
+            except (OSError, EOFError, TimeoutError) as error:
+                self.complaints[repr(error)] += 1
+            await asyncio.sleep(self._pause)
+
+    async def _visit(self, token: str) -> None:
+        reader, writer = await asyncio.open_connection(LOOPBACK, self._port)
+        try:
+            await self._expect(reader, b"220")
+            for line in (b"EHLO c", b"MAIL FROM:<a@example.org>", b"RCPT TO:<b@example.com>"):
+                writer.write(line + b"\r\n")
+                await self._expect(reader, b"250")
+            writer.write(b"DATA\r\n")
+            await self._expect(reader, b"354")
+            writer.write(f"Subject: {token}\r\n\r\n.\r\n".encode())
+            await self._expect(reader, b"250")
+            self.acknowledged.add(token)
+            writer.write(b"QUIT\r\n")
+            await reader.read()
+        finally:
+            writer.close()
+
+    async def _expect(self, reader: asyncio.StreamReader, code: bytes) -> None:
+        while True:
+            line = await reader.readuntil(b"\r\n")
+            if not line.startswith(code):
+                raise EOFError(line.decode())
+            if line[3:4] == b" ":
+                return

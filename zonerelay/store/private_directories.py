@@ -1,0 +1,28 @@
+"""Directories for mail: nobody else may look into them, and a power cut does not take them away.
+
+Several workers may be making the same ones at the same time: the spool of each but the first is in that of
+the first. Blocks.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def make_private(path: Path) -> None:
+    """With the parents that it lacks, each for its owner alone (`Path.mkdir` does not do that for parents).
+    Raises OSError.
+    """
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=0o700, exist_ok=True)
+        _sync(each.parent)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
