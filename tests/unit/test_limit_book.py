@@ -232,6 +232,16 @@ class Rates(RuleBasedStateMachine):
         assert min(turns) >= self.now
         self.given += [(ask, at) for at in turns]
 
+    @rule(name=holders, part=st.floats(0, 1), count=st.integers(0, 3))
+    def give_back(self, name: str, part: float, count: int) -> None:
+        """Somewhere in the middle; and ask for as many in the same breath."""
+        at = int(part * len(self.given))
+        back, self.given = self.given[at : at + count], self.given[:at] + self.given[at + count :]
+        ask = self.ASKS[0]
+        request = Request(ZONE, turns=(ask,), unused=tuple((ask.site, at) for ask, at in back))
+        ((*turns,),) = self.book.exchange(name, request, self.now)[0].turns
+        self.given += [(ask, at) for at in turns]
+
     @rule()
     def authority_restarts(self) -> None:
         self.book = Book()
@@ -276,6 +286,22 @@ def test_turns_that_bind_nobody_are_forgotten() -> None:
     assert len(calendar.turns) == 1
     calendar.forget(30.0)
     assert not calendar.turns
+
+
+def test_a_turn_that_is_given_back_goes_to_whoever_asks_next() -> None:
+    book = Book()
+    ask = TurnAsk("a", "", 1.0, 0.5, 3)
+    (first,) = book.exchange("one", Request(ZONE, turns=(ask,)), 0.0)[0].turns
+    book.exchange("two", Request(ZONE, turns=(ask,)), 0.0)
+    book.exchange("one", Request(ZONE, unused=(("a", first[1]),)), 0.1)
+    (later,) = book.exchange("three", Request(ZONE, turns=(ask,)), 0.1)[0].turns
+    assert later[0] == first[1]
+
+
+def test_no_turn_is_earlier_than_it_is_wanted() -> None:
+    book = Book()
+    ask = TurnAsk("a", "", 1.0, 0.0, 2, after=7.0)
+    assert book.exchange("one", Request(ZONE, turns=(ask,)), 0.0)[0].turns == ((7.0, 8.0),)
 
 
 def test_one_that_died_while_it_waited_is_given_nothing_that_others_give_back() -> None:

@@ -77,7 +77,7 @@ class Book:
             calendar.forget(now)
         self.calendars = {site: calendar for site, calendar in self.calendars.items() if calendar.turns}
         found: list[float] = []
-        at = now
+        at = now + ask.after
         while len(found) < min(ask.count, MAX_TURNS):
             at = self._earliest(ask, at)
             self._add(ask, at)

@@ -54,6 +54,8 @@ class Calendar:
         return at
 
     def add(self, at: float, interval: float, line: str) -> None:
+        # Also of one that was given before this calendar was begun: it binds as long as any other.
+        self._longest = max(self._longest, interval)
         insort(self.turns, Turn(at, interval, line))
 
     def has(self, at: float, line: str) -> bool:

@@ -239,6 +239,7 @@ class LimitKeeper:
             allowance.zone_limit,
             allowance.claims(everything=everything),
             tuple(turns.ask() for turns in wanted),
+            tuple(each for turns in wanted for each in turns.unused()),
             everything=everything,
             known_turns=self._known(zone) if everything else (),
         )

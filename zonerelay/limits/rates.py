@@ -2,15 +2,18 @@
 
 The receiver's clock is not ours: of two commands the first may be held up on its way and arrive closer to the
 second. The interval is therefore that of a time that is longer by a `margin`: a quarter of it is the grace,
-three quarters are for the network and the receiver.
+three quarters are for the network and the receiver. Where turns are leased (`turns.py`) the grace is two
+fifths: what the answer was under way is lost of it.
 """
 
 from __future__ import annotations
 
 from zonerelay.config.units import Rate
 
-MARGIN_LEAST = 0.1
+MARGIN_LEAST = 0.05
 MARGIN_PART = 0.02
+GRACE_PART = 0.25
+LEASED_GRACE_PART = 0.4
 
 
 def margin(rate: Rate) -> float:
@@ -24,4 +27,9 @@ def interval(rate: Rate) -> float:
 
 def grace(rate: Rate) -> float:
     """A turn that is taken this late keeps the promise."""
-    return margin(rate) / 4
+    return GRACE_PART * margin(rate)
+
+
+def leased_grace(rate: Rate) -> float:
+    """The same of a turn that others gave."""
+    return LEASED_GRACE_PART * margin(rate)

@@ -32,7 +32,7 @@ class Claim(Struct, frozen=True, array_like=True):
 
 class TurnAsk(Struct, frozen=True, array_like=True):
     """`count` turns of a line, `interval` seconds apart, which are turns of the zone as well if that has an
-    interval. 0: there is no such rate.
+    interval. 0: there is no such rate. None is to be in the next `after` seconds.
     """
 
     site: str
@@ -40,12 +40,14 @@ class TurnAsk(Struct, frozen=True, array_like=True):
     interval: float
     zone_interval: float
     count: int
+    after: float = 0.0
 
 
 class Request(Struct, frozen=True, array_like=True):
     """About one zone. `everything`: these are all claims of the holder, and it wants to hear of all it has.
 
-    `unused`: turns that it will not take, each with its site. `known_turns`: turns that it has been given,
+    `unused`: turns that it has not taken and will not take, each with its site. To be said once: the next
+    time they may be somebody else's. `known_turns`: turns that it has been given,
     for an authority that may have forgotten them.
     """
 

@@ -10,7 +10,7 @@ All times are readings of a monotonic clock, handed in. Policy:
 - The receiver's clock is not ours: of two commands the first may be held up on its way and arrive closer to
   the second. The interval is therefore that of a time that is longer by `margin`: a quarter of it is the
   grace, three quarters are for the network and the receiver. Promise: no `seconds` of the receiver's hold
-  more than `count`, while delays vary by less than ¾ margin.
+  more than `count`, while delays vary by less than ¾ margin; by less than ⅗ where turns are leased.
 - A site's lines may have different rates. A turn of a line counts for its own rate and for every faster one
   there: a line never exceeds its own, all together never the fastest. A line without a rate counts nowhere.
 - Where several workers go by the same rates their turns are leased (`limits/turns.py`): a line has
@@ -136,7 +136,7 @@ class SiteRates:
 class Pace:
     """One line's turns: those of its site and those of the zone."""
 
-    __slots__ = ("_leased", "_line", "_rates", "site")
+    __slots__ = ("_line", "_rates", "leased", "site")
 
     def __init__(
         self, rates: Rates, site: SiteRates, line: DestinationKey, leased: LeasedTurns | None = None
@@ -144,18 +144,23 @@ class Pace:
         self._rates = rates
         self.site = site
         self._line = line
-        self._leased = leased
+        self.leased = leased
 
     @property
     def at_site(self) -> tuple[Turns, ...]:
-        return self.site.pacers(self._line) if self._leased is None else (self._leased,)
+        return self.site.pacers(self._line) if self.leased is None else (self.leased,)
 
     @property
     def pacers(self) -> tuple[Turns, ...]:
-        if self._leased is not None:
-            return (self._leased,)
+        if self.leased is not None:
+            return (self.leased,)
         zone = self._rates.zone
         return self.at_site if zone is None else (*self.at_site, zone)
+
+    def expect(self, waiting: int) -> None:
+        """So many deliveries of the line wait for their start; known where turns are leased."""
+        if self.leased is not None:
+            self.leased.expect((self.site.key, self._line), waiting)
 
     def start(self, now: float) -> Ticket:
         """For a batch that starts now."""
@@ -184,6 +189,11 @@ class Ticket:
     def due(self) -> float:
         """When the next turn may be taken."""
         return max((pacer.next_turn for pacer in self._pace.pacers), default=_NEVER)
+
+    @property
+    def leased(self) -> LeasedTurns | None:
+        """Where others decide about the turns as well, so that `due` may become earlier."""
+        return self._pace.leased
 
     def arrived(self, now: float) -> None:
         """Its connection stands."""

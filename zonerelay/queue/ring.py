@@ -148,7 +148,11 @@ class Ring:
             self._shared.started(destination.site.key, destination.key, more=bool(destination.waiting))
         if self._probation is not None:
             self._probation.started(destination)
-        return None if destination.pace is None else destination.pace.start(tick)
+        if destination.pace is None:
+            return None
+        ticket = destination.pace.start(tick)
+        destination.pace.expect(destination.waiting)
+        return ticket
 
     def end(self, destination: Destination, ticket: Ticket | None, now: float) -> None:
         """One fewer is active there: those that were waiting for it come first."""
@@ -274,6 +278,7 @@ class Ring:
 
     def _is_due(self, destination: Destination, tick: float) -> bool:
         assert destination.pace is not None
+        destination.pace.expect(destination.waiting)
         pacers = destination.pace.at_site
         due = max((pacer.due for pacer in pacers), default=tick)
         if due > tick:

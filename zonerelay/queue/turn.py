@@ -40,6 +40,27 @@ class Turn:
         while (wait := ticket.due - self._clock.monotonic()) > 0:
             if wait > (PATIENCE if ticket.taken else LONGEST_FIRST):
                 return False
-            await asyncio.sleep(min(wait, PATIENCE))
+            await self._wait(min(wait, PATIENCE))
         ticket.take(self._clock.monotonic())
         return True
+
+    async def _wait(self, seconds: float) -> None:
+        """Or until there are new turns."""
+        turns = self._ticket.leased
+        if turns is None:
+            await asyncio.sleep(seconds)
+            return
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        timer = loop.call_later(seconds, wake)
+        turns.watch(wake)
+        try:
+            await woken
+        finally:
+            turns.unwatch(wake)
+            timer.cancel()

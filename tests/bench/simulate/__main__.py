@@ -6,6 +6,7 @@ import argparse
 import gc
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from rich.console import Console
 from tests.bench.simulate.plots import PlotError, plot
 from tests.bench.simulate.report import print_result
 from tests.bench.simulate.run import simulate
-from tests.bench.simulate.scenarios import NAMES, scenario
+from tests.bench.simulate.scenarios import NAMES, Death, scenario
 
 
 def arguments() -> argparse.Namespace:
@@ -21,6 +22,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("scenarios", nargs="*", default=["mix"], metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--deliveries", type=int, default=0, metavar="N", help="of the stream")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="relays that share the limits")
+    parser.add_argument(
+        "--death",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="the last node dies when a third of the stream has come, and is back after so long",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--png", type=Path, metavar="DIR", help="write NAME.png there")
     parser.add_argument("--watch", action="store_true", help="print each sample")
@@ -43,6 +51,9 @@ def main() -> int:
     failed = False
     for name in options.scenarios:
         plan = scenario(name, deliveries=options.deliveries, nodes=options.nodes)
+        if options.death and options.nodes > 1:
+            third = plan.deliveries / plan.rate / 3
+            plan = replace(plan, deaths=(Death(node=options.nodes - 1, at=third, seconds=options.death),))
         result = simulate(plan, seed=options.seed, say=console.print if options.watch else lambda text: None)
         print_result(console, result)
         failed = failed or bool(result.faults)

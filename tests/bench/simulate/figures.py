@@ -12,6 +12,7 @@ from zonerelay.config.units import Rate
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome, Verdict
+from zonerelay.model.priority import Priority
 from zonerelay.telemetry.events import Field
 
 SHARPNESS = 40
@@ -46,6 +47,14 @@ class Spread:
             if left <= 0:
                 return min(self.longest, LEAST * math.pow(10.0, bucket / SHARPNESS))
         return self.longest
+
+
+@dataclass(slots=True)
+class Passage:
+    """Through the queue."""
+
+    wait: Spread = field(default_factory=Spread)
+    queue: Spread = field(default_factory=Spread)
 
 
 class RateUse:
@@ -92,11 +101,15 @@ class Sample:
 
 @dataclass
 class Figures:
-    """`wait` until the first attempt begins, `queue` until the delivery is taken: by kind of destination."""
+    """`wait` until the first attempt begins, `queue` until the delivery is taken: by kind of destination.
+    `by_priority`: the same, where mail has several.
+    """
 
     clock: Clock
+    has_priorities: bool = False
     wait: defaultdict[str, Spread] = field(default_factory=lambda: defaultdict(Spread))
     queue: defaultdict[str, Spread] = field(default_factory=lambda: defaultdict(Spread))
+    by_priority: dict[tuple[Priority, str], Passage] = field(default_factory=dict)
     pool: Spread = field(default_factory=Spread)
     """How long an attempt waited until it might open a connection."""
     leases: Spread = field(default_factory=Spread)
@@ -137,6 +150,8 @@ class Figures:
             self.attempts[kind] += 1
             if delivery.last is None:
                 self.wait[kind].add(now - delivery.created)
+                if self.has_priorities:
+                    self._passage(delivery, kind).wait.add(now - delivery.created)
 
     def ended(self, deliveries: Sequence[Delivery], outcomes: Sequence[Outcome]) -> None:
         """No outcomes: it was cancelled."""
@@ -153,8 +168,17 @@ class Figures:
             self._taken.discard(delivery.key)
             self.delivered[kind] += 1
             self.queue[kind].add(self.clock.now() - delivery.created)
+            if self.has_priorities:
+                self._passage(delivery, kind).queue.add(self.clock.now() - delivery.created)
         else:
             self.returned[kind] += 1
+
+    def _passage(self, delivery: Delivery, kind: str) -> Passage:
+        key = (delivery.priority, kind)
+        found = self.by_priority.get(key)
+        if found is None:
+            found = self.by_priority[key] = Passage()
+        return found
 
     # Limits
 

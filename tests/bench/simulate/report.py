@@ -7,6 +7,9 @@ from rich.table import Table
 
 from tests.bench.simulate.figures import Figures, Spread
 from tests.bench.simulate.run import Result
+from zonerelay.model.priority import Priority
+
+MOST_KINDS = 4
 
 
 def seconds(value: float) -> str:
@@ -21,6 +24,8 @@ def print_result(console: Console, result: Result) -> None:
     scenario = result.scenario
     console.print(f"{scenario.name}: {scenario.about}; {scenario.nodes} node(s), seed {result.seed}")
     console.print(_classes(result))
+    if result.figures.by_priority:
+        console.print(_priorities(result))
     for line in summary(result):
         console.print("  " + line)
     for fault in result.faults:
@@ -47,9 +52,26 @@ def summary(result: Result) -> list[str]:
         " a destination without a transaction had mail in memory",
         f"an attempt waited for the right to connect {seconds(figures.pool.percentile(0.99))} (p99), at most"
         f" {seconds(figures.pool.longest)}",
+        *_of_rates(result),
         f"deferred without an attempt {_unattempted(figures):,} times; suspended"
         f" {figures.total('suspended'):,}, resumed {figures.total('resumed'):,}",
     ]
+
+
+def _of_rates(result: Result) -> list[str]:
+    """Where several share them, and what each site with a rate was sent of it while the stream came."""
+    figures = result.figures
+    found = [
+        f"{site} was sent {use.part(until=result.arrived_at):.0%} of its {use.rate} while the stream came"
+        for site, use in sorted(figures.rates.items())
+    ]
+    if figures.leases.count:
+        found.insert(
+            0,
+            f"a node waited for a place that it shares {seconds(figures.leases.percentile(0.99))} (p99), at"
+            f" most {seconds(figures.leases.longest)}",
+        )
+    return found
 
 
 def _unattempted(figures: Figures) -> int:
@@ -57,14 +79,37 @@ def _unattempted(figures: Figures) -> int:
     return max(0, figures.total("deferred") + figures.total("expired") + finished - figures.attempts.total())
 
 
+def _table(*names: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for number, name in enumerate(names):
+        table.add_column(name, justify="right" if number else "left")
+    return table
+
+
+_TIMES = ("wait p50", "p99", "max", "in queue p50", "p90", "p99", "max")
+
+
+def _priorities(result: Result) -> Table:
+    """The kinds of destinations that have most mail; of `mix` too many would be shown otherwise."""
+    figures = result.figures
+    table = _table("priority", "delivered", *_TIMES)
+    kinds = [kind for kind, _ in figures.delivered.most_common(MOST_KINDS)]
+    for priority in Priority:
+        for kind in kinds:
+            found = figures.by_priority.get((priority, kind))
+            if found is not None:
+                table.add_row(
+                    f"{priority}, {kind}",
+                    f"{found.queue.count:,}",
+                    *_spread(found.wait, (0.5, 0.99)),
+                    *_spread(found.queue, (0.5, 0.9, 0.99)),
+                )
+    return table
+
+
 def _classes(result: Result) -> Table:
     figures = result.figures
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("kind")
-    for name in ("delivered", "returned", "attempts", "deferrals"):
-        table.add_column(name, justify="right")
-    for name in ("wait p50", "p99", "max", "in queue p50", "p90", "p99", "max"):
-        table.add_column(name, justify="right")
+    table = _table("kind", "delivered", "returned", "attempts", "deferrals", *_TIMES)
     for kind in result.world.kinds:
         if not figures.attempts[kind] and not figures.returned[kind]:
             continue

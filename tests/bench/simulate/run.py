@@ -59,7 +59,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         random = Random(self.seed)
-        self.figures = Figures(self.clock)
+        self.figures = Figures(self.clock, has_priorities=self.scenario.has_priorities)
         self.world = World(self.scenario.kinds, Random(random.getrandbits(64)))
         self._arrivals = Random(random.getrandbits(64))
         self._choices = Random(random.getrandbits(64))

@@ -69,6 +69,10 @@ class Scenario:
     every: float = 10.0
     """Seconds between samples."""
 
+    @property
+    def has_priorities(self) -> bool:
+        return bool(self.shares) or any(each.priority is not Priority.NORMAL for each in self.injections)
+
 
 MIX = (
     Kind(name="bigone", share=0.18, domains=1, seconds=(0.15, 0.4), limits=limits(40), busy=0.01),
@@ -111,6 +115,7 @@ def _mix(deliveries: int, nodes: int) -> Scenario:
         swing=0.5,
         nodes=nodes,
         zone=ZoneSettings(max_connections=400, max_connections_per_destination=20),
+        shares={Priority.HIGH: 0.02, Priority.NORMAL: 0.78, Priority.BULK: 0.2},
         every=60.0,
     )
 
@@ -238,6 +243,27 @@ def _flood(deliveries: int, nodes: int) -> Scenario:
     )
 
 
+def _priorities(deliveries: int, nodes: int) -> Scenario:
+    return Scenario(
+        name="priorities",
+        about="60,000 bulk messages to a provider and others, a normal stream to the same, rare urgent ones",
+        kinds=(
+            Kind(name="provider", share=0.5, domains=1, limits=limits(10)),
+            Kind(name="fast", share=0.5, domains=5_000, even=True),
+            Kind(name=SENDERS, share=0.0, domains=500),
+        ),
+        deliveries=deliveries or 30_000,
+        rate=20.0,
+        nodes=nodes,
+        zone=ZoneSettings(max_connections=30),
+        shares={Priority.HIGH: 0.02, Priority.NORMAL: 0.98},
+        injections=(
+            Injection(at=60.0, kind="provider", recipients=30_000, priority=Priority.BULK),
+            Injection(at=60.0, kind="fast", recipients=30_000, priority=Priority.BULK),
+        ),
+    )
+
+
 _SCENARIOS = {
     "mix": _mix,
     "comeback": _comeback,
@@ -248,6 +274,7 @@ _SCENARIOS = {
     "backlog": _backlog,
     "flood": _flood,
     "hosted": _hosted,
+    "priorities": _priorities,
 }
 NAMES = tuple(_SCENARIOS)
 
