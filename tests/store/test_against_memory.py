@@ -58,7 +58,7 @@ RECIPIENTS = tuple(f"{name}@{domain}" for domain in DOMAINS for name in ("x", "y
 SIZES = (0, 10, 64 * 1024, 70_000, 600_000)
 
 TINY: dict[object, dict[str, int]] = {
-    ready_window: {"WINDOW_LIMIT": 3, "PARKED_LIMIT": 2},
+    ready_window: {"WINDOW_LIMIT": 3, "NEW_LIMIT": 2, "PARKED_LIMIT": 2},
     leveldb_scan: {"PAGE_ROWS": 3},
     leveldb_claims: {"_READ_AHEAD": 1},
     ledger: {"HOT_MESSAGES": 2},
@@ -175,6 +175,21 @@ class Comparison(RuleBasedStateMachine):
         waiting = sorted(d.message_id for d in self.never_deferred(claimable))
         assert fresh == waiting[: len(fresh)], "an older fresh delivery was left behind"
         self.passed_over |= {d.key for d in self.claimable(zone, set()) if d.domain in skip}
+        self.take(found)
+
+    @rule(zone=st.sampled_from(ZONES), back=st.integers(0, 8), limit=limits, skip=skips)
+    def claim_new(self, zone: str, back: int, limit: int, skip: set[str]) -> None:
+        since = message_id(max(1, self.number - back))
+        fresh = [d for d in self.claimable(zone, set()) if d.next_attempt <= 0 and d.message_id >= since]
+        found = self.run(self.spool.store.claim_new(zone, limit, since=since, skip_domains=skip))
+        self.check_found(found, [d for d in fresh if d.domain not in skip])
+        taken = {d.key for d in found}
+        left = [d for d in fresh if d.key not in self.passed_over | taken and d.domain not in skip]
+        newest = max((d.message_id for d in found), default=None)
+        if len(found) < limit:
+            assert not left, "there was more"
+        assert all(newest is None or d.message_id >= newest for d in left), "an older one was left behind"
+        self.passed_over |= {d.key for d in fresh if d.domain in skip}
         self.take(found)
 
     @rule(zone=st.sampled_from(ZONES), domain=st.sampled_from(DOMAINS), limit=limits)
@@ -382,8 +397,11 @@ class Comparison(RuleBasedStateMachine):
         return [d for d in self.memory._claimable(zone, self.now) if d.domain not in skip]
 
     def check_claim(self, found: list[Delivery], claimable: list[Delivery], limit: int) -> None:
-        known = {d.key: d for d in claimable}
         assert len(found) == min(limit, len(claimable))
+        self.check_found(found, claimable)
+
+    def check_found(self, found: list[Delivery], claimable: list[Delivery]) -> None:
+        known = {d.key: d for d in claimable}
         assert len({d.key for d in found}) == len(found)
         assert all(known.get(d.key) == d for d in found)
         assert [d.message_id for d in found] == sorted(d.message_id for d in found)

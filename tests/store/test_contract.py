@@ -258,6 +258,20 @@ class TestHandingOut:
             assert len([number for number in batch if number < 100]) == 2
         assert await claim_all(store) == []
 
+    async def test_new_mail_is_claimed_before_what_is_older(self, store: Store) -> None:
+        for number in range(1, 9):
+            await store_message(store, number, f"r@{'full' if number == 6 else 'b'}.example")
+        await store_message(store, 9, "r@c.example", next_attempt=NOW - 5)
+        some = await store.claim_new("default", 2, since=message_id(5), skip_domains={"full.example"})
+        assert [number for number, _ in names(some)] == [5, 7]
+        assert names(await store.claim_new("default", 10, since=message_id(5))) == [(8, "r@b.example")]
+        await store_message(store, 10, "r@b.example")
+        assert names(await store.claim_new("default", 10, since=message_id(9))) == [(10, "r@b.example")]
+        store.release([delivery.key for delivery in some])
+        assert names(await store.claim_new("default", 1, since=message_id(6))) == [(7, "r@b.example")]
+        # Nothing of the rest is forgotten: older, passed over, released, deferred.
+        assert sorted(number for number, _ in names(await claim_all(store))) == [1, 2, 3, 4, 5, 6, 9]
+
     async def test_has_ready_tells_of_fresh_mail(self, store: Store) -> None:
         await store_message(store, 1)
         assert store.has_ready("default")

@@ -113,6 +113,13 @@ class FlakyStore(MemoryStore):
         await asyncio.sleep(0)
         return await super().claim(zone, limit, now=now, skip_domains=skip_domains)
 
+    async def claim_new(
+        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        self._refuse("claim_new")
+        await asyncio.sleep(0)
+        return await super().claim_new(zone, limit, since=since, skip_domains=skip_domains)
+
     async def next_due(self, zone: str) -> float | None:
         self._refuse("next_due")
         return await super().next_due(zone)

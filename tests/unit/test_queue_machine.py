@@ -23,7 +23,7 @@ from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority, priority_of, queue_of
 from zonerelay.queue.destinations import Destination, Work
 from zonerelay.queue.rates import Rates
-from zonerelay.queue.shares import Claim
+from zonerelay.queue.shares import Claim, Refill
 from zonerelay.queue.zone_queue import ZoneQueue
 from zonerelay.routing.nexthop import Limits, MxHost, Route, SiteKey
 
@@ -288,6 +288,7 @@ class Plans(RuleBasedStateMachine):
                 more = len(chosen) >= plan.limit
                 runner.more.discard(plan.priority)
             else:
+                assert isinstance(plan, Refill)
                 chosen = [each for each in due if each.domain == plan.domain][: plan.limit]
                 more = len(chosen) < plan.limit
             if more:

@@ -129,6 +129,17 @@ class StoresAlike(RuleBasedStateMachine):
         self.plain.release([each.key for each in could if each not in mine])
         self.claimed += mine
 
+    @rule(back=st.integers(0, 6), limit=st.integers(1, 5), skip=st.sets(domains(), max_size=2))
+    def claim_new(self, back: int, limit: int, skip: set[str]) -> None:
+        since = message_id(max(1, self.numbers - back))
+        mine = run(self.indexed.claim_new("default", limit, since=since, skip_domains=skip))
+        # How far it looks for more, once it has enough, is its business.
+        could = run(self.plain.claim_new("default", limit, since=since, skip_domains=skip))
+        assert mine == could
+        self.plain._passed_over |= self.indexed._passed_over
+        self.plain._passed_over &= self.indexed._passed_over
+        self.claimed += mine
+
     @rule(domain=domains(), limit=st.integers(1, 5))
     def refill(self, domain: str, limit: int) -> None:
         mine = run(self.indexed.claim_domain("default", domain, limit, now=self.now))
@@ -258,6 +269,16 @@ def test_a_list_holds_up_no_single_message_and_no_attempt_waits_long_for_a_conne
     assert result.faults == []
     assert result.figures.wait["fast"].longest < 1.0
     assert result.figures.pool.longest < 1.0
+
+
+@pytest.mark.parametrize("name", ["backlog", "hosted"])
+def test_a_backlog_at_the_start_holds_up_no_new_message_and_is_not_held_up(name: str) -> None:
+    plan = scenario(name, deliveries=150)
+    result = simulate(replace(plan, stored=(replace(plan.stored[0], recipients=1400),)))
+    assert result.faults == []
+    waits = result.figures.wait
+    assert waits["fast"].percentile(0.95) < 5.0
+    assert waits[plan.stored[0].kind].longest < 60.0
 
 
 def test_a_picture_is_drawn_and_without_matplotlib_words_say_what_to_install(

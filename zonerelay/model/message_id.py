@@ -40,5 +40,10 @@ class MessageIdSource:
         return MessageId(f"{self._counter:014x}{self._suffix}")
 
 
+def first_at(now: float) -> MessageId:
+    """No id that was handed out before this time (Unix seconds) is larger, none from then on smaller."""
+    return MessageId(f"{int(now * 1000) << _SEQUENCE_BITS:014x}00")
+
+
 def is_message_id(text: str) -> bool:
     return len(text) == LENGTH and all(c in "0123456789abcdef" for c in text)

@@ -66,6 +66,14 @@ class JoinedStore:
             raise
         return found
 
+    async def claim_new(
+        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        """Of the spool: half of every `claim` is the outbox's, so that its rows wait behind nobody there."""
+        if is_mailbox_zone(zone):
+            return []
+        return await self._spool.claim_new(zone, limit, since=since, skip_domains=skip_domains)
+
     async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
         found = self._outbox.claim_domain(zone, domain, limit)
         if len(found) < limit and not is_mailbox_zone(zone):

@@ -1,17 +1,20 @@
 """What to ask the store for next: is there room, whose turn is it, which domains are passed over. Pure.
 
 There is a window for each priority (`shares.py`), made when the first mail of it comes; their claims take
-turns (`precedence.py`). A zone with one route asks for more only when little waits, because then one claim
-brings hundreds of deliveries, not one each.
+turns (`precedence.py`). While there is a backlog new mail has claims of its own (`newcomers.py`), every
+other one where both have something to ask for. A zone with one route asks for more only when little waits,
+because then one claim brings hundreds of deliveries, not one each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+from zonerelay.model.delivery import Delivery
 from zonerelay.model.priority import Priority
-from zonerelay.queue.precedence import Precedence
-from zonerelay.queue.shares import Claim, Refill, Shares
+from zonerelay.queue.destinations import Line
+from zonerelay.queue.precedence import STRIDE, Precedence
+from zonerelay.queue.shares import Claim, NewClaim, Question, Refill, Shares
 
 LOW_MARK = 1000
 CLAIM_LIMIT = 500
@@ -26,14 +29,14 @@ class ClaimPlan:
         self._window = window
         self._low_mark = min(LOW_MARK, max(1, window // 4))
         self._by_domain = by_domain
-        self._normal = Shares(window)
+        self._normal = Shares(window, self._low_mark)
         self._shares = {Priority.NORMAL: self._normal}
         self._precedence = Precedence()
 
     def of(self, priority: Priority) -> Shares:
         shares = self._shares.get(priority)
         if shares is None:
-            shares = self._shares[priority] = Shares(self._window, priority)
+            shares = self._shares[priority] = Shares(self._window, self._low_mark, priority)
         return shares
 
     @property
@@ -49,26 +52,60 @@ class ClaimPlan:
     def is_half_full(self) -> bool:
         return self.waiting * 2 >= self._window
 
-    def wants(self, more: Collection[Priority]) -> bool:
-        """There is room, and perhaps something to claim; of `more` the store may hold due deliveries."""
+    def wants(self, more: Collection[Priority], new: Collection[Priority] = ()) -> bool:
+        """There is room, and perhaps something to claim; of `more` the store may hold due deliveries, of
+        `new` new ones.
+        """
         if len(self._shares) == 1 and (not more or (Priority.NORMAL in more and len(more) == 1)):
-            return self._wants(self._normal, bool(more))
-        return bool(self._wanted(more))
+            shares = self._normal
+            return self._wants(shares, bool(more)) or (bool(new) and shares.new_room > 0)
+        return bool(self._wanted(more, new))
 
-    def next(self, more: Collection[Priority]) -> Claim | Refill | None:
-        wanted = self._wanted(more)
+    def next(self, more: Collection[Priority], new: Collection[Priority] = ()) -> Question | None:
+        wanted = self._wanted(more, new)
         if not wanted:
             return None
         priority = wanted[0] if len(wanted) == 1 else self._precedence.pick(wanted)
-        return self._plan(self._shares[priority], priority in more)
+        shares = self._shares[priority]
+        newcomers, wants = shares.newcomers, self._wants(shares, priority in more)
+        if priority in new and (room := shares.new_room) > 0 and (newcomers.turn or not wants):
+            newcomers.turn = False
+            assert newcomers.since is not None
+            return NewClaim(min(CLAIM_LIMIT, room), shares.skip_list(), newcomers.since, priority)
+        newcomers.turn = True
+        return self._plan(shares, priority in more)
 
-    def _wanted(self, more: Collection[Priority]) -> list[Priority]:
+    def claimed(self, plan: Question, count: int) -> None:
+        """A claim was answered."""
+        if isinstance(plan, Claim) and count < plan.limit:
+            shares = self._shares[plan.priority]
+            shares.newcomers.exhausted(shares.waiting)
+
+    def drain(self, line: Line) -> list[Delivery]:
+        """Everything that waits there, what is urgent first; it no longer waits."""
+        deliveries: list[Delivery] = []
+        for priority in sorted(line.backlogs, key=STRIDE.__getitem__):
+            drained = line.drain(priority)
+            self.of(priority).left(drained)
+            deliveries += drained
+        return deliveries
+
+    def forget(self, line: Line) -> None:
+        """The line is no longer in use."""
+        for priority, backlog in line.backlogs.items():
+            self.of(priority).forget(backlog)
+
+    def _wanted(self, more: Collection[Priority], new: Collection[Priority]) -> list[Priority]:
         for priority in more:
             self.of(priority)
-        return [each for each, shares in self._shares.items() if self._wants(shares, each in more)]
+        return [
+            each
+            for each, shares in self._shares.items()
+            if self._wants(shares, each in more) or (each in new and shares.new_room > 0)
+        ]
 
     def _wants(self, shares: Shares, more: bool) -> bool:
-        if shares.waiting >= self._window:
+        if shares.room <= 0:
             return False
         return (more and (self._by_domain or shares.waiting < self._low_mark)) or bool(shares.hungry)
 
@@ -81,4 +118,4 @@ class ClaimPlan:
                 return refill
         shares.refilled_last = False
         skip = shares.skip_list() if self._by_domain else _NOBODY
-        return Claim(min(CLAIM_LIMIT, self._window - shares.waiting), skip, shares.priority)
+        return Claim(min(CLAIM_LIMIT, shares.room), skip, shares.priority)

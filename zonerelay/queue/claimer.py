@@ -15,7 +15,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.priority import Priority, queue_of
 from zonerelay.queue.alarm import Alarm
 from zonerelay.queue.settle import Settler
-from zonerelay.queue.shares import Claim, Refill
+from zonerelay.queue.shares import Claim, NewClaim, Question
 from zonerelay.queue.tasks import Tasks
 from zonerelay.queue.zone_queue import ZoneQueue
 from zonerelay.store.base import QueueStore
@@ -63,6 +63,8 @@ class Claimer:
         self._known = {Priority.NORMAL: zone}
         """The queues that may hold something."""
         self._more = {Priority.NORMAL}
+        self._new = {Priority.NORMAL}
+        """Those of which new mail may have come."""
         self._due_unknown = {Priority.NORMAL}
         self._claimed_at = dict.fromkeys(Priority, 0.0)
         self._delay = CLAIM_RETRY_FIRST
@@ -84,6 +86,7 @@ class Claimer:
         if priority is not Priority.NORMAL:
             self.know(priority)
         self._more.add(priority)
+        self._new.add(priority)
         self.go_on()
 
     def wake(self) -> None:
@@ -93,7 +96,9 @@ class Claimer:
 
     def released(self, priorities: Iterable[Priority]) -> None:
         """Something of these has been given back to the store."""
-        self._more.update(priorities)
+        for priority in priorities:
+            self._more.add(priority)
+            self._new.add(priority)
 
     def postponed(self, when: float, priority: Priority) -> None:
         """There is nothing new before `when`."""
@@ -105,7 +110,7 @@ class Claimer:
         """There may be room again."""
         if self._busy or self._stopping:
             return
-        if self._queue.wants_claim(self._more) or (self._due_unknown and not self._more):
+        if self._queue.wants_claim(self._more, self._new) or (self._due_unknown and not self._more):
             self._busy = True
             if not self._wake_task():
                 self._tasks.start(self._run())
@@ -118,6 +123,7 @@ class Claimer:
     def _look_everywhere(self) -> None:
         self._due_unknown.update(self._known)
         self._more.update(self._known)
+        self._new.update(self._known)
 
     def _wake_task(self) -> bool:
         """False when there is none that waits."""
@@ -146,7 +152,7 @@ class Claimer:
         """One question to the store; false when there is none left to ask."""
         if not self._settler.has_room:
             await self._settler.room()
-        plan = self._queue.plan_claim(self._more)
+        plan = self._queue.plan_claim(self._more, self._new)
         try:
             if plan is not None:
                 await self._carry_out(plan)
@@ -163,7 +169,7 @@ class Claimer:
             await asyncio.sleep(CLAIM_PAUSE)
         return True
 
-    async def _carry_out(self, plan: Claim | Refill) -> None:
+    async def _carry_out(self, plan: Question) -> None:
         now = self._clock.now()
         priority = plan.priority
         queue = self._known[priority]
@@ -172,6 +178,12 @@ class Claimer:
             self._claimed_at[priority] = now
             claimed = await self._store.claim(queue, plan.limit, now=now, skip_domains=plan.skip)
             more = len(claimed) >= plan.limit
+        elif isinstance(plan, NewClaim):
+            self._new.discard(priority)
+            claimed = await self._store.claim_new(queue, plan.limit, since=plan.since, skip_domains=plan.skip)
+            more = False
+            if len(claimed) >= plan.limit:
+                self._new.add(priority)
         else:
             claimed = await self._store.claim_domain(queue, plan.domain, plan.limit, now=now)
             # The domain is no longer passed over: a claim may find what was released meanwhile.

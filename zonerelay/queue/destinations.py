@@ -64,11 +64,12 @@ class Backlog:
 
     @property
     def has_fresh(self) -> bool:
-        """Mail waits that is tried for the first time."""
+        """Mail waits that is tried for the first time, and is no backlog."""
         return bool(self._fresh)
 
-    def add(self, delivery: Delivery) -> None:
-        if delivery.next_attempt > 0:
+    def add(self, delivery: Delivery, since: MessageId | None = None) -> None:
+        """`since`: what is older is backlog (`newcomers.py`)."""
+        if delivery.next_attempt > 0 or (since is not None and delivery.message_id < since):
             if self._again is None:
                 self._again = Row()
             self._again.add(delivery)
@@ -89,11 +90,23 @@ class Backlog:
         self.waiting -= len(taken)
         return tuple(taken)
 
-    def remove(self, key: DeliveryKey) -> bool:
-        """Forget one delivery; false when it is not waiting here."""
-        count = sum(row.remove(key) for row in self._rows())
-        self.waiting -= count
-        return count > 0
+    def sort(self, since: MessageId) -> int:
+        """What is older than this message is backlog now; how many are new."""
+        fresh = list(self._fresh)
+        self._fresh.clear()
+        self.waiting -= len(fresh)
+        for delivery in fresh:
+            self.add(delivery, since)
+        return sum(delivery.message_id >= since for delivery in fresh)
+
+    def remove(self, key: DeliveryKey) -> Delivery | None:
+        """Forget one delivery; `None` when it is not waiting here."""
+        for row in self._rows():
+            delivery = row.remove(key)
+            if delivery is not None:
+                self.waiting -= 1
+                return delivery
+        return None
 
     def drain(self) -> list[Delivery]:
         """Everything that waits, oldest message first; it is empty afterwards."""
@@ -132,8 +145,8 @@ class Line:
         """Those that there are; some may be empty."""
         return self._backlogs
 
-    def add(self, delivery: Delivery, priority: Priority) -> None:
-        self.backlog(priority).add(delivery)
+    def add(self, delivery: Delivery, priority: Priority, since: MessageId | None = None) -> None:
+        self.backlog(priority).add(delivery, since)
         self.waiting += 1
 
     def take(self, limit: int) -> tuple[Priority, tuple[Delivery, ...]]:
@@ -150,13 +163,13 @@ class Line:
         self.waiting -= len(deliveries)
         return priority, deliveries
 
-    def remove(self, key: DeliveryKey, priority: Priority) -> bool:
-        """Forget one delivery; false when it is not waiting here."""
+    def remove(self, key: DeliveryKey, priority: Priority) -> Delivery | None:
+        """Forget one delivery; `None` when it is not waiting here."""
         backlog = self._backlogs.get(priority)
-        if backlog is None or not backlog.remove(key):
-            return False
-        self.waiting -= 1
-        return True
+        delivery = None if backlog is None else backlog.remove(key)
+        if delivery is not None:
+            self.waiting -= 1
+        return delivery
 
     def drain(self, priority: Priority) -> list[Delivery]:
         """All of one priority, oldest message first."""
@@ -166,7 +179,7 @@ class Line:
 
     @property
     def has_fresh(self) -> bool:
-        """Mail waits that is tried for the first time."""
+        """Mail waits that is tried for the first time, and is no backlog."""
         return any(backlog.has_fresh for backlog in self._backlogs.values())
 
     @property

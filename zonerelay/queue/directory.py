@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.priority import Priority
 from zonerelay.queue.destinations import Destination, DestinationStatus, Line
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.ring import Ring
@@ -77,6 +79,11 @@ class Directory:
             for destination in self.destinations.values()
             if destination.waiting or destination.active or not destination.suspension.is_forgettable(now)
         )
+
+    def sort(self, priority: Priority, since: MessageId) -> int:
+        """Of everything that waits what is older than this message is backlog now; how many are new."""
+        backlogs = (line.backlogs.get(priority) for line in dict.fromkeys(self.lines.values()))
+        return sum(backlog.sort(since) for backlog in backlogs if backlog is not None and backlog.has_fresh)
 
     # Forgetting
 

@@ -46,6 +46,11 @@ class LookUps:
             self._waiting.append(line)
         line.sought = True
 
+    def sort(self) -> None:
+        """What was fresh may be backlog now."""
+        for line in self._waiting.sort():
+            line.sought_fresh = False
+
     def take(self) -> list[str]:
         """Domains to ask for now; each must end in `ended`."""
         domains: list[str] = []

@@ -97,6 +97,13 @@ class Probation:
             row = self._rows[2 if kind is Standing.FAILING else 3][1]
         row[destination] = None
 
+    def sort(self) -> None:
+        """What was fresh may be backlog now."""
+        fresh, other = self._rows[0][1], self._rows[1][1]
+        for destination in [each for each in fresh if not each.has_fresh]:
+            del fresh[destination]
+            other[destination] = None
+
     def next(self) -> Destination | None:
         """One that was put aside and would be admitted now."""
         for _ in self._rows:

@@ -88,6 +88,13 @@ class Ring:
             self._probation.clear()
         self.next_turn = None
 
+    def sort(self) -> None:
+        """What was fresh may be backlog now (`newcomers.py`)."""
+        for ring in self._rings.values():
+            ring.sort()
+        if self._probation is not None:
+            self._probation.sort()
+
     def offer(self, destination: Destination, now: float) -> None:
         """It may have work, or there may be room for it."""
         if not destination.waiting:
@@ -223,12 +230,16 @@ class Ring:
             ring.append(destination)
 
     def _hasten(self, destination: Destination) -> None:
-        """Something more urgent has come: it changes over to the ring of that."""
+        """Something more urgent may have come: it changes over to where that stands."""
         stands = destination.stands_as
-        if stands is not None and STRIDE[destination.urgency] < STRIDE[stands]:
+        if stands is None:
+            return
+        if STRIDE[destination.urgency] < STRIDE[stands]:
             # A place left behind would be a turn more in each round, for every urgent message one.
             self._rings[stands].remove(destination)
             self._append(destination)
+        else:
+            self._rings[stands].hasten(destination)
 
     def _stands(self) -> list[Priority]:
         return [priority for priority, ring in self._rings.items() if ring]

@@ -1,8 +1,9 @@
 """Who comes first where fresh mail and mail that has been put off wait for the same thing. Pure.
 
-Fresh mail, and mail that was put off (deferred, or one of very many recipients of its message), stand in two
-rows and take turns, oldest message first in each. So a single message passes a hundred thousand that have
-come due together, or a list of a million, and these get half of the turns all the same.
+Fresh mail, and mail that was put off (deferred, one of very many recipients of its message, or backlog,
+`newcomers.py`), stand in two rows and take turns, oldest message first in each. So a single message passes a
+hundred thousand that have come due together, or a list of a million, and these get half of the turns all the
+same.
 """
 
 from __future__ import annotations
@@ -54,14 +55,13 @@ class Row:
             del group[delivery.recipient]
         return taken
 
-    def remove(self, key: DeliveryKey) -> bool:
-        """Forget one delivery; false when it was not here."""
+    def remove(self, key: DeliveryKey) -> Delivery | None:
+        """Forget one delivery; `None` when it was not here."""
         group = self._groups.get(key.message_id)
-        if group is None or group.pop(key.recipient, None) is None:
-            return False
+        delivery = None if group is None else group.pop(key.recipient, None)
         if not group:
-            del self._groups[key.message_id]
-        return True
+            self._groups.pop(key.message_id, None)
+        return delivery
 
     def clear(self) -> None:
         self._groups.clear()
@@ -103,6 +103,20 @@ class Turns(Generic[Waiting]):
     def put_first(self, waiting: Waiting) -> None:
         """Before all others: it has waited for its turn elsewhere."""
         self._first[waiting] = None
+
+    def hasten(self, waiting: Waiting) -> None:
+        """Fresh mail may have come for one that waits."""
+        if waiting in self._other and waiting.has_fresh:
+            del self._other[waiting]
+            self._fresh[waiting] = None
+
+    def sort(self) -> list[Waiting]:
+        """Those whose fresh mail is fresh no longer, which stand behind the others now."""
+        moved = [each for each in self._fresh if not each.has_fresh]
+        for each in moved:
+            del self._fresh[each]
+            self._other[each] = None
+        return moved
 
     def pop(self) -> Waiting:
         """The next; there must be one."""

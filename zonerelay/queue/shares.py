@@ -11,10 +11,14 @@ passed over is always fetched.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.message_id import MessageId
 from zonerelay.model.priority import Priority
 from zonerelay.queue.destinations import Backlog
+from zonerelay.queue.newcomers import Newcomers
 
 MAX_PASSED_OVER = 10_000
 """Names of domains kept per zone. With more, long lines may fill the window: memory stays bounded."""
@@ -30,6 +34,16 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class NewClaim:
+    """Ask the store for the oldest fresh deliveries of messages from `since` on, passing over domains."""
+
+    limit: int
+    skip: frozenset[str]
+    since: MessageId
+    priority: Priority = Priority.NORMAL
+
+
+@dataclass(frozen=True, slots=True)
 class Refill:
     """Ask the store for deliveries of one domain that claims passed over."""
 
@@ -38,12 +52,16 @@ class Refill:
     priority: Priority = Priority.NORMAL
 
 
+Question = Claim | NewClaim | Refill
+
+
 class Shares:
     """Those of one priority; `waiting` is what the whole zone has of it in memory."""
 
-    def __init__(self, window: int, priority: Priority = Priority.NORMAL) -> None:
+    def __init__(self, window: int, crowd: int, priority: Priority = Priority.NORMAL) -> None:
         self.priority = priority
         self.waiting = 0
+        self.newcomers = Newcomers(window, crowd)
         self.refilled_last = False
         self._window = window
         self._usual = max(1, window // 8)
@@ -54,6 +72,31 @@ class Shares:
         self._resting: set[Backlog] = set()
         self._skip: set[str] = set()
         self._frozen: frozenset[str] | None = frozenset()
+
+    @property
+    def room(self) -> int:
+        """For what is not known to be new; no more than window and newcomers' places are ever in memory."""
+        return self._window - self.waiting + min(self.newcomers.waiting, self.newcomers.most)
+
+    @property
+    def new_room(self) -> int:
+        """For new mail only."""
+        newcomers = self.newcomers
+        if newcomers.since is None:
+            return 0
+        return min(newcomers.most - newcomers.waiting, self._window + newcomers.most - self.waiting)
+
+    def entered(self, deliveries: Sequence[Delivery]) -> None:
+        """They wait in memory now."""
+        self.waiting += len(deliveries)
+        if self.newcomers.since is not None:
+            self.newcomers.entered(deliveries)
+
+    def left(self, deliveries: Sequence[Delivery]) -> None:
+        """They no longer wait."""
+        self.waiting -= len(deliveries)
+        if self.newcomers.since is not None:
+            self.newcomers.left(deliveries)
 
     def share(self) -> int:
         return self._crowded if self.waiting * 2 >= self._window else self._usual
@@ -112,9 +155,7 @@ class Shares:
             # To the end: the domains of one destination take turns.
             del line.passed_over[domain]
             line.passed_over[domain] = None
-            return Refill(
-                domain, min(self.share() - line.waiting, self._window - self.waiting), self.priority
-            )
+            return Refill(domain, min(self.share() - line.waiting, self.room), self.priority)
         return None
 
     def exhausted(self, line: Backlog, domain: str) -> None:

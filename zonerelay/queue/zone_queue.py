@@ -16,10 +16,11 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
   queue, and no queue keeps what is more urgent out of it.
 - Precedence (`precedence.py`): urgent mail first, in claims, in the ring and in each line → a newsletter does
   not delay a password reset, and a flood of those does not starve the newsletter.
+- Newcomers (`newcomers.py`): in a zone routed by MX much that waits is backlog: new mail takes turns with it
+  → a hundred thousand fresh messages do not hold up one for an idle host.
 - Shares (`shares.py`): in a zone routed by MX a line may hold only its share of the window
   → a slow destination cannot fill the window and hide the others' mail.
-- Company: a zone that has `LOW_MARK` deliveries waiting and one route claims no more until it has fewer
-  → under load one claim brings hundreds of deliveries, not one each.
+- Company: a zone with one route and `LOW_MARK` waiting claims no more until fewer wait → hundreds at once.
 - Suspension (`suspension.py`): nothing waits for a suspended destination; what is claimed for it is
   handed back to be deferred without a connection; one probe at a time ends it
   → dead hosts cost neither connections nor window.
@@ -34,7 +35,7 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.limits.allowance import ZoneAllowance
@@ -54,11 +55,10 @@ from zonerelay.queue.destinations import (
 )
 from zonerelay.queue.directory import Directory
 from zonerelay.queue.look_ups import LookUps
-from zonerelay.queue.precedence import STRIDE
 from zonerelay.queue.probes import Probes
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.ring import Ring
-from zonerelay.queue.shares import Claim, Refill
+from zonerelay.queue.shares import Question, Refill
 from zonerelay.queue.suspension import Transition, learn
 from zonerelay.routing.nexthop import DestinationKey, Route, SiteKey
 
@@ -68,9 +68,7 @@ MANY_PUT_OFF = 50
 
 
 class ZoneQueue:
-    """The plan of one zone. Deliveries enter by `add` and leave by `next_work`, `take_parked`,
-    `take_returned`, `unroutable`, `withdraw` or `drain`; each is in one place at a time.
-    """
+    """Deliveries enter by `add` and leave by what takes, starts or withdraws them; each is in one place."""
 
     def __init__(
         self,
@@ -102,16 +100,17 @@ class ZoneQueue:
     def waiting(self) -> int:
         return self._claims.waiting
 
-    def add(self, claimed: Iterable[Delivery], now: float, priority: Priority = Priority.NORMAL) -> None:
+    def add(self, claimed: Sequence[Delivery], now: float, priority: Priority = Priority.NORMAL) -> None:
         """Freshly claimed deliveries of one priority."""
         if self._withdrawn:
             claimed = [delivery for delivery in claimed if delivery.key not in self._withdrawn]
         self._enter(claimed, now, priority)
         self._directory.tidy()
 
-    def claimed(self, plan: Claim | Refill, count: int) -> None:
+    def claimed(self, plan: Question, count: int) -> None:
         """The answer to a plan held `count` deliveries, which have been added."""
         if not isinstance(plan, Refill) or count >= plan.limit:
+            self._claims.claimed(plan, count)
             return
         line = self._lines[plan.domain]
         self._claims.of(plan.priority).exhausted(line.backlog(plan.priority), plan.domain)
@@ -135,8 +134,8 @@ class ZoneQueue:
         """A look-up ended without a route: the deliveries that waited for it."""
         self._look_ups.ended(domain, found=False)
         line = self._lines.pop(domain)
-        deliveries = self._drained(line)
-        self._forget(line)
+        deliveries = self._claims.drain(line)
+        self._claims.forget(line)
         for priority, backlog in line.backlogs.items():
             if backlog.passed_over:
                 self._replace(domain, priority)
@@ -212,18 +211,18 @@ class ZoneQueue:
         """`take_look_ups`, `take_parked` or `take_returned` has something."""
         return bool(self._look_ups.is_wanted or self._parked or self._returned)
 
-    def wants_claim(self, more: Collection[Priority]) -> bool:
-        """There is room, and perhaps something to claim; of `more` the store may hold due deliveries."""
-        return self._claims.wants(more)
+    def wants_claim(self, more: Collection[Priority], new: Collection[Priority] = ()) -> bool:
+        """As `ClaimPlan.wants`."""
+        return self._claims.wants(more, new)
 
     @property
     def is_crowded(self) -> bool:
         """Enough waits that the next claim may wait for company."""
         return self._claims.is_crowded
 
-    def plan_claim(self, more: Collection[Priority]) -> Claim | Refill | None:
+    def plan_claim(self, more: Collection[Priority], new: Collection[Priority] = ()) -> Question | None:
         """The next question to the store; its answer goes to `add`, then to `claimed`."""
-        return self._claims.next(more)
+        return self._claims.next(more, new)
 
     def take_parked(self) -> list[tuple[Destination, list[Delivery]]]:
         """To be deferred without connecting: suspended destinations, which fetch no more before `rested`."""
@@ -252,9 +251,9 @@ class ZoneQueue:
         for key in keys:
             line = self._lines.get(domain_of(key.recipient) if self._by_domain else "")
             priority = priority_of(key.queue)
-            if line is not None and line.remove(key, priority):
+            if line is not None and (delivery := line.remove(key, priority)) is not None:
                 shares = self._claims.of(priority)
-                shares.waiting -= 1
+                shares.left((delivery,))
                 shares.shortened(line.backlog(priority))
 
     def give_back(self, keys: Collection[DeliveryKey]) -> None:
@@ -274,7 +273,7 @@ class ZoneQueue:
         self._look_ups.clear()
         for line in dict.fromkeys(self._lines.values()):
             if line.waiting:
-                yield self._drained(line)
+                yield self._claims.drain(line)
 
     def clear(self) -> Iterator[None]:
         """Forget what is known of destinations, a little at each step; nothing waits or is active."""
@@ -285,21 +284,31 @@ class ZoneQueue:
 
     # Lines
 
-    def _enter(self, deliveries: Iterable[Delivery], now: float, priority: Priority) -> None:
+    def _enter(self, deliveries: Sequence[Delivery], now: float, priority: Priority) -> None:
         touched: dict[Line, None] = {}
         shares = self._claims.of(priority)
+        since = shares.newcomers.since
         for delivery in deliveries:
             domain = delivery.domain if self._by_domain else ""
             line = self._lines.get(domain)
             if line is None:
                 line = self._lines[domain] = Unrouted(domain)
-            line.add(delivery, priority)
-            shares.waiting += 1
+            line.add(delivery, priority, since)
             touched[line] = None
+        shares.entered(deliveries)
         for line in touched:
             self._placed(line, now)
             if self._by_domain:
                 shares.grew(line.backlog(priority))
+        if self._by_domain and shares.newcomers.is_to_be_drawn(shares.waiting, now):
+            self._draw_line(priority, now)
+
+    def _draw_line(self, priority: Priority, now: float) -> None:
+        """What waits of the priority is backlog, what comes from now on is new."""
+        newcomers = self._claims.of(priority).newcomers
+        newcomers.waiting = self._directory.sort(priority, newcomers.draw(now))
+        self._look_ups.sort()
+        self._ring.sort()
 
     def _placed(self, line: Line, now: float) -> None:
         """Something was added to a line."""
@@ -330,28 +339,15 @@ class ZoneQueue:
             if len(deliveries) > room:
                 shares.pass_over(backlog, domain)
                 self._returned += deliveries[room:]
-                shares.waiting -= len(deliveries) - room
+                shares.left(deliveries[room:])
                 del deliveries[room:]
         for delivery in deliveries:
-            destination.add(delivery, priority)
+            destination.add(delivery, priority, shares.newcomers.since)
         if self._by_domain:
             shares.grew(backlog)
 
-    def _drained(self, line: Line) -> list[Delivery]:
-        """Everything that waits there, what is urgent first."""
-        deliveries: list[Delivery] = []
-        for priority in sorted(line.backlogs, key=STRIDE.__getitem__):
-            drained = line.drain(priority)
-            self._claims.of(priority).waiting -= len(drained)
-            deliveries += drained
-        return deliveries
-
-    def _forget(self, line: Line) -> None:
-        for priority, backlog in line.backlogs.items():
-            self._claims.of(priority).forget(backlog)
-
     def _park(self, destination: Destination) -> None:
-        deliveries = self._drained(destination)
+        deliveries = self._claims.drain(destination)
         if self._by_domain and len(deliveries) >= MANY_PUT_OFF:
             for priority, domain in {(delivery.priority, delivery.domain) for delivery in deliveries}:
                 shares = self._claims.of(priority)
@@ -367,13 +363,13 @@ class ZoneQueue:
         for domain in destination.domains:
             del self._lines[domain]
         destination.domains.clear()
-        self._forget(destination)
+        self._claims.forget(destination)
         for priority, backlog in destination.backlogs.items():
             for domain in backlog.passed_over:
                 self._replace(domain, priority)
             backlog.passed_over.clear()
             deliveries = destination.drain(priority)
-            self._claims.of(priority).waiting -= len(deliveries)
+            self._claims.of(priority).left(deliveries)
             self._enter(deliveries, now, priority)
 
     def _replace(self, domain: str, priority: Priority) -> None:
@@ -388,7 +384,7 @@ class ZoneQueue:
     def _start(self, destination: Destination, now: float, tick: float) -> Work:
         priority, deliveries = destination.take(destination.limits.max_recipients_per_transaction)
         shares = self._claims.of(priority)
-        shares.waiting -= len(deliveries)
+        shares.left(deliveries)
         ticket = self._ring.start(destination, tick)
         work = Work(destination, destination.route, deliveries, destination.suspension.epoch, ticket)
         self._works.add(work)

@@ -152,6 +152,15 @@ class QueueStore(Protocol):
         the other; the result is in message order. Fewer than `limit` means that no more is due.
         """
 
+    async def claim_new(
+        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        """Up to `limit` unclaimed fresh deliveries of messages from `since` on, oldest message first.
+
+        What is older, however much, is not looked at. Passes over as `claim` does; what was passed over
+        before is left where it is. Fewer than `limit` means that there are no more.
+        """
+
     async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
         """Like `claim`, from the deliveries of one domain that `claim` passed over.
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.store.fresh_order import FreshOrder
 
 POOL_LIMIT = 1000
 """Deliveries of one zone that are kept claimed without being handed out."""
@@ -30,7 +31,7 @@ class ZonePool:
         self.parked = True
         self.waiting: dict[DeliveryKey, Delivery] = {}
         # Heaps may hold keys that have left; `waiting` decides.
-        self._fresh: list[DeliveryKey] = []
+        self._fresh = FreshOrder(self._is_fresh)
         self._due: list[tuple[float, DeliveryKey]] = []
         self._turn_of_due = False
 
@@ -40,7 +41,7 @@ class ZonePool:
 
     @property
     def has_fresh(self) -> bool:
-        return self._peek_fresh() is not None
+        return self._fresh.first() is not None
 
     def doubt(self) -> None:
         """Anything may have changed in the store."""
@@ -53,7 +54,7 @@ class ZonePool:
         if delivery.next_attempt > 0:
             heapq.heappush(self._due, (delivery.next_attempt, key))
         else:
-            heapq.heappush(self._fresh, key)
+            self._fresh.push(key)
 
     def forget(self, key: DeliveryKey) -> Delivery | None:
         return self.waiting.pop(key, None)
@@ -68,11 +69,12 @@ class ZonePool:
         found: list[Delivery] = []
         passed: list[Delivery] = []
         while len(found) < limit:
-            fresh, due = self._peek_fresh(), self._peek_due(now)
+            fresh, due = self._fresh.first(), self._peek_due(now)
             if due is not None and (fresh is None or self._turn_of_due):
                 key = heapq.heappop(self._due)[1]
             elif fresh is not None:
-                key = heapq.heappop(self._fresh)
+                key = fresh
+                self._fresh.pop(key)
             else:
                 break
             delivery = self.waiting.pop(key)
@@ -83,6 +85,18 @@ class ZonePool:
                 self._turn_of_due = not self._turn_of_due
         return found, passed
 
+    def take_new(
+        self, limit: int, since: MessageId, skip: Collection[str]
+    ) -> tuple[list[Delivery], list[Delivery]]:
+        """Likewise, of the fresh ones of messages from `since` on."""
+        found: list[Delivery] = []
+        passed: list[Delivery] = []
+        while len(found) < limit and (key := self._fresh.first_since(since)) is not None:
+            self._fresh.pop(key)
+            delivery = self.waiting.pop(key)
+            (passed if skip and delivery.domain in skip else found).append(delivery)
+        return found, passed
+
     def next_due(self) -> float:
         """When the first deferred delivery at hand is due."""
         heap = self._due
@@ -90,14 +104,9 @@ class ZonePool:
             heapq.heappop(heap)
         return heap[0][0] if heap else NEVER
 
-    def _peek_fresh(self) -> DeliveryKey | None:
-        heap = self._fresh
-        while heap:
-            known = self.waiting.get(heap[0])
-            if known is not None and known.next_attempt <= 0:
-                return heap[0]
-            heapq.heappop(heap)
-        return None
+    def _is_fresh(self, key: DeliveryKey) -> bool:
+        known = self.waiting.get(key)
+        return known is not None and known.next_attempt <= 0
 
     def _peek_due(self, now: float) -> DeliveryKey | None:
         return self._due[0][1] if self.next_due() <= now else None

@@ -126,6 +126,13 @@ class DiskStore:
         index = self._index[zone]
         return await self._claim(limit, lambda wanted: index.take(wanted, skip_domains, now), now)
 
+    async def claim_new(
+        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        index = self._index[zone]
+        # What is fresh is due at any time.
+        return await self._claim(limit, lambda wanted: index.take_new(wanted, since, skip_domains), 0.0)
+
     async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
         index = self._index[zone]
         return await self._claim(limit, lambda wanted: index.take_domain(domain, wanted, now), now)

@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterable, Iterator
 
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.message_id import MessageId
 from zonerelay.store.base import QueueCounts
+from zonerelay.store.fresh_order import FreshOrder
 
 _SLACK = 1000
 """Entries that changed their place stay behind in heaps; this many more than twice the rest are swept out."""
@@ -45,7 +47,7 @@ class ZoneIndex:
         self.entries: dict[DeliveryKey, Entry] = {}
         self.counts = QueueCounts()
         # Heaps may hold entries that have moved on; `_is_at` decides.
-        self._fresh: list[DeliveryKey] = []
+        self._fresh = FreshOrder(self._is_fresh)
         self._due: list[tuple[float, DeliveryKey]] = []
         self._parked: dict[str, list[DeliveryKey]] = {}
         self._by_age: list[DeliveryKey] = []
@@ -87,15 +89,14 @@ class ZoneIndex:
         if entry.next_attempt > 0:
             heapq.heappush(self._due, (entry.next_attempt, entry.key))
         else:
-            heapq.heappush(self._fresh, entry.key)
+            self._fresh.push(entry.key)
         if len(self._due) + len(self._fresh) > 2 * len(self.entries) + _SLACK:
             self._sweep()
 
     def _sweep(self) -> None:
         placed = [entry for entry in self.entries.values() if entry.is_idle and not entry.parked]
-        self._fresh = [entry.key for entry in placed if entry.next_attempt <= 0]
+        self._fresh.refill(entry.key for entry in placed if entry.next_attempt <= 0)
         self._due = [(entry.next_attempt, entry.key) for entry in placed if entry.next_attempt > 0]
-        heapq.heapify(self._fresh)
         heapq.heapify(self._due)
 
     def _count(self, entry: Entry, step: int) -> None:
@@ -114,26 +115,38 @@ class ZoneIndex:
         """
         found: list[DeliveryKey] = []
         while len(found) < limit:
-            fresh, due = self._peek_fresh(), self._peek_due()
+            fresh, due = self._fresh.first(), self._peek_due()
             if due is not None and due.next_attempt > now:
                 due = None
-            entry = fresh
+            entry = None
             if due is not None and (fresh is None or self._turn_of_due):
                 heapq.heappop(self._due)
                 entry = due
             elif fresh is not None:
-                heapq.heappop(self._fresh)
+                self._fresh.pop(fresh)
+                entry = self.entries[fresh]
             if entry is None:
                 self._take_unparked(limit, skip, now, found)
                 break
             self._turn_of_due = not self._turn_of_due
-            if skip and (domain := domain_of(entry.key.recipient)) in skip:
-                entry.parked = True
-                heapq.heappush(self._parked.setdefault(domain, []), entry.key)
-            else:
-                entry.claimed = True
-                found.append(entry.key)
+            self._take(entry, skip, found)
         return found
+
+    def take_new(self, limit: int, since: MessageId, skip: Collection[str]) -> list[DeliveryKey]:
+        """Likewise, of the fresh ones of messages from `since` on."""
+        found: list[DeliveryKey] = []
+        while len(found) < limit and (key := self._fresh.first_since(since)) is not None:
+            self._fresh.pop(key)
+            self._take(self.entries[key], skip, found)
+        return found
+
+    def _take(self, entry: Entry, skip: Collection[str], found: list[DeliveryKey]) -> None:
+        if skip and (domain := domain_of(entry.key.recipient)) in skip:
+            entry.parked = True
+            heapq.heappush(self._parked.setdefault(domain, []), entry.key)
+        else:
+            entry.claimed = True
+            found.append(entry.key)
 
     def take_domain(self, domain: str, limit: int, now: float) -> list[DeliveryKey]:
         """Claim up to `limit` of what was parked of one domain."""
@@ -197,7 +210,7 @@ class ZoneIndex:
     # --- looking
 
     def has_ready(self) -> bool:
-        return self._peek_fresh() is not None
+        return self._fresh.first() is not None
 
     def next_due(self) -> float | None:
         entry = self._peek_due()
@@ -216,14 +229,9 @@ class ZoneIndex:
                 heapq.heappush(self._unborn, (entry.created, key))
         return None
 
-    def _peek_fresh(self) -> Entry | None:
-        heap = self._fresh
-        while heap:
-            entry = self.entries.get(heap[0])
-            if entry is not None and entry.is_idle and not entry.parked and entry.next_attempt <= 0:
-                return entry
-            heapq.heappop(heap)
-        return None
+    def _is_fresh(self, key: DeliveryKey) -> bool:
+        entry = self.entries.get(key)
+        return entry is not None and entry.is_idle and not entry.parked and entry.next_attempt <= 0
 
     def _peek_due(self) -> Entry | None:
         heap = self._due

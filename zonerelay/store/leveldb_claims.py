@@ -12,6 +12,7 @@ from operator import attrgetter
 
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
 from zonerelay.store import leveldb_scan as scan
 from zonerelay.store import records
 from zonerelay.store.base import StoreError
@@ -51,6 +52,14 @@ class ZoneClaims:
             return window.take(limit, skip, now, found, spill)
 
         return await self._fill(take, limit, now)
+
+    async def claim_new(self, limit: int, since: MessageId, skip: Collection[str]) -> list[Delivery]:
+        window = self.window
+
+        def take(found: Taken, spill: Taken) -> DiskRange | None:
+            return window.take_new(limit, since, skip, found, spill)
+
+        return await self._fill(take, limit, 0.0)
 
     async def claim_domain(self, domain: str, limit: int, now: float) -> list[Delivery]:
         window = self.window
@@ -127,7 +136,7 @@ class ZoneClaims:
 
     async def _read_page(self, source: DiskRange, start: bytes, wanted: int, now: float) -> scan.Page:
         window, read = self.window, self._reader.read
-        if source is window.fresh_range:
+        if source is window.fresh_range or source is window.new_range:
             return await read(scan.read_fresh, start, source.end, wanted)
         bound = source.end
         if source is window.due_range:

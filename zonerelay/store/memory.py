@@ -83,6 +83,20 @@ class MemoryStore:
                 found.append(delivery)
         return self._claim(found)
 
+    async def claim_new(
+        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        self._check()
+        found: list[Delivery] = []
+        for delivery in self._claimable(zone, 0.0):
+            if delivery.message_id < since or delivery.key in self._passed_over or len(found) == limit:
+                continue
+            if delivery.domain in skip_domains:
+                self._passed_over.add(delivery.key)
+            else:
+                found.append(delivery)
+        return self._claim(found)
+
     async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
         self._check()
         # They were due when they were passed over.

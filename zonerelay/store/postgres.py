@@ -123,6 +123,12 @@ class PostgresStore:
         self._keeper.check_usable()
         return await self._database.claim(zone, limit, skip_domains, now)
 
+    async def claim_new(
+        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        self._keeper.check_usable()
+        return await self._database.claim_new(zone, limit, since, skip_domains)
+
     async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
         del now  # they were due when they were passed over
         self._keeper.check_usable()

@@ -14,12 +14,13 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
 from zonerelay.store import postgres_sql as sql
 from zonerelay.store.base import Lost
 from zonerelay.store.claim_pool import NEVER, Claims, ZonePool
 from zonerelay.store.postgres_driver import Link, LostError, Row
 from zonerelay.store.postgres_keeper import DatabaseKeeper
-from zonerelay.store.postgres_rows import delivery_of, key_columns, word, words
+from zonerelay.store.postgres_rows import delivery_of, key_columns, number, word, words
 
 T = TypeVar("T")
 
@@ -58,6 +59,29 @@ class DatabaseClaims:
                         break
                 if len(found) < limit and pool.parked:
                     found += await self._unpark(zone, limit - len(found), skip)
+            except BaseException:
+                self.release([delivery.key for delivery in found])
+                raise
+        return sorted(found, key=_by_message)
+
+    async def claim_new(
+        self, zone: str, limit: int, since: MessageId, skip: Collection[str]
+    ) -> list[Delivery]:
+        pool = self.claims.zone(zone)
+        found: list[Delivery] = []
+        async with self._alone(zone):
+            try:
+                while len(found) < limit:
+                    came = 0
+                    if pool.more:
+                        came = await self._finish(self._fill_new(zone, limit - len(found), since, skip))
+                    some, passed = pool.take_new(limit - len(found), since, skip)
+                    self.claims.hand_out(some)
+                    found += some
+                    if passed:
+                        await self._finish(self._park(zone, passed))
+                    elif not came:
+                        break
             except BaseException:
                 self.release([delivery.key for delivery in found])
                 raise
@@ -127,6 +151,14 @@ class DatabaseClaims:
                     count += self._keep(pool, rows)
                     pool.due = min(pool.due, await self._first_due(zone))
         return count
+
+    async def _fill_new(self, zone: str, limit: int, since: MessageId, skip: Collection[str]) -> int:
+        """Claim the oldest fresh ones of messages from `since` on into the pool; how many rows there were."""
+        async with self.exclusive:
+            rows = await self.ask(
+                sql.CLAIM_NEW, word(zone), self._keeper.session, limit, words(skip), number(since)
+            )
+            return self._keep(self.claims.zone(zone), rows)
 
     def _keep(self, pool: ZonePool, rows: Sequence[Row]) -> int:
         for row in rows:

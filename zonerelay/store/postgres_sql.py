@@ -124,6 +124,7 @@ RETURNING {_ROW}, k.passed
 
 
 CLAIM_FRESH = _claim("next_attempt <= 0", "message_id, recipient")
+CLAIM_NEW = _claim("next_attempt <= 0 AND message_id >= $5", "message_id, recipient")
 CLAIM_DUE = _claim("next_attempt > 0 AND next_attempt <= $5", "next_attempt, message_id, recipient")
 
 CLAIM_PARKED = f"""

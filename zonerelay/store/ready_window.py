@@ -3,9 +3,12 @@
 The invariant, on which "nothing is ever missed" rests: every delivery that is ready (not held, due)
 and not claimed is either in the window's memory or in a `DiskRange` at or above its low-water mark:
 
-- fresh ones (never deferred) in `delivery-zone`, above the cursor `fresh_range.low`;
+- fresh ones (never deferred) in `delivery-zone`, above the cursor `fresh_range.low`; those of messages from
+  the one on that `take_new` was last asked for also above `new_range.low`, while that is kept;
 - deferred ones in `deferred-zone`, above `due_range.low`;
 - those passed over because their destination was full in `delivery-domain`, above their domain's mark.
+
+What is found by `new_range` stays above the cursor as well, which steps over what is in memory or gone.
 
 A mark moves up when rows are read into memory and down when something is stored below it while
 memory has no room. `low` is None when nothing is on disk that memory does not hold. Marks never go
@@ -19,10 +22,14 @@ from collections.abc import Callable, Collection
 
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
 from zonerelay.store import records
+from zonerelay.store.fresh_order import FreshOrder
 
 WINDOW_LIMIT = 10_000
 """Deliveries of one zone that wait in memory before newcomers stay on disk."""
+NEW_LIMIT = 1000
+"""Of new ones, while the cursor is far behind, as many more."""
 PARKED_LIMIT = 5_000
 """Of these, deliveries whose destination is full; more go to the `delivery-domain` index."""
 
@@ -92,10 +99,12 @@ class ZoneWindow:
         fresh, due = records.zone_prefix(self.zone), records.deferred_prefix(self.zone)
         self.fresh_range = DiskRange(fresh, None if empty else fresh)
         self.due_range = DiskRange(due, None if empty else due)
+        self.new_range: DiskRange | None = None
+        self._new_start = b""
         self.domain_ranges: dict[str, DiskRange] = {}
         self._known: dict[DeliveryKey, Delivery] = {}
         # Heaps may hold keys that were taken or forgotten meanwhile; `_known` decides.
-        self._fresh: list[DeliveryKey] = []
+        self._fresh = FreshOrder(self._is_fresh)
         self._due: list[tuple[float, DeliveryKey]] = []
         self._parked: dict[str, list[DeliveryKey]] = {}
         self._parked_count = 0
@@ -121,13 +130,11 @@ class ZoneWindow:
             return
         if delivery.next_attempt > 0:
             self.due_range.note(records.deferred_key(key, delivery.next_attempt))
-        elif len(self._known) < WINDOW_LIMIT and (
-            (cursor := self.fresh_range.low) is None or records.delivery_key(key) < cursor
-        ):
+        elif self._may_remember(key):
             self._known[key] = delivery
-            heapq.heappush(self._fresh, key)
+            self._fresh.push(key)
         else:
-            self.fresh_range.note(records.delivery_key(key))
+            self._note_fresh(records.delivery_key(key))
 
     def put_back(self, key: DeliveryKey, delivery: Delivery) -> None:
         """A claim was given up. Claims are few, so these are held in memory beyond the limit."""
@@ -137,7 +144,7 @@ class ZoneWindow:
 
     def look_for(self, key: DeliveryKey) -> None:
         """The delivery may be ready, but its state has to be read."""
-        self.fresh_range.note(records.delivery_key(key))
+        self._note_fresh(records.delivery_key(key))
         self.due_range.note(self.due_range.prefix)
         self.due_range.exact = False
 
@@ -174,13 +181,26 @@ class ZoneWindow:
             if due is not None and (fresh is None or self._turn_of_due):
                 key = heapq.heappop(self._due)[1]
             else:
-                key = heapq.heappop(self._fresh)
+                assert fresh is not None
+                key = fresh
+                self._fresh.pop(key)
             self._turn_of_due = not self._turn_of_due
-            delivery = self._known.pop(key)
-            if skip and (domain := domain_of(key.recipient)) in skip:
-                self._park(domain, key, delivery, spill)
-            else:
-                found[key] = delivery
+            self._take(key, skip, found, spill)
+        return None
+
+    def take_new(
+        self, limit: int, since: MessageId, skip: Collection[str], found: Taken, spill: Taken
+    ) -> DiskRange | None:
+        """Like `take`, from the fresh ones of messages from `since` on."""
+        source = self._range_from(self.fresh_range.prefix + since.encode("ascii"))
+        while len(found) < limit:
+            key = self._fresh.first_since(since)
+            if source.low is not None and (key is None or records.delivery_key(key) >= source.low):
+                return source
+            if key is None:
+                return None
+            self._fresh.pop(key)
+            self._take(key, skip, found, spill)
         return None
 
     def take_domain(self, domain: str, limit: int, found: Taken) -> DiskRange | None:
@@ -203,7 +223,7 @@ class ZoneWindow:
         return behind if len(found) < limit else None
 
     def has_ready(self) -> bool:
-        return bool(self._fresh) or self.fresh_range.low is not None
+        return len(self._fresh) > 0 or self.fresh_range.low is not None
 
     def skip_taken(self, keys: list[tuple[bytes, DeliveryKey]]) -> None:
         """Move the mark of `due_range` to the first of `keys` (what is on disk at and above it) that
@@ -245,7 +265,7 @@ class ZoneWindow:
         self._touched = None
         source.read_up_to(low)
         parked = None
-        if source is not self.fresh_range and source is not self.due_range:
+        if source not in (self.fresh_range, self.new_range, self.due_range):
             parked = self._parked.setdefault(domain_of(deliveries[0].recipient), []) if deliveries else None
         for delivery in deliveries:
             key = delivery.key
@@ -273,18 +293,52 @@ class ZoneWindow:
         if delivery.next_attempt > 0:
             heapq.heappush(self._due, (delivery.next_attempt, key))
         else:
-            heapq.heappush(self._fresh, key)
+            self._fresh.push(key)
+
+    def _may_remember(self, key: DeliveryKey) -> bool:
+        """There is room for a new fresh one, and nothing that is older has to be read first."""
+        known, cursor, new = len(self._known), self.fresh_range.low, self.new_range
+        if known < WINDOW_LIMIT and (cursor is None or records.delivery_key(key) < cursor):
+            return True
+        if new is None or known >= WINDOW_LIMIT + NEW_LIMIT:
+            return False
+        row = records.delivery_key(key)
+        return row >= self._new_start and (new.low is None or row < new.low)
+
+    def _note_fresh(self, row: bytes) -> None:
+        self.fresh_range.note(row)
+        if self.new_range is not None and row >= self._new_start:
+            self.new_range.note(row)
+
+    def _range_from(self, start: bytes) -> DiskRange:
+        """What is on disk, at and above the key, that memory does not hold."""
+        if self.new_range is None or start < self._new_start:
+            low = self.fresh_range.low
+            low = None if low is None else max(start, low)
+            self.new_range = DiskRange(self.fresh_range.prefix, low)
+        elif start > self._new_start and self.new_range.low is not None:
+            self.new_range.low = max(start, self.new_range.low)
+        self._new_start = start
+        return self.new_range
+
+    def _take(self, key: DeliveryKey, skip: Collection[str], found: Taken, spill: Taken) -> None:
+        delivery = self._known.pop(key)
+        if skip and (domain := domain_of(key.recipient)) in skip:
+            self._park(domain, key, delivery, spill)
+        else:
+            found[key] = delivery
+
+    def _is_fresh(self, key: DeliveryKey) -> bool:
+        known = self._known.get(key)
+        return known is not None and known.next_attempt <= 0
 
     def _peek_fresh(self) -> DeliveryKey | None:
         """The next fresh delivery, `None` when there is none or an older one may be on disk."""
-        heap = self._fresh
-        while heap:
-            first = heap[0]
-            if first in self._known:
-                cursor = self.fresh_range.low
-                return first if cursor is None or records.delivery_key(first) < cursor else None
-            heapq.heappop(heap)
-        return None
+        first, cursor = self._fresh.first(), self.fresh_range.low
+        if cursor is None:
+            self.new_range = None  # memory holds everything
+            return first
+        return first if first is not None and records.delivery_key(first) < cursor else None
 
     def _peek_due(self) -> tuple[float, DeliveryKey] | None:
         heap = self._due

@@ -57,7 +57,8 @@ class RedisStore:
         handout = self._handout = Handout(link, book, figures)
         self._uploads = Uploads(link, book, figures, clock=around.clock, observe_commit=around.observe_commit)
         self._doubtful_submits: set[MessageId] = set()
-        self.claim, self.claim_domain, self.release = handout.claim, handout.claim_domain, handout.release
+        self.claim, self.claim_new = handout.claim, handout.claim_new
+        self.claim_domain, self.release = handout.claim_domain, handout.release
         self.has_ready = handout.has_ready
         self.read_message, self.read_body = reader.read_message, reader.read_body
         self.read_messages = reader.read_messages

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
 from zonerelay.store import records
 from zonerelay.store import redis_records as rows
 from zonerelay.store.base import StoreCorruptError, StoreError
@@ -37,27 +38,30 @@ class Handout:
     async def claim(
         self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        skip = [records.field(domain) for domain in skip_domains]
         due = repr(now).encode("ascii")
-
-        def command(left: int) -> tuple[Argument, ...]:
-            turn = self._turns.get(zone, 0)
-            return (
-                "claim",
-                self._link.lease.token,
-                rows.zone_field(zone),
-                left,
-                CLAIM_BUDGET,
-                due,
-                turn,
-                *skip,
-            )
-
         self._figures.quiet.add(zone)  # unless something is heard from here on
-        found = await self._claim_all(zone, limit, command)
+        found = await self._claim_all(zone, limit, self._command(zone, due, b"", skip_domains))
         if len(found) >= limit:
             self._figures.quiet.discard(zone)
         return found
+
+    async def claim_new(
+        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        command = self._command(zone, b"0", since.encode("ascii"), skip_domains)
+        return await self._claim_all(zone, limit, command)
+
+    def _command(
+        self, zone: str, due: bytes, since: bytes, skip_domains: Collection[str]
+    ) -> Callable[[int], tuple[Argument, ...]]:
+        skip = [records.field(domain) for domain in skip_domains]
+        queue = rows.zone_field(zone)
+
+        def command(left: int) -> tuple[Argument, ...]:
+            turn = self._turns.get(zone, 0)
+            return ("claim", self._link.lease.token, queue, left, CLAIM_BUDGET, due, turn, since, *skip)
+
+        return command
 
     async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
         del now  # they were due when they were passed over

@@ -122,7 +122,8 @@ class S3Store:
         self._reader = Reader(objects, mine, nodes, keeper.check_open)
         self._survey = Survey(objects, mine)
         handout = Handout(mine, self._writer, keeper)
-        self.claim, self.claim_domain, self.release = handout.claim, handout.claim_domain, handout.release
+        self.claim, self.claim_new = handout.claim, handout.claim_new
+        self.claim_domain, self.release = handout.claim_domain, handout.release
         self.next_due, self.has_ready = handout.next_due, handout.has_ready
         settling = Settling(mine, self._writer, keeper, self._walks)
         self.settle, self.update = settling.settle, settling.update

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
 from zonerelay.store.base import StoreError
 from zonerelay.store.claiming import claim_and_read
 from zonerelay.store.s3_keeper import S3Keeper
@@ -31,6 +32,14 @@ class Handout:
     ) -> list[Delivery]:
         return await self._claim(
             limit, lambda wanted: self._mine.index[zone].take(wanted, skip_domains, now), now
+        )
+
+    async def claim_new(
+        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        # What is fresh is due at any time.
+        return await self._claim(
+            limit, lambda wanted: self._mine.index[zone].take_new(wanted, since, skip_domains), 0.0
         )
 
     async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from statistics import median
 
 import uvloop
 
 from tests.bench.big_queue.crowd import STANDARD, Crowd, fill
+from tests.bench.big_queue.injection import probe, waits
 from tests.bench.big_queue.scene import MB, Scene, Watch, other_mail, scene, watched
 from tests.support.process import PROGRAM, RelayProcess
 
@@ -31,6 +34,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--messages", type=int, default=4000, help="other mail in one round")
     parser.add_argument("--spool", type=Path, help="a spool that was filled before (it is copied), or is now")
     parser.add_argument("--directory", type=Path, default=DIRECTORY, help="where spools are put")
+    parser.add_argument(
+        "--at-once", action="store_true", help="send other mail while the start is still being worked off"
+    )
     parser.add_argument("--skip", default="", help="parts to leave out: rate, list, verbs")
     return parser.parse_args()
 
@@ -55,7 +61,7 @@ async def measure(directory: Path, crowd: Crowd, options: argparse.Namespace) ->
         try:
             await asyncio.to_thread(empty.start)
             await other_mail(stage, empty, options.messages)
-            await start(stage, big, crowd)
+            await start(stage, big, crowd, until_sent=not options.at_once)
             skipped = options.skip.split(",")
             if "rate" not in skipped:
                 await rates(stage, empty, big, options.messages)
@@ -81,7 +87,7 @@ async def filled(kept: Path | None, spool: Path, crowd: Crowd) -> None:
         await asyncio.to_thread(shutil.copytree, kept, spool)
 
 
-async def start(stage: Scene, relay: RelayProcess, crowd: Crowd) -> None:
+async def start(stage: Scene, relay: RelayProcess, crowd: Crowd, *, until_sent: bool) -> None:
     """Until the first delivery, and until nothing that is ready waits outside of memory."""
     before = stage.sink.read().crowd
     began = time.monotonic()
@@ -96,7 +102,7 @@ async def start(stage: Scene, relay: RelayProcess, crowd: Crowd) -> None:
             await asyncio.sleep(0.25)
             if not counted and sum(watch.queue.values()) + watch.delivered >= crowd.total:
                 counted = time.monotonic() - began
-            if watch.delivered >= crowd.spread:
+            if watch.delivered >= crowd.spread or (counted and not until_sent):
                 break
         through = time.monotonic() - began
     print(
@@ -104,6 +110,18 @@ async def start(stage: Scene, relay: RelayProcess, crowd: Crowd) -> None:
         f" all that can be delivered {through:.1f} s"
     )
     describe(watch)
+
+
+@contextlib.asynccontextmanager
+async def probed(relay: RelayProcess) -> AsyncIterator[dict[int, float]]:
+    """One message after the other to destinations that are idle otherwise; when each began."""
+    began: dict[int, float] = {}
+    task = asyncio.create_task(probe(relay.smtp_port, began))
+    try:
+        yield began
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def describe(watch: Watch) -> None:
@@ -116,18 +134,24 @@ def describe(watch: Watch) -> None:
 
 
 async def rates(stage: Scene, empty: RelayProcess, big: RelayProcess, messages: int) -> None:
+    """Other mail as fast as it goes, and beside it one message at a time: how long that takes."""
     ratios = []
     watch = Watch(big)
-    async with watched(watch):
+    async with watched(watch), probed(big) as began:
         for _ in range(ROUNDS):
             one = await other_mail(stage, empty, messages)
+            before, first = stage.sink.read().crowd, len(began)
             other = await other_mail(stage, big, messages)
+            crowd = stage.sink.read().crowd - before
             ratios.append(other.delivered / one.delivered)
             print(
                 f"other mail: accepted {one.accepted:.0f}/s empty, {other.accepted:.0f}/s big;"
                 f" delivered {one.delivered:.0f}, {other.delivered:.0f}, ratio {ratios[-1]:.2f};"
                 f" p99 of 250 {one.latency * 1e3:.0f}, {other.latency * 1e3:.0f} ms"
             )
+            last = len(began)
+            await asyncio.sleep(1)
+            print(f"    meanwhile {crowd} of the queue were delivered; {waits(stage, began, first, last)}")
     print(f"ratio {median(ratios):.2f}")
     describe(watch)
 

@@ -84,6 +84,9 @@ class Simulation:
         ]
 
     async def run(self) -> Result:
+        for injection in self.scenario.stored:
+            self._store(injection)
+            await asyncio.sleep(1.0)
         for node in self.nodes:
             await node.start()
         sampler = asyncio.create_task(self._sample())
@@ -147,6 +150,13 @@ class Simulation:
             self._accept(domains, injection.priority, due=due)
             if pause:
                 await asyncio.sleep(pause)
+
+    def _store(self, injection: Injection) -> None:
+        """All of it at once."""
+        kind = self.world.kinds[injection.kind]
+        for first in range(0, injection.recipients, injection.each):
+            some = min(injection.each, injection.recipients - first)
+            self._accept([self.world.domain_in(kind) for _ in range(some)], injection.priority)
 
     def _priority(self) -> Priority:
         shares = self.scenario.shares

@@ -24,7 +24,7 @@ class Injection:
     `seconds`. `deferred_to`: it has been deferred to this moment.
     """
 
-    at: float
+    at: float = 0.0
     kind: str
     recipients: int
     each: int = 1
@@ -61,6 +61,8 @@ class Scenario:
     retry: RetrySettings = field(default_factory=lambda: RetrySettings(max_age=6 * HOUR))
     bounce: BounceSettings = field(default_factory=BounceSettings)
     injections: tuple[Injection, ...] = ()
+    stored: tuple[Injection, ...] = ()
+    """What is in the stores when the relays start; when it came counts."""
     shares: Mapping[Priority, float] = field(default_factory=dict)
     busy: tuple[float, ...] = ()
     deaths: tuple[Death, ...] = ()
@@ -202,6 +204,45 @@ def _rated(deliveries: int, nodes: int) -> Scenario:
     )
 
 
+def _backlog(deliveries: int, nodes: int) -> Scenario:
+    return Scenario(
+        name="backlog",
+        about="relays start on 100,000 fresh deliveries for 10,000 domains; other people's single messages",
+        kinds=(Kind(name="old", share=0.0, domains=10_000, even=True), *_QUIET),
+        deliveries=deliveries or 20_000,
+        rate=20.0,
+        nodes=nodes,
+        zone=ZoneSettings(max_connections=20),
+        stored=(Injection(kind="old", recipients=100_000),),
+    )
+
+
+def _hosted(deliveries: int, nodes: int) -> Scenario:
+    return Scenario(
+        name="hosted",
+        about="relays start on 100,000 deliveries for 10,000 domains of one provider; other people's singles",
+        kinds=(Kind(name="hosted", share=0.0, domains=10_000, sites=1, even=True), *_QUIET),
+        deliveries=deliveries or 20_000,
+        rate=20.0,
+        nodes=nodes,
+        zone=ZoneSettings(max_connections=20),
+        stored=(Injection(kind="hosted", recipients=100_000),),
+    )
+
+
+def _flood(deliveries: int, nodes: int) -> Scenario:
+    return Scenario(
+        name="flood",
+        about="40,000 single messages of many senders in 100 s, more than can be sent; later as usual",
+        kinds=(Kind(name="flood", share=0.0, domains=10_000, even=True), *_QUIET),
+        deliveries=deliveries or 20_000,
+        rate=20.0,
+        nodes=nodes,
+        zone=ZoneSettings(max_connections=20),
+        injections=(Injection(at=60.0, kind="flood", recipients=40_000, seconds=100.0),),
+    )
+
+
 def _priorities(deliveries: int, nodes: int) -> Scenario:
     return Scenario(
         name="priorities",
@@ -230,6 +271,9 @@ _SCENARIOS = {
     "list": _list,
     "tarpits": _tarpits,
     "rated": _rated,
+    "backlog": _backlog,
+    "flood": _flood,
+    "hosted": _hosted,
     "priorities": _priorities,
 }
 NAMES = tuple(_SCENARIOS)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.store.fresh_order import FreshOrder
 from zonerelay.store.memory import MemoryStore
 
 _Fresh = list[DeliveryKey]
@@ -22,8 +23,8 @@ _Due = list[tuple[float, DeliveryKey]]
 class _Zone:
     """Heaps may hold keys that were claimed, changed or removed meanwhile; the store's tables decide."""
 
-    def __init__(self) -> None:
-        self.fresh: _Fresh = []
+    def __init__(self, is_fresh: Callable[[DeliveryKey], bool]) -> None:
+        self.fresh = FreshOrder(is_fresh)
         self.due: _Due = []
         self.parked: dict[str, tuple[_Fresh, _Due]] = {}
         self.turn_of_due = False
@@ -36,7 +37,7 @@ class IndexedStore(MemoryStore):
         super().__init__()
         self._on_finish = on_finish
         self._open: Counter[MessageId] = Counter()
-        self._zones: defaultdict[str, _Zone] = defaultdict(_Zone)
+        self._zones: defaultdict[str, _Zone] = defaultdict(lambda: _Zone(self._is_fresh))
 
     def __len__(self) -> int:
         return len(self._deliveries)
@@ -66,7 +67,7 @@ class IndexedStore(MemoryStore):
         if delivery.next_attempt > 0:
             heapq.heappush(zone.due, (delivery.next_attempt, key))
         else:
-            heapq.heappush(zone.fresh, key)
+            zone.fresh.push(key)
 
     # Handing out
 
@@ -87,13 +88,29 @@ class IndexedStore(MemoryStore):
                 found += self._unpark(place, domain, limit - len(found), now)
         return sorted(found, key=lambda delivery: delivery.message_id)
 
+    async def claim_new(
+        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        self._check()
+        found: list[Delivery] = []
+        place = self._zones[zone]
+        while len(found) < limit and (key := place.fresh.first_since(since)) is not None:
+            place.fresh.pop(key)
+            delivery = self._deliveries[key]
+            if delivery.domain in skip_domains:
+                self._park(place, delivery)
+            else:
+                found.append(delivery)
+                self._claimed.add(key)
+        return sorted(found, key=lambda delivery: delivery.message_id)
+
     async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
         self._check()
         found = self._unpark(self._zones[zone], domain, limit, now)
         return sorted(found, key=lambda delivery: delivery.message_id)
 
     def _next(self, place: _Zone, now: float) -> Delivery | None:
-        fresh, due = self._first_fresh(place.fresh), self._first_due(place.due)
+        fresh, due = self._first_fresh(place), self._first_due(place.due)
         if due is not None and due.next_attempt > now:
             due = None
         if fresh is None and due is None:
@@ -102,7 +119,8 @@ class IndexedStore(MemoryStore):
             heapq.heappop(place.due)
             place.turn_of_due = False
             return due
-        heapq.heappop(place.fresh)
+        assert fresh is not None
+        place.fresh.pop(fresh.key)
         place.turn_of_due = True
         return fresh
 
@@ -139,13 +157,13 @@ class IndexedStore(MemoryStore):
                 return key
         return None
 
-    def _first_fresh(self, heap: _Fresh) -> Delivery | None:
-        while heap:
-            delivery = self._claimable_now(heap[0])
-            if delivery is not None and delivery.next_attempt <= 0:
-                return delivery
-            heapq.heappop(heap)
-        return None
+    def _first_fresh(self, place: _Zone) -> Delivery | None:
+        key = place.fresh.first()
+        return None if key is None else self._deliveries[key]
+
+    def _is_fresh(self, key: DeliveryKey) -> bool:
+        delivery = self._claimable_now(key)
+        return delivery is not None and delivery.next_attempt <= 0
 
     def _first_due(self, heap: _Due) -> Delivery | None:
         while heap:
@@ -182,12 +200,12 @@ class IndexedStore(MemoryStore):
         return None if due is None else due.next_attempt
 
     def has_ready(self, zone: str) -> bool:
-        return self._first_fresh(self._zones[zone].fresh) is not None
+        return self._first_fresh(self._zones[zone]) is not None
 
     def oldest_ready(self, zone: str, now: float) -> float | None:
         """Since when the zone's first unclaimed delivery that is due waits."""
         place = self._zones[zone]
-        fresh, due = self._first_fresh(place.fresh), self._first_due(place.due)
+        fresh, due = self._first_fresh(place), self._first_due(place.due)
         since = [] if fresh is None else [fresh.created]
         if due is not None and due.next_attempt <= now:
             since.append(due.next_attempt)

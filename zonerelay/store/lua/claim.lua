@@ -1,6 +1,7 @@
--- token zone limit budget now turn skip…: fresh, due and passed-over ones take turns.
-local token, zone, limit, budget, now, turn =
-  take(), take(), tonumber(take()), tonumber(take()), take(), tonumber(take())
+-- token zone limit budget now turn since skip…: fresh, due and passed-over ones take turns. With a message id
+-- as `since`: fresh ones from that message on, nothing else.
+local token, zone, limit, budget, now, turn, since =
+  take(), take(), tonumber(take()), tonumber(take()), take(), tonumber(take()), take()
 if is_over(token) then return {'LOST'} end
 local skip = {}
 while at < #ARGV do skip[take()] = true end
@@ -23,7 +24,12 @@ local sources = {
   source(ready, function(from) return call('ZRANGE', ready, from, from + READ - 1) end),
   source(retry, function(from) return call('ZRANGEBYSCORE', retry, '-inf', now, 'LIMIT', from, READ) end),
 }
-local names = call('SMEMBERS', P .. 'parked:' .. zone)
+if since ~= '' then
+  sources = {source(ready, function(from)
+    return call('ZRANGEBYLEX', ready, '[' .. since, '+', 'LIMIT', from, READ)
+  end)}
+end
+local names = since == '' and call('SMEMBERS', P .. 'parked:' .. zone) or {}
 table.sort(names)
 for _, domain in ipairs(names) do
   if not skip[domain] then
@@ -35,6 +41,7 @@ for _, domain in ipairs(names) do
 end
 
 local function next_source()
+  if since ~= '' then return sources[1].peek() and sources[1] end
   -- The third turn is that of all passed-over domains together.
   for step = 0, 2 do
     local which = (turn + step) % 3

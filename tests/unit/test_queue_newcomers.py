@@ -1,0 +1,237 @@
+"""While a backlog is worked off, half of all turns are new mail's, and the other half the backlog's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.queueing import DELIVERED, delivery, prove, route_to
+from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.model.address import Mailbox
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId, MessageIdSource, first_at
+from zonerelay.model.priority import Priority
+from zonerelay.queue.claim_plan import CLAIM_LIMIT, LOW_MARK
+from zonerelay.queue.newcomers import AGAIN, Newcomers
+from zonerelay.queue.shares import Claim, NewClaim
+from zonerelay.queue.zone_queue import WINDOW, ZoneQueue
+from zonerelay.store.fresh_order import FreshOrder
+
+ALL = {Priority.NORMAL}
+MOST = WINDOW // 8
+
+
+class Relay:
+    """A zone's plan with a clock; every domain has a host of its own."""
+
+    def __init__(self, zone: ZoneSettings | None = None, window: int = WINDOW) -> None:
+        self.clock = ManualClock()
+        self.ids = MessageIdSource(self.clock)
+        self.queue = ZoneQueue(zone or ZoneSettings(max_connections=2), RetrySettings(), window=window)
+        self.newcomers = self.queue._claims.of(Priority.NORMAL).newcomers
+
+    def mail(self, *domains: str) -> list[Delivery]:
+        return [delivery(f"u@{domain}", message_id=self.ids.next()) for domain in domains]
+
+    def add(self, *domains: str) -> None:
+        self.queue.add(self.mail(*domains), self.clock.now())
+
+    def old(self, count: int) -> None:
+        """A backlog that is claimed some time after it came."""
+        mail = self.mail(*(f"old{number}.example" for number in range(count)))
+        self.clock.advance(1.0)
+        self.queue.add(mail, self.clock.now())
+
+    def look_up(self) -> list[str]:
+        domains = self.queue.take_look_ups()
+        for domain in domains:
+            self.queue.found(domain, route_to("default", f"mx.{domain}"), self.clock.now())
+        return domains
+
+    def send(self, count: int) -> list[str]:
+        """To whom the next batches go."""
+        sent = []
+        for _ in range(count):
+            while self.look_up():
+                pass
+            work = self.queue.next_work(self.clock.now())
+            if work is None:
+                break
+            sent.append(work.deliveries[0].domain)
+            self.queue.finished(work, [DELIVERED], self.clock.now())
+        return sent
+
+
+def is_new(domains: Iterable[str]) -> list[bool]:
+    return [domain.startswith("new") for domain in domains]
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_a_single_for_an_idle_host_passes_a_thousand_that_came_before(*, proven: bool) -> None:
+    relay = Relay()
+    relay.old(LOW_MARK + 1)
+    assert relay.newcomers.since is not None
+    relay.add("new.example")
+    assert "new.example" in relay.look_up()[:4]
+    while relay.look_up():
+        pass
+    if proven:
+        prove(relay.queue)
+    assert "new.example" in relay.send(4)
+
+
+def test_mail_is_not_told_apart_while_little_waits_nor_in_a_zone_with_one_next_hop() -> None:
+    relay = Relay()
+    relay.old(LOW_MARK)
+    assert relay.newcomers.since is None
+    relay = Relay(ZoneSettings(next_hop="hop.example"))
+    relay.old(2 * LOW_MARK)
+    assert relay.newcomers.since is None
+    assert not relay.queue.wants_claim((), ALL)
+
+
+def test_the_backlog_has_half_of_the_turns_however_much_new_mail_comes() -> None:
+    relay = Relay(window=400)
+    relay.old(150)
+    sent: list[str] = []
+    for number in range(100):
+        relay.add(*(f"new{number}-{n}.example" for n in range(2)))
+        sent += relay.send(1)
+    assert 45 <= sum(is_new(sent)) <= 55
+    list(relay.queue.drain())
+    assert relay.queue.waiting == relay.newcomers.waiting == 0
+
+
+def test_new_mail_for_a_destination_with_a_backlog_takes_turns_with_that() -> None:
+    relay = Relay(window=400)
+    relay.old(100)
+    relay.add(*["old1.example"] * 5)
+    first = relay.queue._lines["old1.example"].backlog(Priority.NORMAL)
+    assert first.has_fresh
+    assert len(list(first)) == 6
+    assert [each.message_id for each in first] == sorted(each.message_id for each in first)
+    taken = [first.take(1)[0].message_id for _ in range(3)]
+    assert taken[1] == min(taken), "the old one is second, not last"
+
+
+def test_a_destination_in_the_row_of_the_others_comes_forward_when_new_mail_for_it_comes() -> None:
+    relay = Relay(window=400)
+    relay.old(150)
+    while relay.look_up():
+        pass
+    prove(relay.queue)
+    relay.add("old140.example")
+    assert "old140.example" in relay.send(3)
+
+
+def test_claims_for_new_mail_and_for_the_rest_take_turns() -> None:
+    relay = Relay()
+    relay.old(LOW_MARK + 1)
+    since = relay.newcomers.since
+    assert since is not None
+    new = NewClaim(min(CLAIM_LIMIT, MOST), frozenset(), since)
+    plans = [relay.queue.plan_claim(ALL, ALL) for _ in range(4)]
+    assert plans == [new, Claim(CLAIM_LIMIT, frozenset()), new, Claim(CLAIM_LIMIT, frozenset())]
+    assert relay.queue.plan_claim((), ALL) == new
+    assert relay.queue.plan_claim((), ()) is None
+
+
+def test_new_mail_has_places_besides_a_full_window_and_not_more() -> None:
+    relay = Relay(window=80)
+    relay.old(80)
+    assert not relay.queue.wants_claim(ALL)
+    assert relay.queue.wants_claim(ALL, ALL)
+    plan = relay.queue.plan_claim(ALL, ALL)
+    assert isinstance(plan, NewClaim)
+    assert plan.limit == 10
+    relay.add(*(f"new{number}.example" for number in range(10)))
+    assert relay.newcomers.waiting == 10
+    assert not relay.queue.wants_claim(ALL, ALL)
+    last = relay.mail("new.example")
+    relay.clock.advance(AGAIN)
+    relay.queue.add(last, relay.clock.now())
+    assert relay.newcomers.waiting == 0, "what was new for so long is backlog"
+    assert not relay.queue.wants_claim(ALL, ALL), "one too many is in memory"
+    relay.send(2)
+    assert not relay.queue.wants_claim(ALL)
+    assert relay.queue.wants_claim(ALL, ALL)
+
+
+def test_what_is_new_does_not_make_room_for_more_than_the_window_holds() -> None:
+    relay = Relay(window=80)
+    relay.old(21)
+    relay.clock.advance(1.0)
+    for _ in range(20):
+        plan = relay.queue.plan_claim(ALL)
+        if plan is None:
+            break
+        relay.add(*(f"new{relay.queue.waiting + number}.example" for number in range(plan.limit)))
+    assert relay.queue.waiting <= 80 + relay.newcomers.most
+
+
+def test_there_is_no_backlog_when_the_store_has_no_more_and_little_waits() -> None:
+    relay = Relay(window=80)
+    relay.old(21)
+    relay.send(10)
+    assert relay.queue.waiting == 11
+    relay.queue.claimed(Claim(10, frozenset()), 3)
+    assert relay.newcomers.since is not None
+    relay.send(1)
+    relay.queue.claimed(Claim(10, frozenset()), 10)
+    assert relay.newcomers.since is not None
+    relay.queue.claimed(Claim(10, frozenset()), 9)
+    assert relay.newcomers.since is None
+
+
+def test_mail_of_one_millisecond_is_new_on_one_side_of_the_line_only() -> None:
+    clock = ManualClock()
+    ids = MessageIdSource(clock, worker=3)
+    before = ids.next()
+    clock.advance(1.0)
+    line = first_at(clock.now())
+    assert before < line <= ids.next()
+
+
+def test_a_clock_that_was_set_back_does_not_keep_the_line_where_it_is() -> None:
+    newcomers = Newcomers(80, 20)
+    newcomers.draw(1_000_000.0)
+    newcomers.waiting = newcomers.most
+    assert newcomers.is_to_be_drawn(100, 5.0)
+
+
+def key(number: int) -> DeliveryKey:
+    return DeliveryKey("default", MessageId(f"{number:016x}"), Mailbox("u@a.example"))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("push", "first", "since", "gone", "refill")), st.integers(0, 30)),
+        max_size=60,
+    )
+)
+def test_the_oldest_and_the_oldest_new_one_are_found_in_any_order_of_events(
+    steps: list[tuple[str, int]],
+) -> None:
+    there: set[DeliveryKey] = set()
+    order = FreshOrder(there.__contains__)
+    for what, number in steps:
+        one = key(number)
+        if what == "push" and one not in there:
+            there.add(one)
+            order.push(one)
+        elif what == "gone":
+            there.discard(one)
+        elif what == "refill":
+            order.refill(there)
+        elif what in ("first", "since"):
+            among = there if what == "first" else {each for each in there if each >= one}
+            found = order.first() if what == "first" else order.first_since(one.message_id)
+            assert found == min(among, default=None)
+            if found is not None:
+                order.pop(found)
+                there.remove(found)
+    assert order.first() == min(there, default=None)
