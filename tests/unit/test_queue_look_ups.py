@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.queueing import delivery
 from zonerelay.model.priority import Priority, queue_of
 from zonerelay.queue.destinations import Unrouted
-from zonerelay.queue.look_ups import AT_ONCE, LookUps
+from zonerelay.queue.look_ups import AGAIN_AT_ONCE, AT_ONCE, LookUps
 
 
 def line(domain: str, *, due: float = 0.0, priority: Priority = Priority.NORMAL) -> Unrouted:
@@ -23,8 +25,8 @@ def all_of(look_ups: LookUps) -> list[str]:
     found: list[str] = []
     while some := look_ups.take():
         found += some
-        for _ in some:
-            look_ups.ended()
+        for domain in some:
+            look_ups.ended(domain, found=True)
     return found
 
 
@@ -34,7 +36,7 @@ def test_so_many_at_once() -> None:
         look_ups.want(line(f"d{n}.example"))
     assert len(look_ups.take()) == AT_ONCE
     assert look_ups.take() == []
-    look_ups.ended()
+    look_ups.ended("d0.example", found=True)
     assert look_ups.take() == [f"d{AT_ONCE}.example"]
     assert look_ups.is_under_way
     assert look_ups.is_wanted
@@ -64,3 +66,37 @@ def test_a_domain_that_waits_is_hastened_and_asked_once() -> None:
     more(lines[5])
     look_ups.want(lines[5])
     assert not look_ups.take()
+
+
+def test_domains_without_a_route_do_not_keep_the_places_of_others() -> None:
+    """As the simulation showed: hundreds of dead name servers, asked again for each delivery."""
+    look_ups = LookUps()
+    names = [f"dead{n}.example" for n in range(2 * AT_ONCE)]
+    for name in names:
+        look_ups.want(line(name))
+    for name in [*look_ups.take(), *names[AT_ONCE:]]:
+        look_ups.take()
+        look_ups.ended(name, found=False)
+    for name in names:
+        look_ups.want(line(name, due=1.0))
+        look_ups.want(line(f"alive-{name}"))
+    under_way = look_ups.take()
+    assert len(under_way) == AT_ONCE
+    again = [name for name in under_way if name in names]
+    assert again == names[:AGAIN_AT_ONCE]
+    look_ups.ended(again[0], found=True)
+    assert look_ups.take() == [names[AGAIN_AT_ONCE]], "they take turns"
+    for name in look_ups._again_under_way.copy():
+        look_ups.ended(name, found=True)
+    look_ups.want(line(again[0]))
+    assert not [each for each in look_ups._again if again[0] in each.domains], "it had a route"
+
+
+def test_no_more_of_them_are_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zonerelay.queue.look_ups.KNOWN", 2)
+    look_ups = LookUps()
+    for name in ("a.example", "b.example", "c.example"):
+        look_ups.want(line(name))
+        look_ups.take()
+        look_ups.ended(name, found=False)
+    assert list(look_ups._failed) == ["b.example", "c.example"]

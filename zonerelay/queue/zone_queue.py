@@ -119,7 +119,7 @@ class ZoneQueue:
 
     def found(self, domain: str, route: Route, now: float) -> None:
         """A look-up ended with a route."""
-        self._look_ups.ended()
+        self._look_ups.ended(domain, found=True)
         line = self._lines[domain]
         destination = self._directory.destination(route, now)
         self._lines[domain] = destination
@@ -132,7 +132,7 @@ class ZoneQueue:
 
     def unroutable(self, domain: str) -> list[Delivery]:
         """A look-up ended without a route: the deliveries that waited for it."""
-        self._look_ups.ended()
+        self._look_ups.ended(domain, found=False)
         line = self._lines.pop(domain)
         deliveries = self._claims.drain(line)
         self._claims.forget(line)

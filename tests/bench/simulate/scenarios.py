@@ -114,7 +114,7 @@ def _mix(deliveries: int, nodes: int) -> Scenario:
         rate=200.0,
         swing=0.5,
         nodes=nodes,
-        zone=ZoneSettings(max_connections=400, max_connections_per_destination=20),
+        zone=ZoneSettings(max_connections=1000, max_connections_per_destination=20),
         shares={Priority.HIGH: 0.02, Priority.NORMAL: 0.78, Priority.BULK: 0.2},
         every=60.0,
     )
