@@ -279,7 +279,7 @@ class TestTrouble:
         await store_message(spool.store, 1)
         link = spool.store._link  # type: ignore[attr-defined]
         now = repr(NOW).encode()
-        await link.run("claim", link.lease.token, b"default", 10, 10, now, 0)
+        await link.run("claim", link.lease.token, b"default", 10, 10, now, 0, b"")
         assert await claim_ids(spool.store) == []
         link._on_broken("as if")
         await until_healthy(spool)
