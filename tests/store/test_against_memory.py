@@ -305,11 +305,17 @@ class Comparison(RuleBasedStateMachine):
             self.run(real.abort())
             self.run(model.abort())
         self.open.clear()
-        self.run(self.spool.reopen())
+        self.run(self.reopen())
         self.memory.forget_claims()
         self.claimed.clear()
         if not self.remembers_passed_over:
             self.passed_over.clear()
+
+    async def reopen(self) -> None:
+        """Counts that are called whole are, from the first moment."""
+        store = await self.spool.reopen()
+        await until(store.is_counted)
+        assert with_mail(store.counts()) == with_mail(self.memory.counts())
 
     # --- what must hold
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.store.builders import NOW, delivery_for, envelope_for, message_id, store_message
 from tests.store.spools import Spool, until
 from zonerelay.config.models import Backend
+from zonerelay.store import leveldb_scan as scan
 from zonerelay.store import records
 from zonerelay.store.base import QueueCounts, StoreError, StoreOpenError
 from zonerelay.store.leveldb_engine import LevelDb, Op
@@ -93,6 +96,27 @@ async def test_restart_resumes_states_due_times_counts_and_ids(spool: Spool) -> 
     assert await store.next_due("default") == NOW + 50
     assert await store.claim("default", 10, now=NOW) == [first]
     assert store.last_message_id() == message_id(3)
+
+
+async def test_a_spool_says_that_its_counts_are_not_whole_yet(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2, 3):
+        await store_message(spool.store, number)
+    await until(spool.store.is_counted)
+    may_count = threading.Event()
+    count_page = scan.count_page
+
+    def slowly(*arguments: Any) -> Any:
+        assert may_count.wait(30)
+        return count_page(*arguments)
+
+    monkeypatch.setattr(scan, "count_page", slowly)
+    store = await spool.reopen()
+    assert not store.is_counted()
+    may_count.set()
+    await until(store.is_counted)
+    assert store.counts() == {"default": QueueCounts(ready=3)}
 
 
 async def test_last_message_id_outlives_the_message(spool: Spool) -> None:

@@ -222,8 +222,8 @@ class RelayProcess:
 
         def empty() -> bool:
             found = self.metrics().items()
-            counts = [count for name, count in found if name.startswith("zonerelay_queue_deliveries{")]
-            return bool(counts) and not any(counts)
+            counts = [count for name, count in found if name.startswith("zonerelay_queue_")]
+            return len(counts) > 1 and not any(counts)  # also none that is still counting
 
         self.wait_for(empty, what="queue empty", timeout=timeout)
 

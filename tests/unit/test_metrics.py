@@ -76,6 +76,21 @@ def test_the_queue_is_asked_at_scrape_time() -> None:
     assert value(metrics, "zonerelay_queue_oldest_seconds", zone="default") == 0
 
 
+def test_a_queue_that_is_not_counted_yet_has_no_figure_at_all() -> None:
+    metrics = Metrics()
+    is_counted = False
+    metrics.attach_queue([ZoneQueue("default", 0, 0, 0, 0, 0.0, 6)].copy, lambda: is_counted)
+    assert not {"zonerelay_queue_deliveries", "zonerelay_queue_oldest_seconds"} & {
+        n for n, _ in samples(metrics)
+    }
+    assert value(metrics, "zonerelay_outbound_connections", zone="default") == 6
+    assert value(metrics, "zonerelay_queue_counting") == 1
+    is_counted = True
+    labels = frozenset({("zone", "default"), ("state", "ready")})
+    assert samples(metrics)["zonerelay_queue_deliveries", labels] == 0
+    assert samples(metrics)["zonerelay_queue_counting", frozenset()] == 0
+
+
 def test_the_memory_of_sessions_is_read_at_scrape_time() -> None:
     metrics = Metrics()
     memory = SessionMemory(1_000_000)

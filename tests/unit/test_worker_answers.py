@@ -87,6 +87,31 @@ def test_counters_and_histograms_add_up_ages_do_not_and_the_text_is_prometheus()
     assert 'state="ready",zone="default"} 5.0' in exposition(accounts.families()).decode()
 
 
+def families_of(*, ready: int, is_counted: bool) -> tuple[Family, ...]:
+    metrics = Metrics()
+    queue = ZoneQueue("default", ready=ready, active=0, deferred=0, held=0, oldest=9.0 * ready)
+    metrics.attach_queue([queue].copy, lambda: is_counted)
+    return metrics.families()
+
+
+def test_a_queue_that_is_being_counted_again_is_the_one_before_it() -> None:
+    accounts = Accounts()
+    ready = 'zonerelay_queue_deliveries{state="ready",zone="default"}'
+    for life, is_counted, said, shown in (
+        (1, False, 0, None),
+        (1, True, 700, 700),
+        (2, False, 3, 700),
+        (3, False, 1, 700),
+        (3, True, 705, 705),
+        (4, True, 0, 0),
+    ):
+        accounts.take(0, life, families_of(ready=said, is_counted=is_counted))
+        text = exposition(accounts.families()).decode()
+        found = [line for line in text.splitlines() if line.startswith(ready)]
+        assert found == ([] if shown is None else [f"{ready} {shown:.1f}"]), (life, is_counted)
+        assert f"zonerelay_queue_counting {0 if is_counted else 1:.1f}" in text
+
+
 def status(
     *, ready: int = 0, active: int = 0, problems: tuple[str, ...] = (), until: float | None = None
 ) -> RelayStatus:

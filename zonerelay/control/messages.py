@@ -253,6 +253,8 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     source_penalties: tuple[SourcePenalty, ...] = ()
     limits: str = ""
     workers: tuple[WorkerStatus, ...] = ()
+    counted: bool = True
+    """False: what was found at the start is still being counted, and the figures of `zones` are too low."""
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):

@@ -118,6 +118,7 @@ class StatusBoard:
             problems=tuple(surface.problems),
             source_penalties=self._sources.penalties(),
             limits=self._limits(),
+            counted=self._store.is_counted(),
         )
 
     def suspended(self, destination: DestinationKey) -> Suspended | None:

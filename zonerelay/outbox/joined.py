@@ -38,6 +38,8 @@ class JoinedStore:
         # What concerns new mail and ids is the spool's alone.
         self.unhealthy = spool.unhealthy
         self.probe = spool.probe
+        # A table that cannot be asked has a figure of its own, and hides none of the spool's.
+        self.is_counted = spool.is_counted
         self.last_message_id = spool.last_message_id
 
     def begin(self, envelope: Envelope) -> MessageWriter:

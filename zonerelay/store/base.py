@@ -208,6 +208,9 @@ class QueueStore(Protocol):
     def counts(self) -> dict[str, QueueCounts]:
         """Per zone, from memory; claimed ones are counted where their durable state puts them."""
 
+    def is_counted(self) -> bool:
+        """False while what the spool held at the start is still being counted: `counts` are too low then."""
+
     async def oldest(self, zone: str, *, now: float) -> float | None:
         """`created` (Unix seconds) of the zone's first delivery, `None` when there is none.
 

@@ -328,6 +328,9 @@ class LevelDbStore:
     def counts(self) -> dict[str, QueueCounts]:
         return self._keeper.counts.current()
 
+    def is_counted(self) -> bool:
+        return self._keeper.counts.is_whole
+
     def last_message_id(self) -> MessageId | None:
         return self._last_id
 

@@ -152,7 +152,7 @@ class SpoolKeeper:
         removed = self._removed
         if self._health.refusal is not None or self._clock.monotonic() < self._compact_after:
             return
-        if not self._tasks and self.counts.is_empty:
+        if not self._tasks and self.counts.is_whole and self.counts.is_empty:
             start, stop = records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX)
         elif removed is not None:
             start, stop = (
@@ -230,8 +230,9 @@ class SpoolKeeper:
             while start is not None:
                 found, start = await self.reader.read(scan.count_page, start, view)
                 counts.add(found)
+            counts.is_whole = True
         except StoreError as error:
-            _log.warning("could not count the queue: %s", error)
+            _log.warning("could not count the queue, there are no figures of it: %s", error)
         finally:
             if close:
                 view.close()

@@ -238,6 +238,9 @@ class MemoryStore:
             tally.move(delivery.queue, None, delivery)
         return tally.current()
 
+    def is_counted(self) -> bool:
+        return True
+
     async def oldest(self, zone: str, *, now: float) -> float | None:
         self._check()
         released = (key for key, d in self._deliveries.items() if key.queue == zone and d.created <= now)

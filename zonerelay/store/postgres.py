@@ -288,6 +288,9 @@ class PostgresStore:
     def counts(self) -> dict[str, QueueCounts]:
         return self._counter.current()
 
+    def is_counted(self) -> bool:
+        return self._counter.is_counted
+
     @property
     def node(self) -> int:
         return self._keeper.node

@@ -45,6 +45,10 @@ class QueueCounter:
     def current(self) -> dict[str, QueueCounts]:
         return {zone: counts for zone, counts in self._tally.current().items() if counts.total}
 
+    @property
+    def is_counted(self) -> bool:
+        return self._tally.is_whole
+
     async def start(self) -> None:
         """Take the snapshot now and count it in the background. Raises StoreError when it cannot be taken."""
         await self._give_up()
@@ -75,6 +79,7 @@ class QueueCounter:
             tally = Tally()
             tally.add(found)
             tally.add(self._since.moves if self._since is not None else {})
+            tally.is_whole = True
             self._tally = tally
         finally:
             self._since = None

@@ -135,6 +135,7 @@ class S3Store:
         self._heard_offers: dict[str, int] = {}
         self._next_walk = 0.0
         self._walking: asyncio.Task[None] | None = None
+        self._is_read = False
         self._is_closing = False
         self._closed = False
         self.read_message, self.read_body = self._reader.read_message, self._reader.read_body
@@ -252,6 +253,7 @@ class S3Store:
     async def _lease_lost(self) -> None:
         """Begin anew. What others have not taken yet is found by walking."""
         handed = self._mine.reset()
+        self._is_read = False
         if handed:
             _log.warning("the claims on %d deliveries were lost with the lease", len(handed))
         await self._nodes.join()
@@ -296,6 +298,9 @@ class S3Store:
 
     # --- walking
 
+    def is_counted(self) -> bool:
+        return self._is_read
+
     def _begin_walk(self, *, shares: bool = False) -> None:
         # A share now, and what others have left of theirs a while later.
         pause = 2 * self._terms.lease if shares else LOOK_AGAIN
@@ -310,6 +315,7 @@ class S3Store:
             await asyncio.wait([before])
         try:
             await self._walks.walk(shares=shares)
+            self._is_read = True
         except StoreError as error:
             _log.warning("the bucket could not be looked through, it is tried again: %s", error)
             self._next_walk = 0.0

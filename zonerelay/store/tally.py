@@ -1,7 +1,8 @@
 """How many deliveries each zone holds, by durable state, without asking the disk.
 
 After a start the numbers are those of the changes since, plus, once the spool has been walked in
-the background, of what it held. Until then they are too low, and `max(0, …)` hides the difference.
+the background, of what it held. Until then they are too low, `max(0, …)` hides the difference, and
+`is_whole` says so: nobody may take them for the queue.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from zonerelay.store.base import QueueCounts
 
 
 class Tally:
-    """Changed only on the event loop."""
+    """Changed only on the event loop. `is_whole` is for whoever walks the spool to set."""
 
     def __init__(self) -> None:
+        self.is_whole = False
         self._zones: dict[str, QueueCounts] = {}
 
     def move(self, zone: str, old: Delivery | None, new: Delivery | None) -> None:

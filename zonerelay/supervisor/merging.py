@@ -31,6 +31,7 @@ def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: 
         problems=tuple(problems),
         source_penalties=_penalties(each for part in answers for each in part.source_penalties),
         limits=_limits({worker: part.limits for worker, part in parts.items()}),
+        counted=all(part.counted for part in answers),
     )
 
 

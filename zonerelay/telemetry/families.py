@@ -104,7 +104,7 @@ class Accounts:
             self.bury(worker, known)
         self._lives[worker] = life
         self._latest[worker] = families
-        self._left.pop(worker, None)
+        self._leave(worker, self._left.pop(worker, ()), unless_in=families)
 
     def bury(self, worker: int, life: int) -> None:
         """This life of the worker has ended, or said its last. What it counted stays; so does its queue,
@@ -115,12 +115,22 @@ class Accounts:
             return
         self._lives[worker] = life + 1
         families = self._latest.pop(worker, ())
-        if families:
-            self._left[worker] = tuple(family for family in families if family.name in _LASTING)
+        before = self._left.pop(worker, ())
+        lasting = [family for family in families if family.name in _LASTING and family.samples]
+        self._leave(worker, before, unless_in=lasting)
+        if lasting:
+            self._left[worker] = (*self._left.get(worker, ()), *lasting)
         for family in families:
             if family.kind in _GROWING:
                 kept = self._former.get(family.name)
                 self._former[family.name] = family if kept is None else _merged([kept, family], shared=False)
+
+    def _leave(self, worker: int, before: Iterable[Family], *, unless_in: Iterable[Family]) -> None:
+        """What an earlier life said of its queue stands until a later one has counted it."""
+        said = {family.name for family in unless_in if family.samples}
+        left = tuple(family for family in before if family.name not in said)
+        if left:
+            self._left[worker] = left
 
     def forget(self, worker: int) -> None:
         """There is no such worker any more, and no queue of it."""

@@ -63,10 +63,13 @@ class ZoneQueue(NamedTuple):
 
 
 class _QueueCollector(Collector):
-    """Asks the queue when Prometheus asks us, so that nothing has to keep gauges in step."""
+    """Asks the queue when Prometheus asks us, so that nothing has to keep gauges in step. Before the queue is
+    counted there are no samples of it: a figure that is too low reads as a queue that has emptied.
+    """
 
-    def __init__(self, read: Callable[[], Iterable[ZoneQueue]]) -> None:
+    def __init__(self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool]) -> None:
         self._read = read
+        self._is_counted = is_counted
 
     def collect(self) -> Iterator[Metric]:
         deliveries = GaugeMetricFamily(
@@ -78,15 +81,22 @@ class _QueueCollector(Collector):
         outbound = GaugeMetricFamily(
             "zonerelay_outbound_connections", "Open connections to peers.", labels=("zone",)
         )
+        counting = GaugeMetricFamily(
+            "zonerelay_queue_counting", "Workers that are still counting what they found in the queue."
+        )
+        is_counted = self._is_counted()
         for queue in self._read():
-            deliveries.add_metric((queue.zone, "ready"), queue.ready)
-            deliveries.add_metric((queue.zone, "active"), queue.active)
-            deliveries.add_metric((queue.zone, "deferred"), queue.deferred)
-            deliveries.add_metric((queue.zone, "held"), queue.held)
-            oldest.add_metric((queue.zone,), queue.oldest)
             outbound.add_metric((queue.zone,), queue.connections)
+            if is_counted:
+                deliveries.add_metric((queue.zone, "ready"), queue.ready)
+                deliveries.add_metric((queue.zone, "active"), queue.active)
+                deliveries.add_metric((queue.zone, "deferred"), queue.deferred)
+                deliveries.add_metric((queue.zone, "held"), queue.held)
+                oldest.add_metric((queue.zone,), queue.oldest)
+        counting.add_metric((), int(not is_counted))
         yield deliveries
         yield oldest
+        yield counting
         yield outbound
 
 
@@ -318,9 +328,11 @@ class Metrics:
             for outcome in OUTCOMES:
                 self._deliveries.add((zone, outcome), 0)
 
-    def attach_queue(self, read: Callable[[], Iterable[ZoneQueue]]) -> None:
-        """`read` is called at every scrape and must answer from memory. Attach once."""
-        self._registry.register(_QueueCollector(read))
+    def attach_queue(
+        self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Both are called at every scrape and must answer from memory. Attach once."""
+        self._registry.register(_QueueCollector(read, is_counted))
 
     def attach_certificates(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
         """`read` is called at every scrape: the first name and the expiry of each certificate in use. Attach
