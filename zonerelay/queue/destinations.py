@@ -48,10 +48,11 @@ class Backlog:
     """The deliveries of one priority in a line, in message order (`rows.py`). `domains` are the line's.
 
     `passed_over` are the domains that claims skip because this backlog is long enough; the store
-    holds more for them.
+    holds more for them. `is_new`: what came last was new (`newcomers.py`), so what the store holds behind it
+    is, too.
     """
 
-    __slots__ = ("_again", "_fresh", "_turn_of_again", "domains", "passed_over", "waiting")
+    __slots__ = ("_again", "_fresh", "_turn_of_again", "domains", "is_new", "passed_over", "waiting")
 
     def __init__(self, domains: set[str]) -> None:
         # Only while they are needed: there are many destinations, and at most of them nothing waits in one.
@@ -60,6 +61,7 @@ class Backlog:
         self._turn_of_again = False
         self.waiting = 0
         self.domains = domains
+        self.is_new = False
         self.passed_over: dict[str, None] = {}
 
     @property
@@ -77,6 +79,7 @@ class Backlog:
             if self._fresh is None:
                 self._fresh = Row()
             self._fresh.add(delivery)
+            self.is_new = since is not None
         self.waiting += 1
 
     def take(self, limit: int) -> tuple[Delivery, ...]:
@@ -96,6 +99,7 @@ class Backlog:
         """What is older than this message is backlog now; how many are new."""
         fresh = list(self._fresh or ())
         self._fresh = None
+        self.is_new = False
         self.waiting -= len(fresh)
         for delivery in fresh:
             self.add(delivery, since)

@@ -29,6 +29,7 @@ would else be new again and again.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 
 from zonerelay.queue.destinations import Destination, Standing
 from zonerelay.routing.nexthop import DestinationKey
@@ -104,13 +105,12 @@ class Probation:
             del fresh[destination]
             other[destination] = None
 
-    def next(self) -> Destination | None:
-        """One that was put aside and would be admitted now."""
+    def next(self, has_turn: Callable[[Destination], bool]) -> Destination | None:
+        """One that was put aside, would be admitted now, and has a turn."""
         for _ in self._rows:
             kind, row = self._rows[self._turn]
             self._turn = (self._turn + 1) % len(self._rows)
-            if row and self._has_room(kind):
-                destination = next(iter(row))
+            if row and self._has_room(kind) and has_turn(destination := next(iter(row))):
                 del row[destination]
                 return destination
         return None
