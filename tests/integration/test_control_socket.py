@@ -90,7 +90,7 @@ class Fake:
         await answer.send(row(0))
         await answer.flush()
         self.shown.set()
-        while not answer.unheard:  # noqa: ASYNC110 - a transport tells nobody
+        while not answer.unheard:
             await asyncio.sleep(0.001)
         self.left.set()
         await answer.send(row(1))
