@@ -193,7 +193,7 @@ class Reloading:
         if refusal:
             raise RefusedError(f"{member.name}: {refusal}")
         deadline = self._clock.monotonic() + STEADY
-        while member.child is child and self._clock.monotonic() < deadline:
+        while member.child is child and self._clock.monotonic() < deadline:  # noqa: ASYNC110 - as in _roll
             await asyncio.sleep(_LOOK_EVERY)
         if member.child is not child and member.problem:
             raise RefusedError(f"{member.name} does not stay up with it: {member.problem}")
