@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from zonerelay.control import messages
-from zonerelay.control.messages import DeliveryRow, End, QueueList, RelayStatus, Request
-from zonerelay.control.server import Answer, ControlServer
-from zonerelay.supervisor.asking import frames
+from zonerelay.control.messages import Count, DeliveryRow, End, QueueCount, QueueList, RelayStatus, Request
+from zonerelay.control.server import Answer, ControlServer, Handler
+from zonerelay.supervisor.asking import ask, frames
 from zonerelay.supervisor.fan_out import FanOut
 
 ROWS = 2000
@@ -51,6 +52,21 @@ def row(message_id: str, reply: str) -> DeliveryRow:
     )
 
 
+class Slow:
+    """It looks for long before it finds something: until all others look as well."""
+
+    def __init__(self, together: asyncio.Barrier) -> None:
+        self._together = together
+
+    async def handle(self, request: Request, answer: Answer) -> End:
+        await self._together.wait()
+        if isinstance(request, QueueCount):
+            await answer.send(Count(matched=1))
+        else:
+            await answer.send(row("0000000000000000", ""))
+        return End(count=1)
+
+
 class Workers:
     """Satisfies `asked.Relay`."""
 
@@ -73,18 +89,30 @@ def trouble(where: str, error: BaseException) -> None:
     raise AssertionError(where) from error
 
 
-async def test_a_list_that_nobody_reads_on_stays_with_the_workers(tmp_path: Path) -> None:
-    spools = [Spool(number) for number in range(2)]
-    places = {spool.number: tmp_path / f"{spool.number}.sock" for spool in spools}
-    servers = [ControlServer(places[spool.number], spool, trouble=trouble) for spool in spools]
-    path = tmp_path / "control.sock"
+@asynccontextmanager
+async def relay_of(directory: Path, spools: Sequence[Handler]) -> AsyncIterator[Path]:
+    """Where a supervisor of these workers answers."""
+    places = {number: directory / f"{number}.sock" for number in range(len(spools))}
+    servers = [ControlServer(places[number], each, trouble=trouble) for number, each in enumerate(spools)]
+    path = directory / "control.sock"
     servers.append(ControlServer(path, FanOut(Workers(places)), trouble=trouble))
     for server in servers:
         await server.start()
-    reader, writer = await asyncio.open_unix_connection(str(path))
-    writer.write(messages.encode(QueueList()))
-    await reader.readline()
-    rows = [each async for each in frames(path, QueueList()) if isinstance(each, DeliveryRow)]
+    try:
+        yield path
+    finally:
+        for server in reversed(servers):
+            await server.close()
+
+
+async def test_a_list_that_nobody_reads_on_stays_with_the_workers(tmp_path: Path) -> None:
+    spools = [Spool(number) for number in range(2)]
+    async with relay_of(tmp_path, spools) as path:
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        writer.write(messages.encode(QueueList()))
+        await reader.readline()
+        rows = [each async for each in frames(path, QueueList()) if isinstance(each, DeliveryRow)]
+        writer.close()
     assert [len(each.reply) for each in rows[-3:]] == [len(LARGE), 100 * len(LARGE), 100 * len(LARGE)]
     assert [each.message_id for each in rows] == sorted(
         f"{number:014x}{spool:02x}" for number in range(ROWS) for spool in range(2)
@@ -93,6 +121,11 @@ async def test_a_list_that_nobody_reads_on_stays_with_the_workers(tmp_path: Path
         first, second = spool.sent
         assert second == ROWS
         assert first < READ_AHEAD
-    writer.close()
-    for server in reversed(servers):
-        await server.close()
+
+
+async def test_workers_look_through_their_queues_at_the_same_time(tmp_path: Path) -> None:
+    together = asyncio.Barrier(3)
+    async with relay_of(tmp_path, [Slow(together) for _ in range(3)]) as path, asyncio.timeout(20):
+        rows = [each async for each in frames(path, QueueList()) if isinstance(each, DeliveryRow)]
+        assert len(rows) == 3
+        assert (await ask(path, QueueCount(), Count)).matched == 3
