@@ -35,6 +35,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     pipelining: bool = False
     tls: Tls = Tls.NONE
     users: int = 0
+    senders: int = 1
     greet_only: bool = False  # sessions that send nothing, only begin and end
 
 
@@ -68,7 +69,13 @@ def envelope(load: Load, number: int) -> list[bytes]:
         b"RCPT TO:<r%d.%d@%s>\r\n" % (number, one, domain(one % load.domains).encode())
         for one in range(load.recipients)
     )
-    return [b"MAIL FROM:<sender@example.org>\r\n", *recipients, b"DATA\r\n"]
+    sender = _letters(number % load.senders) if load.senders > 1 else b"sender"
+    return [b"MAIL FROM:<%s@example.org>\r\n" % sender, *recipients, b"DATA\r\n"]
+
+
+def _letters(number: int) -> bytes:
+    """A name without digits: senders that only count are one to the relay (`inbound/bursts.py`)."""
+    return bytes(ord("a") + int(digit) for digit in f"{number:04d}")
 
 
 class Work:

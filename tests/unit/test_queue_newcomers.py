@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -17,12 +18,13 @@ from zonerelay.model.message_id import MessageId, MessageIdSource, first_at
 from zonerelay.model.priority import Priority
 from zonerelay.queue.claim_plan import CLAIM_LIMIT, LOW_MARK
 from zonerelay.queue.newcomers import AGAIN, Newcomers
-from zonerelay.queue.shares import Claim, NewClaim
+from zonerelay.queue.rows import FRESH_TURNS
+from zonerelay.queue.shares import Claim, NewClaim, Refill
 from zonerelay.queue.zone_queue import WINDOW, ZoneQueue
 from zonerelay.store.fresh_order import FreshOrder
 
 ALL = {Priority.NORMAL}
-MOST = WINDOW // 8
+MOST = WINDOW // 4
 
 
 class Relay:
@@ -94,14 +96,22 @@ def test_mail_is_not_told_apart_while_little_waits_nor_in_a_zone_with_one_next_h
     assert not relay.queue.wants_claim((), ALL)
 
 
-def test_the_backlog_has_half_of_the_turns_however_much_new_mail_comes() -> None:
+@pytest.mark.parametrize("proven", [True, False])
+def test_the_backlog_has_its_part_of_the_turns_and_no_more_however_much_new_mail_comes(
+    *, proven: bool
+) -> None:
     relay = Relay(window=400)
     relay.old(150)
+    while relay.look_up():
+        pass
+    if proven:
+        prove(relay.queue)
     sent: list[str] = []
     for number in range(100):
         relay.add(*(f"new{number}-{n}.example" for n in range(2)))
         sent += relay.send(1)
-    assert 45 <= sum(is_new(sent)) <= 55
+    assert len(sent) == 100
+    assert 100 // (FRESH_TURNS + 1) <= len(sent) - sum(is_new(sent)) <= 20
     list(relay.queue.drain())
     assert relay.queue.waiting == relay.newcomers.waiting == 0
 
@@ -147,9 +157,9 @@ def test_new_mail_has_places_besides_a_full_window_and_not_more() -> None:
     assert relay.queue.wants_claim(ALL, ALL)
     plan = relay.queue.plan_claim(ALL, ALL)
     assert isinstance(plan, NewClaim)
-    assert plan.limit == 10
-    relay.add(*(f"new{number}.example" for number in range(10)))
-    assert relay.newcomers.waiting == 10
+    assert plan.limit == 20
+    relay.add(*(f"new{number}.example" for number in range(20)))
+    assert relay.newcomers.waiting == 20
     assert not relay.queue.wants_claim(ALL, ALL)
     last = relay.mail("new.example")
     relay.clock.advance(AGAIN)
@@ -159,6 +169,65 @@ def test_new_mail_has_places_besides_a_full_window_and_not_more() -> None:
     relay.send(2)
     assert not relay.queue.wants_claim(ALL)
     assert relay.queue.wants_claim(ALL, ALL)
+
+
+def test_new_mail_of_a_line_that_was_too_long_is_fetched_although_a_backlog_fills_the_window() -> None:
+    relay = Relay(window=640)
+    relay.old(640)
+    relay.add(*["new.example"] * 80)
+    while relay.look_up():
+        pass
+    plan = relay.queue.plan_claim(ALL, ALL)
+    assert isinstance(plan, NewClaim)
+    assert "new.example" in plan.skip, "it holds its share, the rest of it stays in the store"
+    assert relay.queue.plan_claim(ALL) is None, "the window is full"
+    line = relay.queue._lines["new.example"]
+    assert line.waiting == 40, "of 160 places; the others went back"
+    while line.waiting * 2 >= (160 - relay.newcomers.waiting) // 2:
+        assert relay.send(1)
+        relay.old(1)
+    plan = relay.queue.plan_claim((), ())
+    assert isinstance(plan, Refill)
+    assert (plan.domain, plan.limit + line.waiting) == ("new.example", (160 - relay.newcomers.waiting) // 2)
+
+
+def test_a_line_of_new_mail_may_hold_half_as_much_as_there_are_places_left() -> None:
+    relay = Relay(window=640)
+    relay.old(640)
+    skipped = []
+    for number in range(5):
+        for _ in range(20):
+            plan = relay.queue.plan_claim(ALL, ALL)
+            assert isinstance(plan, NewClaim)
+            if f"new{number}.example" in plan.skip:
+                break
+            relay.add(*[f"new{number}.example"] * 4)
+            while relay.look_up():
+                pass
+        skipped.append(relay.newcomers.waiting)
+    held = [after - before for before, after in pairwise([0, *skipped])]
+    assert held == sorted(held, reverse=True)
+    assert 50 <= held[0] <= 56
+    assert relay.newcomers.waiting < relay.newcomers.most, "there is room for one more"
+
+
+def test_of_a_backlog_that_was_passed_over_nothing_is_fetched_into_the_places_of_new_mail() -> None:
+    relay = Relay(window=640)
+    share = 640 // 64
+    old, rest = relay.mail(*["long.example"] * share), relay.mail(*(f"o{n}.example" for n in range(100)))
+    relay.old(600)
+    relay.queue.add(old, relay.clock.now())
+    while relay.look_up():
+        pass
+    plan = relay.queue.plan_claim(ALL, ALL)
+    assert plan is not None
+    assert not isinstance(plan, Refill)
+    assert "long.example" in plan.skip
+    relay.queue.withdraw([each.key for each in old])
+    assert isinstance(relay.queue.plan_claim((), ()), Refill), "there is room"
+    relay.queue.add(rest, relay.clock.now())
+    assert relay.newcomers.waiting == 0
+    assert relay.queue.plan_claim((), ()) is None, "only for new mail"
 
 
 def test_what_is_new_does_not_make_room_for_more_than_the_window_holds() -> None:

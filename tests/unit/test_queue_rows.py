@@ -10,7 +10,7 @@ from tests.support.queueing import DELIVERED, delivery, prove, route_to
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.queue.destinations import Backlog
-from zonerelay.queue.rows import Row, Turns
+from zonerelay.queue.rows import FRESH_TURNS, Row, Turns
 from zonerelay.queue.zone_queue import ZoneQueue
 
 NOW = ManualClock().now()
@@ -33,12 +33,30 @@ def names(line: Backlog) -> list[str]:
     return taken
 
 
-def test_of_those_that_wait_one_with_fresh_mail_and_one_without_go_by_turns() -> None:
+def test_those_with_fresh_mail_have_most_turns_and_the_others_each_eighth_and_all_that_are_left() -> None:
     turns: Turns[Waiting] = Turns()
-    for name in ("later1", "later2", "later3", "fresh1", "fresh2"):
+    fresh = [f"fresh{number}" for number in range(FRESH_TURNS + 2)]
+    for name in ("later1", "later2", "later3", *fresh):
         turns.append(Waiting(name, name.startswith("fresh")))
-    assert [turns.pop().name for _ in range(5)] == ["fresh1", "later1", "fresh2", "later2", "later3"]
-    assert not turns
+    assert turns.is_of_fresh
+    popped = [turns.pop().name for _ in range(FRESH_TURNS)]
+    assert not turns.is_of_fresh
+    while turns:
+        popped.append(turns.pop().name)
+    assert popped == [*fresh[:FRESH_TURNS], "later1", *fresh[FRESH_TURNS:], "later2", "later3"]
+
+
+def test_who_comes_first_uses_up_a_turn_of_its_kind() -> None:
+    turns: Turns[Waiting] = Turns()
+    for number in range(FRESH_TURNS):
+        turns.put_first(Waiting(f"first{number}", True))
+    turns.append(Waiting("fresh", True))
+    for _ in range(FRESH_TURNS):
+        turns.pop()
+    assert not turns.is_of_fresh
+    turns.put_first(Waiting("later", False))
+    assert turns.pop().name == "later"
+    assert turns.is_of_fresh
 
 
 def test_one_that_had_its_turn_elsewhere_comes_before_all() -> None:

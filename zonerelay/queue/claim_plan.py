@@ -67,13 +67,18 @@ class ClaimPlan:
             return None
         priority = wanted[0] if len(wanted) == 1 else self._precedence.pick(wanted)
         shares = self._shares[priority]
-        newcomers, wants = shares.newcomers, self._wants(shares, priority in more)
-        if priority in new and (room := shares.new_room) > 0 and (newcomers.turn or not wants):
+        newcomers, is_new = shares.newcomers, priority in new and shares.new_room > 0
+        if is_new and newcomers.turn:
             newcomers.turn = False
-            assert newcomers.since is not None
-            return NewClaim(min(CLAIM_LIMIT, room), shares.skip_list(), newcomers.since, priority)
+            return self._newer(shares)
         newcomers.turn = True
-        return self._plan(shares, priority in more)
+        plan = self._plan(shares, priority in more) if self._wants(shares, priority in more) else None
+        return self._newer(shares) if plan is None and is_new else plan
+
+    def _newer(self, shares: Shares) -> NewClaim:
+        since = shares.newcomers.since
+        assert since is not None
+        return NewClaim(min(CLAIM_LIMIT, shares.new_room), shares.skip_list(), since, shares.priority)
 
     def claimed(self, plan: Question, count: int) -> None:
         """A claim was answered."""
@@ -105,15 +110,16 @@ class ClaimPlan:
         ]
 
     def _wants(self, shares: Shares, more: bool) -> bool:
-        if shares.room <= 0:
-            return False
-        return (more and (self._by_domain or shares.waiting < self._low_mark)) or bool(shares.hungry)
+        if shares.room > 0 and more and (self._by_domain or shares.waiting < self._low_mark):
+            return True
+        return shares.wants_refill
 
     def _plan(self, shares: Shares, more: bool) -> Claim | Refill | None:
         # By turns, so that neither new mail nor what was passed over waits for the other.
-        if not more or not shares.refilled_last:
+        may_claim = more and shares.room > 0
+        if not may_claim or not shares.refilled_last:
             refill = shares.plan_refill()
-            if refill is not None or not more:
+            if refill is not None or not may_claim:
                 shares.refilled_last = True
                 return refill
         shares.refilled_last = False

@@ -15,7 +15,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.priority import Priority, queue_of
 from zonerelay.queue.alarm import Alarm
 from zonerelay.queue.settle import Settler
-from zonerelay.queue.shares import Claim, NewClaim, Question
+from zonerelay.queue.shares import Claim, NewClaim, Question, Refill
 from zonerelay.queue.tasks import Tasks
 from zonerelay.queue.zone_queue import ZoneQueue
 from zonerelay.store.base import QueueStore
@@ -26,6 +26,9 @@ CLAIM_PAUSE = 0.02
 
 CLAIM_RETRY_FIRST = 1.0
 CLAIM_RETRY_LONGEST = 30.0
+
+WORTHWHILE = 8
+"""Deliveries of a line that has run short, which are fetched without a pause: it may be a quick one."""
 
 OVERDUE_PAUSE = 1.0
 """Seconds to the next look when the store names a due time that has passed although a claim found nothing."""
@@ -165,7 +168,7 @@ class Claimer:
             await self._wait_for_store(error)
             return True
         self._delay = CLAIM_RETRY_FIRST
-        if plan is not None and self._queue.is_crowded:
+        if plan is not None and self._queue.is_crowded and not _is_worthwhile(plan):
             await asyncio.sleep(CLAIM_PAUSE)
         return True
 
@@ -212,3 +215,7 @@ class Claimer:
         self._events.trouble("store.claim", error)
         await asyncio.sleep(self._delay)
         self._delay = min(self._delay * 2, CLAIM_RETRY_LONGEST)
+
+
+def _is_worthwhile(plan: Question) -> bool:
+    return isinstance(plan, Refill) and plan.limit >= WORTHWHILE

@@ -4,8 +4,9 @@ A sender's mail for a host that is idle must not wait behind a hundred thousand 
 before. So when more waits in a zone's memory than `crowd`, everything that came until then is *backlog*,
 however much of it is still in the store; it stands with mail that has been put off (`rows.py`). What comes
 from then on is new: it has claims of its own, by turns with the others, `most` places in memory besides the
-window, and the turns of fresh mail in look-ups, in the ring, on probation and in each line. So half of the
-turns are the backlog's, however much new mail comes, and half new mail's, however long the backlog is.
+window, and the turns of fresh mail in look-ups, in the ring, on probation and in each line. So whoever sends
+in the ordinary way hardly notices a backlog, and this has its part of the turns (`rows.py`), however much new
+mail comes, and all that new mail leaves.
 
 When new mail has used up its places, it is backlog, too, and the line is drawn again: at once while the
 window has room for it, and otherwise at most every `AGAIN` seconds, or newer mail would fill the window bit
@@ -28,7 +29,7 @@ class Newcomers:
     __slots__ = ("_crowd", "_drawn", "_window", "most", "since", "turn", "waiting")
 
     def __init__(self, window: int, crowd: int) -> None:
-        self.most = max(1, window // 8)
+        self.most = max(1, window // 4)
         self.since: MessageId | None = None
         """The first message id that is new; `None`: there is no backlog."""
         self.waiting = 0

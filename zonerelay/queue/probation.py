@@ -29,6 +29,7 @@ would else be new again and again.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 
 from zonerelay.queue.destinations import Destination, Standing
 from zonerelay.routing.nexthop import DestinationKey
@@ -104,13 +105,12 @@ class Probation:
             del fresh[destination]
             other[destination] = None
 
-    def next(self) -> Destination | None:
-        """One that was put aside and would be admitted now."""
+    def next(self, has_turn: Callable[[Destination], bool]) -> Destination | None:
+        """One that was put aside, would be admitted now, and has a turn."""
         for _ in self._rows:
             kind, row = self._rows[self._turn]
             self._turn = (self._turn + 1) % len(self._rows)
-            if row and self._has_room(kind):
-                destination = next(iter(row))
+            if row and self._has_room(kind) and has_turn(destination := next(iter(row))):
                 del row[destination]
                 return destination
         return None
@@ -132,20 +132,24 @@ class Probation:
         self.gives_up(destination)
         kind = destination.standing
         if kind is not Standing.QUICK:
-            destination.counted.append(kind)
+            destination.counted += (kind,)
             self._active[kind] += 1
 
     def ended(self, destination: Destination) -> None:
         """One of its transactions, whichever."""
         while len(destination.counted) > destination.active:
-            self._active[destination.counted.pop()] -= 1
+            self._uncount(destination)
 
     def quick(self, destination: Destination) -> bool:
         """It has answered in time: it counts no longer. True when it had been put aside."""
         self.gives_up(destination)
         while destination.counted:
-            self._active[destination.counted.pop()] -= 1
+            self._uncount(destination)
         return any(row.pop(destination, self) is None for _, row in self._rows)
+
+    def _uncount(self, destination: Destination) -> None:
+        self._active[destination.counted[-1]] -= 1
+        destination.counted = destination.counted[:-1]
 
     # What outlives the destinations
 

@@ -113,7 +113,7 @@ class Ring:
             self._bring_back(tick)
         probation = self._probation
         while self.active < self._most:
-            if probation and (waiting := probation.next()) is not None:
+            if probation and (waiting := probation.next(self._has_turn)) is not None:
                 self._append(waiting, first=True)
             if not self._normal and not (self._urgencies and self._stands()):
                 break
@@ -240,6 +240,12 @@ class Ring:
             self._append(destination)
         else:
             self._rings[stands].hasten(destination)
+
+    def _has_turn(self, destination: Destination) -> bool:
+        """Or a backlog for thousands of hosts that nobody has heard of yet would stand before fresh mail."""
+        if destination.has_fresh or not destination.waiting:
+            return True
+        return not self._rings[destination.urgency].is_of_fresh
 
     def _stands(self) -> list[Priority]:
         return [priority for priority, ring in self._rings.items() if ring]

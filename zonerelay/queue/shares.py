@@ -2,11 +2,13 @@
 
 Each priority has its own, with a window of its own: a long bulk queue leaves room for urgent mail.
 
-A line may hold an eighth of the window, and a sixty-fourth while the window is half full. The
+A line may hold an eighth of the window, and a sixty-fourth while the window is half full, or more of new
+mail (`newcomers.py`) while that has places. The
 domains of a line that holds its share are passed over by claims; when the line has drained to half of it,
-they are fetched by name, in turns, until the store has no more of them. Promise: a domain that is
-passed over belongs to a line, and a line that is short and has such domains is in `hungry`, so what was
-passed over is always fetched.
+they are fetched by name, in turns, until the store has no more of them. For new mail (`newcomers.py`) that is
+done in the places of newcomers, or the backlog, which takes all other room, would stand before it after all.
+Promise: a domain that is passed over belongs to a line, and a line that is short and has such domains is in
+`_hungry`, so what was passed over is always fetched.
 """
 
 from __future__ import annotations
@@ -67,8 +69,11 @@ class Shares:
         self._usual = max(1, window // 8)
         self._crowded = max(1, window // 64)
         self._long: dict[Backlog, None] = {}
-        self.hungry: dict[Backlog, None] = {}
+        self._hungry: dict[Backlog, None] = {}
         """Short lines whose passed-over domains can be fetched."""
+        self._hungry_new: dict[Backlog, None] = {}
+        """Those of which what was passed over is new, as far as is known."""
+        self._turn_of_new = False
         self._resting: set[Backlog] = set()
         self._skip: set[str] = set()
         self._frozen: frozenset[str] | None = frozenset()
@@ -86,6 +91,14 @@ class Shares:
             return 0
         return min(newcomers.most - newcomers.waiting, self._window + newcomers.most - self.waiting)
 
+    @property
+    def wants_refill(self) -> bool:
+        """There is room, and perhaps something that was passed over."""
+        room = self.room
+        if room > 0:
+            return bool(self._hungry or self._hungry_new)
+        return bool(self._hungry_new) and self.new_room > 0
+
     def entered(self, deliveries: Sequence[Delivery]) -> None:
         """They wait in memory now."""
         self.waiting += len(deliveries)
@@ -98,8 +111,13 @@ class Shares:
         if self.newcomers.since is not None:
             self.newcomers.left(deliveries)
 
-    def share(self) -> int:
-        return self._crowded if self.waiting * 2 >= self._window else self._usual
+    def share(self, line: Backlog) -> int:
+        """How many of a line may wait. Of new mail half as many as there are places left: alone it may have a
+        third of them, and many lines leave some for one more (dynamic thresholds, Choudhury and Hahne 1998).
+        """
+        if self.waiting * 2 < self._window:
+            return self._usual
+        return max(self._crowded, self.new_room // 2) if line.is_new else self._crowded
 
     def grew(self, line: Backlog) -> None:
         if line.waiting >= self._crowded:
@@ -107,14 +125,14 @@ class Shares:
 
     def shortened(self, line: Backlog) -> None:
         if line.passed_over and self._is_short(line) and line not in self._resting:
-            self.hungry[line] = None
+            (self._hungry_new if line.is_new else self._hungry)[line] = None
         if self._long and line.waiting < self._crowded:
             self._long.pop(line, None)
 
     def rest(self, line: Backlog) -> None:
         """Fetch nothing for the line until `rested`: its destination is suspended."""
         self._resting.add(line)
-        self.hungry.pop(line, None)
+        self._sate(line)
 
     def rested(self, line: Backlog) -> None:
         self._resting.discard(line)
@@ -124,7 +142,7 @@ class Shares:
         """The line is no longer in use; its passed-over domains have moved."""
         self._long.pop(line, None)
         self._resting.discard(line)
-        self.hungry.pop(line, None)
+        self._sate(line)
 
     def may_pass_over(self) -> bool:
         return len(self._skip) < MAX_PASSED_OVER
@@ -137,9 +155,8 @@ class Shares:
 
     def skip_list(self) -> frozenset[str]:
         """The domains that the next claim passes over."""
-        share = self.share()
         for line in self._long:
-            if line.waiting >= share and self.may_pass_over():
+            if line.waiting >= self.share(line) and self.may_pass_over():
                 for domain in line.domains:
                     self.pass_over(line, domain)
         if self._frozen is None:
@@ -147,16 +164,34 @@ class Shares:
         return self._frozen
 
     def plan_refill(self) -> Refill | None:
-        for line in list(self.hungry):
+        """Of new mail and of other mail by turns, as there is room."""
+        self._turn_of_new = not self._turn_of_new
+        for new in (self._turn_of_new, not self._turn_of_new):
+            # What is new may have any room, or it would wait for its places while the window is empty.
+            places = max(self.room, self.new_room) if new else self.room
+            if places > 0 and (refill := self._refill(self._hungry_new if new else self._hungry, places)):
+                return refill
+        return None
+
+    def _refill(self, hungry: dict[Backlog, None], places: int) -> Refill | None:
+        for line in list(hungry):
             if not line.passed_over or not self._is_short(line):
-                del self.hungry[line]
+                self._sate(line)
+                continue
+            if line.is_new is not (hungry is self._hungry_new):
+                self._sate(line)
+                self.shortened(line)
                 continue
             domain = next(iter(line.passed_over))
             # To the end: the domains of one destination take turns.
             del line.passed_over[domain]
             line.passed_over[domain] = None
-            return Refill(domain, min(self.share() - line.waiting, self.room), self.priority)
+            return Refill(domain, min(self.share(line) - line.waiting, places), self.priority)
         return None
+
+    def _sate(self, line: Backlog) -> None:
+        self._hungry.pop(line, None)
+        self._hungry_new.pop(line, None)
 
     def exhausted(self, line: Backlog, domain: str) -> None:
         """The store has no more passed-over deliveries of the domain: claims may return it again."""
@@ -164,7 +199,7 @@ class Shares:
         self._frozen = None
         line.passed_over.pop(domain, None)
         if not line.passed_over:
-            self.hungry.pop(line, None)
+            self._sate(line)
 
     def _is_short(self, line: Backlog) -> bool:
-        return line.waiting * 2 < self.share()
+        return line.waiting * 2 < self.share(line)

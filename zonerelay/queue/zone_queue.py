@@ -332,10 +332,11 @@ class ZoneQueue:
         shares = self._claims.of(priority)
         old, backlog = line.backlog(priority), destination.backlog(priority)
         backlog.passed_over.update(old.passed_over)
+        backlog.is_new = backlog.is_new or old.is_new
         shares.forget(old)
         deliveries = line.drain(priority)
         if self._by_domain and not destination.suspension.is_suspended(now) and shares.may_pass_over():
-            room = max(0, shares.share() - backlog.waiting)
+            room = max(0, shares.share(backlog) - backlog.waiting)
             if len(deliveries) > room:
                 shares.pass_over(backlog, domain)
                 self._returned += deliveries[room:]

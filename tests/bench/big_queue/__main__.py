@@ -18,7 +18,7 @@ import uvloop
 
 from tests.bench.big_queue.crowd import STANDARD, Crowd, fill
 from tests.bench.big_queue.injection import probe, waits
-from tests.bench.big_queue.scene import MB, Scene, Watch, other_mail, scene, watched
+from tests.bench.big_queue.scene import MB, SENDERS, Scene, Watch, other_mail, scene, watched
 from tests.support.process import PROGRAM, RelayProcess
 
 DIRECTORY = Path("/var/tmp")
@@ -37,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--at-once", action="store_true", help="send other mail while the start is still being worked off"
     )
+    parser.add_argument("--senders", type=int, default=SENDERS, help="of the other mail")
     parser.add_argument("--skip", default="", help="parts to leave out: rate, list, verbs")
     return parser.parse_args()
 
@@ -64,7 +65,7 @@ async def measure(directory: Path, crowd: Crowd, options: argparse.Namespace) ->
             await start(stage, big, crowd, until_sent=not options.at_once)
             skipped = options.skip.split(",")
             if "rate" not in skipped:
-                await rates(stage, empty, big, options.messages)
+                await rates(stage, empty, big, options)
             if "list" not in skipped:
                 await lists(big)
             if "verbs" not in skipped:
@@ -133,15 +134,15 @@ def describe(watch: Watch) -> None:
     )
 
 
-async def rates(stage: Scene, empty: RelayProcess, big: RelayProcess, messages: int) -> None:
+async def rates(stage: Scene, empty: RelayProcess, big: RelayProcess, options: argparse.Namespace) -> None:
     """Other mail as fast as it goes, and beside it one message at a time: how long that takes."""
     ratios = []
     watch = Watch(big)
     async with watched(watch), probed(big) as began:
         for _ in range(ROUNDS):
-            one = await other_mail(stage, empty, messages)
+            one = await other_mail(stage, empty, options.messages, options.senders)
             before, first = stage.sink.read().crowd, len(began)
-            other = await other_mail(stage, big, messages)
+            other = await other_mail(stage, big, options.messages, options.senders)
             crowd = stage.sink.read().crowd - before
             ratios.append(other.delivered / one.delivered)
             print(

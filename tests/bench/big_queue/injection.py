@@ -84,7 +84,7 @@ async def probe(port: int, began: dict[int, float]) -> None:
     while True:
         number = len(began)
         began[number] = time.monotonic()
-        await client.send("reset@app.example.org", [f"probe{number}@d{number % 10}.example.com"])
+        await client.send("reset@app.example.org", [f"probe{number}@d{1 + number % 9}.example.com"])
         await asyncio.sleep(PROBE_EVERY)
 
 

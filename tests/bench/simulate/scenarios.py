@@ -243,6 +243,24 @@ def _flood(deliveries: int, nodes: int) -> Scenario:
     )
 
 
+def _rush(deliveries: int, nodes: int) -> Scenario:
+    return Scenario(
+        name="rush",
+        about="as backlog; then 6,000 messages for ten hosts in 60 s, nearly what the connections can do",
+        kinds=(
+            Kind(name="old", share=0.0, domains=10_000, even=True),
+            Kind(name="rush", share=0.0, domains=10, even=True),
+            *_QUIET,
+        ),
+        deliveries=deliveries or 2_000,
+        rate=1.0,
+        nodes=nodes,
+        zone=ZoneSettings(max_connections=20),
+        stored=(Injection(kind="old", recipients=100_000),),
+        injections=(Injection(at=60.0, kind="rush", recipients=6_000, seconds=60.0),),
+    )
+
+
 def _priorities(deliveries: int, nodes: int) -> Scenario:
     return Scenario(
         name="priorities",
@@ -274,6 +292,7 @@ _SCENARIOS = {
     "backlog": _backlog,
     "flood": _flood,
     "hosted": _hosted,
+    "rush": _rush,
     "priorities": _priorities,
 }
 NAMES = tuple(_SCENARIOS)
