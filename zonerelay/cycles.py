@@ -4,9 +4,9 @@ CPython looks at a whole generation in one go, 0.1 to 0.5 µs for each object, a
 been made than freed. A queue makes as much as it frees: the young generations grew and grew before they were
 looked at, and that took 80 to 400 ms. So here
 
-- the youngest is looked at `STEP` seconds after the last time at the latest, the middle one every
-  `OLDER_STEPS`: what has been made since then is few. What makes many cycles at once (DNS answers) is met by
-  the interpreter's own thresholds, which are low.
+- the youngest is looked at `STEP` seconds after the last time at the latest (`IDLE_STEP` when the loop had
+  next to nothing to do), the middle one every `OLDER_STEPS`: what has been made since then is few. What makes
+  many cycles at once (DNS answers) is met by the interpreter's own thresholds, which are low.
 - all of the memory is looked at (tens of milliseconds) when the loop has been idle and `FULL_AFTER` has
   passed, and otherwise after `FULL_AT_LAST`, or when memory has grown so much that cycles may be what it
   holds (`GROWTH`, `GROWN`).
@@ -22,6 +22,10 @@ import sys
 import time
 
 STEP = 0.1
+IDLE_STEP = 0.5
+"""Each step wakes up an idle machine. What a burst that begins just after one makes until the next takes some
+ten milliseconds to look at.
+"""
 OLDER_STEPS = 5
 FULL_AFTER = 600.0
 FULL_AT_LAST = 3600.0
@@ -41,6 +45,8 @@ class Rounds:
     """Which generation to look at in each step. Pure: `now` and `cpu` are clocks' readings in seconds."""
 
     def __init__(self, now: float, cpu: float, blocks: int) -> None:
+        self.pause = STEP
+        """Seconds until the next step."""
         self._steps = 0
         self._cpu = cpu
         self.collected_all(now, blocks)
@@ -52,6 +58,7 @@ class Rounds:
 
     def next(self, now: float, cpu: float, blocks: int) -> int:
         is_idle = cpu - self._cpu < IDLE
+        self.pause = IDLE_STEP if is_idle else STEP
         self._cpu = cpu
         self._steps += 1
         passed = now - self._full_at
@@ -81,7 +88,7 @@ class CycleRounds:
             gc.set_threshold(*self._before)
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = loop.call_later(STEP, self._step, loop)
+        self._timer = loop.call_later(self._rounds.pause, self._step, loop)
 
     def _step(self, loop: asyncio.AbstractEventLoop) -> None:
         generation = self._rounds.next(time.monotonic(), time.thread_time(), sys.getallocatedblocks())

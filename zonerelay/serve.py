@@ -38,6 +38,7 @@ from zonerelay.process import (
     raise_limits,
     tune_for_mail,
 )
+from zonerelay.reloading import Reloading
 from zonerelay.store.spool_places import spools_beyond
 from zonerelay.systemd import Notifier
 from zonerelay.telemetry.logs import configure as configure_logs
@@ -151,7 +152,7 @@ class _Life:
     ) -> None:
         self._worker = worker
         self._notifier = notifier
-        self._config = config
+        self._reloading = Reloading(config, worker, notifier, self._where)
         self._channel = channel
         self._flush = flush
         self._stop = asyncio.Event()
@@ -165,7 +166,7 @@ class _Life:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             loop.add_reader(self._channel, self._supervisor_gone, loop)
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        loop.add_signal_handler(signal.SIGHUP, self._reloading.begin)
         allow_reload()
         self._notifier.ready(self._where())
         self._notifier.start_watchdog(loop)
@@ -206,27 +207,6 @@ class _Life:
         self._worker.events.lifecycle("killed", why="a second signal while stopping")
         self._flush()
         os._exit(1)
-
-    def _reload(self) -> None:
-        """The signal's handler: only the check of the file is done here, at once."""
-        worker = self._worker
-        self._notifier.reloading(worker.clock.monotonic())
-        try:
-            settings = load(self._config)
-        except ConfigError as error:
-            first = str(error.problems[0])
-            worker.problems = (f"the configuration on disk is wrong, the old one stays in force: {first}",)
-            worker.events.lifecycle("reload-refused", problems=len(error.problems), first=first)
-            self._notifier.tell(f"REFUSED={first}")
-            self._notifier.ready(self._where())
-            return
-        reloading = worker.reloading = asyncio.ensure_future(worker.reload(settings))
-        reloading.add_done_callback(lambda _: self._reloaded(settings))
-
-    def _reloaded(self, settings: Settings) -> None:
-        refused = self._worker.refused
-        self._notifier.tell(f"REFUSED={refused}" if refused else "TAKEN=1")
-        self._notifier.ready(self._where())
 
     def _where(self) -> str:
         return f"listening on {' '.join(self._worker.addresses())}"

@@ -88,7 +88,6 @@ class Worker:
         self._settler: Settler | None = None
         self._ids: MessageIdSource | None = None
         self._doors: Doors | None = None
-        self.reloading: asyncio.Future[None] | None = None  # the loop itself would not keep it
         self._reloads = asyncio.Lock()
 
     # ---- start ------------------------------------------------------------------------------------

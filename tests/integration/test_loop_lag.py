@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from zonerelay.telemetry.loop_lag import INTERVAL, LoopLag
+from zonerelay.telemetry.loop_lag import IDLE, IDLE_INTERVAL, INTERVAL, LoopLag, interval_after
 from zonerelay.telemetry.metrics import Metrics
 
 
@@ -16,6 +16,13 @@ async def test_a_pause_of_the_loop_is_seen_in_nearly_its_length() -> None:
     await asyncio.sleep(INTERVAL)
     lag.stop()
     assert max(seen) == lag.longest >= 1.9 * INTERVAL
+
+
+def test_it_is_measured_less_often_while_there_is_nothing_to_do() -> None:
+    """Each time wakes up an idle machine."""
+    assert interval_after(IDLE / 2, 0.0) == IDLE_INTERVAL
+    assert interval_after(IDLE, 0.0) == INTERVAL
+    assert interval_after(0.0, INTERVAL) == INTERVAL
 
 
 async def test_after_the_stop_nothing_is_measured_any_more() -> None:

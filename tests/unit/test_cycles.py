@@ -9,7 +9,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from zonerelay.cycles import FULL, FULL_AFTER, FULL_AT_LAST, OLDER, YOUNG, CycleRounds, Rounds
+from zonerelay.cycles import (
+    FULL,
+    FULL_AFTER,
+    FULL_AT_LAST,
+    IDLE_STEP,
+    OLDER,
+    STEP,
+    YOUNG,
+    CycleRounds,
+    Rounds,
+)
 
 BLOCKS = 1_000_000
 MADE = 60_000
@@ -43,6 +53,15 @@ def test_all_of_the_memory_is_looked_at_when_the_loop_is_idle_and_it_was_long_ag
 def test_a_loop_that_is_never_idle_waits_no_longer_than_an_hour() -> None:
     assert after(FULL_AT_LAST - 1, busy=True) == YOUNG
     assert after(FULL_AT_LAST, busy=True) == FULL
+
+
+def test_a_loop_that_has_nothing_to_do_is_woken_seldom() -> None:
+    rounds = Rounds(now=0.0, cpu=0.0, blocks=BLOCKS)
+    found = []
+    for n, cpu in enumerate([0.05, 0.0501, 0.0502, 0.09], 1):
+        rounds.next(now=n / 10, cpu=cpu, blocks=BLOCKS)
+        found.append(rounds.pause)
+    assert found == [STEP, IDLE_STEP, IDLE_STEP, STEP]
 
 
 def test_memory_that_grows_is_looked_at_at_once_and_then_not_before_it_has_grown_again() -> None:

@@ -7,12 +7,12 @@ operators' hands, reloads while batches are under way. Wherever the machine stop
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from itertools import chain
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec import structs
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery
 from tests.unit.test_rates import fullest
@@ -36,10 +36,10 @@ PLAIN = Limits(max_connections=2, max_recipients_per_transaction=2, max_messages
 LIMITS = [
     None,
     PLAIN,
-    replace(PLAIN, max_connections=1),
-    replace(PLAIN, max_connections=5, max_rate=parse_rate("3/1s")),
-    replace(PLAIN, max_rate=parse_rate("1/5s")),
-    replace(PLAIN, max_connections=3, max_rate=parse_rate("2/1h")),
+    structs.replace(PLAIN, max_connections=1),
+    structs.replace(PLAIN, max_connections=5, max_rate=parse_rate("3/1s")),
+    structs.replace(PLAIN, max_rate=parse_rate("1/5s")),
+    structs.replace(PLAIN, max_connections=3, max_rate=parse_rate("2/1h")),
 ]
 ZONE_RATES = [None, parse_rate("5/1s"), parse_rate("1/2s"), parse_rate("1/1h")]
 OUTCOMES: list[Outcome | None] = [DELIVERED, DEFERRED, BOUNCED, NO_HOST, LOCAL, None]

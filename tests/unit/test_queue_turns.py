@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.support.queueing import DELIVERED, LOCAL, NO_HOST, delivery, prove
 from tests.unit.test_rates import fullest
@@ -90,7 +90,7 @@ def _to(message_id: str, recipient: str) -> Delivery:
 
 
 def rated(rate: str, **more: int) -> Limits:
-    return replace(PLAIN, max_rate=parse_rate(rate), **more)
+    return structs.replace(PLAIN, max_rate=parse_rate(rate), **more)
 
 
 # Lines at one site
@@ -113,7 +113,7 @@ def test_lines_with_equal_limits_share_their_hosts_and_take_turns() -> None:
 def test_one_slot_at_the_hosts_goes_from_line_to_line() -> None:
     plan = Plan(max_connections=10)
     for name in ("a.example", "b.example", "c.example"):
-        plan.domain(name, "hosts", replace(PLAIN, max_connections=1))
+        plan.domain(name, "hosts", structs.replace(PLAIN, max_connections=1))
         plan.add(name, 3)
     order = plan.start()
     while plan.works:
@@ -124,8 +124,8 @@ def test_one_slot_at_the_hosts_goes_from_line_to_line() -> None:
 
 def test_a_line_with_a_small_limit_keeps_it_and_is_not_starved_by_its_neighbour() -> None:
     plan = Plan(max_connections=10)
-    plan.domain("many.example", "hosts", replace(PLAIN, max_connections=4))
-    plan.domain("few.example", "hosts", replace(PLAIN, max_connections=1))
+    plan.domain("many.example", "hosts", structs.replace(PLAIN, max_connections=4))
+    plan.domain("few.example", "hosts", structs.replace(PLAIN, max_connections=1))
     plan.add("many.example", 10)
     assert plan.start() == ["many.example"] * 4
     plan.add("few.example", 3)
@@ -141,7 +141,7 @@ def test_a_line_with_a_small_limit_keeps_it_and_is_not_starved_by_its_neighbour(
 
 def test_a_line_with_a_large_limit_leaves_the_others_theirs() -> None:
     plan = Plan(max_connections=20)
-    plan.domain("large.example", "hosts", replace(PLAIN, max_connections=6))
+    plan.domain("large.example", "hosts", structs.replace(PLAIN, max_connections=6))
     plan.domain("usual.example", "hosts", PLAIN)
     plan.domain("another.example", "hosts", PLAIN)
     plan.add("usual.example", 9)
@@ -158,7 +158,7 @@ def test_a_line_with_a_large_limit_leaves_the_others_theirs() -> None:
 def test_a_full_site_holds_no_connection_of_the_zone() -> None:
     plan = Plan(max_connections=3)
     for name in ("a.example", "b.example", "c.example"):
-        plan.domain(name, "hosts", replace(PLAIN, max_connections=1))
+        plan.domain(name, "hosts", structs.replace(PLAIN, max_connections=1))
         plan.add(name, 5)
     plan.add("elsewhere.example", 5)
     assert Counter(plan.start()) == {"a.example": 1, "elsewhere.example": 2}
@@ -168,7 +168,7 @@ def test_hundreds_of_lines_at_one_site_cost_a_batch_no_square_of_them() -> None:
     """A table of [[destination]] with an entry for each customer, and all of them at one provider."""
     plan = Plan(max_connections=20)
     for n in range(1000):
-        plan.domain(f"d{n}.example", "hosts", replace(PLAIN, max_connections=10))
+        plan.domain(f"d{n}.example", "hosts", structs.replace(PLAIN, max_connections=10))
         plan.add(f"d{n}.example", 2)
     plan.start()
     began = time.process_time()
@@ -180,7 +180,7 @@ def test_hundreds_of_lines_at_one_site_cost_a_batch_no_square_of_them() -> None:
 
 def test_recipients_of_one_transaction_are_as_many_as_the_destination_takes() -> None:
     plan = Plan(max_recipients_per_transaction=50)
-    plan.domain("picky.example", limits=replace(PLAIN, max_recipients_per_transaction=3))
+    plan.domain("picky.example", limits=structs.replace(PLAIN, max_recipients_per_transaction=3))
     plan.add("picky.example", 1, recipients=7)
     plan.add("usual.example", 1, recipients=7)
     sizes: dict[str, list[int]] = {}
@@ -323,8 +323,8 @@ def test_mail_behind_a_probe_is_not_forgotten_when_the_clock_is_set_back() -> No
 
 LIMITS = [
     PLAIN,
-    replace(PLAIN, max_connections=1),
-    replace(PLAIN, max_connections=5),
+    structs.replace(PLAIN, max_connections=1),
+    structs.replace(PLAIN, max_connections=5),
     rated("3/1s"),
     rated("2/1s", max_connections=3),
     rated("1/5s"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from zonerelay.config.models import ZoneSettings
 from zonerelay.delivery.slots import Slot, Slots
 from zonerelay.delivery.way import Terms
@@ -15,7 +17,7 @@ ROUTE = Route("default", "example.com", (MxHost("mx.example.com", 25),), expires
 
 
 def line(name: str, most: int) -> Terms:
-    return Terms(ZONE, replace(ROUTE, limits=replace(USUAL, max_connections=most), terms=name))
+    return Terms(ZONE, replace(ROUTE, limits=structs.replace(USUAL, max_connections=most), terms=name))
 
 
 def slots() -> tuple[Slots, list[Slot]]:

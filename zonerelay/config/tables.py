@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from typing import Any, TypeVar, cast
 
 from zonerelay.config import convert
@@ -62,14 +63,21 @@ def _read_options(owner: type[Owner], table: dict[str, object], path: Path, repo
 
 
 def _read(option: Option, value: object, default: object, path: Path, report: Report) -> object:
-    item_form = convert.item_form(option.form)
-    if item_form is not None:
-        return _read_list(dataclasses.replace(option, form=item_form, optional=False), value, path, report)
+    item = _item_of(option)
+    if item is not None:
+        return _read_list(item, value, path, report)
     read = convert.read_value(value, option)
     if option.form is not Form.CHOICE:
         return read
     # The words of a choice are the members of the enumeration that its default belongs to.
     return cast("type[enum.StrEnum]", type(default))(cast("str", read))
+
+
+@functools.cache
+def _item_of(option: Option) -> Option | None:
+    """What an item of a list must be; `None` when it is no list."""
+    form = convert.item_form(option.form)
+    return None if form is None else dataclasses.replace(option, form=form, optional=False)
 
 
 def _read_list(option: Option, value: object, path: Path, report: Report) -> tuple[object, ...]:

@@ -158,7 +158,7 @@ class SessionOpener:
             capabilities = await greeter.run()
             if login is not None:
                 await login.run(greeter, capabilities, security=greeter.proof.security)
-            wire = Wire(greeter.open_transport(), asyncio.get_running_loop(), slot.release)
+            wire = Wire(greeter.hand_over(), asyncio.get_running_loop(), slot.release)
         except BaseException:
             greeter.abort()
             raise
@@ -167,7 +167,10 @@ class SessionOpener:
 
 
 class _Greeter:
-    """From a connected socket, which it owns, to the last EHLO; aiosmtplib's errors become HostTrouble."""
+    """From a connected socket, which it owns until `hand_over`, to the last EHLO.
+
+    aiosmtplib's errors become HostTrouble.
+    """
 
     def __init__(
         self,
@@ -234,6 +237,14 @@ class _Greeter:
                 Reply(451, "4.2", f"{self.address} closed the connection"), address=self.address
             )
         return self._transport
+
+    def hand_over(self) -> asyncio.Transport:
+        """As `open_transport`; nothing is kept here."""
+        transport = self.open_transport()
+        # The client and its protocol refer to each other: each connection would be left to the garbage
+        # collector.
+        self._client.protocol = self._client.transport = None
+        return transport
 
     async def say(self, line: bytes) -> tuple[int, str]:
         """A line of a log-in: what comes back, whatever it is. Raises HostTrouble."""

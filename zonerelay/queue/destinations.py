@@ -55,8 +55,8 @@ class Backlog:
     __slots__ = ("_again", "_fresh", "_turn_of_again", "domains", "is_new", "passed_over", "waiting")
 
     def __init__(self, domains: set[str]) -> None:
-        self._fresh = Row()
-        # Made when it is needed: most destinations never defer anything, and there are many of them.
+        # Only while they are needed: there are many destinations, and at most of them nothing waits in one.
+        self._fresh: Row | None = None
         self._again: Row | None = None
         self._turn_of_again = False
         self.waiting = 0
@@ -76,6 +76,8 @@ class Backlog:
                 self._again = Row()
             self._again.add(delivery)
         else:
+            if self._fresh is None:
+                self._fresh = Row()
             self._fresh.add(delivery)
             self.is_new = since is not None
         self.waiting += 1
@@ -84,19 +86,19 @@ class Backlog:
         """Up to `limit` deliveries of the oldest message, of fresh ones and others by turns; the backlog must
         not be empty.
         """
-        row = self._fresh
-        if self._again and (self._turn_of_again or not row):
-            row, self._turn_of_again = self._again, False
-        else:
-            self._turn_of_again = True
+        is_again = bool(self._again) and (self._turn_of_again or not self._fresh)
+        self._turn_of_again = not is_again
+        row = self._again if is_again else self._fresh
+        assert row is not None
         taken = row.take(limit)
         self.waiting -= len(taken)
+        self._tidy()
         return tuple(taken)
 
     def sort(self, since: MessageId) -> int:
         """What is older than this message is backlog now; how many are new."""
-        fresh = list(self._fresh)
-        self._fresh.clear()
+        fresh = list(self._fresh or ())
+        self._fresh = None
         self.is_new = False
         self.waiting -= len(fresh)
         for delivery in fresh:
@@ -109,22 +111,31 @@ class Backlog:
             delivery = row.remove(key)
             if delivery is not None:
                 self.waiting -= 1
+                self._tidy()
                 return delivery
         return None
 
     def drain(self) -> list[Delivery]:
         """Everything that waits, oldest message first; it is empty afterwards."""
         deliveries = list(self)
-        for row in self._rows():
-            row.clear()
+        self._fresh = self._again = None
         self.waiting = 0
         return deliveries
 
     def __iter__(self) -> Iterator[Delivery]:
         return heapq.merge(*self._rows(), key=_message_id)
 
-    def _rows(self) -> tuple[Row, ...]:
-        return (self._fresh,) if self._again is None else (self._fresh, self._again)
+    def _rows(self) -> Iterator[Row]:
+        if self._fresh is not None:
+            yield self._fresh
+        if self._again is not None:
+            yield self._again
+
+    def _tidy(self) -> None:
+        if not self._fresh:
+            self._fresh = None
+        if not self._again:
+            self._again = None
 
 
 class Line:
@@ -290,7 +301,7 @@ class Destination(Line):
         self.in_ring = False
         self.stands_as: Priority | None = None
         """In which of the zone's rings (`ring.py`)."""
-        self.counted: list[Standing] = []
+        self.counted: tuple[Standing, ...] = ()
         """Transactions that were started while little good was known of it (`probation.py`)."""
         self.is_slow = False
         """The last attempt took long, whatever came of it."""

@@ -132,20 +132,24 @@ class Probation:
         self.gives_up(destination)
         kind = destination.standing
         if kind is not Standing.QUICK:
-            destination.counted.append(kind)
+            destination.counted += (kind,)
             self._active[kind] += 1
 
     def ended(self, destination: Destination) -> None:
         """One of its transactions, whichever."""
         while len(destination.counted) > destination.active:
-            self._active[destination.counted.pop()] -= 1
+            self._uncount(destination)
 
     def quick(self, destination: Destination) -> bool:
         """It has answered in time: it counts no longer. True when it had been put aside."""
         self.gives_up(destination)
         while destination.counted:
-            self._active[destination.counted.pop()] -= 1
+            self._uncount(destination)
         return any(row.pop(destination, self) is None for _, row in self._rows)
+
+    def _uncount(self, destination: Destination) -> None:
+        self._active[destination.counted[-1]] -= 1
+        destination.counted = destination.counted[:-1]
 
     # What outlives the destinations
 

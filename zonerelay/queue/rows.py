@@ -70,10 +70,6 @@ class Row:
             self._groups.pop(key.message_id, None)
         return delivery
 
-    def clear(self) -> None:
-        self._groups.clear()
-        self._order.clear()
-
     def __iter__(self) -> Iterator[Delivery]:
         for message_id in sorted(self._groups):
             yield from self._groups[message_id].values()

@@ -2,13 +2,17 @@
 
 Which of them bounce mail is decided in `mx`: a name that does not exist is the domain's last word, a name
 server that does not answer is everybody's bad day.
+
+Tens of thousands are cached. They hold words and numbers only, so they are in no reference cycle, and the
+garbage collector need not look at them (`gc=False`).
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
+
+import msgspec
 
 Record = TypeVar("Record")
 
@@ -27,14 +31,14 @@ class DnsStatus(enum.StrEnum):
         return self in (DnsStatus.OK, DnsStatus.NXDOMAIN, DnsStatus.NODATA)
 
 
-class MxRecord(NamedTuple):
+class MxRecord(msgspec.Struct, frozen=True, order=True, gc=False):
     """`host` is an ASCII name in lower case without the final dot; `""` is the root (RFC 7505)."""
 
     preference: int
     host: str
 
 
-class TlsaRecord(NamedTuple):
+class TlsaRecord(msgspec.Struct, frozen=True, gc=False):
     """RFC 6698 2.1, as it came: what of it can be used is for `delivery.dane` to say."""
 
     usage: int
@@ -43,8 +47,7 @@ class TlsaRecord(NamedTuple):
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class DnsAnswer(Generic[Record]):
+class DnsAnswer(msgspec.Struct, Generic[Record], frozen=True, gc=False):
     """`records` is empty unless the status is OK. `expires` is on the monotonic clock.
 
     `secure`: DNSSEC vouches for it, denials included, and the resolver that says so is trusted (`trust_ad`).

@@ -11,7 +11,9 @@ Asking never raises.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from zonerelay.config.models import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
 from zonerelay.routing.address_patterns import AddressPatterns
@@ -54,7 +56,7 @@ class Entry:
         """What the entry says, and for the rest the zone; `None` when it says nothing."""
         own = self.settings
         of_zone = Limits.of_zone(zone)
-        limits = replace(
+        limits = structs.replace(
             of_zone,
             max_connections=own.max_connections or of_zone.max_connections,
             max_recipients_per_transaction=(

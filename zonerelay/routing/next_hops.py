@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from zonerelay.config.models import ZoneSettings
 from zonerelay.model.outcome import Scope
 from zonerelay.model.reply import Reply
@@ -33,7 +35,7 @@ def one_route(zone: ZoneSettings, found: Sequence[Route | Unroutable], *, soon: 
 def _ranked(routes: Iterable[Route]) -> tuple[MxHost, ...]:
     """Each next hop's hosts after all those of the one before, by their own preferences."""
     return _once(
-        replace(host, preference=at * STEP + host.preference)
+        structs.replace(host, preference=at * STEP + host.preference)
         for at, route in enumerate(routes)
         for host in route.hosts
     )
@@ -44,7 +46,7 @@ def _shared(routes: Iterable[Route]) -> tuple[MxHost, ...]:
     ranked = []
     for route in routes:
         ranks = sorted({host.preference for host in route.hosts})
-        ranked += [replace(host, preference=ranks.index(host.preference)) for host in route.hosts]
+        ranked += [structs.replace(host, preference=ranks.index(host.preference)) for host in route.hosts]
     return _once(sorted(ranked, key=lambda host: host.preference))
 
 

@@ -4,12 +4,17 @@
 connections and rates count, so that domains hosted by one provider share them. Its `destination` is the line
 that mail stands in, with its suspension and its idle connections: the site, and what makes mail for one
 domain another thing than mail for its neighbour at the same hosts (another TLS demand, other limits).
+
+There are thousands. What holds words and numbers only is in no reference cycle, and the garbage collector
+need not look at it (`gc=False`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import NewType
+
+import msgspec
 
 from zonerelay.config.models import TlsMode, ZoneSettings
 from zonerelay.config.units import Rate
@@ -35,8 +40,7 @@ class TlsDemand:
     because: str = "zone"
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, gc=False):
     """Of one destination. `max_rate`: transactions."""
 
     max_connections: int
@@ -54,8 +58,7 @@ class Limits:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MxHost:
+class MxHost(msgspec.Struct, frozen=True, gc=False):
     """One host to try: a name to resolve, or an IP address if `literal`. Low preferences are tried first."""
 
     name: str

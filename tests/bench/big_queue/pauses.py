@@ -1,9 +1,9 @@
 """`python -m tests.bench.big_queue.pauses`: what makes the event loop pause on a million deliveries.
 
 `mx`: the crowd of `crowd.py`, of which 100,000 deliveries come due in one second; then lists, reloads, a
-retry of the dead domain, a hold, a drop and the compaction after it. `expiry`: the same spool behind one next
-hop that is down, everything older than `max_age`: what is ready expires with a bounce, which is sent. Other
-mail comes in all the time, and `/metrics` is read four times a second.
+retry of the dead domain, a hold, a drop, the compaction after it, and a full garbage collection. `expiry`:
+the same spool behind one next hop that is down, everything older than `max_age`: what is ready expires with a
+bounce, which is sent. Other mail comes in all the time, and `/metrics` is read four times a second.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
+import msgspec
 import uvloop
 
+from tests.bench.big_queue import census
 from tests.bench.big_queue.__main__ import DIRECTORY, lists
 from tests.bench.big_queue.crowd import DEAD, STANDARD, Crowd, fill, opened
 from tests.bench.big_queue.pause_report import Phase, show
@@ -184,6 +186,7 @@ def mx(due: float) -> dict[str, Callable[[Run], Awaitable[str]]]:
         "hold": verb("hold"),
         "drop": verb("drop"),
         "compaction": quiet,
+        "collection": collected,
     }
 
 
@@ -200,6 +203,16 @@ async def reloaded(run: Run) -> str:
         run.relay.signal(signal.SIGHUP)
         await asyncio.sleep(2.0)
     return f"{len(run.relay.events('reloaded'))} reloads"
+
+
+async def collected(run: Run) -> str:
+    """A full collection, and what it looks at (the census itself takes longer)."""
+    path = run.pauses.with_suffix(".census")
+    run.relay.signal(census.SIGNAL)
+    while not path.exists():
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(1.0)
+    return census.text(msgspec.json.decode(path.read_bytes().splitlines()[-1], type=census.Census))
 
 
 def verb(name: str) -> Callable[[Run], Awaitable[str]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import uvloop
 
+from tests.bench.big_queue import census
 from tests.bench.big_queue.loop_watch import LoopWatch
 from zonerelay.cli.main import main
 
@@ -19,6 +20,7 @@ def watch(path: Path) -> None:
     def watched() -> asyncio.AbstractEventLoop:
         loop = make()
         loop.call_soon(LoopWatch(path).start)
+        loop.add_signal_handler(census.SIGNAL, census.append, path.with_suffix(".census"))
         return loop
 
     uvloop.new_event_loop = watched  # type: ignore[assignment]  # it promises uvloop's own class

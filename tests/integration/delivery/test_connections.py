@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,6 +37,22 @@ async def test_one_connection_carries_many_messages(
         assert (await courier.deliver(batch))[0].verdict is D
     assert (sink.connections, courier.open_connections("default")) == (1, 1)
     assert courier.open_connections("another") == 0
+
+
+async def test_a_connection_leaves_nothing_for_the_garbage_collector(
+    start_sink: StartSink, start_courier: StartCourier
+) -> None:
+    """aiosmtplib's client and protocol refer to each other: hundreds of them were looked at in one go."""
+    sink = await start_sink()
+    courier = start_courier()
+    gc.collect()
+    gc.disable()
+    try:
+        await courier.deliver(make_batch(make_message(), route_to(sink.port)))
+        left = {type(each).__name__ for each in gc.get_objects()} & {"SMTP", "SMTPProtocol"}
+        assert (sink.connections, left) == (1, set())
+    finally:
+        gc.enable()
 
 
 async def test_connection_ends_after_its_number_of_messages(
