@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.crew import AT_ONCE, relay_of, status
 from tests.support.process import RelayProcess
+from tests.support.regulars import Regulars
 from tests.support.submit import Submitter, tokens
 from zonerelay.sandbox.sink import Sink
 
@@ -22,14 +24,21 @@ LARGE = 1_000_000
 NOT_NOW = (b"452 4.3.1", b"451 4.3.0")
 
 
+@contextlib.contextmanager
+def mounted(place: Path, size: int) -> Iterator[Path]:
+    """A tmpfs of its own; needs the right to mount, which CI and a developer's container have."""
+    place.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of its own; needs the right to mount, which CI and a developer's container have."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(place)], check=True)
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted(tmp_path / "disk", SIZE) as place:
+        yield place
 
 
 @pytest.fixture
@@ -163,3 +172,39 @@ async def test_write_that_fails_without_a_guard_loses_nothing_acknowledged(
             await asyncio.to_thread(relay.wait_until_empty, timeout=60)
             late = await accepts_again(relay, sink)
             assert client.acknowledged | late <= tokens(sink.messages).keys()
+
+
+async def test_one_of_two_workers_whose_disk_is_full_is_named_and_the_other_one_goes_on(
+    tmp_path: Path, sink: Sink
+) -> None:
+    spool = {"min_free_space": "16 MB", "write_buffer": "1 MB"}
+    with (
+        mounted(tmp_path / "spool" / "01", 48 * MB) as disk,
+        relay_of(tmp_path, sink.port, worker_timeout="30s", spool=spool) as relay,
+    ):
+        clients = Regulars(relay.smtp_port, pause=0.02)
+        async with clients.at_work(4):
+            occupy(disk / "neighbour")
+            await ready(relay, 503)
+            assert relay.http("/readyz")[1].count("worker 1: insufficient disk space") == 1
+            assert (await AT_ONCE(status, relay)).problems == ("worker 1: insufficient disk space",)
+            usable = {each: relay.metric("zonerelay_store_usable", worker=each) for each in "01"}
+            assert usable == {"0": 1, "1": 0}
+            before = len(relay.events("accepted"))
+            await AT_ONCE(relay.wait_for, lambda: clients.complaints.total() > 9, what="452")
+            await AT_ONCE(
+                relay.wait_for, lambda: len(relay.events("accepted")) > before + 20, what="mail for the other"
+            )
+            assert {event["id"][-2:] for event in relay.events("accepted")[before:]} == {"00"}
+            (disk / "neighbour").unlink()
+            await ready(relay, 200)
+            back = len(relay.events("accepted"))
+            await AT_ONCE(
+                relay.wait_for,
+                lambda: {"00", "01"} == {event["id"][-2:] for event in relay.events("accepted")[back:]},
+                what="mail for both",
+            )
+        await AT_ONCE(relay.wait_until_empty)
+        assert clients.acknowledged <= tokens(sink.messages).keys()
+        assert all("452 4.3.1" in text for text in clients.complaints), clients.complaints
+        assert await AT_ONCE(relay.terminate) == 0

@@ -6,18 +6,25 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
+from tests.support.crew import (
+    AT_ONCE,
+    client_of,
+    edit,
+    pid_of,
+    processes,
+    relay_of,
+    run,
+    status,
+    until_running,
+)
 from tests.support.ports import LOOPBACK, free_port
-from tests.support.process import PROGRAM, RelayProcess
+from tests.support.process import RelayProcess
 from tests.support.regulars import Regulars
 from tests.support.submit import Submitter, tokens
-from tests.support.toml import Table
-from zonerelay.control.client import ControlClient
 from zonerelay.control.messages import (
     Changed,
     ChangeVerb,
@@ -26,61 +33,8 @@ from zonerelay.control.messages import (
     QueueChange,
     QueueList,
     QueueShow,
-    RelayStatus,
-    Status,
 )
 from zonerelay.sandbox.sink import Sink
-
-QUICK: dict[str, Table] = {"retry": {"schedule": ["1s"], "suspend_min": "1s", "suspend_max": "1s"}}
-AT_ONCE = asyncio.to_thread
-
-
-def relay_of(directory: Path, sink_port: int, *, workers: int = 2, **more: Any) -> RelayProcess:
-    return RelayProcess(
-        directory,
-        next_hop=f"{LOOPBACK}:{sink_port}",
-        top={"workers": workers, "worker_timeout": "1s", "shutdown_timeout": "5s"},
-        tables=QUICK,
-        **more,
-    )
-
-
-def run(relay: RelayProcess, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [str(PROGRAM), *words, "--config", str(relay.config)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-
-
-def client_of(relay: RelayProcess) -> ControlClient:
-    return ControlClient(relay.directory / "control.sock")
-
-
-def status(relay: RelayProcess) -> RelayStatus:
-    return client_of(relay).ask(Status(), RelayStatus)
-
-
-def pid_of(relay: RelayProcess, worker: int) -> int:
-    (pid,) = [each.pid for each in status(relay).workers if each.worker == worker]
-    return pid
-
-
-def processes(relay: RelayProcess) -> list[int]:
-    """Of this relay, that are alive."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if str(relay.directory).encode() in words and b"zonerelay" in words:
-                found.append(int(entry.name))
-    return found
-
-
-def edit(relay: RelayProcess, old: str, new: str) -> None:
-    text = relay.config.read_text()
-    assert text.count(old) == 1, (old, text)
-    relay.config.write_text(text.replace(old, new))
 
 
 async def test_two_workers_are_one_relay_and_one_that_dies_or_hangs_is_started_again(
@@ -97,7 +51,7 @@ async def test_two_workers_are_one_relay_and_one_that_dies_or_hangs_is_started_a
             after = await AT_ONCE(relay.metrics)
             await AT_ONCE(relay.wait_for, lambda: len(relay.events("worker-started")) == 3, what="a start")
             assert len(clients.acknowledged) > meanwhile, "the other one goes on"
-            await AT_ONCE(_until_running, relay)
+            await AT_ONCE(until_running, relay)
         await AT_ONCE(relay.wait_until_empty)
         (ended,) = relay.events("worker-ended")
         assert ended["worker"] == 1
@@ -116,13 +70,6 @@ async def test_two_workers_are_one_relay_and_one_that_dies_or_hangs_is_started_a
         assert await AT_ONCE(relay.terminate) == 0
     assert processes(relay) == []
     assert clients.acknowledged <= tokens(sink.messages).keys()
-
-
-def _until_running(relay: RelayProcess, workers: int = 2) -> None:
-    def all_run() -> bool:
-        return [each.state for each in status(relay).workers] == ["running"] * workers
-
-    relay.wait_for(all_run, what=f"{workers} running workers")
 
 
 def _by_hand(relay: RelayProcess) -> None:
@@ -148,7 +95,7 @@ async def _hang(relay: RelayProcess) -> None:
     why = relay.events("worker-ended")[-1]["why"]
     assert "no sign of life" in why
     assert "SIGKILL" in why
-    await AT_ONCE(_until_running, relay)
+    await AT_ONCE(until_running, relay)
     assert await AT_ONCE(pid_of, relay, 0) != hung
 
 
@@ -181,7 +128,7 @@ async def test_a_new_configuration_replaces_workers_and_no_client_notices(tmp_pa
         assert "did you mean schedule" in " ".join((await AT_ONCE(status, relay)).problems)
         os.kill(await AT_ONCE(pid_of, relay, 1), signal.SIGKILL)
         await AT_ONCE(relay.wait_for, lambda: relay.events("worker-ended")[-1]["worker"] == 1, what="an end")
-        await AT_ONCE(_until_running, relay)  # by the configuration that is in force
+        await AT_ONCE(until_running, relay)  # by the configuration that is in force
         assert not (tmp_path / "elsewhere").exists(), "its mail is where it was"
 
 
@@ -216,7 +163,7 @@ async def test_fewer_workers_leave_no_mail_behind_and_more_find_theirs(tmp_path:
         assert (await AT_ONCE(status, relay)).problems == ()
         edit(relay, "workers = 1", "workers = 2")
         relay.signal(signal.SIGHUP)
-        await AT_ONCE(_until_running, relay)
+        await AT_ONCE(until_running, relay)
 
         edit(relay, "workers = 2", "workers = 1")
         edit(relay, f'"{LOOPBACK}:1"', f'"{LOOPBACK}:{sink.port}"')

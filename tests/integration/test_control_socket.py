@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from zonerelay.control import messages
 from zonerelay.control import server as server_module
@@ -25,6 +26,7 @@ from zonerelay.control.messages import (
     QueueChange,
     QueueList,
     QueueShow,
+    QueueTrace,
     Request,
     Status,
 )
@@ -52,6 +54,8 @@ class Fake:
         self.go = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.changed = asyncio.Event()
+        self.shown = asyncio.Event()
+        self.left = asyncio.Event()
         self.rows = 3
 
     async def handle(self, request: Request, answer: Answer) -> End:
@@ -63,6 +67,8 @@ class Fake:
                     await answer.send(row(number))
                     answer.done += 1
                 return End(count=self.rows)
+            case QueueTrace():
+                await self._look_again(answer)
             case QueueShow():
                 raise NotFoundError("no such message")
             case QueueChange():
@@ -78,6 +84,17 @@ class Fake:
             case _:
                 raise RuntimeError("a secret that stays in the log")
         return End()
+
+    async def _look_again(self, answer: Answer) -> None:
+        """Something to read, and more when the client has left."""
+        await answer.send(row(0))
+        await answer.flush()
+        self.shown.set()
+        while not answer.unheard:
+            await asyncio.sleep(0.001)
+        self.left.set()
+        await answer.send(row(1))
+        await answer.flush()
 
 
 class Relay:
@@ -199,6 +216,29 @@ async def test_a_client_that_vanishes_does_not_stop_its_change_half_way(
     await asyncio.sleep(0.05)
     relay.handler.go.set()
     await until(relay.handler.changed.wait)
+
+
+def test_a_client_that_has_read_enough_is_no_trouble(tmp_path: Path) -> None:
+    """Who leaves octets unread resets the connection, and uvloop's transports are gone for good then."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_read_enough(tmp_path / "control.sock"))
+
+
+async def _read_enough(path: Path) -> None:
+    relay = Relay(path)
+    strays: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: strays.append(context))
+    await relay.server.start()
+    client = socket.socket(socket.AF_UNIX)
+    with client:
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, str(path))
+        await asyncio.get_running_loop().sock_sendall(client, messages.encode(QueueTrace(message_id="0")))
+        await until(relay.handler.shown.wait)
+    await until(relay.handler.left.wait)
+    assert (await relay.ask(Ping()))[-1] == End()
+    await relay.server.close()
+    assert (relay.troubles, strays) == ([], [])
 
 
 async def test_long_work_shows_progress(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:

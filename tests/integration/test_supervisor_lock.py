@@ -21,7 +21,7 @@ sys.stdin.read()
 """
 
 
-def nothing() -> None:
+def nothing(_: object) -> None:
     pass
 
 
@@ -32,19 +32,19 @@ def test_who_has_the_spool_is_named_to_the_second(tmp_path: Path) -> None:
         assert holder.stdout is not None
         holder.stdout.readline()
         with pytest.raises(StartError, match=rf"another relay.*is locked by process {holder.pid}\. Stop it"):
-            lock.take(tmp_path, patience=0.0, waiting=lambda: waits.append("told"), refuse=nothing)
-        assert waits == ["told"]
+            lock.take(tmp_path, patience=0.0, waiting=waits.append, refuse=nothing)
+        assert waits == [str(holder.pid)]
         holder.communicate()
     os.close(lock.take(tmp_path, patience=0.0, waiting=nothing, refuse=nothing))
 
 
 def test_who_waits_for_the_spool_hears_when_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
     held = lock.take(tmp_path, patience=0.0, waiting=nothing, refuse=nothing)
-    asked: list[str] = []
+    asked: list[bool] = []
 
-    def refuse() -> None:
-        asked.append("asked")
-        if len(asked) == 2:
+    def refuse(held: bool) -> None:
+        asked.append(held)
+        if asked == [True, True]:
             raise StartError("another relay answers")
 
     with pytest.raises(StartError, match="answers"):

@@ -190,10 +190,10 @@ def test_ten_thousand_patterns_cost_no_more_than_a_few() -> None:
         routes = (bulk(recipient_domain=domains), bulk(sender=globs), bulk(recipient=people))
         zones, of, best = Zones(ZONES, routes), envelope("bounce17x-1@news.example"), 1.0
         for _ in range(5):
-            began = time.perf_counter()
+            began = time.thread_time()
             for _ in range(1000):
                 zones.choose(of, headers=(), size=1)("someone@mail.example.com")
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.thread_time() - began)
         return best
 
     assert seconds(10_000) < 5 * seconds(10)

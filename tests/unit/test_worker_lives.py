@@ -203,6 +203,30 @@ def test_one_that_dies_with_its_first_clients_has_not_come_up() -> None:
     assert roll.failed == 0
 
 
+def test_one_that_came_up_and_dies_while_the_next_is_replaced_stops_the_roll() -> None:
+    lives = {0: running(), 1: running(), 2: running()}
+    roll = Roll(lives)
+    assert roll.step(lives, STABLE) == 0
+    come_back(lives[0])
+    assert roll.step(lives, STABLE) == 1
+    lives[1].replace(STABLE)
+    lives[0].ended(STABLE + STEADY)
+    assert roll.step(lives, STABLE + STEADY) is None
+    assert (roll.failed, roll.replaced, roll.done) == (0, [0], True)
+
+
+def test_a_replaced_one_that_somebody_asks_to_stop_does_not_stop_the_roll() -> None:
+    lives = {0: running(), 1: running()}
+    roll = Roll(lives)
+    assert roll.step(lives, STABLE) == 0
+    come_back(lives[0])
+    assert roll.step(lives, STABLE) == 1
+    come_back(lives[0], STABLE)
+    come_back(lives[1], STABLE)
+    assert roll.step(lives, 2 * STABLE) is None
+    assert (roll.failed, roll.replaced, roll.done) == (None, [0, 1], True)
+
+
 def test_one_that_was_in_trouble_before_does_not_stop_the_roll() -> None:
     lives = {0: running(), 1: running(), 2: running()}
     lives[1].ended(1.0)
@@ -218,6 +242,33 @@ def test_one_that_was_in_trouble_before_does_not_stop_the_roll() -> None:
     assert roll.step(lives, STABLE) is None
     assert roll.done
     assert (roll.failed, roll.replaced) == (None, [0, 2])
+
+
+def test_who_was_in_trouble_before_may_die_again_while_others_are_replaced() -> None:
+    lives = {0: running(), 1: running()}
+    lives[0].ended(1.0)
+    roll = Roll(lives)
+    assert roll.step(lives, STABLE) == 0
+    lives[0].started(2.0)
+    lives[0].ready(2.0)
+    assert roll.step(lives, STABLE) == 1
+    lives[0].ended(STABLE)
+    come_back(lives[1], STABLE)
+    assert roll.step(lives, 2 * STABLE) is None
+    assert (roll.failed, roll.replaced, roll.done) == (None, [0, 1], True)
+
+
+def test_who_is_well_runs_and_has_not_just_died() -> None:
+    life = Life(PATIENCE, 0.0)
+    assert not life.is_well(0.0)
+    life.started(0.0)
+    life.ready(0.0)
+    assert life.is_well(0.0)
+    life.ended(1.0)
+    life.started(2.0)
+    life.ready(2.0)
+    assert not life.is_well(2.0 + WELL_AFTER)
+    assert life.is_well(2.1 + WELL_AFTER)
 
 
 def test_nobody_waits_for_workers_that_die_at_each_start() -> None:

@@ -55,6 +55,8 @@ class Answer:
             await self.flush()
 
     async def flush(self) -> None:
+        if self.unheard:  # uvloop's transports do not take what is written after their end
+            raise ClientGone
         self._writer.write(bytes(self._buffer))
         self._buffer.clear()
         try:

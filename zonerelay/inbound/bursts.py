@@ -1,11 +1,12 @@
 """Who sends so much, while the queue is long, that its mail takes turns with everybody else's. No I/O.
 
-While a queue holds more than `LONG` fresh deliveries, each sender has `MANY` fresh recipients in `TIME`; what
-it sends beyond that is stored as mail that has come due, as a list is (`deliveries.py`), and goes on being so
-until it has sent less in a `TIME`, also when the queue is short by then: or it would keep it just so long. So
-a sender of a hundred thousand single messages does not stand before another's, and nobody pays anything while
-the queue is short. A sender is an envelope sender of one user or client; addresses that name the recipient or
-count (VERP: `bounce-1234@`, `list+ann=example.com@`) are one.
+While a queue holds more than `LONG` fresh deliveries, each sender has `MANY` fresh recipients, and `RATE`
+more in each second (a leaky bucket); what it sends beyond is stored as mail that has come due, as a list is
+(`deliveries.py`), until the bucket is no longer full, also when the queue is short by then: or it would keep
+it just so long. So a sender of a hundred thousand single messages does not stand before another's, one that
+sends a few in a second all the time is never put behind, and nobody pays anything while the queue is short.
+What was sent in a flood is remembered for `TIME` after its end. A sender is an envelope sender of one user or
+client; addresses that name the recipient or count (VERP: `bounce-1234@`, `list+ann=example.com@`) are one.
 
 Forgotten at a restart. Bounded: `MAX_SENDERS`, those that sent last.
 """
@@ -24,6 +25,7 @@ from zonerelay.store.base import QueueCounts
 MANY = 100
 """Recipients; RFC 5321 4.5.3.1.8 has servers take as many in one message."""
 
+RATE = 10.0
 LONG = 1000
 TIME = 60.0
 LOOK_EVERY = 0.1
@@ -36,8 +38,8 @@ _NUMBERS = re.compile(r"[0-9]+")
 
 @dataclass(slots=True)
 class _Sender:
-    since: float
-    sent: int = 0
+    at: float
+    level: float = 0.0
     is_over: bool = False
 
 
@@ -66,12 +68,9 @@ class Bursts:
     def _count(self, envelope: Envelope, now: float) -> bool:
         key = (envelope.origin.user or envelope.origin.client_address, _general(envelope.sender))
         sender = self._senders.pop(key, None) or _Sender(now)
-        if now - sender.since >= TIME:
-            goes_on = sender.is_over and sender.sent > MANY and now - sender.since < 2 * TIME
-            sender = _Sender(now, is_over=goes_on)
-        sender.sent += len(envelope.recipients)
-        if sender.sent > MANY and self._is_long:
-            sender.is_over = True
+        leaked = max(0.0, sender.level - RATE * (now - sender.at))
+        sender.at, sender.level = now, min(leaked + len(envelope.recipients), MANY + RATE * TIME)
+        sender.is_over = sender.level > MANY and (sender.is_over or self._is_long)
         if sender.is_over:
             self._active_until = now + 2 * TIME
         self._senders[key] = sender

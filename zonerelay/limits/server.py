@@ -1,8 +1,6 @@
 """The limits of one machine's workers, over a Unix socket: what the supervisor runs.
 
-A worker's lease ends with its socket. A server that is started while workers of its previous life may still
-be there is given a table with a quiet time (`QUIET`): they come back within it and say what they hold, and
-until then nothing is given.
+A worker's lease ends with its socket.
 
 Failure: a worker that says what makes no sense, or does not read, is cut off, as if it had died.
 """
@@ -19,9 +17,6 @@ import msgspec
 from zonerelay.limits import frames
 from zonerelay.limits.table import LimitTable
 from zonerelay.limits.values import AuthorityError
-
-QUIET = 2.0
-"""Seconds; workers try again four times in one."""
 
 MOST_UNREAD = 32 * 1024 * 1024
 _SOCKET_MODE = 0o600

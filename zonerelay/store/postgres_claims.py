@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -23,6 +23,8 @@ from zonerelay.store.postgres_keeper import DatabaseKeeper
 from zonerelay.store.postgres_rows import delivery_of, key_columns, number, word, words
 
 T = TypeVar("T")
+Taken = tuple[list[Delivery], list[Delivery]]
+"""What was found, and what was met of domains that are passed over."""
 
 _by_message = attrgetter("message_id")
 
@@ -43,49 +45,48 @@ class DatabaseClaims:
 
     async def claim(self, zone: str, limit: int, skip: Collection[str], now: float) -> list[Delivery]:
         pool = self.claims.zone(zone)
-        found: list[Delivery] = []
-        async with self._alone(zone):
-            try:
-                while len(found) < limit:
-                    came = 0
-                    if pool.more or pool.due <= now:
-                        came = await self._finish(self._fill(zone, limit - len(found), skip, now))
-                    some, passed = pool.take(limit - len(found), skip, now)
-                    self.claims.hand_out(some)
-                    found += some
-                    if passed:
-                        await self._finish(self._park(zone, passed))
-                    elif not came:
-                        break
-                if len(found) < limit and pool.parked:
-                    found += await self._unpark(zone, limit - len(found), skip)
-            except BaseException:
-                self.release([delivery.key for delivery in found])
-                raise
+
+        async def fill(room: int) -> int:
+            if not pool.more and pool.due > now:
+                return 0
+            return await self._finish(self._fill(zone, room, skip, now))
+
+        async with self._claiming(zone) as found:
+            await self._collect(zone, limit, found, fill, lambda room: pool.take(room, skip, now))
+            if len(found) < limit and pool.parked:
+                found.extend(await self._unpark(zone, limit - len(found), skip))
         return sorted(found, key=_by_message)
 
     async def claim_new(
         self, zone: str, limit: int, since: MessageId, skip: Collection[str]
     ) -> list[Delivery]:
         pool = self.claims.zone(zone)
-        found: list[Delivery] = []
-        async with self._alone(zone):
-            try:
-                while len(found) < limit:
-                    came = 0
-                    if pool.more:
-                        came = await self._finish(self._fill_new(zone, limit - len(found), since, skip))
-                    some, passed = pool.take_new(limit - len(found), since, skip)
-                    self.claims.hand_out(some)
-                    found += some
-                    if passed:
-                        await self._finish(self._park(zone, passed))
-                    elif not came:
-                        break
-            except BaseException:
-                self.release([delivery.key for delivery in found])
-                raise
+
+        async def fill(room: int) -> int:
+            return await self._finish(self._fill_new(zone, room, since, skip)) if pool.more else 0
+
+        async with self._claiming(zone) as found:
+            await self._collect(zone, limit, found, fill, lambda room: pool.take_new(room, since, skip))
         return sorted(found, key=_by_message)
+
+    async def _collect(
+        self,
+        zone: str,
+        limit: int,
+        found: list[Delivery],
+        fill: Callable[[int], Awaitable[int]],
+        take: Callable[[int], Taken],
+    ) -> None:
+        """Fill the pool and take from it by turns, until there are enough or no more."""
+        while len(found) < limit:
+            came = await fill(limit - len(found))
+            some, passed = take(limit - len(found))
+            self.claims.hand_out(some)
+            found += some
+            if passed:
+                await self._finish(self._park(zone, passed))
+            elif not came:
+                return
 
     async def claim_domain(self, zone: str, domain: str, limit: int) -> list[Delivery]:
         async with self._alone(zone):
@@ -129,6 +130,17 @@ class DatabaseClaims:
             if self._tasks:
                 await asyncio.wait(self._tasks)
             yield
+
+    @contextlib.asynccontextmanager
+    async def _claiming(self, zone: str) -> AsyncIterator[list[Delivery]]:
+        """What has been found is given back when the rest fails."""
+        found: list[Delivery] = []
+        async with self._alone(zone):
+            try:
+                yield found
+            except BaseException:
+                self.release([delivery.key for delivery in found])
+                raise
 
     # --- asking the database
 

@@ -1,11 +1,13 @@
 """Asking a worker over its control socket: one request, frames as they come. asyncio's side of the client.
 
 A worker at work sends a sign of life every second, so one that is silent for `SILENCE` is not waited for.
+An answer is read no further than it is asked for: a list is as long as a queue.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
@@ -16,6 +18,7 @@ from zonerelay.control.errors import ControlError, NotFoundError
 from zonerelay.control.messages import End, Failure, Frame, Request
 
 SILENCE = 5.0
+_PIECE = 64 * 1024
 
 F = TypeVar("F")
 
@@ -28,13 +31,14 @@ async def frames(path: Path, request: Request, *, silence: float = SILENCE) -> A
     """Every frame of the answer, `End` last. Raises ControlError (the worker's) and UnansweredError."""
     try:
         async with asyncio.timeout(silence):
-            reader, writer = await asyncio.open_unix_connection(str(path), limit=messages.MAX_FRAME)
+            reader, writer = await asyncio.open_unix_connection(str(path), limit=_PIECE)
     except (OSError, TimeoutError) as error:
         raise UnansweredError(_words(error)) from error
     try:
         writer.write(messages.encode(request))
+        lines = _Lines(reader, silence)
         while True:
-            frame = await _next(reader, silence)
+            frame = await _next(lines)
             if isinstance(frame, Failure):
                 raise (NotFoundError if frame.not_found else ControlError)(frame.text)
             yield frame
@@ -44,13 +48,39 @@ async def frames(path: Path, request: Request, *, silence: float = SILENCE) -> A
         writer.close()
 
 
-async def _next(reader: asyncio.StreamReader, silence: float) -> Frame:
+class _Lines:
+    """Of a stream: one may be `MAX_FRAME` long, and yet no more than a piece is read ahead."""
+
+    def __init__(self, reader: asyncio.StreamReader, silence: float) -> None:
+        self._reader = reader
+        self._silence = silence
+        self._whole: deque[bytes] = deque()
+        self._begun: list[bytes] = []
+
+    async def next(self) -> bytes:
+        """Raises OSError, TimeoutError and UnansweredError."""
+        while not self._whole:
+            async with asyncio.timeout(self._silence):
+                piece = await self._reader.read(_PIECE)
+            if not piece:
+                raise UnansweredError("it ended before its answer was complete")
+            self._take(piece)
+        return self._whole.popleft()
+
+    def _take(self, piece: bytes) -> None:
+        first, *others = piece.split(b"\n")
+        self._begun.append(first)
+        if others:
+            self._whole.append(b"".join(self._begun))
+            self._begun = [others.pop()]
+            self._whole.extend(others)
+        elif sum(map(len, self._begun)) > messages.MAX_FRAME:
+            raise UnansweredError("its answer is longer than any is")
+
+
+async def _next(lines: _Lines) -> Frame:
     try:
-        async with asyncio.timeout(silence):
-            line = await reader.readline()
-        if not line.endswith(b"\n"):
-            raise UnansweredError("it ended before its answer was complete")
-        return messages.decode_frame(line)
+        return messages.decode_frame(await lines.next())
     except (OSError, TimeoutError, ValueError, messages.RequestError) as error:
         raise UnansweredError(_words(error)) from error
 

@@ -7,6 +7,7 @@ too when it is not there, for a spool may have been handed on. A shared queue is
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
@@ -90,7 +91,7 @@ class FanOut:
             for worker in self._readers(asked):
                 rows = asked.rows(worker, QueueList(filter=request.filter, limit=limit))
                 streams[worker] = await stack.enter_async_context(aclosing(rows))
-                await _advance(worker, streams, heads)
+            await _begin(streams, heads)
             while heads:
                 if request.limit and answer.done == request.limit:
                     return End(count=answer.done, more=True, missing=asked.missing)
@@ -102,17 +103,20 @@ class FanOut:
 
     async def _count(self, request: QueueCount, asked: Asked, answer: Answer) -> None:
         rows: list[DeliveryRow] = []
-        matched = 0
-        for worker in self._readers(asked):
+        counts: list[int] = []
+
+        async def count(worker: int) -> None:
             async with aclosing(asked.of(worker, request)) as answered:
                 async for frame in answered:
                     if isinstance(frame, DeliveryRow):
                         rows.append(frame)
                     elif isinstance(frame, Count):
-                        matched += frame.matched
+                        counts.append(frame.matched)
+
+        await asyncio.gather(*map(count, self._readers(asked)))
         for row in sorted(rows, key=_order)[: request.sample]:
             await answer.send(row)
-        await answer.send(Count(matched=matched))
+        await answer.send(Count(matched=sum(counts)))
 
     async def _change(self, request: QueueChange, asked: Asked, answer: Answer) -> None:
         # Of a shared queue one worker after the other: each changes what the others do not attempt.
@@ -163,6 +167,15 @@ class FanOut:
         """Whom to ask what is in the queue."""
         workers = list(asked.workers())
         return workers[:1] if self._relay.shared else workers
+
+
+async def _begin(streams: dict[int, Rows], heads: dict[int, DeliveryRow]) -> None:
+    """All look for their first delivery at the same time: to find that there is none takes longest."""
+    begun = (_advance(worker, streams, heads) for worker in streams)
+    # A stream can be closed only when nobody is reading it.
+    for outcome in await asyncio.gather(*begun, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
 
 
 async def _advance(worker: int, streams: dict[int, Rows], heads: dict[int, DeliveryRow]) -> None:

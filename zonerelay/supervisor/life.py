@@ -70,6 +70,10 @@ class Life:
     def wanted(self) -> bool:
         return self._wanted
 
+    def is_well(self, now: float) -> bool:
+        """It runs, and not because it was started again a moment ago: its death would be news."""
+        return self.phase is Phase.RUNNING and (self.deaths == 0 or now - self._ready > WELL_AFTER)
+
     # What is due
 
     def due(self, now: float, *, late: bool = False) -> Act | None:

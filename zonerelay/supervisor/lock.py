@@ -2,7 +2,7 @@
 
 The lock is on a descriptor that every worker inherits, so it is free when the last of them has ended: a
 supervisor that was killed leaves workers that finish what is in flight, and its successor waits for them here
-instead of meeting locked spools and taken ports.
+instead of meeting locked spools and taken ports. It waits for a relay that is being stopped, too.
 """
 
 from __future__ import annotations
@@ -15,26 +15,34 @@ from collections.abc import Callable
 from pathlib import Path
 
 from zonerelay.config.models import Settings
+from zonerelay.control.client import ControlClient
 from zonerelay.control.errors import ControlError
 from zonerelay.control.listening import refuse_live
+from zonerelay.control.messages import RelayStatus, Status
 from zonerelay.control.paths import control_socket_path
 from zonerelay.process import StartError, prepare_home
 
 LOCK_NAME = "supervisor.lock"
 _LOOK_EVERY = 0.1
 _ASK_EVERY = 1.0
+_ANSWER_TIMEOUT = 10.0
+"""Longer than a supervisor waits for its workers' parts of the answer."""
 
 
-def take(home: Path, *, patience: float, waiting: Callable[[], None], refuse: Callable[[], None]) -> int:
-    """The descriptor to pass on. Blocks; `waiting` is called once if it has to. `refuse` may know, now or
-    later, why there is nothing to wait for. Raises StartError, as `refuse` does.
+def take(
+    home: Path, *, patience: float, waiting: Callable[[str], None], refuse: Callable[[bool], None]
+) -> int:
+    """The descriptor to pass on. Blocks; `waiting` is told once by which processes if it has to. `refuse` may
+    know, now or later, why there is nothing to wait for, and is told whether somebody has the lock. Raises
+    StartError, as `refuse` does.
     """
     path = home / LOCK_NAME
-    refuse()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if not _is_taken(descriptor):
-            waiting()
+        held = not _is_taken(descriptor)
+        refuse(held)
+        if held:
+            waiting(_holders(path))
             _wait(path, descriptor, time.monotonic() + patience, refuse)
     except BaseException:
         os.close(descriptor)
@@ -45,29 +53,40 @@ def take(home: Path, *, patience: float, waiting: Callable[[], None], refuse: Ca
 def take_alone(settings: Settings) -> None:
     """For a worker that somebody runs by hand, before it touches anything. Raises StartError."""
     home = prepare_home(settings)
-    take(home, patience=0.0, waiting=lambda: None, refuse=lambda: refuse_second(settings))
+    take(home, patience=0.0, waiting=lambda _: None, refuse=lambda _: refuse_second(settings))
 
 
-def refuse_second(settings: Settings) -> None:
+def refuse_second(settings: Settings, *, unless_stopping: bool = False) -> None:
     """Raises StartError when a relay answers where this one is to."""
+    path = control_socket_path(settings)
     try:
-        refuse_live(control_socket_path(settings))
+        refuse_live(path)
     except ControlError as error:
-        raise StartError(str(error)) from error
+        if not (unless_stopping and _is_stopping(path)):
+            raise StartError(str(error)) from error
 
 
-def _wait(path: Path, descriptor: int, deadline: float, refuse: Callable[[], None]) -> None:
+def _is_stopping(path: Path) -> bool:
+    """The relay that answers there, or has answered there a moment ago."""
+    try:
+        return ControlClient(path, timeout=_ANSWER_TIMEOUT).ask(Status(), RelayStatus).state == "draining"
+    except ControlError:
+        return not path.is_socket()
+
+
+def _wait(path: Path, descriptor: int, deadline: float, refuse: Callable[[bool], None]) -> None:
     asked = time.monotonic()
     while not _is_taken(descriptor):
         now = time.monotonic()
         if now > deadline:
+            holders = _holders(path)
             raise StartError(
                 f"another relay, or workers of a former one, have this spool: {path} is locked"
-                f"{_holders(path)}. Stop it, or wait until they have ended"
+                f"{f' by process {holders}' if holders else ''}. Stop it, or wait until they have ended"
             )
         if now - asked > _ASK_EVERY:
             asked = now
-            refuse()
+            refuse(True)
         time.sleep(_LOOK_EVERY)
 
 
@@ -87,4 +106,4 @@ def _holders(path: Path) -> str:
             if each.samefile(path):
                 found.add(each.parts[2])
     found.discard(str(os.getpid()))
-    return f" by process {', '.join(sorted(found, key=int))}" if found else ""
+    return ", ".join(sorted(found, key=int))

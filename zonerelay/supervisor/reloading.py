@@ -1,10 +1,10 @@
 """SIGHUP to a relay with several workers.
 
 The new configuration is checked first; when it is wrong the old one stays, and `zonerelay status` says why.
-What running workers can take up is given to one of them, and when it agrees to the others; what needs new
-processes rolls through them one at a time (`rolling`). When a worker will not take it, or does not come up
-with it, the old configuration is in force again. One reload at a time; a signal meanwhile is another one
-after it.
+What running workers can take up is given to one of them, and when it agrees and has lived with it for a
+moment to the others; what needs new processes rolls through them one at a time (`rolling`). When a worker
+will not take it, does not come up with it or dies of it, the old configuration is in force again. One reload
+at a time; a signal meanwhile is another one after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zonerelay.supervisor.launching import Launcher
 from zonerelay.supervisor.life import Patience, Phase
 from zonerelay.supervisor.member import Member
 from zonerelay.supervisor.reload_plan import ReloadPlan, plan
-from zonerelay.supervisor.rolling import Roll
+from zonerelay.supervisor.rolling import STEADY, Roll
 from zonerelay.supervisor.sockets import BindError, Sockets
 from zonerelay.systemd import Notifier
 from zonerelay.telemetry.events import LogSink
@@ -156,7 +156,9 @@ class Reloading:
         self._put_in_force(text, old)
         taken = [each for each in self._crew.members.values() if each.edition == refused]
         if rolled:
-            await self._roll(Roll({each.index: each.life for each in taken if not each.heir}))
+            # Who has just died of it is started with the old one anyway.
+            run = [each for each in taken if not each.heir and each.life.phase is not Phase.DOWN]
+            await self._roll(Roll({each.index: each.life for each in run}))
             self._crew.replace_heirs()
             return
         for member in taken:
@@ -168,12 +170,33 @@ class Reloading:
         if found.roll:
             await self._replace_all()
             return
+        first = self._first()
+        if first is not None:
+            await self._try(first)
         for member in list(self._crew.members.values()):
-            if member.life.phase is not Phase.RUNNING:
+            if member is first or member.life.phase is not Phase.RUNNING:
                 continue  # it reads it when it is started, or is told when it is ready
             refusal = await self._tell(member)
             if refusal:
                 raise RefusedError(f"{member.name}: {refusal}")
+
+    def _first(self) -> Member | None:
+        """Who is to try it. Of one in trouble it would not be known what it dies of."""
+        now = self._clock.monotonic()
+        members = self._crew.members.values()
+        return next((each for each in members if not each.heir and each.life.is_well(now)), None)
+
+    async def _try(self, member: Member) -> None:
+        """Raises RefusedError when the worker will not take it, or dies of it."""
+        child = member.child
+        refusal = await self._tell(member)
+        if refusal:
+            raise RefusedError(f"{member.name}: {refusal}")
+        deadline = self._clock.monotonic() + STEADY
+        while member.child is child and self._clock.monotonic() < deadline:  # noqa: ASYNC110 - as in _roll
+            await asyncio.sleep(_LOOK_EVERY)
+        if member.child is not child and member.problem:
+            raise RefusedError(f"{member.name} does not stay up with it: {member.problem}")
 
     async def _tell(self, member: Member) -> str:
         """SIGHUP; what the worker has against it. One that ends meanwhile reads it at its next start."""
@@ -195,7 +218,7 @@ class Reloading:
         if roll.failed is not None:
             member = self._crew.members.get(roll.failed)
             why = "" if member is None else member.problem
-            raise RefusedError(f"worker {roll.failed} does not come up with it: {why}")
+            raise RefusedError(f"worker {roll.failed} does not stay up with it: {why}")
         self._crew.replace_heirs()
 
     async def _roll(self, roll: Roll) -> None:

@@ -2,8 +2,9 @@
 
 Policy: never two at a time, and none while no other one takes connections, so that clients wait as little as
 can be; nobody is waited for who dies at each start. A successor has come up when it has lived for a moment:
-one that dies with its first client would else be taken for a success. When one does not come up the others
-stay as they are and the roll has failed, unless that worker was in trouble before.
+one that dies with its first client would else be taken for a success. When one does not come up, or dies
+while others are still being replaced, the rest stay as they are and the roll has failed, unless that worker
+was in trouble before.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Roll:
         self._was_in_trouble = False
         self.failed: int | None = None
         self.replaced: list[int] = []
+        self._deaths: dict[int, int] = {}
+        """Of those that have been replaced and were not in trouble before."""
 
     @property
     def done(self) -> bool:
@@ -51,14 +54,18 @@ class Roll:
     def _look(self, lives: Mapping[int, Life], now: float) -> None:
         """Has the one that is being replaced come up, or failed to?"""
         self._starts = {worker: starts for worker, starts in self._starts.items() if worker in lives}
+        if self.failed is None:
+            self.failed = self._fallen(lives)
         if self._current is not None and self._current not in lives:
             self._current = None
         worker = self._current
-        if worker is None or lives[worker].starts <= self._starts[worker]:
+        if self.failed is not None or worker is None or lives[worker].starts <= self._starts[worker]:
             return
         life = lives[worker]
         if life.phase is Phase.RUNNING and now - life.since >= STEADY:
             self.replaced.append(worker)
+            if not self._was_in_trouble:
+                self._deaths[worker] = life.deaths
         elif life.phase is not Phase.DOWN:
             return
         elif not self._was_in_trouble:
@@ -66,6 +73,11 @@ class Roll:
             return
         del self._starts[worker]
         self._current = None
+
+    def _fallen(self, lives: Mapping[int, Life]) -> int | None:
+        """Who had come up, and has died since without being asked to."""
+        known = ((worker, deaths) for worker, deaths in self._deaths.items() if worker in lives)
+        return next((worker for worker, deaths in known if lives[worker].deaths > deaths), None)
 
 
 def _can_be_spared(worker: int, lives: Mapping[int, Life]) -> bool:

@@ -67,7 +67,10 @@ def supervise(config: Path, settings: Settings) -> int:
     log = configure_logs(settings.log, clock=SystemClock(), redact=redactor.text)
     patience = settings.shutdown_timeout + STOP_GRACE
     held = lock.take(
-        home, patience=patience, waiting=lambda: _waiting(log), refuse=lambda: lock.refuse_second(settings)
+        home,
+        patience=patience,
+        waiting=lambda holders: _waiting(log, holders),
+        refuse=lambda held: lock.refuse_second(settings, unless_stopping=held),
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(config, settings, home, held=held, log=log))
@@ -77,12 +80,9 @@ async def _run(config: Path, settings: Settings, home: Path, *, held: int, log: 
     return await Supervisor(config, settings, home, held=held, log=log, clock=SystemClock()).run()
 
 
-def _waiting(log: LogWriter) -> None:
-    log.emit(
-        "warning",
-        "supervisor-waits",
-        {"why": "another relay has this spool, or workers of a former one finish what is in flight"},
-    )
+def _waiting(log: LogWriter, holders: str) -> None:
+    why = "another relay has this spool, or workers of a former one finish what is in flight"
+    log.emit("warning", "supervisor-waits", {"why": why, "processes": holders})
     log.flush()
 
 

@@ -147,6 +147,21 @@ class _ReadGauge(Collector):
         yield GaugeMetricFamily(self._name, self._help, self._read())
 
 
+class _StoreCollector(Collector):
+    """Of one worker: of several the metrics must say whose disk is full."""
+
+    def __init__(self, worker: int, unhealthy: Callable[[], str | None]) -> None:
+        self._worker = worker
+        self._unhealthy = unhealthy
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "zonerelay_store_usable", "1 while the worker's spool takes mail, else 0.", labels=("worker",)
+        )
+        family.add_metric((str(self._worker),), float(self._unhealthy() is None))
+        yield family
+
+
 class Metrics:
     """One per worker, on a registry of its own: two relays in one process (tests) do not mix."""
 
@@ -343,6 +358,10 @@ class Metrics:
     def attach_sources(self, read: Callable[[], Mapping[str, int]]) -> None:
         """`read` says at how many destinations each source is passed over. Attach once."""
         self._registry.register(_SourceCollector(read))
+
+    def attach_store(self, worker: int, unhealthy: Callable[[], str | None]) -> None:
+        """`unhealthy` says why the worker's store takes no mail. Attach once."""
+        self._registry.register(_StoreCollector(worker, unhealthy))
 
     def attach_inbound_memory(self, read: Callable[[], int]) -> None:
         """`read` says how many octets all client connections hold. Attach once."""

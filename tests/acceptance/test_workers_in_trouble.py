@@ -1,0 +1,256 @@
+"""Several workers as real processes when something goes wrong with all of them, or with their supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.crew import (
+    AT_ONCE,
+    client_of,
+    edit,
+    pid_of,
+    processes,
+    relay_of,
+    run,
+    status,
+    until_running,
+)
+from tests.support.process import PROGRAM, RelayProcess
+from tests.support.regulars import Regulars
+from tests.support.submit import Submitter, tokens
+from tests.support.toml import Table
+from zonerelay.control.errors import NotFoundError
+from zonerelay.control.messages import (
+    Changed,
+    ChangeVerb,
+    DeliveryRow,
+    End,
+    Filter,
+    MessageDetail,
+    QueueChange,
+    QueueList,
+    QueueShow,
+)
+from zonerelay.control.standings import ZoneStatus
+from zonerelay.sandbox.conversation import Received
+from zonerelay.sandbox.sink import Sink
+
+PATIENT = "30s"
+"""Nobody is taken for hung, and nothing is cut off, because the machine is busy."""
+
+_MORTAL = """
+import os, threading
+from zonerelay.inbound.policy import Policy
+
+class Mortal(Policy):
+    def __init__(self, context):
+        super().__init__(context)
+        end = threading.Timer(0.4, os._exit, (70,))
+        end.daemon = True
+        end.start()
+
+    def connect(self, event):
+        return None
+"""
+
+
+async def test_a_configuration_that_workers_die_of_reaches_one_of_them_only(
+    tmp_path: Path, sink: Sink
+) -> None:
+    (tmp_path / "mortal.py").write_text(_MORTAL)
+    environment = {"PYTHONPATH": str(tmp_path)}
+    with relay_of(
+        tmp_path,
+        sink.port,
+        worker_timeout=PATIENT,
+        environment=environment,
+        listener={"max_errors": 19},
+    ) as relay:
+        clients = Regulars(relay.smtp_port, pause=0.02)
+        second = await AT_ONCE(pid_of, relay, 1)
+        good = relay.config.read_text()
+        async with clients.at_work(4):
+            edit(relay, "max_errors = 19", 'policy = "mortal:Mortal"')
+            await _is_refused(relay, 1)  # as it runs
+            edit(relay, '"relay.test"', '"other.test"')
+            await _is_refused(relay, 2)  # with new processes
+            relay.config.write_text(good)
+            await AT_ONCE(_reload, relay, "reloaded", 1)
+        told = await AT_ONCE(status, relay)
+        assert (told.hostname, told.problems) == ("relay.test", ())
+        assert await AT_ONCE(pid_of, relay, 1) == second, "nobody has touched it"
+        deaths = [each for each in relay.events("worker-ended") if each["level"] == "error"]
+        assert [(each["worker"], each["why"]) for each in deaths] == [(0, "exited with status 70")] * 2
+        assert all(each["restart_in"] > 0.4 for each in deaths), "no storm of restarts"
+        await AT_ONCE(relay.wait_until_empty)
+        assert await AT_ONCE(relay.terminate) == 0
+    assert clients.acknowledged <= tokens(sink.messages).keys()
+    assert not [text for text in clients.complaints if "Refused" in text]
+
+
+async def _is_refused(relay: RelayProcess, times: int) -> None:
+    await AT_ONCE(_reload, relay, "reload-refused", times)
+    (problem,) = [each for each in (await AT_ONCE(status, relay)).problems if "old one stays" in each]
+    assert problem.endswith("worker 0 does not stay up with it: exited with status 70")
+    await AT_ONCE(until_running, relay)
+
+
+def _reload(relay: RelayProcess, outcome: str, times: int) -> None:
+    """Told by the supervisor, not by a worker."""
+
+    def told() -> int:
+        return sum("worker" not in event for event in relay.events(outcome))
+
+    relay.signal(signal.SIGHUP)
+    relay.wait_for(lambda: told() == times, what=f"{outcome}, {times} times")
+
+
+def _change(relay: RelayProcess, verb: ChangeVerb, chosen: Filter) -> int:
+    found = client_of(relay).ask(QueueChange(action=verb, filter=chosen), Changed)
+    assert (found.matched, found.busy) == (found.changed, 0)
+    return found.changed
+
+
+def _rows(relay: RelayProcess, chosen: Filter, *, limit: int = 0) -> tuple[list[DeliveryRow], End]:
+    *frames, end = client_of(relay).stream(QueueList(filter=chosen, limit=limit))
+    assert isinstance(end, End)
+    return [each for each in frames if isinstance(each, DeliveryRow)], end
+
+
+def _zone(relay: RelayProcess) -> ZoneStatus:
+    (zone,) = status(relay).zones
+    return zone
+
+
+async def test_the_queue_of_three_workers_is_one_for_every_verb(tmp_path: Path) -> None:
+    """Nothing of it is due again while the test runs: what is being tried is left alone by every verb."""
+    schedule: dict[str, Table] = {"retry": {"schedule": ["1h"], "suspend_min": "1h", "suspend_max": "1h"}}
+    recipients = [f"u{number}@d{number % 5}.example" for number in range(30)]
+    with relay_of(tmp_path, 1, workers=3, worker_timeout=PATIENT, tables=schedule) as relay:
+        clients = [Submitter(relay.smtp_port, prefix=f"c{n}", size=300, recipients=recipients) for n in "abc"]
+        await asyncio.gather(*(client.run(4, 150) for client in clients))
+        ids = sorted(each for client in clients for each in client.ids.values())
+        assert len(ids) == 450
+        assert {each[-2:] for each in ids} == {"00", "01", "02"}
+        await AT_ONCE(relay.wait_for, lambda: _zone(relay).deferred == 450, what="all deferred")
+        await AT_ONCE(_look, relay, ids)
+        await AT_ONCE(_operate, relay)
+        assert relay.events("trouble") == []
+
+
+def _look(relay: RelayProcess, ids: list[str]) -> None:
+    rows, end = _rows(relay, Filter())
+    assert [row.message_id for row in rows] == ids, "each once, the oldest first"
+    assert (end.count, end.more, end.missing) == (450, False, ())
+    rows, end = _rows(relay, Filter(), limit=7)
+    assert ([row.message_id for row in rows], end.more) == (ids[:7], True)
+    rows, _ = _rows(relay, Filter(domain="d3.example"))
+    assert Counter(row.domain for row in rows) == {"d3.example": 90}
+    for worker in ("00", "01", "02"):
+        last = [each for each in ids if each.endswith(worker)][-1]
+        assert client_of(relay).ask(QueueShow(message_id=last), MessageDetail).message_id == last
+    with pytest.raises(NotFoundError):
+        client_of(relay).ask(QueueShow(message_id="0000000000000001"), MessageDetail)
+
+
+def _operate(relay: RelayProcess) -> None:
+    three, four = Filter(domain="d3.example"), Filter(domain="d4.example")
+    assert _change(relay, "hold", three) == 90
+    assert (_zone(relay).held, _zone(relay).deferred) == (90, 360)
+    assert {row.domain for row in _rows(relay, Filter(state="held"))[0]} == {"d3.example"}
+    assert _change(relay, "drop", Filter(state="held", recipient="u3@*")) == 15
+    assert _change(relay, "release", three) == 75
+    assert _zone(relay).held == 0
+    assert _change(relay, "drop", four) == 90
+    assert len(_rows(relay, Filter())[0]) == 345
+    before = relay.metric("zonerelay_deliveries_total", outcome="deferred")
+    assert _change(relay, "retry", Filter(recipient="u0@*")) == 15
+    relay.wait_for(
+        lambda: relay.metric("zonerelay_deliveries_total", outcome="deferred") >= before + 15, what="attempts"
+    )
+
+
+@pytest.mark.alone  # a receiver that comes too late itself sees turns that are too close
+async def test_limits_hold_when_the_supervisor_is_killed_and_started_again(
+    tmp_path: Path, sink: Sink
+) -> None:
+    turns: list[float] = []
+    sink.script = lambda verb, _: turns.append(time.monotonic()) if verb == "MAIL" else None
+    limits = {"max_connections_per_destination": 1, "max_rate_per_destination": "5/1s"}
+    with relay_of(tmp_path, sink.port, workers=3, worker_timeout=PATIENT, zone=limits) as relay:
+        client = Submitter(relay.smtp_port, prefix="limited")
+        await client.run(6, 24)
+        await sink.wait_for(6, timeout=30)
+        left = len(client.acknowledged) - len(sink.messages)
+        relay.kill()
+        await AT_ONCE(relay.start)
+        assert len(processes(relay)) == 4, "none of the former ones is left"
+        assert len(relay.events("supervisor-gone")) == 3
+        await AT_ONCE(relay.wait_until_empty)
+        assert await AT_ONCE(relay.terminate) == 0
+    assert left > 6, "there was something to lose"
+    assert len(client.acknowledged) == 24
+    assert client.acknowledged <= tokens(sink.messages).keys()
+    assert sink.open_peak == 1
+    assert min(later - first for first, later in zip(turns, turns[5:], strict=False)) >= 1.0
+
+
+class _Gated(Sink):
+    """Takes the whole message, and says so only when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+
+    async def accept(self, message: Received) -> None:
+        await self.gate.wait()
+        await super().accept(message)
+
+
+@pytest.fixture
+async def gated() -> AsyncIterator[_Gated]:
+    gated = _Gated()
+    await gated.start()
+    yield gated
+    await gated.close()
+
+
+async def test_a_supervisor_waits_for_one_that_is_stopping_but_not_for_one_that_runs(
+    tmp_path: Path, gated: _Gated
+) -> None:
+    with relay_of(tmp_path, gated.port, worker_timeout=PATIENT, shutdown_timeout=PATIENT) as relay:
+        client = Submitter(relay.smtp_port, prefix="slow")
+        await client.run(2, 2)
+        await AT_ONCE(relay.wait_for, lambda: _zone(relay).active == 2, what="two deliveries in flight")
+        refused = await AT_ONCE(run, relay, "serve")
+        assert refused.returncode == 1
+        assert "another relay answers at" in refused.stderr
+        relay.signal(signal.SIGTERM)
+        await AT_ONCE(relay.wait_for, lambda: status(relay).state == "draining", what="draining")
+        log = tmp_path / "second.log"
+        with log.open("wb") as stderr:
+            command = (str(PROGRAM), "serve", "--config", str(relay.config))
+            second = await asyncio.create_subprocess_exec(*command, stderr=stderr)
+        try:
+            await AT_ONCE(relay.wait_for, lambda: "supervisor-waits" in log.read_text(), what="it waits")
+            waits = json.loads(log.read_text().splitlines()[0])
+            assert str(relay.pid) in waits["processes"].split(", ")
+            gated.gate.set()
+            assert await AT_ONCE(relay.wait) == 0
+            await AT_ONCE(relay.wait_for, lambda: relay.http("/readyz")[0] == 200, what="the second one")
+            await AT_ONCE(relay.wait_until_empty)
+            second.terminate()
+            assert await second.wait() == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                second.kill()
+    assert tokens(gated.messages) == {"slow-1": 1, "slow-2": 1}

@@ -1,0 +1,131 @@
+"""Lists of several workers made one: nobody's queue is in the supervisor's memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from zonerelay.control import messages
+from zonerelay.control.messages import Count, DeliveryRow, End, QueueCount, QueueList, RelayStatus, Request
+from zonerelay.control.server import Answer, ControlServer, Handler
+from zonerelay.supervisor.asking import ask, frames
+from zonerelay.supervisor.fan_out import FanOut
+
+ROWS = 2000
+LARGE = "x" * 4000
+READ_AHEAD = 500
+"""Rows: what is in the buffers of four sockets and their streams."""
+
+
+class Spool:
+    """A worker with much in its queue. `sent` counts by the listing it was for."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.sent: list[int] = []
+
+    async def handle(self, request: Request, answer: Answer) -> End:
+        listing = len(self.sent)
+        self.sent.append(0)
+        for number in range(ROWS):
+            # The last one is longer than what is read at a time, as a message with many recipients is.
+            reply = LARGE * (100 if number == ROWS - 1 else 1)
+            await answer.send(row(f"{number:014x}{self.number:02x}", reply))
+            self.sent[listing] += 1
+        return End(count=ROWS)
+
+
+def row(message_id: str, reply: str) -> DeliveryRow:
+    return DeliveryRow(
+        message_id=message_id,
+        zone="default",
+        sender="a@example.org",
+        recipient="b@example.com",
+        domain="example.com",
+        state="deferred",
+        created=1.0,
+        attempts=1,
+        next_attempt=2.0,
+        reply=reply,
+    )
+
+
+class Slow:
+    """It looks for long before it finds something: until all others look as well."""
+
+    def __init__(self, together: asyncio.Barrier) -> None:
+        self._together = together
+
+    async def handle(self, request: Request, answer: Answer) -> End:
+        await self._together.wait()
+        if isinstance(request, QueueCount):
+            await answer.send(Count(matched=1))
+        else:
+            await answer.send(row("0000000000000000", ""))
+        return End(count=1)
+
+
+class Workers:
+    """Satisfies `asked.Relay`."""
+
+    shared = False
+
+    def __init__(self, sockets: Mapping[int, Path]) -> None:
+        self._sockets = sockets
+
+    def sockets(self) -> Mapping[int, Path]:
+        return self._sockets
+
+    def unreachable(self) -> Mapping[int, str]:
+        return {}
+
+    def status(self) -> RelayStatus:
+        raise AssertionError("nobody asks")
+
+
+def trouble(where: str, error: BaseException) -> None:
+    raise AssertionError(where) from error
+
+
+@asynccontextmanager
+async def relay_of(directory: Path, spools: Sequence[Handler]) -> AsyncIterator[Path]:
+    """Where a supervisor of these workers answers."""
+    places = {number: directory / f"{number}.sock" for number in range(len(spools))}
+    servers = [ControlServer(places[number], each, trouble=trouble) for number, each in enumerate(spools)]
+    path = directory / "control.sock"
+    servers.append(ControlServer(path, FanOut(Workers(places)), trouble=trouble))
+    for server in servers:
+        await server.start()
+    try:
+        yield path
+    finally:
+        for server in reversed(servers):
+            await server.close()
+
+
+async def test_a_list_that_nobody_reads_on_stays_with_the_workers(tmp_path: Path) -> None:
+    spools = [Spool(number) for number in range(2)]
+    async with relay_of(tmp_path, spools) as path:
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        writer.write(messages.encode(QueueList()))
+        await reader.readline()
+        rows = [each async for each in frames(path, QueueList()) if isinstance(each, DeliveryRow)]
+        writer.close()
+    assert [len(each.reply) for each in rows[-3:]] == [len(LARGE), 100 * len(LARGE), 100 * len(LARGE)]
+    assert [each.message_id for each in rows] == sorted(
+        f"{number:014x}{spool:02x}" for number in range(ROWS) for spool in range(2)
+    )
+    for spool in spools:
+        first, second = spool.sent
+        assert second == ROWS
+        assert first < READ_AHEAD
+
+
+async def test_workers_look_through_their_queues_at_the_same_time(tmp_path: Path) -> None:
+    together = asyncio.Barrier(3)
+    async with relay_of(tmp_path, [Slow(together) for _ in range(3)]) as path, asyncio.timeout(20):
+        rows = [each async for each in frames(path, QueueList()) if isinstance(each, DeliveryRow)]
+        assert len(rows) == 3
+        assert (await ask(path, QueueCount(), Count)).matched == 3
