@@ -17,7 +17,9 @@ ROUTE = Route("default", "example.com", (MxHost("mx.example.com", 25),), expires
 
 
 def line(name: str, most: int) -> Terms:
-    return Terms(ZONE, replace(ROUTE, limits=structs.replace(USUAL, max_connections=most), terms=name))
+    return Terms(
+        ZONE, structs.replace(ROUTE, limits=structs.replace(USUAL, max_connections=most), terms=name)
+    )
 
 
 def slots() -> tuple[Slots, list[Slot]]:
@@ -84,5 +86,5 @@ def test_nothing_is_kept_of_what_is_over() -> None:
 def test_zones_do_not_share_hosts() -> None:
     counted, _ = slots()
     fill(counted, line("", 4))
-    elsewhere = Terms(replace(ZONE, name="bulk"), replace(ROUTE, zone="bulk", limits=USUAL))
+    elsewhere = Terms(replace(ZONE, name="bulk"), structs.replace(ROUTE, zone="bulk", limits=USUAL))
     assert not counted.site_is_full(elsewhere)

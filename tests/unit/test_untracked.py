@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 
+from zonerelay.config.models import RetrySettings
+from zonerelay.queue.destinations import Destination, Site
 from zonerelay.routing.answers import DnsAnswer, DnsStatus, MxRecord, TlsaRecord
-from zonerelay.routing.nexthop import Limits, MxHost
+from zonerelay.routing.nexthop import Limits, MxHost, Route
 
 
 def test_cached_dns_answers_are_nothing_to_the_garbage_collector() -> None:
@@ -23,4 +25,13 @@ def test_hosts_and_limits_of_destinations_are_nothing_to_the_garbage_collector()
     limits = Limits(10, 50, 100)
     gc.collect()
     for thing in (hosts, hosts[0], limits):
+        assert not gc.is_tracked(thing)
+
+
+def test_routes_and_what_destinations_remember_are_nothing_to_the_garbage_collector() -> None:
+    route = Route("default", "example.com", (MxHost("mx.example.com", 25),), 1.0)
+    destination = Destination(route, Site(route.site), RetrySettings())
+    destination.domains["example.com"] = None
+    gc.collect()
+    for thing in (route, destination.suspension, destination.domains):
         assert not gc.is_tracked(thing)

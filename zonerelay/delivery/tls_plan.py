@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from msgspec import structs
+
 from zonerelay.config.models import TlsMode, ZoneSettings
 from zonerelay.delivery import dane
 from zonerelay.delivery.sources import HostTrouble
@@ -87,7 +89,7 @@ def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings
         name = ", ".join(dict.fromkeys(ascii_domain(domain) for domain in domains))
     except ValueError:  # an address literal
         return route
-    return route if name == route.name else replace(route, name=name)
+    return route if name == route.name else structs.replace(route, name=name)
 
 
 class TlsPlanner:

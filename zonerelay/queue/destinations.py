@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -54,7 +54,7 @@ class Backlog:
 
     __slots__ = ("_again", "_fresh", "_turn_of_again", "domains", "is_new", "passed_over", "waiting")
 
-    def __init__(self, domains: set[str]) -> None:
+    def __init__(self, domains: Collection[str]) -> None:
         # Only while they are needed: there are many destinations, and at most of them nothing waits in one.
         self._fresh: Row | None = None
         self._again: Row | None = None
@@ -144,7 +144,8 @@ class Line:
     __slots__ = ("_backlogs", "_precedence", "domains", "waiting")
 
     def __init__(self) -> None:
-        self.domains: set[str] = set()
+        # No set: the garbage collector looks at every one of those, and at no dict of words.
+        self.domains: dict[str, None] = {}
         self.waiting = 0
         self._backlogs: dict[Priority, Backlog] = {}
         self._precedence: Precedence | None = None
@@ -223,7 +224,7 @@ class Unrouted(Line):
 
     def __init__(self, domain: str) -> None:
         super().__init__()
-        self.domains.add(domain)
+        self.domains[domain] = None
         self.sought = False
         """A look-up is wanted or under way; the others say where it waits (`look_ups.py`)."""
         self.sought_fresh = False

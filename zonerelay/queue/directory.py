@@ -111,9 +111,8 @@ class Directory:
             keep = {delivery.domain for delivery in destination} | destination.passed_over
         else:
             keep = destination.passed_over
-        for domain in destination.domains - keep:
-            del self.lines[domain]
-        destination.domains &= keep
+        for domain in destination.domains.keys() - keep:
+            del self.lines[domain], destination.domains[domain]
 
     def forget_some(self, now: float) -> None:
         for _ in range(min(LOOKED_AT, len(self.destinations))):

@@ -31,8 +31,8 @@ class Row:
     __slots__ = ("_groups", "_order")
 
     def __init__(self) -> None:
-        # By recipient: an operator may withdraw thousands of one message's, one after the other.
-        self._groups: dict[MessageId, dict[str, Delivery]] = {}
+        # By recipient where a message has several: an operator may withdraw thousands, one after the other.
+        self._groups: dict[MessageId, Delivery | dict[str, Delivery]] = {}
         self._order: list[MessageId] = []
 
     def __bool__(self) -> bool:
@@ -41,10 +41,13 @@ class Row:
     def add(self, delivery: Delivery) -> None:
         group = self._groups.get(delivery.message_id)
         if group is None:
-            self._groups[delivery.message_id] = {delivery.recipient: delivery}
+            self._groups[delivery.message_id] = delivery
             heapq.heappush(self._order, delivery.message_id)
-        else:
+        elif isinstance(group, dict):
             group[delivery.recipient] = delivery
+        else:
+            both: dict[str, Delivery] = {group.recipient: group, delivery.recipient: delivery}
+            self._groups[delivery.message_id] = both
 
     def take(self, limit: int) -> list[Delivery]:
         """Up to `limit` deliveries of the oldest message."""
@@ -53,10 +56,10 @@ class Row:
             heapq.heappop(self._order)
         message_id = self._order[0]
         group = self._groups[message_id]
-        if len(group) <= limit:
+        if not isinstance(group, dict) or len(group) <= limit:
             heapq.heappop(self._order)
             del self._groups[message_id]
-            return list(group.values())
+            return _all(group)
         taken = list(islice(group.values(), limit))
         for delivery in taken:
             del group[delivery.recipient]
@@ -65,14 +68,24 @@ class Row:
     def remove(self, key: DeliveryKey) -> Delivery | None:
         """Forget one delivery; `None` when it was not here."""
         group = self._groups.get(key.message_id)
-        delivery = None if group is None else group.pop(key.recipient, None)
-        if not group:
-            self._groups.pop(key.message_id, None)
+        if isinstance(group, dict):
+            delivery = group.pop(key.recipient, None)
+            if group:
+                return delivery
+        else:
+            delivery = group if group is not None and group.recipient == key.recipient else None
+            if delivery is None:
+                return None
+        self._groups.pop(key.message_id, None)
         return delivery
 
     def __iter__(self) -> Iterator[Delivery]:
         for message_id in sorted(self._groups):
-            yield from self._groups[message_id].values()
+            yield from _all(self._groups[message_id])
+
+
+def _all(group: Delivery | dict[str, Delivery]) -> list[Delivery]:
+    return list(group.values()) if isinstance(group, dict) else [group]
 
 
 class Freshness(Protocol):

@@ -18,6 +18,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
+import msgspec
+
 from zonerelay.config.models import RetrySettings
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
@@ -40,38 +42,24 @@ class Transition(enum.Enum):
     RESUMED = enum.auto()
 
 
-class Suspension:
-    """The state of one destination."""
+class Suspension(msgspec.Struct, eq=False, gc=False):
+    """The state of one destination.
 
-    __slots__ = (
-        "_ceiling",
-        "_failures",
-        "_last_place",
-        "_longest",
-        "_patience",
-        "_raised",
-        "_shortest",
-        "_since_raise",
-        "epoch",
-        "is_proven",
-        "reply",
-        "until",
-    )
+    It refers to nothing that refers to it, so the garbage collector need not look at thousands (`gc=False`).
+    """
 
-    def __init__(self, settings: RetrySettings) -> None:
-        self._shortest = settings.suspend_min
-        self._longest = max(settings.suspend_min, settings.suspend_max)
-        self._failures = 0
-        self._ceiling: int | None = None
-        self._since_raise = 0
-        self._raised = False
-        self._patience = 1
-        self._last_place = 0.0
-        self.until = 0.0
-        self.epoch = 0
-        self.is_proven = False
-        """What was heard last from a peer was an answer, for somebody's mail."""
-        self.reply: Reply | None = None
+    _settings: RetrySettings
+    _failures: int = 0
+    _ceiling: int | None = None
+    _since_raise: int = 0
+    _raised: bool = False
+    _patience: int = 1
+    _last_place: float = 0.0
+    until: float = 0.0
+    epoch: int = 0
+    is_proven: bool = False
+    """What was heard last from a peer was an answer, for somebody's mail."""
+    reply: Reply | None = None
 
     def is_suspended(self, now: float) -> bool:
         return now < self.until
@@ -83,7 +71,7 @@ class Suspension:
 
     def is_forgettable(self, now: float) -> bool:
         """Nothing is lost by starting afresh: no trouble, or none for as long as a suspension can last."""
-        return not self._failures or now >= self.until + self._longest
+        return not self._failures or now >= self.until + self._longest()
 
     def limit(self, configured: int, now: float) -> int:
         """How many transactions may be active now."""
@@ -93,7 +81,10 @@ class Suspension:
 
     def duration(self) -> float:
         """Of the present or the last suspension."""
-        return min(self._shortest * 2.0 ** min(self._failures - 1, 30), self._longest)
+        return min(self._settings.suspend_min * 2.0 ** min(self._failures - 1, 30), self._longest())
+
+    def _longest(self) -> float:
+        return max(self._settings.suspend_min, self._settings.suspend_max)
 
     def place(self) -> float:
         """When to look again at one more that is put off: behind those before it, at `PUT_OFF_RATE`."""

@@ -123,7 +123,7 @@ class ZoneQueue:
         line = self._lines[domain]
         destination = self._directory.destination(route, now)
         self._lines[domain] = destination
-        destination.domains.add(domain)
+        destination.domains[domain] = None
         for priority in line.backlogs:
             self._move(line, destination, domain, priority, now)
         self._placed(destination, now)

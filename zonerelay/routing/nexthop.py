@@ -5,16 +5,17 @@ connections and rates count, so that domains hosted by one provider share them. 
 that mail stands in, with its suspension and its idle connections: the site, and what makes mail for one
 domain another thing than mail for its neighbour at the same hosts (another TLS demand, other limits).
 
-There are thousands. What holds words and numbers only is in no reference cycle, and the garbage collector
-need not look at it (`gc=False`).
+There are thousands. What holds words, numbers and such values only is in no reference cycle, and the garbage
+collector need not look at it (`gc=False`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NewType
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from zonerelay.config.models import TlsMode, ZoneSettings
 from zonerelay.config.units import Rate
@@ -67,8 +68,7 @@ class MxHost(msgspec.Struct, frozen=True, gc=False):
     literal: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True, gc=False):
     """`hosts` sorted by preference (equal ones are shuffled per attempt, RFC 5321 5.1).
 
     `name` is for people: the MX domain or the next hop as configured. `expires` is Unix time. `tls` and
@@ -85,16 +85,17 @@ class Route:
     limits: Limits | None = None
     terms: str = ""
     secure: bool = False
-    site: SiteKey = field(init=False, repr=False, compare=False)
-    destination: DestinationKey = field(init=False, repr=False, compare=False)
+    site: SiteKey = SiteKey("")
+    destination: DestinationKey = DestinationKey("")
+    """Both follow from the rest."""
 
     def __post_init__(self) -> None:
         hosts = ",".join(sorted(f"{host.name}:{host.port}" for host in self.hosts))
-        # Frozen, and asked for with every message.
+        # Kept, for they are asked for with every message.
         site = f"{self.zone} {hosts}"
-        object.__setattr__(self, "site", SiteKey(site))
+        force_setattr(self, "site", SiteKey(site))
         line = f"{site} {self.terms}" if self.terms else site
-        object.__setattr__(self, "destination", DestinationKey(line))
+        force_setattr(self, "destination", DestinationKey(line))
 
     def limits_in(self, zone: ZoneSettings) -> Limits:
         return self.limits or Limits.of_zone(zone)

@@ -14,7 +14,8 @@ Who has the say about TLS, in this order:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from zonerelay.config.models import TlsMode, ZoneSettings
 from zonerelay.model.outcome import Outcome, Scope, Verdict
@@ -44,14 +45,14 @@ def on_terms(zone: ZoneSettings, route: Route, entry: Entry | None, *, enforced:
     limits = None if entry is None else entry.limits(zone)
     if tls is None and limits is None:
         return route
-    return replace(route, tls=tls, limits=limits, terms=" ".join(words))
+    return structs.replace(route, tls=tls, limits=limits, terms=" ".join(words))
 
 
 def by_policy(
     zone: ZoneSettings, route: Route, entry: Entry | None, found: Found, policies: StsPolicies
 ) -> Route | Unroutable:
     """The terms with what was found about the domain's policy."""
-    route = replace(route, expires=min(route.expires, found.expires))
+    route = structs.replace(route, expires=min(route.expires, found.expires))
     held = found.held
     if held is None or held.policy.mode is StsMode.NONE:
         return on_terms(zone, route, entry)
@@ -63,7 +64,7 @@ def by_policy(
         return on_terms(zone, route, entry)
     if not hosts:
         return Unroutable(zone.name, route.name, _not_allowed(held, others), route.expires)
-    return on_terms(zone, replace(route, hosts=hosts), entry, enforced=True)
+    return on_terms(zone, structs.replace(route, hosts=hosts), entry, enforced=True)
 
 
 def _of_zone(zone: ZoneSettings, *, secure: bool, enforced: bool) -> TlsDemand:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.integration.delivery.conftest import StartCourier, StartSink
 from tests.support.mail import Bodies, Names, make_batch, make_message, route_to
@@ -128,7 +129,7 @@ async def test_nobody_is_given_up_while_a_host_could_not_be_asked(
         assert outcome.verdict is F
     named = route_to(25, host="mx.example.com", preferences=[7], literal=False).hosts
     route = route_to(plain.port)
-    route = replace(route, hosts=(*route.hosts, *named))
+    route = structs.replace(route, hosts=(*route.hosts, *named))
     [outcome] = await start_courier(Bodies(TEXT), names=Names()).deliver(make_batch(message, route))
     assert outcome.verdict is F, "a host whose name cannot be looked up might take it"
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.integration.delivery.conftest import SMARTHOST_NAME as NAME
 from tests.integration.delivery.conftest import StartSmarthost
@@ -89,7 +90,7 @@ async def test_nobody_logs_in_in_clear_text(make_bed: MakeBed) -> None:
     try:
         for mode in (TlsMode.NONE, TlsMode.OPPORTUNISTIC):
             bed = make_bed()
-            route = replace(to(host), tls=TlsDemand(mode, because="destination"))
+            route = structs.replace(to(host), tls=TlsDemand(mode, because="destination"))
             outcome = await bed.send(route)
             assert (outcome.verdict, outcome.scope, outcome.reply.status) == (F, Scope.HOST, "4.7.4")
             assert "clear text" in outcome.reply.text
@@ -102,7 +103,7 @@ async def test_nobody_logs_in_where_the_certificate_was_not_asked_for_unless_the
     start_smarthost: StartSmarthost, make_bed: MakeBed
 ) -> None:
     host = await start_smarthost(Smarthost(users={"relay": PASSWORD}))
-    lowered = replace(to(host), tls=TlsDemand(TlsMode.OPPORTUNISTIC, because="destination"))
+    lowered = structs.replace(to(host), tls=TlsDemand(TlsMode.OPPORTUNISTIC, because="destination"))
     outcome = await make_bed().send(lowered)
     assert (outcome.verdict, outcome.reply.status) == (F, "4.7.5")
     assert host.logins == []

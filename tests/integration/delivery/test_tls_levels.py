@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
 from tests.support.certificates import DAY, Made, make
@@ -63,7 +64,7 @@ def names(**records: DnsAnswer[TlsaRecord]) -> Names:
 
 def to(sink: Sink, demand: TlsDemand, *, domain: str = "example.com") -> Route:
     route = route_to(sink.port, host=HOST, literal=False)
-    return replace(route, tls=demand, name=domain)
+    return structs.replace(route, tls=demand, name=domain)
 
 
 async def deliver(
@@ -185,7 +186,7 @@ async def test_a_pinned_certificate_is_no_other(start_sink: StartSink, start_cou
 
 async def test_another_host_of_the_route_may_do(start_sink: StartSink, start_courier: StartCourier) -> None:
     bad, good = await start_sink(showing(EXPIRED)), await start_sink(showing(RIGHT))
-    route = replace(route_to(bad.port, good.port, host=HOST, literal=False), tls=VERIFY)
+    route = structs.replace(route_to(bad.port, good.port, host=HOST, literal=False), tls=VERIFY)
     courier = start_courier(names=names())
     [outcome] = await courier.deliver(make_batch(make_message(), route))
     assert (outcome.verdict, outcome.tls) == (Verdict.DELIVERED, "TLSv1.3 verified")
@@ -278,7 +279,7 @@ async def test_a_server_that_leaves_in_the_handshake_is_no_reason_for_clear_text
         await reader.read(1)
 
     port = await start_peer(leave)
-    route = replace(route_to(port, host=HOST, literal=False), tls=TlsDemand(TlsMode.REQUIRED))
+    route = structs.replace(route_to(port, host=HOST, literal=False), tls=TlsDemand(TlsMode.REQUIRED))
     [outcome] = await start_courier(names=names()).deliver(make_batch(make_message(), route))
     assert outcome.reply.status == "4.7.5"
     assert [line.split()[0] for line in said] == [b"EHLO", b"STARTTLS"]
@@ -345,7 +346,9 @@ async def test_what_counts_is_whose_mail_it_is_and_not_whose_route(
         outcomes = await courier.deliver(batch)
         assert {outcome.verdict for outcome in outcomes} == {Verdict.DEFERRED}
         assert "not for mx.example.com" in outcomes[0].reply.text
-    batch = make_batch(make_message(recipients=["x@Attacker.example"]), replace(route, name="example.com"))
+    batch = make_batch(
+        make_message(recipients=["x@Attacker.example"]), structs.replace(route, name="example.com")
+    )
     assert [outcome.verdict for outcome in await courier.deliver(batch)] == [Verdict.DELIVERED]
     batch = make_batch(make_message(recipients=["a@example.com"]), route)
     assert [outcome.verdict for outcome in await courier.deliver(batch)] == [Verdict.DEFERRED]
