@@ -204,6 +204,49 @@ async def test_loop_that_is_always_busy_waits_no_longer_than_the_limit(
     assert len(disk.sizes) == 1
 
 
+async def used_to_eight(committer: GroupCommitter[Op, list[bytes], float], disk: Disk) -> None:
+    for _ in range(12):
+        await asyncio.gather(*(committer.submit(ops("x")) for _ in range(8)))
+    disk.sizes.clear()
+    disk.batches.clear()
+
+
+async def test_an_idle_loop_waits_while_fewer_than_half_as_many_as_usual_have_come(
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
+) -> None:
+    await used_to_eight(committer, disk)
+    first = committer.submit(ops("a"))
+    await turns(5)
+    assert not disk.sizes
+    await asyncio.gather(first, *(committer.submit(ops(name)) for name in "bcd"))
+    assert disk.batches == [[b"a", b"b", b"c", b"d"]]
+
+
+async def test_company_that_does_not_come_is_waited_for_no_longer_than_the_limit_and_soon_not_at_all(
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
+) -> None:
+    await used_to_eight(committer, disk)
+    for _ in range(12):
+        await asyncio.wait_for(committer.submit(ops("a")), 1.0)
+    disk.sizes.clear()
+    last = committer.submit(ops("c"))
+    await turns(3)
+    assert disk.sizes == [0], "at once"
+    await last
+
+
+async def test_a_write_begun_meanwhile_ends_the_wait_for_company(
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
+) -> None:
+    await used_to_eight(committer, disk)
+    waits = committer.submit(ops("a"))
+    await turns(3)
+    await committer.drain()
+    assert waits.done()
+    await asyncio.sleep(3 * group_commit.COMPANY_PAUSE)
+    assert disk.batches == [[b"a"]]
+
+
 async def test_large_submission_does_not_wait_for_company(
     disk: Disk, committer: GroupCommitter[Op, list[bytes], float], clock: ManualClock
 ) -> None:
