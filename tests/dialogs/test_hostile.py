@@ -110,6 +110,7 @@ async def test_a_message_that_waits_for_the_store_does_not_keep_others_from_bein
 # Clocks: who does its part is not cut off, who does not is.
 
 
+@pytest.mark.alone
 async def test_the_octets_of_a_refused_chunk_are_not_idling() -> None:
     """Cut off, the client would not hear why it was refused, and come again with all of it."""
     async with listening(replace(HERE, idle_timeout=0.2)) as house, await house.connect() as talk:
@@ -123,6 +124,7 @@ async def test_the_octets_of_a_refused_chunk_are_not_idling() -> None:
         assert await talk.ask(b"NOOP") == b"250 2.0.0 OK"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
@@ -255,6 +257,7 @@ class Thoughtful:
         return policy.ACCEPT
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("pipelined", [False, True])
 async def test_the_time_that_a_policy_takes_is_not_the_client_s(pipelined: bool) -> None:
     settings = replace(HERE, transaction_timeout=0.3, idle_timeout=0.3)

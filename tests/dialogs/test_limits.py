@@ -49,6 +49,7 @@ async def test_idle_client_is_told_and_closed(said: bytes) -> None:
         assert house.log.reasons() == ["idle-timeout"]
 
 
+@pytest.mark.alone
 async def test_dribbling_a_command_is_idling() -> None:
     settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.15)
     async with listening(settings) as house, await house.connect() as talk:
@@ -61,6 +62,7 @@ async def test_dribbling_a_command_is_idling() -> None:
         assert house.log.reasons() == ["idle-timeout"]
 
 
+@pytest.mark.alone
 async def test_commands_in_time_keep_the_connection() -> None:
     settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.2)
     async with listening(settings) as house, await house.connect() as talk:
@@ -79,6 +81,7 @@ async def test_idling_inside_data() -> None:
         assert house.store.stored == []
 
 
+@pytest.mark.alone
 async def test_steady_upload_may_take_longer_than_the_idle_time() -> None:
     settings = ListenerSettings(address="127.0.0.1:0", idle_timeout=0.2, min_data_rate=20)
     async with listening(settings) as house, await house.connect() as talk:
@@ -90,6 +93,7 @@ async def test_steady_upload_may_take_longer_than_the_idle_time() -> None:
         assert (await talk.line()).startswith(b"250 ")
 
 
+@pytest.mark.alone
 async def test_transaction_has_an_overall_limit() -> None:
     settings = ListenerSettings(address="127.0.0.1:0", transaction_timeout=0.2)
     async with listening(settings) as house, await house.connect() as talk:
@@ -103,6 +107,7 @@ async def test_transaction_has_an_overall_limit() -> None:
         assert house.log.reasons() == ["transaction-timeout"]
 
 
+@pytest.mark.alone
 async def test_transaction_limit_ends_with_the_transaction() -> None:
     settings = ListenerSettings(address="127.0.0.1:0", transaction_timeout=0.15)
     async with listening(settings) as house, await house.connect() as talk:
@@ -113,6 +118,7 @@ async def test_transaction_limit_ends_with_the_transaction() -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.alone
 async def test_waiting_for_our_store_is_not_held_against_the_client() -> None:
     store = RememberingStore()
 

@@ -16,6 +16,8 @@ from tests.support.tls_client import trusting
 from zonerelay.config.models import ListenerSettings, ListenerTls
 from zonerelay.inbound import answers, deadlines, link
 
+pytestmark = pytest.mark.alone  # tenths of a second are to be told from each other
+
 ANYWHERE = ListenerSettings(address="127.0.0.1:0")
 BALANCED = replace(ANYWHERE, proxy_networks=(ipaddress.ip_network("127.0.0.0/8"),))
 TIMEOUT = b"421 4.4.2 Timeout waiting for the client"
