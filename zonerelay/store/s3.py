@@ -315,7 +315,8 @@ class S3Store:
             await asyncio.wait([before])
         try:
             await self._walks.walk(shares=shares)
-            self._is_read = True
+            # Not by a walk that was under way when the lease was lost: what it found has been forgotten.
+            self._is_read = self._is_read or self._walking is asyncio.current_task()
         except StoreError as error:
             _log.warning("the bucket could not be looked through, it is tried again: %s", error)
             self._next_walk = 0.0
