@@ -32,6 +32,8 @@ class Wire:
         self.port = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self.failures = 0
+        """So many requests that the service has done are answered with its 500."""
 
     async def connect(self) -> None:
         self._server = await asyncio.start_server(self._carry, "127.0.0.1", self.port)
@@ -40,8 +42,20 @@ class Wire:
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", self._to)
         self._writers |= {writer, back}
-        await asyncio.gather(_pump(reader, back), _pump(there, writer), return_exceptions=True)
+        await asyncio.gather(_pump(reader, back), self._answer(there, writer), return_exceptions=True)
         self._writers -= {writer, back}
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                if self.failures and b" 200 " in data[:16]:
+                    self.failures -= 1
+                    writer.write(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
+                    return
+                writer.write(data)
+                await writer.drain()
+        finally:
+            writer.close()
 
     async def cut(self) -> None:
         assert self._server is not None
@@ -99,6 +113,28 @@ async def test_lost_service_is_waited_for_and_nothing_is_lost(wire: Wire) -> Non
         await store.settle([Finish(first)])
         await store.probe()
         assert spool.health == ["the object store cannot be used", None]
+
+
+async def test_failed_question_is_asked_again_and_a_failed_change_is_not(wire: Wire) -> None:
+    async with spool_over(wire) as spool:
+        await store_message(spool.store, 1, body=b"x" * 400_000)
+        stop_beating(spool)
+        wire.failures = 2
+        assert await body_of(spool.store, message_id(1)) == b"x" * 400_000
+        wire.failures = 2
+        assert [d.key.message_id async for d in spool.store.scan()] == [message_id(1)]
+        assert (wire.failures, spool.store.unhealthy()) == (0, None)
+        wire.failures = 1
+        with pytest.raises(StoreError, match="500"):
+            await store_message(spool.store, 2)
+        assert (wire.failures, spool.store.unhealthy()) == (0, "the object store cannot be used")
+
+
+def stop_beating(spool: Spool) -> None:
+    """Its questions would take some of the failures."""
+    task = spool.store._keeper._task  # type: ignore[attr-defined]
+    assert task is not None
+    task.cancel()
 
 
 async def test_large_body_is_read_on_after_a_moment_without_the_service(wire: Wire) -> None:

@@ -1,10 +1,11 @@
 """The object store's client, aiobotocore, and the words in which the spool speaks of it.
 
-The only module that knows aiobotocore. One method is one request, or a few when the service said that it
-has done nothing. Errors say what is known: `ConflictError` and `MissingError` are answers; after
-`UnsureError` nobody knows whether it happened, which is the caller's to find out; `RefusedError` is the
-service's no. Names of keys and what the service says about them may be in the texts, secrets and addresses
-of people are not.
+The only module that knows aiobotocore. One method is one request, or a few when the service said that it has
+done nothing. A question (a read, a listing) that the service fails at is asked again: S3 answers some with
+500 and says so in its documentation; a change never is. Errors say what is known: `ConflictError` and
+`MissingError` are answers; after `UnsureError` nobody knows whether it happened, which is the caller's to
+find out; `RefusedError` is the service's no. Names of keys and what the service says about them may be in the
+texts, secrets and addresses of people are not.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _BUSY = frozenset(
     {"SlowDown", "503", "ServiceUnavailable", "Throttling", "TooManyRequests", "RequestLimitExceeded"}
 )
 _NOT_DONE = frozenset({"ConditionalRequestConflict", "OperationAborted"})
+_QUESTIONS = frozenset({"list_objects_v2", "list_multipart_uploads"})
 _FULL = frozenset({"QuotaExceeded", "EntityTooLarge", "507", "InsufficientStorage"})
 
 
@@ -236,7 +238,8 @@ class Bucket:
         seconds = self.place.timeout + (len(body) / SLOWEST if isinstance(body, bytes) else 0.0)
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                async with self._slots, self._errors(last=attempt == ATTEMPTS), asyncio.timeout(seconds):
+                errors = self._errors(last=attempt == ATTEMPTS, asks=verb in _QUESTIONS)
+                async with self._slots, errors, asyncio.timeout(seconds):
                     answer: dict[str, Any] = await getattr(self._client, verb)(
                         Bucket=self.place.bucket, **what
                     )
@@ -249,7 +252,8 @@ class Bucket:
         seconds = self.place.timeout + 1024 * 1024 / SLOWEST
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                async with self._slots, self._errors(last=attempt == ATTEMPTS), asyncio.timeout(seconds):
+                errors = self._errors(last=attempt == ATTEMPTS, asks=True)
+                async with self._slots, errors, asyncio.timeout(seconds):
                     answer = await self._client.get_object(Bucket=self.place.bucket, Key=key, **part)
                     async with answer["Body"] as stream:
                         data = await stream.read()
@@ -260,11 +264,13 @@ class Bucket:
         raise AssertionError("the last attempt raises")
 
     @contextlib.asynccontextmanager
-    async def _errors(self, *, last: bool = True, quiet: bool = False) -> AsyncIterator[None]:
+    async def _errors(
+        self, *, last: bool = True, quiet: bool = False, asks: bool = False
+    ) -> AsyncIterator[None]:
         try:
             yield
         except ClientError as error:
-            found: StoreError = _explain(error.response)
+            found: StoreError = _explain(error.response, asks=asks)
             if isinstance(found, _NotDoneError) and last:
                 found = UnsureError(str(found))
         except (BotoCoreError, aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -285,11 +291,11 @@ class _NotDoneError(StoreError):
     """The service has done nothing, now; later it may."""
 
 
-def _explain(response: dict[str, Any]) -> StoreError:  # Any: as the service answers
+def _explain(response: dict[str, Any], *, asks: bool) -> StoreError:  # Any: as the service answers
     code = str(response.get("Error", {}).get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     said = f"the object store says {status} {code}: {str(response.get('Error', {}).get('Message', ''))[:200]}"
-    if code in _BUSY or code in _NOT_DONE:
+    if code in _BUSY or code in _NOT_DONE or (asks and status >= 500):
         return _NotDoneError(said)
     if status == 412 or code == "PreconditionFailed":
         return ConflictError(said)
