@@ -1,4 +1,4 @@
-"""DNS: asynchronous, cached within bounds, and never an exception (dnspython lives here only).
+"""DNS: asynchronous, cached within bounds, and never an exception.
 
 Answers are cached by their TTL, between `MIN_TTL` and `dns.max_ttl`; "no such name" and "no data" by the
 zone's negative TTL up to `dns.negative_ttl`; failures only for `FAILURE_TTL`, so that a name server's
@@ -10,6 +10,9 @@ how a container finds `mailhog`.
 An answer is `secure` when the resolver says that it has validated it (the AD bit) and `dns.trust_ad` says
 that we believe it; without that option DNSSEC is not asked about at all.
 
+Asked are the name servers by ourselves (`name_servers.py`), which costs a tenth of the CPU, and whenever that
+brings no plain answer by dnspython (`thorough_dns.py`).
+
 Every failure is a value. What it means for mail is decided in `mx`.
 """
 
@@ -17,67 +20,57 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import re
 from collections.abc import Callable, Sequence
 from itertools import chain, zip_longest
+from random import Random, SystemRandom
+from typing import TypeVar
 
-import dns.asyncbackend
-import dns.asyncresolver
-import dns.exception
-import dns.flags
-import dns.message
-import dns.name
-import dns.nameserver
-import dns.rdata
-import dns.rdataclass
-import dns.rdatatype
-import dns.rdtypes.ANY.TLSA
-import dns.resolver
-
-from zonerelay.config.endpoints import parse_name_server
 from zonerelay.config.models import DnsSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.answers import DnsAnswer, DnsStatus, MxRecord, Record, TlsaRecord
 from zonerelay.routing.cache import AnswerCache
+from zonerelay.routing.dns_packets import Reading
+from zonerelay.routing.dns_records import AAAA, CNAME, MX, TLSA, TXT, A, Kind, is_plain_name
 from zonerelay.routing.hosts import Hosts, is_localhost, read_hosts
 from zonerelay.routing.idna import ascii_domain
+from zonerelay.routing.name_servers import NameServers, NotPlain
 from zonerelay.routing.nexthop import Addresses
+from zonerelay.routing.thorough_dns import ThoroughDns
 
 MIN_TTL = 5.0
 FAILURE_TTL = 15.0
 MAX_RECORDS = 100  # as Postfix since 3.9: a name with more is an attack, not a mail system
 MAX_CONCURRENT = 200
-TRY_TIMEOUT = 2.0  # one name server's time to answer, of the `dns.timeout` for all of them
-EDNS_PAYLOAD = 1232  # avoids fragments (DNS flag day 2020)
+LEAST_TIME = 0.1  # seconds for what is asked again although the time is nearly up
 MAX_TEXT = 4096  # octets of one TXT record; longer ones are nothing that we look for, and are left out
 
-_HOST = re.compile(r"[a-z0-9_.-]+", re.ASCII)
-
-
-class _Tlsa(dns.rdtypes.ANY.TLSA.TLSA):
-    """With data of any length: one record that is malformed must not make its good neighbours unreadable.
-
-    RFC 7671 4.1 has it unusable, and the others count; dnspython would give the whole answer up.
-    """
-
-    _cert_length_by_mtype: dict[int, int] = {}  # noqa: RUF012 - the base class has it so
-
-
-# There is no public way to put another class in the place of one that dnspython knows.
-dns.rdata._rdata_classes[dns.rdataclass.IN, dns.rdatatype.TLSA] = _Tlsa
+Raw = TypeVar("Raw")
 
 
 class Resolver:
-    """One per worker. `hosts` is what needs no DNS; by default the machine's hosts file."""
+    """One per worker. `hosts` is what needs no DNS; by default the machine's hosts file. `random` draws the
+    ids of questions: one that can be guessed makes answers easier to forge.
+    """
 
-    def __init__(self, settings: DnsSettings, clock: Clock, *, hosts: Hosts | None = None) -> None:
+    def __init__(
+        self,
+        settings: DnsSettings,
+        clock: Clock,
+        *,
+        hosts: Hosts | None = None,
+        random: Random | None = None,
+    ) -> None:
         self._settings = settings
         self._clock = clock
         self._hosts = read_hosts() if hosts is None else hosts
-        self._backend = dns.asyncbackend.get_backend("asyncio")
-        self._dns = _dns_resolver(settings)
+        self._thorough = ThoroughDns(settings)
+        self._servers = NameServers(
+            self._thorough.servers,
+            SystemRandom() if random is None else random,
+            wants_dnssec=settings.trust_ad,
+        )
         self._mx_cache: AnswerCache[MxRecord] = AnswerCache(settings.cache_size, clock)
         self._ip_cache: AnswerCache[str] = AnswerCache(settings.cache_size, clock)
         self._tlsa_cache: AnswerCache[TlsaRecord] = AnswerCache(settings.cache_size, clock)
@@ -93,7 +86,7 @@ class Resolver:
         """The MX records of an ASCII domain, by preference. The root as a host is `""` (null MX)."""
         if is_localhost(domain):
             return self._negative(DnsStatus.NODATA, 0.0)
-        return await self._mx_cache.get(("MX", domain), lambda: self._ask(domain, "MX", _mx_records))
+        return await self._mx_cache.get(("MX", domain), lambda: self._ask(domain, MX, _sorted))
 
     async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
         """The addresses of a host, IPv6 and IPv4 in turn, so that one broken family costs one attempt.
@@ -118,19 +111,20 @@ class Resolver:
 
     async def lookup(self, name: str, kind: str) -> DnsAnswer[str]:
         """The A or AAAA records of an ASCII name from DNS or the cache, never from the hosts file."""
-        return await self._ip_cache.get((kind, name), lambda: self._ask(name, kind, _ip_records))
+        asked = AAAA if kind == "AAAA" else A
+        return await self._ip_cache.get((kind, name), lambda: self._ask(name, asked, _as_they_are))
 
     async def tlsa(self, name: str) -> DnsAnswer[TlsaRecord]:
         """The TLSA records of an ASCII name such as `_25._tcp.mx.example.com` (RFC 6698 3)."""
-        return await self._tlsa_cache.get(("TLSA", name), lambda: self._ask(name, "TLSA", _tlsa_records))
+        return await self._tlsa_cache.get(("TLSA", name), lambda: self._ask(name, TLSA, _as_they_are))
 
     async def alias(self, name: str) -> DnsAnswer[str]:
         """What an ASCII name is an alias for, one step (CNAME)."""
-        return await self._ip_cache.get(("CNAME", name), lambda: self._ask(name, "CNAME", _targets))
+        return await self._ip_cache.get(("CNAME", name), lambda: self._ask(name, CNAME, _as_they_are))
 
     async def txt(self, name: str) -> DnsAnswer[str]:
         """The TXT records of an ASCII name, each one's character-strings joined; none over `MAX_TEXT`."""
-        return await self._txt_cache.get(("TXT", name), lambda: self._ask(name, "TXT", _texts))
+        return await self._txt_cache.get(("TXT", name), lambda: self._ask(name, TXT, _texts))
 
     async def close(self) -> None:
         """Give up what is being asked."""
@@ -138,51 +132,41 @@ class Resolver:
         await self._ip_cache.close()
         await self._tlsa_cache.close()
         await self._txt_cache.close()
+        self._servers.close()
 
     async def _ask(
-        self, name: str, kind: str, read: Callable[[dns.resolver.Answer], list[Record]]
+        self, name: str, kind: Kind[Raw], finish: Callable[[tuple[Raw, ...]], tuple[Record, ...]]
     ) -> DnsAnswer[Record]:
-        try:
-            answer = await self._query(name, kind)
-        except dns.resolver.NXDOMAIN as error:
-            responses = _responses(error)
-            secure = bool(responses) and all(self._vouched_for(response) for response in responses)
-            return self._negative(DnsStatus.NXDOMAIN, _nxdomain_ttl(responses), secure=secure)
-        except dns.resolver.NoNameservers as error:
-            return self._failure(_blame(error))
-        except dns.exception.Timeout:
-            return self._failure(DnsStatus.TIMEOUT)
-        except (dns.exception.DNSException, OSError, ValueError):
-            return self._failure(DnsStatus.BAD)
-        return self._understand(answer, tuple(read(answer)[:MAX_RECORDS]))
-
-    async def _query(self, name: str, kind: str) -> dns.resolver.Answer:
         async with self._slots:
-            return await self._dns.resolve(
-                name,
-                kind,
-                raise_on_no_answer=False,
-                lifetime=self._settings.timeout,
-                search=kind in ("A", "AAAA") and "." not in name and not self._settings.servers,
-                backend=self._backend,
-            )
-
-    def _understand(self, answer: dns.resolver.Answer, records: tuple[Record, ...]) -> DnsAnswer[Record]:
-        ttl = float(answer.chaining_result.minimum_ttl)
-        secure = self._vouched_for(answer.response)
-        alias = answer.canonical_name if answer.canonical_name != answer.qname else None
-        canonical = "" if alias is None else _text(alias)
-        if records:
-            ttl = min(ttl, self._settings.max_ttl)
-            return self._answer(DnsStatus.OK, records, ttl, secure=secure, canonical=canonical)
-        if answer.rrset:
-            # Records that all made no sense are not the same as no records: an implicit MX would be wrong.
+            reading = await self._read(name, kind)
+        if reading.status is DnsStatus.OK:
+            records = finish(reading.records)[:MAX_RECORDS]
+            if records:
+                ttl = min(reading.ttl, self._settings.max_ttl)
+                secure = self._is_secure(reading)
+                return self._answer(DnsStatus.OK, records, ttl, secure=secure, canonical=reading.canonical)
             return self._failure(DnsStatus.BAD)
-        return self._negative(DnsStatus.NODATA, ttl, secure=secure)
+        if reading.status.is_definite:
+            return self._negative(reading.status, reading.ttl, secure=self._is_secure(reading))
+        return self._failure(reading.status)
 
-    def _vouched_for(self, response: dns.message.Message) -> bool:
+    async def _read(self, name: str, kind: Kind[Raw]) -> Reading[Raw]:
+        clock = asyncio.get_running_loop().time
+        ends = clock() + self._settings.timeout
+        found: Reading[Raw] | NotPlain = NotPlain.OTHER
+        if is_plain_name(name) and not self._thorough.searches(name, kind.name):
+            try:
+                found = await self._servers.ask(name, kind, lifetime=self._settings.timeout)
+            except TimeoutError:
+                return Reading(DnsStatus.TIMEOUT, (), 0.0)
+        if not isinstance(found, NotPlain):
+            return found
+        left = max(LEAST_TIME, ends - clock())
+        return await self._thorough.ask(name, kind, lifetime=left, tcp=found is NotPlain.TRUNCATED)
+
+    def _is_secure(self, reading: Reading[Raw]) -> bool:
         # An answer over a path that can be tampered with may have any bit set: only the operator knows.
-        return self._settings.trust_ad and bool(response.flags & dns.flags.AD)
+        return self._settings.trust_ad and reading.authentic
 
     def _negative(self, status: DnsStatus, ttl: float, *, secure: bool = False) -> DnsAnswer[Record]:
         return self._answer(status, (), min(ttl, self._settings.negative_ttl), secure=secure)
@@ -203,81 +187,17 @@ class Resolver:
         return DnsAnswer(status, records, expires, secure, canonical)
 
 
-def _dns_resolver(settings: DnsSettings) -> dns.asyncresolver.Resolver:
-    """The configured servers, or the system's; without either, one on this machine, as libc has it."""
-    resolver = dns.asyncresolver.Resolver(configure=False)
-    if settings.servers:
-        servers = [parse_name_server(server) for server in settings.servers]
-        resolver.nameservers = [dns.nameserver.Do53Nameserver(s.address, s.port) for s in servers]
-    else:
-        try:
-            resolver.read_resolv_conf("/etc/resolv.conf")
-        except dns.resolver.NoResolverConfiguration:
-            resolver.nameservers = ["127.0.0.1"]
-    # AD in a query asks for AD in the answer (RFC 6840 5.7); resolvers older than that want DO.
-    resolver.use_edns(0, dns.flags.DO if settings.trust_ad else 0, EDNS_PAYLOAD)
-    if settings.trust_ad:
-        resolver.flags = dns.flags.RD | dns.flags.AD
-    resolver.timeout = min(TRY_TIMEOUT, settings.timeout)
-    return resolver
+def _as_they_are(records: tuple[Raw, ...]) -> tuple[Raw, ...]:
+    return records
 
 
-def _mx_records(answer: dns.resolver.Answer) -> list[MxRecord]:
-    records = [
-        MxRecord(record.preference, "" if record.exchange == dns.name.root else _text(record.exchange))
-        for record in answer.rrset or ()
-    ]
-    return sorted(record for record in records if not record.host or _HOST.fullmatch(record.host))
+def _sorted(records: tuple[MxRecord, ...]) -> tuple[MxRecord, ...]:
+    return tuple(sorted(records))
 
 
-def _ip_records(answer: dns.resolver.Answer) -> list[str]:
-    return [record.address for record in answer.rrset or ()]
-
-
-def _tlsa_records(answer: dns.resolver.Answer) -> list[TlsaRecord]:
-    return [
-        TlsaRecord(record.usage, record.selector, record.mtype, record.cert) for record in answer.rrset or ()
-    ]
-
-
-def _targets(answer: dns.resolver.Answer) -> list[str]:
-    return [_text(record.target) for record in answer.rrset or ()]
-
-
-def _texts(answer: dns.resolver.Answer) -> list[str]:
-    joined = [b"".join(record.strings) for record in answer.rrset or ()]
-    return [text.decode("utf-8", "replace") for text in joined if len(text) <= MAX_TEXT]
-
-
-def _text(name: dns.name.Name) -> str:
-    return name.to_text(omit_final_dot=True).lower()
-
-
-def _responses(error: dns.resolver.NXDOMAIN) -> list[dns.message.QueryMessage]:
-    responses = error.responses()  # type: ignore[no-untyped-call]  # dnspython left it untyped
-    return list(responses.values())
-
-
-def _nxdomain_ttl(responses: Sequence[dns.message.QueryMessage]) -> float:
-    """RFC 2308 5: the smaller of the SOA's TTL and its minimum, as dnspython works it out."""
-    ttls = []
-    for response in responses:
-        try:
-            ttls.append(response.resolve_chaining().minimum_ttl)
-        except dns.exception.DNSException:  # a denial without its SOA
-            ttls.append(0)
-    return float(min(ttls, default=0))
-
-
-def _blame(error: dns.resolver.NoNameservers) -> DnsStatus:
-    """Servers that answered with a failure code, or nonsense, or could not be reached at all."""
-    # dnspython's list of (server, tcp, port, error, response).
-    failures = [(failure[3], failure[4]) for failure in error.kwargs["errors"]]
-    if any(response is not None and not isinstance(what, Exception) for what, response in failures):
-        return DnsStatus.SERVFAIL
-    if all(isinstance(what, OSError) for what, _ in failures):
-        return DnsStatus.TIMEOUT
-    return DnsStatus.BAD
+def _texts(records: tuple[tuple[bytes, ...], ...]) -> tuple[str, ...]:
+    joined = [b"".join(strings) for strings in records]
+    return tuple(text.decode("utf-8", "replace") for text in joined if len(text) <= MAX_TEXT)
 
 
 def _addresses(name: str, ips: Sequence[str], answers: Sequence[DnsAnswer[str]]) -> Addresses:

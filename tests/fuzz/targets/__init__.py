@@ -15,6 +15,7 @@ from tests.fuzz.targets import (
     front,
     logins,
     messages,
+    names,
     replies,
     sessions,
     tls,
@@ -40,5 +41,6 @@ TARGETS: Mapping[str, Target] = {
     "proxy": front.proxy,
     "xclient": front.xclient,
     "tls": tls.tls,
+    "dns": names.answers,
     "session": sessions.session,
 }

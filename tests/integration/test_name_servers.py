@@ -1,0 +1,204 @@
+"""Questions over UDP: who is asked, how long, and whose answer is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import dns.message
+import dns.rrset
+import pytest
+
+from tests.support.dns import GARBAGE, REFUSED, SERVFAIL, SILENCE, TRUNCATED, FakeDns, Trouble, Zones
+from tests.support.ports import free_port
+from zonerelay.config.endpoints import NameServer, parse_name_server
+from zonerelay.routing import name_servers
+from zonerelay.routing.answers import DnsStatus
+from zonerelay.routing.dns_packets import Reading
+from zonerelay.routing.dns_records import A
+from zonerelay.routing.name_servers import PER_SOCKET, NameServers, NotPlain
+
+FILES = Path("/proc/self/fd")
+ZONES: Zones = {"mx.example.com": {"A": ["192.0.2.1"], "TTL": 60}}
+FOUND = Reading(DnsStatus.OK, ("192.0.2.1",), 60.0)
+LIFETIME = 20.0
+
+
+@pytest.fixture(autouse=True)
+def _short_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_servers, "TRY_TIMEOUT", 0.1)
+
+
+@asynccontextmanager
+async def asking(*addresses: str) -> AsyncIterator[NameServers]:
+    servers = [parse_name_server(address) for address in addresses]
+    made = NameServers(servers, random.Random(1), wants_dnssec=False)
+    before = len(list(FILES.iterdir()))
+    try:
+        yield made
+    finally:
+        made.close()
+        assert len(list(FILES.iterdir())) == before
+
+
+async def ask(servers: NameServers, lifetime: float = LIFETIME) -> Reading[str] | NotPlain:
+    return await servers.ask("mx.example.com", A, lifetime=lifetime)
+
+
+async def test_a_silent_server_is_passed_over_for_the_next() -> None:
+    async with FakeDns(ZONES, {"mx.example.com": SILENCE}) as silent, FakeDns(ZONES) as other:
+        async with asking(silent.address, other.address) as servers:
+            assert await ask(servers) == FOUND
+        assert len(silent.queries) == len(other.queries) == 1
+
+
+async def test_silence_is_asked_again_until_the_time_is_up() -> None:
+    async with FakeDns(ZONES, {"mx.example.com": SILENCE}) as silent, asking(silent.address) as servers:
+        with pytest.raises(TimeoutError):
+            await ask(servers, lifetime=0.35)
+        assert len(silent.queries) > 1
+
+
+@pytest.mark.parametrize("trouble", [SERVFAIL, REFUSED])
+async def test_a_server_that_failed_is_asked_once_and_then_the_others(trouble: Trouble) -> None:
+    async with FakeDns(ZONES, {"mx.example.com": trouble}) as failing, FakeDns(ZONES) as other:
+        async with asking(failing.address, other.address) as servers:
+            assert await ask(servers) == FOUND
+        async with asking(failing.address, failing.address) as servers:
+            assert await ask(servers) == Reading(DnsStatus.SERVFAIL, (), 0.0)
+        assert (len(failing.queries), len(other.queries)) == (3, 1)
+
+
+async def test_one_that_failed_and_one_that_says_nothing_are_silence() -> None:
+    async with (
+        FakeDns(ZONES, {"mx.example.com": SERVFAIL}) as failing,
+        FakeDns(ZONES, {"mx.example.com": SILENCE}) as silent,
+        asking(failing.address, silent.address) as servers,
+    ):
+        with pytest.raises(TimeoutError):
+            await ask(servers, lifetime=0.3)
+        assert len(failing.queries) == 1
+
+
+@pytest.mark.parametrize(
+    ("trouble", "why"), [(TRUNCATED, NotPlain.TRUNCATED), (GARBAGE, NotPlain.OTHER)], ids=["cut", "garbage"]
+)
+async def test_what_is_not_plain_is_said_to_be(trouble: Trouble, why: NotPlain) -> None:
+    async with FakeDns(ZONES, {"mx.example.com": trouble}) as server, asking(server.address) as servers:
+        assert await ask(servers) is why
+
+
+async def test_nobody_there_is_told_at_once() -> None:
+    async with asking(f"127.0.0.1:{free_port()}") as servers:
+        assert await ask(servers) is NotPlain.OTHER
+    async with asking() as servers:
+        assert await ask(servers) is NotPlain.OTHER
+    async with asking("255.255.255.255:53") as servers:  # the kernel refuses
+        assert await ask(servers) is NotPlain.OTHER
+
+
+async def test_of_two_one_is_not_there() -> None:
+    async with FakeDns(ZONES) as there, asking(f"127.0.0.1:{free_port()}", there.address) as servers:
+        assert await ask(servers) == FOUND
+
+
+@dataclass
+class Scripted(asyncio.DatagramProtocol):
+    """Hands each question to `answer`, with the way back to who asked."""
+
+    answer: Callable[[bytes, Callable[[bytes], None], tuple[str, int]], None]
+    ports: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.DatagramTransport", transport)
+
+    def datagram_received(self, data: bytes, address: tuple[str, int]) -> None:
+        self.ports.append(address[1])
+        self.ids.append(int.from_bytes(data[:2]))
+        transport = self._transport
+        self.answer(data, lambda packet: transport.sendto(packet, address), address)
+
+
+@asynccontextmanager
+async def scripted(
+    answer: Callable[[bytes, Callable[[bytes], None], tuple[str, int]], None],
+) -> AsyncIterator[tuple[Scripted, str]]:
+    transport, protocol = await asyncio.get_running_loop().create_datagram_endpoint(
+        lambda: Scripted(answer), local_addr=("127.0.0.1", 0)
+    )
+    try:
+        yield protocol, "{}:{}".format(*transport.get_extra_info("sockname"))
+    finally:
+        transport.close()
+
+
+def packet(asked: bytes, address: str) -> bytes:
+    made = dns.message.make_response(dns.message.from_wire(asked))
+    made.answer.append(dns.rrset.from_text("mx.example.com.", 60, "IN", "A", address))
+    return made.to_wire()
+
+
+async def test_only_the_server_itself_is_heard_and_only_with_the_id() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forger:
+
+        def answer(asked: bytes, send: Callable[[bytes], None], who: tuple[str, int]) -> None:
+            forger.sendto(packet(asked, "203.0.113.1"), who)
+            forged = packet(asked, "203.0.113.2")
+            send(bytes([forged[0] ^ 1]) + forged[1:])
+            send(packet(asked, "192.0.2.1"))
+
+        async with scripted(answer) as (_, address), asking(address) as servers:
+            assert await ask(servers) == FOUND
+
+
+async def test_late_answers_are_nobodys_and_a_socket_that_heard_nothing_is_left() -> None:
+    kept: list[bytes] = []
+
+    def answer(asked: bytes, send: Callable[[bytes], None], _: tuple[str, int]) -> None:
+        if kept:
+            send(packet(kept[0], "203.0.113.1"))
+            send(packet(asked, "192.0.2.1"))
+        kept.append(asked)
+
+    async with scripted(answer) as (server, address), asking(address) as servers:
+        assert await ask(servers) == FOUND
+        assert len(set(server.ports)) == len(set(server.ids)) == 2
+
+
+async def test_a_socket_carries_few_questions_and_many_are_under_way_at_once() -> None:
+    asked: list[Callable[[], None]] = []
+
+    def answer(question: bytes, send: Callable[[bytes], None], _: tuple[str, int]) -> None:
+        asked.append(lambda: send(packet(question, "192.0.2.1")))
+        if len(asked) % 100 == 0:
+            for each in reversed(asked[-100:]):
+                each()
+
+    async with scripted(answer) as (server, address), asking(address) as servers:
+        for _ in range(2):
+            assert set(await asyncio.gather(*(ask(servers) for _ in range(100)))) == {FOUND}
+        assert max(map(server.ports.count, server.ports)) == PER_SOCKET
+        assert len(set(server.ids)) > 150
+
+
+async def test_who_gives_up_leaves_nothing_behind() -> None:
+    async with FakeDns(ZONES, {"mx.example.com": SILENCE}) as silent, asking(silent.address) as servers:
+        task = asyncio.create_task(ask(servers))
+        while not silent.queries:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
+
+
+def test_addresses_of_both_families_are_taken() -> None:
+    assert [parse_name_server(each) for each in ("192.0.2.53", "[::1]:5353")] == [
+        NameServer("192.0.2.53", 53),
+        NameServer("::1", 5353),
+    ]
