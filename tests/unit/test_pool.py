@@ -7,8 +7,12 @@ import asyncio
 from tests.support.queueing import route_to
 from zonerelay.config.models import ZoneSettings
 from zonerelay.delivery.pool import Pool
+from zonerelay.delivery.session import Session
 from zonerelay.delivery.slots import Slot
 from zonerelay.delivery.way import Terms
+from zonerelay.delivery.wire import Wire
+from zonerelay.smtp.extensions import Capabilities
+from zonerelay.smtp.transaction import Peer
 
 ZONE = ZoneSettings(max_connections=2, max_connections_per_destination=1)
 
@@ -78,3 +82,63 @@ async def test_who_gives_up_makes_way_for_the_next() -> None:
     assert waiting[1].done()
     await asyncio.gather(*waiting, return_exceptions=True)
     assert not pool._lines
+
+
+class Line(asyncio.Transport):
+    """To a peer that hangs up as soon as it is told goodbye."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wire: Wire | None = None
+        self.is_over = False
+
+    def is_closing(self) -> bool:
+        return self.is_over
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        assert isinstance(protocol, Wire)
+        self.wire = protocol
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def write(self, data: object) -> None:
+        assert data == b"QUIT\r\n"
+
+    def close(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        assert self.wire is not None
+        if not self.is_over:
+            self.is_over = True
+            asyncio.get_running_loop().call_soon(self.wire.connection_lost, None)
+
+
+def session(slot: Slot, host: str, zone: ZoneSettings) -> Session:
+    wire = Wire(Line(), asyncio.get_running_loop(), slot.release)
+    return Session(
+        wire, Peer(host, "192.0.2.1"), Capabilities(), Terms(zone, route_to(zone.name, host)), slot
+    )
+
+
+async def test_what_was_used_once_makes_room_before_what_carries_regular_mail() -> None:
+    zone = ZoneSettings(max_connections=3)
+    pool = Pool(quit_timeout=1.0)
+    sessions = {}
+    for host in ("regular", "first", "second"):
+        slot = await pool.acquire(Terms(zone, route_to(zone.name, host)))
+        assert isinstance(slot, Slot)
+        sessions[host] = session(slot, host, zone)
+    sessions["regular"].transactions = 2
+    sessions["first"].transactions = sessions["second"].transactions = 1
+    for each in sessions.values():
+        pool.give_back(each)
+
+    left = []
+    for host in ("x", "y", "z"):
+        await pool.acquire(Terms(zone, route_to(zone.name, host)))
+        left.append([name for name, each in sessions.items() if each.wire.usable])
+    assert left == [["regular", "second"], ["regular"], []]
+    assert not any(pool._used_once.values())
+    await pool.close()

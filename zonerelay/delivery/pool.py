@@ -3,9 +3,11 @@
 - The connection that became idle last is reused first: few stay warm, the others time out.
 - A connection serves mail of its own destination and way only: same TLS demand, same source, same log-in.
 - An idle connection never keeps a new one from opening. When a limit is reached the one that has been
-  idle longest makes room: at the same site if that is full, else of the zone. Where the host itself refuses
-  one more, all that are idle there do. Where other workers wait for shared limits, what has been idle for
-  `IN_THE_WAY` is closed for them, and what they are to have as soon as its transaction is over.
+  idle longest makes room: at the same site if that is full, else of the zone, and there those that were used
+  once go first, or a crowd of hosts with a message each would close what others' next mail goes by. Where the
+  host itself refuses one more, all that are idle there do. Where other workers wait for shared limits, what
+  has been idle for `IN_THE_WAY` is closed for them, and what they are to have as soon as its transaction is
+  over.
 - Room in a zone goes to whoever has waited longest for it.
 - One timer closes idle connections on time; taking one and giving it back touch no timer.
 - A connection ends with QUIT, bounded by `quit_timeout`. One on which the peer has said anything unasked is
@@ -42,6 +44,7 @@ class Pool:
         self._slots = Slots(self._on_release, shared)
         self._idle_of: dict[Kind, _Idle] = {}
         self._idle_in: defaultdict[str, _Idle] = defaultdict(dict)  # zones are few and stay
+        self._used_once: defaultdict[str, _Idle] = defaultdict(dict)  # of those
         # In the order in which they came: who has waited longest looks first.
         self._waiters: dict[asyncio.Future[None], None] = {}
         # Who waits for room in a zone, in order: a newcomer would take what was made for somebody else.
@@ -145,7 +148,7 @@ class Pool:
             slot, session = waiting.popitem()
             if not waiting:
                 del self._idle_of[kind]  # destinations come and go by the million
-            del self._idle_in[slot.zone][slot]
+            self._leave_zone(slot)
             wire = session.wire
             wire.idle = False
             if not wire.usable:
@@ -167,6 +170,8 @@ class Pool:
         else:
             waiting[slot] = session
         self._idle_in[slot.zone][slot] = session
+        if session.transactions <= 1:
+            self._used_once[slot.zone][slot] = session
         if self._timer is None or self._sweep_at > session.idle_until:
             if self._timer is not None:
                 self._timer.cancel()
@@ -177,11 +182,15 @@ class Pool:
 
     def _forget(self, session: Session) -> None:
         slot = session.slot
-        del self._idle_in[slot.zone][slot]
+        self._leave_zone(slot)
         waiting = self._idle_of[session.kind]
         del waiting[slot]
         if not waiting:
             del self._idle_of[session.kind]
+
+    def _leave_zone(self, slot: Slot) -> None:
+        del self._idle_in[slot.zone][slot]
+        self._used_once[slot.zone].pop(slot, None)
 
     def _dismiss(self, session: Session) -> None:
         self._forget(session)
@@ -221,7 +230,7 @@ class Pool:
         # What is free is for those ahead.
         if self._slots.zone_is_full(zone) or self._slots.open_in(zone.name) + ahead >= zone.max_connections:
             self._lines.setdefault(zone.name, {})[place] = None
-            self._evict(self._idle_in.get(zone.name))
+            self._evict(self._used_once.get(zone.name) or self._idle_in.get(zone.name))
             return False
         if not self._slots.is_allowed(terms):
             self._leave_line(zone.name, place)

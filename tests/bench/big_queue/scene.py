@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 
 from tests.bench.big_queue.crowd import Crowd, names
+from tests.bench.big_queue.name_server import name_server
 from tests.bench.big_queue.sink import Counters
 from tests.bench.driver import Load
 from tests.bench.driver import Report as DriverReport
 from tests.support.debian import REPOSITORY
-from tests.support.dns import FakeDns
 from tests.support.ports import free_port, greets, wait_until
 from tests.support.process import RelayProcess
 from tests.support.toml import Table
@@ -69,10 +69,10 @@ class Scene:
 @contextlib.asynccontextmanager
 async def scene(directory: Path, crowd: Crowd) -> AsyncIterator[Scene]:
     port = free_port(host="0.0.0.0")
-    async with FakeDns(names(crowd)) as dns:
+    async with name_server(names(crowd)) as dns:
         probes = directory / "probes"
         with _sink(port, directory / "counters", probes) as sink:
-            yield Scene(directory, dns.address, port, sink, probes)
+            yield Scene(directory, dns, port, sink, probes)
 
 
 @contextlib.contextmanager
