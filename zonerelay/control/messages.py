@@ -4,9 +4,9 @@ A client sends one request and reads frames until `End` or `Failure`; the connec
 A stream that stops without either was cut, and the client says so. Lists travel one frame per
 delivery, so neither side ever holds a whole queue. Times are Unix seconds, ages are seconds.
 
-Requests are in `requests.py`, what relay and command write and read of them is here, as are the frames. These
-are also what `--json` prints, so their field names are an outside contract: fields may be
-added, never renamed or given another meaning without a new `VERSION`.
+Requests are in `requests.py`; here are the frames of answers, and how both are written and read. The frames
+are also what `--json` prints, so their field names are an outside contract: fields may be added, never
+renamed or given another meaning without a new `VERSION`.
 """
 
 from __future__ import annotations
