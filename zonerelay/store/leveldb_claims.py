@@ -20,7 +20,8 @@ from zonerelay.store.group_commit import Committer
 from zonerelay.store.ledger import Ledger
 from zonerelay.store.leveldb_engine import Op
 from zonerelay.store.leveldb_reader import SpoolReader
-from zonerelay.store.ready_window import DiskRange, Taken, ZoneWindow
+from zonerelay.store.low_water import DiskRange
+from zonerelay.store.ready_window import Taken, ZoneWindow
 
 _by_message = attrgetter("message_id")
 _READ_AHEAD = 200
