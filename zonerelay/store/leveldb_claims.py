@@ -174,3 +174,14 @@ class ZoneClaims:
                 for key, delivery in spill.items():
                     window.put_back(key, delivery)
             raise
+
+
+class Zones(dict[str, ZoneClaims]):
+    """The claims of all zones, made when they are first asked for."""
+
+    def __init__(self, make: Callable[[str], ZoneClaims]) -> None:
+        self._make = make
+
+    def __missing__(self, name: str) -> ZoneClaims:
+        zone = self[name] = self._make(name)
+        return zone
