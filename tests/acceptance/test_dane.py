@@ -22,8 +22,9 @@ from tests.support.relay import Running, relay_with, settings
 from tests.support.validating import Records, ValidatingResolver
 from zonerelay.config.models import DnsSettings, TlsMode, ZoneSettings
 from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import Explain, Explanation
+from zonerelay.control.messages import Explanation
 from zonerelay.control.paths import control_socket_path
+from zonerelay.control.requests import Explain
 from zonerelay.sandbox.conversation import Manners, Script
 from zonerelay.sandbox.sink import Sink
 from zonerelay.telemetry.events import Field

@@ -29,17 +29,8 @@ from tests.support.regulars import Regulars
 from tests.support.submit import Submitter, tokens
 from tests.support.toml import Table
 from zonerelay.control.errors import NotFoundError
-from zonerelay.control.messages import (
-    Changed,
-    ChangeVerb,
-    DeliveryRow,
-    End,
-    Filter,
-    MessageDetail,
-    QueueChange,
-    QueueList,
-    QueueShow,
-)
+from zonerelay.control.messages import Changed, DeliveryRow, End, MessageDetail
+from zonerelay.control.requests import ChangeVerb, Filter, QueueChange, QueueList, QueueShow
 from zonerelay.control.standings import ZoneStatus
 from zonerelay.sandbox.conversation import Received
 from zonerelay.sandbox.sink import Sink

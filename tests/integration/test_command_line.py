@@ -16,7 +16,7 @@ import pytest
 from tests.support.fake_relay import FakeRelay, delivery
 from zonerelay.cli.main import main
 from zonerelay.cli.text import when
-from zonerelay.control.messages import Explain
+from zonerelay.control.requests import Explain
 
 RUN = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
 

@@ -21,23 +21,25 @@ from zonerelay.control.messages import (
     Count,
     DeliveryRow,
     End,
-    Explain,
     Explanation,
-    Filter,
     Frame,
     MessageDetail,
-    Ping,
     Pong,
+    RelayStatus,
+    TraceStep,
+)
+from zonerelay.control.requests import (
+    Explain,
+    Filter,
+    Ping,
     QueueChange,
     QueueCount,
     QueueList,
     QueueShow,
     QueueTrace,
-    RelayStatus,
     Request,
     Resolve,
     Status,
-    TraceStep,
 )
 from zonerelay.control.server import ControlServer
 from zonerelay.model.address import Mailbox

@@ -15,19 +15,16 @@ from zonerelay.control import messages
 from zonerelay.control import server as server_module
 from zonerelay.control.client import ControlClient
 from zonerelay.control.errors import ControlError, NotFoundError, NotRunningError
-from zonerelay.control.messages import (
-    Changed,
-    Count,
-    DeliveryRow,
-    End,
-    Frame,
+from zonerelay.control.messages import Changed, Count, DeliveryRow, End, Frame, Pong
+from zonerelay.control.requests import (
+    MAX_REQUEST,
     Ping,
-    Pong,
     QueueChange,
     QueueList,
     QueueShow,
     QueueTrace,
     Request,
+    Resolve,
     Status,
 )
 from zonerelay.control.server import Answer, ControlServer
@@ -167,7 +164,7 @@ async def test_a_question_that_is_no_text_is_refused_in_words(relay: Relay) -> N
 
 async def test_an_unexpected_error_is_answered_blandly_and_reported(relay: Relay) -> None:
     with pytest.raises(ControlError, match="unexpected RuntimeError") as caught:
-        await relay.ask(messages.Resolve(pseudonym="u-x"))
+        await relay.ask(Resolve(pseudonym="u-x"))
     assert "secret" not in str(caught.value)
     assert [str(error) for error in relay.troubles] == ["a secret that stays in the log"]
     assert (await relay.ask(Ping()))[-1] == End()
@@ -182,7 +179,7 @@ async def test_an_unexpected_error_is_answered_blandly_and_reported(relay: Relay
         (b'{"verb":"format-disk","version":1}\n', "not a request"),
         (b'{"verb":"ping","version":1,"more":1}\n', "not a request"),
         (b'{"verb":"queue-change","version":1,"action":"burn"}\n', "not a request"),
-        (b"x" * (messages.MAX_REQUEST + 10) + b"\n", "bytes long"),
+        (b"x" * (MAX_REQUEST + 10) + b"\n", "bytes long"),
     ],
 )
 async def test_a_bad_request_is_refused_in_words(relay: Relay, line: bytes, words: str) -> None:

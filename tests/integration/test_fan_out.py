@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from zonerelay.control import messages
-from zonerelay.control.messages import Count, DeliveryRow, End, QueueCount, QueueList, RelayStatus, Request
+from zonerelay.control.messages import Count, DeliveryRow, End, RelayStatus
+from zonerelay.control.requests import QueueCount, QueueList, Request
 from zonerelay.control.server import Answer, ControlServer, Handler
 from zonerelay.supervisor.asking import ask, frames
 from zonerelay.supervisor.fan_out import FanOut

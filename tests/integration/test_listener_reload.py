@@ -29,7 +29,8 @@ from zonerelay.config.models import (
     ZoneSettings,
 )
 from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import RelayStatus, Status
+from zonerelay.control.messages import RelayStatus
+from zonerelay.control.requests import Status
 from zonerelay.inbound import listeners
 from zonerelay.inbound.consult import AskedPolicy
 from zonerelay.inbound.listener import Listener

@@ -28,7 +28,8 @@ from zonerelay.config.models import (
     ZoneSettings,
 )
 from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import Explain, Explanation
+from zonerelay.control.messages import Explanation
+from zonerelay.control.requests import Explain
 from zonerelay.sandbox.conversation import Manners
 from zonerelay.sandbox.sink import Sink
 

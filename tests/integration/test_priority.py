@@ -18,7 +18,8 @@ from zonerelay.config.intake import CLEARTEXT_AUTH_WORDS
 from zonerelay.config.models import AuthSettings, ListenerAuth, RetrySettings, RouteSettings, ZoneSettings
 from zonerelay.config.units import parse_rate
 from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import DeliveryRow, Filter, QueueChange, QueueList
+from zonerelay.control.messages import DeliveryRow
+from zonerelay.control.requests import Filter, QueueChange, QueueList
 from zonerelay.model.priority import Priority
 from zonerelay.sandbox.conversation import Script
 from zonerelay.sandbox.sink import Sink

@@ -27,7 +27,8 @@ from zonerelay.config.models import (
     ZoneSettings,
 )
 from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import Explain, Explanation, QueueTrace, TraceStep
+from zonerelay.control.messages import Explanation, TraceStep
+from zonerelay.control.requests import Explain, QueueTrace
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import MessageId
 from zonerelay.sandbox.sink import Sink

@@ -30,7 +30,8 @@ from zonerelay.config.models import (
 )
 from zonerelay.control.client import ControlClient
 from zonerelay.control.errors import ControlError
-from zonerelay.control.messages import Explain, Explanation, QueueTrace, TraceStep
+from zonerelay.control.messages import Explanation, TraceStep
+from zonerelay.control.requests import Explain, QueueTrace
 from zonerelay.model.priority import Priority
 from zonerelay.sandbox.sink import Sink
 

@@ -16,7 +16,8 @@ from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from zonerelay.cli.explain_offline import offline
 from zonerelay.config.models import RouteSettings, Settings, SourceBy, SourceSettings, ZoneSettings
 from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import Explain, Explanation
+from zonerelay.control.messages import Explanation
+from zonerelay.control.requests import Explain
 from zonerelay.sandbox.sink import Sink
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"

@@ -15,24 +15,26 @@ from zonerelay.control.messages import (
     Count,
     DeliveryRow,
     End,
-    Explain,
     Explanation,
-    Filter,
     MessageDetail,
-    Ping,
     Pong,
+    RelayStatus,
+    TraceStep,
+)
+from zonerelay.control.plans import AddressPlan, HostPlan, RouteCheck, SourcePlan
+from zonerelay.control.requests import (
+    Explain,
+    Filter,
+    Ping,
     QueueChange,
     QueueCount,
     QueueList,
     QueueShow,
     QueueTrace,
-    RelayStatus,
     Request,
     Resolve,
     Status,
-    TraceStep,
 )
-from zonerelay.control.plans import AddressPlan, HostPlan, RouteCheck, SourcePlan
 from zonerelay.control.server import Answer, ControlServer
 from zonerelay.control.standings import DestinationStatus, SourcePenalty, ZoneStatus
 

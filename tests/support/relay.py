@@ -32,8 +32,9 @@ from zonerelay.config.models import (
     ZoneSettings,
 )
 from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import Frame, RelayStatus, Request, Status
+from zonerelay.control.messages import Frame, RelayStatus
 from zonerelay.control.paths import control_socket_path
+from zonerelay.control.requests import Request, Status
 from zonerelay.model.clock import SystemClock
 from zonerelay.place import Place
 from zonerelay.routing.sts_policies import HTTPS_PORT

@@ -11,7 +11,8 @@ from tests.support.fake_relay import delivery
 from zonerelay import __version__
 from zonerelay.cli import arguments, output, relay, text
 from zonerelay.cli.exits import CliError
-from zonerelay.control.messages import Filter, TraceStep
+from zonerelay.control.messages import TraceStep
+from zonerelay.control.requests import Filter
 
 ID = "019aa1f2b3c01f00"
 

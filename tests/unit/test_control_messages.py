@@ -10,26 +10,21 @@ import pytest
 from zonerelay.config.models import AdminSettings, Settings, SpoolSettings
 from zonerelay.control import messages
 from zonerelay.control.errors import ControlError
-from zonerelay.control.messages import (
-    DeliveryRow,
-    End,
+from zonerelay.control.messages import DeliveryRow, End, Failure, Frame, Progress, RequestError
+from zonerelay.control.paths import control_socket_path
+from zonerelay.control.requests import (
     Explain,
-    Failure,
     Filter,
-    Frame,
     Ping,
-    Progress,
     QueueChange,
     QueueCount,
     QueueList,
     QueueShow,
     QueueTrace,
     Request,
-    RequestError,
     Resolve,
     Status,
 )
-from zonerelay.control.paths import control_socket_path
 
 REQUESTS: list[Request] = [
     Ping(),

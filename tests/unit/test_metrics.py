@@ -3,8 +3,9 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from zonerelay.inbound.memory import SessionMemory
+from zonerelay.telemetry.collectors import ZoneQueue
 from zonerelay.telemetry.instruments import MAX_LABEL_VALUES
-from zonerelay.telemetry.metrics import Metrics, ZoneQueue
+from zonerelay.telemetry.metrics import Metrics
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

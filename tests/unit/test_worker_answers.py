@@ -15,8 +15,9 @@ from zonerelay.control.standings import DestinationStatus, ZoneStatus
 from zonerelay.store.spool_places import remove_spool, spool_of, spools_beyond
 from zonerelay.supervisor.merging import merge_changed, merge_status
 from zonerelay.supervisor.reload_plan import plan
+from zonerelay.telemetry.collectors import ZoneQueue
 from zonerelay.telemetry.families import Accounts, Family, exposition
-from zonerelay.telemetry.metrics import Metrics, ZoneQueue
+from zonerelay.telemetry.metrics import Metrics
 
 
 def counted(value: float) -> Family:

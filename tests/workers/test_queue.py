@@ -161,8 +161,9 @@ async def test_the_relay_takes_up_its_rows_again_when_the_database_is_back(
 
 async def test_operators_see_rows_hold_them_and_let_them_go(bed: OutboxBed, sink: Sink) -> None:
     from zonerelay.control.client import ControlClient
-    from zonerelay.control.messages import Changed, QueueChange
+    from zonerelay.control.messages import Changed
     from zonerelay.control.paths import control_socket_path
+    from zonerelay.control.requests import QueueChange
 
     async with bed.relay(to_sink(sink.port)) as running:
         row = bed.insert(to_addresses=["defer-451@example.com", "a@example.com"])

@@ -20,7 +20,7 @@ from zonerelay.model.message_id import is_message_id
 from zonerelay.model.priority import Priority
 
 if TYPE_CHECKING:
-    from zonerelay.control.messages import Filter
+    from zonerelay.control.requests import Filter
 
     # argparse has no public name for what add_subparsers returns.
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -266,7 +266,7 @@ def _outbox(commands: Commands) -> None:
 
 def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> Filter:
     """The filter options as the control protocol has them."""
-    from zonerelay.control.messages import Filter
+    from zonerelay.control.requests import Filter
 
     return Filter(
         sender=arguments.sender,

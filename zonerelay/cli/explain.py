@@ -13,8 +13,9 @@ from zonerelay.cli import output, text
 from zonerelay.cli.exits import FAILED, OK
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.control.errors import NotRunningError
-from zonerelay.control.messages import Explain, Explanation
+from zonerelay.control.messages import Explanation
 from zonerelay.control.plans import ChangePlan, HostPlan, StsPlan
+from zonerelay.control.requests import Explain
 
 _TLS = {
     "none": "never",

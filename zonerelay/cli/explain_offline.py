@@ -15,7 +15,8 @@ from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.models import Settings
 from zonerelay.control.change_plans import ChangePlans
 from zonerelay.control.explain import Explainer
-from zonerelay.control.messages import Explain, Explanation
+from zonerelay.control.messages import Explanation
+from zonerelay.control.requests import Explain
 from zonerelay.control.rewrite_plans import RewritePlans
 from zonerelay.control.source_plans import SourcePlans, Untold
 from zonerelay.delivery.logins import first_for, senders_of

@@ -18,7 +18,8 @@ from zonerelay.cli.patience import Patience
 from zonerelay.cli.queue_read import delivery_table
 from zonerelay.cli.relay import connect
 from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import Changed, Count, DeliveryRow, End, Filter, QueueChange, QueueCount
+from zonerelay.control.messages import Changed, Count, DeliveryRow, End
+from zonerelay.control.requests import Filter, QueueChange, QueueCount
 
 SAMPLE = 5
 

@@ -16,16 +16,8 @@ from zonerelay.cli.arguments import DEFAULT_ROWS, filter_of
 from zonerelay.cli.exits import OK
 from zonerelay.cli.patience import Patience
 from zonerelay.cli.relay import connect
-from zonerelay.control.messages import (
-    DeliveryRow,
-    End,
-    Frame,
-    MessageDetail,
-    QueueList,
-    QueueShow,
-    QueueTrace,
-    TraceStep,
-)
+from zonerelay.control.messages import DeliveryRow, End, Frame, MessageDetail, TraceStep
+from zonerelay.control.requests import QueueList, QueueShow, QueueTrace
 
 PAGE = 1000
 """Rows per table: the widths of a table are those of all its rows, so they have to be held."""

@@ -8,7 +8,8 @@ from zonerelay.cli import output, text
 from zonerelay.cli.exits import FAILED
 from zonerelay.cli.patience import Patience
 from zonerelay.cli.relay import connect
-from zonerelay.control.messages import Address, End, Resolve
+from zonerelay.control.messages import Address, End
+from zonerelay.control.requests import Resolve
 
 
 def resolve(arguments: Namespace) -> int:

@@ -12,7 +12,8 @@ from rich.text import Text
 from zonerelay.cli import output, text
 from zonerelay.cli.exits import OK
 from zonerelay.cli.relay import connect
-from zonerelay.control.messages import RelayStatus, Status
+from zonerelay.control.messages import RelayStatus
+from zonerelay.control.requests import Status
 from zonerelay.control.standings import DestinationStatus, SourcePenalty, WorkerStatus, ZoneStatus
 
 MAX_SHOWN = 20

@@ -13,7 +13,8 @@ from typing import TypeVar
 
 from zonerelay.control import messages
 from zonerelay.control.errors import ControlError, NotFoundError, NotRunningError
-from zonerelay.control.messages import End, Failure, Frame, Request
+from zonerelay.control.messages import End, Failure, Frame
+from zonerelay.control.requests import Request
 
 TIMEOUT = 60.0
 

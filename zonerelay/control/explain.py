@@ -16,8 +16,9 @@ from zonerelay.config.models import ListenerSettings, ZoneSettings
 from zonerelay.config.wording import did_you_mean, in_words
 from zonerelay.control.change_plans import ChangePlans
 from zonerelay.control.errors import ControlError
-from zonerelay.control.messages import Explain, Explanation
+from zonerelay.control.messages import Explanation
 from zonerelay.control.plans import AddressPlan, HostPlan, RouteCheck, SourcePlan
+from zonerelay.control.requests import Explain
 from zonerelay.control.rewrite_plans import RewritePlans, Rewritten
 from zonerelay.control.source_plans import SourcePlans, candidates, own_addresses
 from zonerelay.control.terms_plans import limits_in_force, rates_in_force, sts_plan, tls_plan, too_large_for

@@ -10,30 +10,24 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 from zonerelay import __version__
-from zonerelay.control import messages
 from zonerelay.control.errors import ControlError, NotFoundError
 from zonerelay.control.explain import Explainer
-from zonerelay.control.messages import (
-    Address,
-    Changed,
-    Count,
-    End,
+from zonerelay.control.messages import Address, Changed, Count, End, Pong, RelayStatus, TraceStep
+from zonerelay.control.part import PartAnswers
+from zonerelay.control.part_messages import PartMetrics, PartReadiness
+from zonerelay.control.requests import (
     Explain,
+    Filter,
     Ping,
-    Pong,
     QueueChange,
     QueueCount,
     QueueList,
     QueueShow,
     QueueTrace,
-    RelayStatus,
     Request,
     Resolve,
     Status,
-    TraceStep,
 )
-from zonerelay.control.part import PartAnswers
-from zonerelay.control.part_messages import PartMetrics, PartReadiness
 from zonerelay.control.server import Answer
 from zonerelay.control.views import delivery_row, message_detail
 from zonerelay.model.delivery import DeliveryState
@@ -168,7 +162,7 @@ class ControlHandler:
         return End(count=len(seen))
 
 
-def _queue_filter(wanted: messages.Filter) -> QueueFilter:
+def _queue_filter(wanted: Filter) -> QueueFilter:
     return QueueFilter(
         sender=wanted.sender,
         recipient=wanted.recipient,

@@ -17,7 +17,8 @@ from typing import Protocol
 from zonerelay.control import messages
 from zonerelay.control.errors import ControlError, NotFoundError
 from zonerelay.control.listening import bind, identity
-from zonerelay.control.messages import End, Failure, Frame, Progress, QueueChange, Request
+from zonerelay.control.messages import End, Failure, Frame, Progress
+from zonerelay.control.requests import MAX_REQUEST, QueueChange, Request
 
 MAX_CLIENTS = 32
 REQUEST_TIMEOUT = 10.0
@@ -96,7 +97,7 @@ class ControlServer:
         listener = bind(self._path)
         self._identity = identity(self._path)
         self._server = await asyncio.start_unix_server(
-            self._serve, sock=listener, limit=messages.MAX_REQUEST, backlog=_BACKLOG
+            self._serve, sock=listener, limit=MAX_REQUEST, backlog=_BACKLOG
         )
 
     async def close(self) -> None:
@@ -136,7 +137,7 @@ class ControlServer:
         except (TimeoutError, ConnectionError) as error:
             raise ClientGone from error
         except ValueError:
-            return Failure(text=f"a request is at most {messages.MAX_REQUEST} bytes long")
+            return Failure(text=f"a request is at most {MAX_REQUEST} bytes long")
         except messages.RequestError as error:
             return Failure(text=str(error))
         if len(self._clients) > MAX_CLIENTS:

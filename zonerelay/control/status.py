@@ -22,7 +22,7 @@ from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.nexthop import DestinationKey
 from zonerelay.routing.zones import Zones
 from zonerelay.store.base import QueueCounts, Store
-from zonerelay.telemetry.metrics import ZoneQueue
+from zonerelay.telemetry.collectors import ZoneQueue
 
 MAX_DESTINATIONS = 1000
 

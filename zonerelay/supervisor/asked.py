@@ -8,7 +8,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from zonerelay.control.messages import DeliveryRow, Frame, RelayStatus, Request
+from zonerelay.control.messages import DeliveryRow, Frame, RelayStatus
+from zonerelay.control.requests import Request
 from zonerelay.supervisor.asking import UnansweredError, ask, frames
 
 F = TypeVar("F")

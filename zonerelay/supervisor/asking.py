@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from zonerelay.control import messages
 from zonerelay.control.errors import ControlError, NotFoundError
-from zonerelay.control.messages import End, Failure, Frame, Request
+from zonerelay.control.messages import End, Failure, Frame
+from zonerelay.control.requests import Request
 
 SILENCE = 5.0
 _PIECE = 64 * 1024

@@ -18,8 +18,9 @@ from zonerelay.config.models import Settings
 from zonerelay.control.client import ControlClient
 from zonerelay.control.errors import ControlError
 from zonerelay.control.listening import refuse_live
-from zonerelay.control.messages import RelayStatus, Status
+from zonerelay.control.messages import RelayStatus
 from zonerelay.control.paths import control_socket_path
+from zonerelay.control.requests import Status
 from zonerelay.process import StartError, prepare_home
 
 LOCK_NAME = "supervisor.lock"

@@ -1,7 +1,8 @@
 """Counters, gauges and histograms of one worker, and their text for Prometheus.
 
-Every method is cheap and none raises: numbers are kept by `instruments.py`, and prometheus-client is only
-asked to write them down. Labels come from our own lists and the configuration: zones, outcomes, reasons.
+Every method is cheap and none raises: numbers are kept by `instruments.py`, those that others keep are read
+by `collectors.py`, and prometheus-client is only asked to write them down. Labels come from our own lists and
+the configuration: zones, outcomes, reasons.
 
 Outcomes: a result that ends a delivery counts once as `delivered`, `bounced` or `expired`; one that
 does not, as `deferred`. A connection lost after the final dot counts as `in_doubt` instead of
@@ -11,19 +12,22 @@ does not, as `deferred`. A connection lost after the final dot counts as `in_dou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Info, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from zonerelay import __version__
 from zonerelay.model.outbox import zone_label
+from zonerelay.telemetry.collectors import (
+    CertificateCollector,
+    QueueCollector,
+    ReadGauge,
+    SourceCollector,
+    StoreCollector,
+    ZoneQueue,
+)
 from zonerelay.telemetry.families import Family, collect
 from zonerelay.telemetry.instruments import (
-    MAX_LABEL_VALUES,
     Counter,
     Gauge,
     Histogram,
@@ -48,118 +52,6 @@ DELIVERY_BUCKETS = (
 COMMIT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 POLICY_BUCKETS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60)
-
-
-class ZoneQueue(NamedTuple):
-    """One zone at the time of a scrape; `oldest` is an age in seconds, `connections` are those to peers."""
-
-    zone: str
-    ready: int
-    active: int
-    deferred: int
-    held: int
-    oldest: float
-    connections: int = 0
-
-
-class _QueueCollector(Collector):
-    """Asks the queue when Prometheus asks us, so that nothing has to keep gauges in step. Before the queue is
-    counted there are no samples of it: a figure that is too low reads as a queue that has emptied.
-    """
-
-    def __init__(self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool]) -> None:
-        self._read = read
-        self._is_counted = is_counted
-
-    def collect(self) -> Iterator[Metric]:
-        deliveries = GaugeMetricFamily(
-            "zonerelay_queue_deliveries", "Deliveries in the queue.", labels=("zone", "state")
-        )
-        oldest = GaugeMetricFamily(
-            "zonerelay_queue_oldest_seconds", "Age of the oldest delivery in the queue.", labels=("zone",)
-        )
-        outbound = GaugeMetricFamily(
-            "zonerelay_outbound_connections", "Open connections to peers.", labels=("zone",)
-        )
-        counting = GaugeMetricFamily(
-            "zonerelay_queue_counting", "Workers that are still counting what they found in the queue."
-        )
-        is_counted = self._is_counted()
-        for queue in self._read():
-            outbound.add_metric((queue.zone,), queue.connections)
-            if is_counted:
-                deliveries.add_metric((queue.zone, "ready"), queue.ready)
-                deliveries.add_metric((queue.zone, "active"), queue.active)
-                deliveries.add_metric((queue.zone, "deferred"), queue.deferred)
-                deliveries.add_metric((queue.zone, "held"), queue.held)
-                oldest.add_metric((queue.zone,), queue.oldest)
-        counting.add_metric((), int(not is_counted))
-        yield deliveries
-        yield oldest
-        yield counting
-        yield outbound
-
-
-class _CertificateCollector(Collector):
-    """`read` gives the name and the expiry of every certificate of every listener."""
-
-    def __init__(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        first: dict[str, float] = {}
-        for name, expiry in self._read():
-            first[name] = min(expiry, first.get(name, expiry))
-        family = GaugeMetricFamily(
-            "zonerelay_certificate_expiry_timestamp_seconds",
-            "When a listener's certificate expires, Unix time.",
-            labels=("name",),
-        )
-        for name, expiry in list(first.items())[:MAX_LABEL_VALUES]:
-            family.add_metric((name,), expiry)
-        yield family
-
-
-class _SourceCollector(Collector):
-    def __init__(self, read: Callable[[], Mapping[str, int]]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(
-            "zonerelay_source_penalties",
-            "Destinations at which a source is passed over for its reputation.",
-            labels=("source",),
-        )
-        for source, count in list(self._read().items())[:MAX_LABEL_VALUES]:
-            family.add_metric((source,), count)
-        yield family
-
-
-class _ReadGauge(Collector):
-    """A single number that somebody else keeps; read when Prometheus asks."""
-
-    def __init__(self, name: str, help_text: str, read: Callable[[], float]) -> None:
-        self._name = name
-        self._help = help_text
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(self._name, self._help, self._read())
-
-
-class _StoreCollector(Collector):
-    """Of one worker: of several the metrics must say whose disk is full."""
-
-    def __init__(self, worker: int, unhealthy: Callable[[], str | None]) -> None:
-        self._worker = worker
-        self._unhealthy = unhealthy
-
-    def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(
-            "zonerelay_store_usable", "1 while the worker's spool takes mail, else 0.", labels=("worker",)
-        )
-        family.add_metric((str(self._worker),), float(self._unhealthy() is None))
-        yield family
 
 
 class Metrics:
@@ -242,7 +134,7 @@ class Metrics:
         registry.register(self.limits)
         registry.register(self.outbox)
         registry.register(
-            _ReadGauge(
+            ReadGauge(
                 "zonerelay_loop_lag_longest_seconds",
                 "The longest such lag of the last one to two minutes.",
                 lambda: self.loop_lag.longest,
@@ -347,26 +239,26 @@ class Metrics:
         self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool] = lambda: True
     ) -> None:
         """Both are called at every scrape and must answer from memory. Attach once."""
-        self._registry.register(_QueueCollector(read, is_counted))
+        self._registry.register(QueueCollector(read, is_counted))
 
     def attach_certificates(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
         """`read` is called at every scrape: the first name and the expiry of each certificate in use. Attach
         once, for all listeners; of several for one name the one that expires first is shown.
         """
-        self._registry.register(_CertificateCollector(read))
+        self._registry.register(CertificateCollector(read))
 
     def attach_sources(self, read: Callable[[], Mapping[str, int]]) -> None:
         """`read` says at how many destinations each source is passed over. Attach once."""
-        self._registry.register(_SourceCollector(read))
+        self._registry.register(SourceCollector(read))
 
     def attach_store(self, worker: int, unhealthy: Callable[[], str | None]) -> None:
         """`unhealthy` says why the worker's store takes no mail. Attach once."""
-        self._registry.register(_StoreCollector(worker, unhealthy))
+        self._registry.register(StoreCollector(worker, unhealthy))
 
     def attach_inbound_memory(self, read: Callable[[], int]) -> None:
         """`read` says how many octets all client connections hold. Attach once."""
         self._registry.register(
-            _ReadGauge("zonerelay_inbound_memory_bytes", "Memory that client connections hold.", read)
+            ReadGauge("zonerelay_inbound_memory_bytes", "Memory that client connections hold.", read)
         )
 
     def families(self) -> tuple[Family, ...]:
