@@ -9,7 +9,8 @@ import pytest
 from tests.store.builders import NOW, delivery_for, envelope_for, message_id
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store import ready_window, records
-from zonerelay.store.ready_window import DiskRange, Taken, ZoneWindow
+from zonerelay.store.low_water import DiskRange
+from zonerelay.store.ready_window import Taken, ZoneWindow
 
 
 class Disk:

@@ -12,33 +12,16 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from zonerelay.config import endpoints, outbound_forms, units
+from zonerelay.config import endpoints, mail_forms, outbound_forms, units
 from zonerelay.config.options import AUTO, Form, Option
 from zonerelay.config.wording import did_you_mean, in_words, quoted
 
 _ZONE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _FUNCTION = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
-_HEADER = re.compile(r"[!-9;-~]+(?::.*)?", re.ASCII)  # RFC 5322 2.2: a field name is printable ASCII but ":"
 _FINGERPRINT = re.compile(r"[0-9A-Fa-f]{64}")
-_PATTERN = re.compile(r"[^\s<>@]*@[^\s<>@]+|<>", re.ASCII)
-_STATUS = r"[0-9]{1,3}\.[0-9]{1,3}"
-# A status of another class than the code's (RFC 3463 2), or one without a text, is no text.
-_REPLY = re.compile(rf"([45])[0-9][0-9] (?:\1\.{_STATUS} )?(?![245]\.{_STATUS}(?: |$))[!-~][ -~]*", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-# RFC 5322 3.6, and what signs or proves.
-_NEEDED = frozenset(
-    (
-        *("from", "sender", "reply-to", "to", "cc", "bcc", "subject", "date", "comments", "keywords"),
-        *("message-id", "in-reply-to", "references", "received", "return-path", "delivered-to"),
-        *("mime-version", "authentication-results", "dkim-signature"),
-    )
-)
-_NEEDED_STARTS = ("resent-", "content-", "list-", "arc-")
-
 MAX_TEXT = 1000
-MAX_FIELD_NAME = 70
-MAX_REPLY = 400  # RFC 5321 4.5.3.1.5 gives a reply line 512 octets
 
 
 def read_value(value: object, option: Option) -> object:
@@ -173,50 +156,6 @@ def _network(value: object, option: Option) -> ipaddress.IPv4Network | ipaddress
     return network
 
 
-def _domain(value: object, option: Option) -> str:
-    """`example.com`, `*.example.com` or `*`. Names beyond ASCII are the router's to convert."""
-    text = _text(value, option).lower()
-    if not text:
-        return text  # only where none may be given
-    name = text.removeprefix("*.")
-    if "@" in text:
-        raise ValueError(
-            f"{quoted(text)} is an address: write the domain alone, {quoted(text.rpartition('@')[2])}"
-        )
-    if text != "*" and name.isascii() and not endpoints.is_ehlo_name(name):
-        raise ValueError(_no_domain(text))
-    return text
-
-
-def _no_domain(text: str) -> str:
-    try:
-        literal = endpoints.address_literal(ipaddress.ip_address(text))
-    except ValueError:
-        return f'{quoted(text)} is not a domain: write "example.com", or "*.example.com" for all below it'
-    return f"{quoted(text)} is not a domain: an address goes in brackets, {quoted(literal)}"
-
-
-def _header(value: object, option: Option) -> str:
-    text = _text(value, option)
-    if not _HEADER.fullmatch(text):
-        raise ValueError(
-            f'{quoted(text)} is not a header condition: write "Name" or "Name: part of its value"'
-        )
-    return text
-
-
-def _field_name(value: object, option: Option) -> str:
-    """A field that the relay takes out of messages: one that nobody else needs."""
-    text = _text(value, option)
-    if text and (":" in text or len(text) > MAX_FIELD_NAME or not _HEADER.fullmatch(text)):
-        raise ValueError(f'{quoted(text)} is not the name of a header field: write "X-Sending-Zone"')
-    if text.lower() in _NEEDED or text.lower().startswith(_NEEDED_STARTS):
-        raise ValueError(
-            f'{quoted(text)} is a field that mail needs, and it would be removed: write "X-Sending-Zone"'
-        )
-    return text
-
-
 def _function(value: object, option: Option) -> str:
     text = _text(value, option)
     if text and not _FUNCTION.fullmatch(text):
@@ -237,30 +176,6 @@ def _fingerprint(value: object, option: Option) -> str:
             "as openssl x509 -noout -fingerprint -sha256 -in client.pem prints them"
         )
     return digits
-
-
-def _address_pattern(value: object, option: Option) -> str:
-    text = _text(value, option)
-    if "@" not in text and text != "<>":
-        return _domain(value, option)
-    if not _PATTERN.fullmatch(text):
-        raise ValueError(
-            f'{quoted(text)} is not an address pattern: write "user@example.com", "example.com", '
-            '"*.example.com", "bounce-*@example.com" or "<>"'
-        )
-    return text
-
-
-def _reply(value: object, option: Option) -> str:
-    text = _text(value, option)
-    if len(text) > MAX_REPLY:
-        raise ValueError(f"a reply has at most {MAX_REPLY} characters, this one {len(text)}")
-    if text and not _REPLY.fullmatch(text):
-        raise ValueError(
-            f"{quoted(text)} is not a refusal: write a code from 400 to 599, a status of the same class (or "
-            'none) and a text in ASCII, as in "550 5.7.1 Ask postmaster@example.org"'
-        )
-    return text
 
 
 def _line(read: Callable[[str], object]) -> Callable[[object, Option], object]:
@@ -296,14 +211,14 @@ _READERS: dict[Form, Callable[[object, Option], object]] = {
     Form.LISTEN: _listen,
     Form.NAME_SERVER: _name_server,
     Form.NETWORK: _network,
-    Form.DOMAIN: _domain,
-    Form.HEADER: _header,
-    Form.FIELD_NAME: _field_name,
+    Form.DOMAIN: _line(mail_forms.domain),
+    Form.HEADER: _line(mail_forms.header),
+    Form.FIELD_NAME: _line(mail_forms.field_name),
     Form.REMOVED_FIELD: _line(outbound_forms.field_name),
     Form.FUNCTION: _function,
     Form.FINGERPRINT: _fingerprint,
-    Form.ADDRESS_PATTERN: _address_pattern,
-    Form.REPLY: _reply,
+    Form.ADDRESS_PATTERN: _line(mail_forms.address_pattern),
+    Form.REPLY: _line(mail_forms.reply),
     Form.RATE: _rate,
     Form.DATE: _date,
     Form.NEXT_HOPS: _line(outbound_forms.next_hops),

@@ -21,28 +21,19 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outbox import MAX_ROW, mailbox_zone, message_id_of
-from zonerelay.model.priority import Priority, zone_of
-from zonerelay.outbox.drafts import BadRowError, Content, recipients_of
+from zonerelay.model.priority import zone_of
+from zonerelay.outbox.columns import put_off, read_row
+from zonerelay.outbox.drafts import BadRowError
 from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.mailboxes import Mailbox, Mailboxes
-from zonerelay.outbox.rows import QUEUED, Redact, Row, Write, keys_of, read_states, refused
-from zonerelay.outbox.sql import HEAD_COLUMNS, MAX_PEOPLE, PEOPLE, Statements
+from zonerelay.outbox.rows import Redact, Row, Write, keys_of, refused
+from zonerelay.outbox.sql import Statements
 from zonerelay.outbox.window import Window
 from zonerelay.store.base import StoreError
 from zonerelay.store.claim_pool import ZonePool
 from zonerelay.store.postgres_driver import Row as Columns
 
-PUT_OFF = 300.0
-"""Seconds until a row of a mailbox that cannot be used is looked at again."""
 TROUBLE_PAUSE = 1.0
-MAX_CREATED = 253_402_300_799
-"""The end of the year 9999, beyond which no Date can be written."""
-
-# What is none of these is normal: a table of the application's own may have such a column for other reasons.
-_PRIORITIES = {each.value: each for each in Priority}
-_OK = HEAD_COLUMNS
-_PEOPLE = slice(HEAD_COLUMNS + 1, HEAD_COLUMNS + 1 + len(PEOPLE))
-_SMALL = HEAD_COLUMNS + 1 + len(PEOPLE)
 
 
 class OutboxClaims:
@@ -330,36 +321,3 @@ class OutboxClaims:
     def tell_all(self) -> None:
         for queue in self.queues():
             self._on_news(queue)
-
-
-def read_row(columns: Columns, default_zone: str, mailbox: Mailbox | None) -> Row:
-    """Raises BadRowError."""
-    if not columns[_OK]:
-        raise BadRowError(f"the addresses have more than {MAX_PEOPLE} octets")
-    created = -1 if columns[5] is None else columns[5]
-    if not 0 <= columns[0] <= MAX_ROW or not 0 <= created <= MAX_CREATED:
-        raise BadRowError("id is negative or beyond 2^60, or created_at is missing, infinite or no such year")
-    people = recipients_of(
-        dict(zip(PEOPLE, columns[_PEOPLE], strict=True)), mailbox.from_address if mailbox else ""
-    )
-    content = None
-    if len(columns) > _SMALL and columns[_SMALL]:
-        content = Content(
-            **dict(zip(("subject", "text", "html", "headers"), columns[_SMALL + 1 :], strict=True))
-        )
-    return Row(
-        columns[0],
-        columns[1] or "",
-        zone=mailbox_zone(columns[3]) if columns[3] is not None else columns[2] or default_zone,
-        priority=_PRIORITIES.get(columns[9], Priority.NORMAL),
-        created=created,
-        attempts=columns[4],
-        people=people,
-        states=read_states(columns[6]),
-        content=content,
-    )
-
-
-def put_off(columns: Columns, problem: str) -> Write:
-    """A row that waits until something else has been corrected."""
-    return Write(columns[0], columns[1], QUEUED, columns[4], problem, columns[6], PUT_OFF)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.outbox import MAILBOXES
-from zonerelay.outbox.claims import read_row
+from zonerelay.outbox.columns import read_row
 from zonerelay.outbox.drafts import BadRowError, Content
 from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.mailboxes import Mailbox

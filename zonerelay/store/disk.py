@@ -1,9 +1,9 @@
 """The disk queue: `Store` over files, for one process, after the custom of traditional MTAs.
 
 Owns the order of things: plan a change, hand it to the group committer, and when it is durable let
-index and walks follow. On any failed write everything unconfirmed is given up, callers get StoreError,
-and `DiskKeeper` repairs the directories; what was touched is then read from disk again, and only claims
-survive, so that nothing is handed out twice.
+index and walks follow; what is handed out is up to `disk_claims.py`. On any failed write everything
+unconfirmed is given up, callers get StoreError, and `DiskKeeper` repairs the directories; what was touched is
+then read from disk again, and only claims survive, so that nothing is handed out twice.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from zonerelay.store.batches import in_batches
 from zonerelay.store.body_cache import BodyCache
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message, split
-from zonerelay.store.claiming import claim_and_read
 from zonerelay.store.disk_body import read_chunks
+from zonerelay.store.disk_claims import DiskClaims
 from zonerelay.store.disk_index import Index
 from zonerelay.store.disk_keeper import DiskKeeper
 from zonerelay.store.disk_scan import Walk
@@ -66,6 +66,14 @@ class DiskStore:
         keeper.on_repair = self._repaired
         self.check_writable = keeper.check_writable
         self.unhealthy = keeper.unhealthy
+        # Called for every claim, so without a step in between.
+        claims = DiskClaims(keeper, self._index, self._states)
+        self.claim = claims.claim
+        self.claim_new = claims.claim_new
+        self.claim_domain = claims.claim_domain
+        self.release = claims.release
+        self.next_due = claims.next_due
+        self.has_ready = claims.has_ready
         for message_id, records in stock.entries:
             for record in records:
                 key = disk_format.key_of(message_id, record)
@@ -117,75 +125,6 @@ class DiskStore:
         if self._last_id is None or message.id > self._last_id:
             self._last_id = message.id
         return new
-
-    # --- handing out
-
-    async def claim(
-        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
-    ) -> list[Delivery]:
-        index = self._index[zone]
-        return await self._claim(limit, lambda wanted: index.take(wanted, skip_domains, now), now)
-
-    async def claim_new(
-        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
-    ) -> list[Delivery]:
-        index = self._index[zone]
-        # What is fresh is due at any time.
-        return await self._claim(limit, lambda wanted: index.take_new(wanted, since, skip_domains), 0.0)
-
-    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
-        index = self._index[zone]
-        return await self._claim(limit, lambda wanted: index.take_domain(domain, wanted, now), now)
-
-    async def _claim(
-        self, limit: int, take: Callable[[int], list[DeliveryKey]], now: float
-    ) -> list[Delivery]:
-        self._keeper.check_usable()
-        return await claim_and_read(limit, take, lambda keys: self._read_claimed(keys, now), self.release)
-
-    async def _read_claimed(self, keys: Sequence[DeliveryKey], now: float) -> list[Delivery]:
-        """Those of the claimed deliveries that are still there and due; the other claims are given up."""
-        try:
-            held = await self._states.hold({key.message_id for key in keys})
-        except BaseException:
-            self.release(keys)
-            raise
-        found: list[Delivery] = []
-        for key in keys:
-            state = held.get(key.message_id)
-            delivery = None if state is None else state.deliveries.get(key)
-            if delivery is not None and delivery.is_due(now):
-                found.append(delivery)
-            else:
-                self._correct(key, delivery)
-        self._states.drop(held.values())
-        return found
-
-    def _correct(self, key: DeliveryKey, delivery: Delivery | None) -> None:
-        """The file says something else than the index: dropped meanwhile, unreadable, or changed by hand."""
-        zone = self._index[key.queue]
-        zone.drop_claim(key)
-        if not zone.is_changing(key):
-            self._show(key, delivery)
-
-    def _show(self, key: DeliveryKey, delivery: Delivery | None) -> None:
-        """This is durable."""
-        zone = self._index[key.queue]
-        if delivery is None:
-            zone.remove(key)
-        else:
-            zone.put(key, delivery.created, delivery.next_attempt, held=delivery.held)
-
-    def release(self, keys: Collection[DeliveryKey]) -> None:
-        for key in keys:
-            self._index[key.queue].release(key)
-
-    async def next_due(self, zone: str) -> float | None:
-        self._keeper.check_usable()
-        return self._index[zone].next_due()
-
-    def has_ready(self, zone: str) -> bool:
-        return self._index[zone].has_ready()
 
     # --- settling
 
@@ -268,7 +207,7 @@ class DiskStore:
             for walk in self._walks:
                 walk.changed(key, old)
             self._index[key.queue].end_change(key)
-            self._show(key, new)
+            self._index.show(key, new)
         for state in plan.states.values():
             state.is_new = False
             if not state.deliveries:
@@ -292,7 +231,7 @@ class DiskStore:
             there = {} if isinstance(now, StoreCorruptError) else {d.key: d for d in now}
             for key in state.known:
                 self._index[key.queue].clear_changes(key)
-                self._show(key, there.get(key))
+                self._index.show(key, there.get(key))
         self._uncertain = []
 
     # --- reading

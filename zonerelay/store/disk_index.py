@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Collection, Iterable, Iterator
 
 from zonerelay.model.address import domain_of
-from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.base import QueueCounts
 from zonerelay.store.fresh_order import FreshOrder
@@ -250,6 +250,14 @@ class Index(dict[str, ZoneIndex]):
     def __missing__(self, name: str) -> ZoneIndex:
         zone = self[name] = ZoneIndex()
         return zone
+
+    def show(self, key: DeliveryKey, delivery: Delivery | None) -> None:
+        """This is durable."""
+        zone = self[key.queue]
+        if delivery is None:
+            zone.remove(key)
+        else:
+            zone.put(key, delivery.created, delivery.next_attempt, held=delivery.held)
 
     def sorted_keys(self, zone: str | None) -> list[DeliveryKey]:
         """Zone by zone, in the order of messages."""

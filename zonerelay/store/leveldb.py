@@ -1,9 +1,9 @@
 """The LevelDB spool: `Store` over one directory, for one process.
 
 Owns the order of things: plan a change, hand it to the group committer, and when it is durable let
-claims, window and counts follow. On any failed write everything unconfirmed is given up, callers
-get StoreError, and `SpoolKeeper` reopens the database; the queue is then read from disk again, and
-only claims survive, so that nothing is handed out twice.
+claims, window and counts follow. What memory does not hold is read by `leveldb_cold.py`. On any failed write
+everything unconfirmed is given up, callers get StoreError, and `SpoolKeeper` reopens the database; the queue
+is then read from disk again, and only claims survive, so that nothing is handed out twice.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from zonerelay.store.base import (
     QueueCounts,
     StoreError,
     Submit,
-    Wanted,
-    everybody,
 )
 from zonerelay.store.batches import in_batches
 from zonerelay.store.body_cache import BodyCache
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message, split
-from zonerelay.store.ledger import NOTHING, Found, Ledger
+from zonerelay.store.ledger import NOTHING, Ledger
 from zonerelay.store.leveldb_body import read_chunks
-from zonerelay.store.leveldb_claims import ZoneClaims
+from zonerelay.store.leveldb_claims import ZoneClaims, Zones
+from zonerelay.store.leveldb_cold import ColdReads
 from zonerelay.store.leveldb_engine import Op
 from zonerelay.store.leveldb_keeper import SpoolKeeper
 from zonerelay.store.plan import Plan, due_time
@@ -58,13 +57,15 @@ class LevelDbStore:
         self._reader = keeper.reader
         self._ledger = ledger
         self._bodies = BodyCache()
-        self._zones = _Zones(self._new_zone)
+        self._cold = ColdReads(keeper, ledger, self._bodies)
+        self._zones = Zones(self._new_zone)
         self._last_id = last_id
         self._stored_last_id: MessageId | None = None
         self._empty = empty
         keeper.on_failure = self._reset
         self.check_writable = keeper.check_writable
         self.unhealthy = keeper.unhealthy
+        self.scan = self._cold.scan
 
     # --- taking mail
 
@@ -147,7 +148,7 @@ class LevelDbStore:
         for change in changes:
             if not isinstance(change, Submit):
                 keys.append(change.delivery.key)
-        found = NOTHING if self._ledger.knows(keys) else await self._find(keys)
+        found = NOTHING if self._ledger.knows(keys) else await self._cold.find(keys)
         plan = Plan(self._ledger, found)
         key = iter(keys)
         for change in changes:
@@ -168,7 +169,7 @@ class LevelDbStore:
     ) -> int:
         existed = 0
         for batch in in_batches(keys, UPDATE_BATCH):
-            found = await self._find(batch)
+            found = await self._cold.find(batch)
             plan = Plan(self._ledger, found)
             for key in batch:
                 old = self._ledger.state(key, found)
@@ -183,22 +184,6 @@ class LevelDbStore:
             if plan.ops:
                 await self._submit(plan)
         return existed
-
-    async def _find(self, keys: Sequence[DeliveryKey]) -> Found:
-        """Read what the ledger does not know of these deliveries; returns without a gap before planning."""
-        found = Found()
-        ledger = self._ledger
-        if not ledger.unknown(keys, found):
-            return found
-        with ledger.reading():
-            while unknown := ledger.unknown(keys, found):
-                self._keeper.check_usable()
-                since = ledger.moment()
-                read = await self._reader.read(scan.read_states, unknown)
-                # What was changed while it was being read is read again.
-                found.merge(read, unknown)
-                found.drop(functools.partial(ledger.is_stale, since=since))
-        return found
 
     def _submit(
         self, plan: Plan, *, settled: Sequence[DeliveryKey] = (), lazy: bool = False
@@ -265,19 +250,8 @@ class LevelDbStore:
     async def read_message(self, message_id: MessageId) -> Message:
         known = self._ledger.message(message_id)
         if known is None or known.message is None:
-            return await self._read_cold(message_id)
+            return await self._cold.read_message(message_id)
         return known.message
-
-    async def _read_cold(self, message_id: MessageId) -> Message:
-        ledger = self._ledger
-        with ledger.reading():
-            since = ledger.moment()
-            message, count, body = await self._reader.read(scan.read_message_and_body, message_id)
-            if not ledger.is_stale(message_id, since):
-                ledger.remember(message_id, count)
-                if body is not None:
-                    self._bodies.put(message_id, body)
-        return message
 
     async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
         message = await self.read_message(message_id)
@@ -311,20 +285,6 @@ class LevelDbStore:
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return await self._reader.read(scan.read_messages, ids)
 
-    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
-        read = self._reader.read
-        prefix = records.DELIVERY_PREFIX if zone is None else records.zone_prefix(zone)
-        view = await read(type(self._reader.db).snapshot)
-        try:
-            start: bytes | None = prefix
-            while start is not None:
-                page = await read(scan.scan_page, start, records.after(prefix), view, wanted)
-                for delivery in page.deliveries:
-                    yield delivery
-                start = page.low
-        finally:
-            view.close()
-
     def counts(self) -> dict[str, QueueCounts]:
         return self._keeper.counts.current()
 
@@ -342,17 +302,6 @@ class LevelDbStore:
     async def close(self) -> None:
         await self._keeper.close()
         self._reset()  # nothing can be read any more, not from memory either
-
-
-class _Zones(dict[str, ZoneClaims]):
-    """Made when they are first asked for."""
-
-    def __init__(self, make: Callable[[str], ZoneClaims]) -> None:
-        self._make = make
-
-    def __missing__(self, name: str) -> ZoneClaims:
-        zone = self[name] = self._make(name)
-        return zone
 
 
 def _put_chunks(message_id: MessageId, first: int, chunks: Sequence[bytes]) -> list[Op]:

@@ -20,7 +20,8 @@ from zonerelay.store.group_commit import Committer
 from zonerelay.store.ledger import Ledger
 from zonerelay.store.leveldb_engine import Op
 from zonerelay.store.leveldb_reader import SpoolReader
-from zonerelay.store.ready_window import DiskRange, Taken, ZoneWindow
+from zonerelay.store.low_water import DiskRange
+from zonerelay.store.ready_window import Taken, ZoneWindow
 
 _by_message = attrgetter("message_id")
 _READ_AHEAD = 200
@@ -173,3 +174,14 @@ class ZoneClaims:
                 for key, delivery in spill.items():
                     window.put_back(key, delivery)
             raise
+
+
+class Zones(dict[str, ZoneClaims]):
+    """The claims of all zones, made when they are first asked for."""
+
+    def __init__(self, make: Callable[[str], ZoneClaims]) -> None:
+        self._make = make
+
+    def __missing__(self, name: str) -> ZoneClaims:
+        zone = self[name] = self._make(name)
+        return zone

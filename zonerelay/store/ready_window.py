@@ -10,9 +10,7 @@ and not claimed is either in the window's memory or in a `DiskRange` at or above
 
 What is found by `new_range` stays above the cursor as well, which steps over what is in memory or gone.
 
-A mark moves up when rows are read into memory and down when something is stored below it while
-memory has no room. `low` is None when nothing is on disk that memory does not hold. Marks never go
-back to the start of a range, where LevelDB would walk over the tombstones of delivered mail.
+`low` is None when nothing is on disk that memory does not hold; how marks move is in `low_water.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import records
 from zonerelay.store.fresh_order import FreshOrder
+from zonerelay.store.low_water import DiskRange
 
 WINDOW_LIMIT = 10_000
 """Deliveries of one zone that wait in memory before newcomers stay on disk."""
@@ -34,53 +33,6 @@ PARKED_LIMIT = 5_000
 """Of these, deliveries whose destination is full; more go to the `delivery-domain` index."""
 
 Taken = dict[DeliveryKey, Delivery]
-
-
-class DiskRange:
-    """A sorted range of keys on disk of which everything below `low` is accounted for.
-
-    `exact` is true while a row is known to be at `low`.
-    """
-
-    __slots__ = ("_lowest_noted", "_reading", "end", "exact", "low", "prefix")
-
-    def __init__(self, prefix: bytes, low: bytes | None) -> None:
-        self.prefix = prefix
-        self.end = records.after(prefix)
-        self.low = low
-        self.exact = False
-        self._reading = False
-        self._lowest_noted: bytes | None = None
-
-    def note(self, key: bytes) -> None:
-        """There is something at `key` that memory does not hold."""
-        if self._reading and (self._lowest_noted is None or key < self._lowest_noted):
-            self._lowest_noted = key
-        if self.low is None or key < self.low:
-            self.low = key
-            self.exact = True
-
-    def gone(self, key: bytes) -> None:
-        """The row at `key` was removed."""
-        if key == self.low:
-            self.exact = False
-
-    def start_reading(self) -> bytes:
-        self._reading = True
-        self._lowest_noted = None
-        return self.low or self.prefix
-
-    def stop_reading(self) -> None:
-        """The read failed or its result is void: the mark stays."""
-        self._reading = False
-
-    def read_up_to(self, low: bytes | None, *, exact: bool = True) -> None:
-        """Memory now holds everything below `low` (None: everything), as of when the read started."""
-        self._reading = False
-        self.exact = exact
-        noted = self._lowest_noted
-        # What was stored while the rows were being read may have been missed by the reader.
-        self.low = noted if low is None or (noted is not None and noted < low) else low
 
 
 class ZoneWindow:
