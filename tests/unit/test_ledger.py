@@ -85,6 +85,14 @@ def test_plan_that_cannot_be_encoded_leaves_no_trace() -> None:
     assert not ledger.in_flight
 
 
+def test_a_recipient_has_one_delivery_of_a_message() -> None:
+    """The count of a message to one recipient is not read: the first of two would take the message away."""
+    envelope = envelope_for(message_id(1), "a@example.net")
+    twice = [delivery_for(envelope, "a@example.net", zone=zone) for zone in ("default", "other")]
+    with pytest.raises(ValueError, match="2 deliveries to 1 recipient"):
+        Plan(Ledger()).add_message(Message(envelope=envelope, size=0, chunks=0), twice)
+
+
 def test_what_is_known_of_messages_is_bounded_by_their_recipients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "HOT_RECIPIENTS", 100)
     ledger = Ledger()

@@ -56,7 +56,9 @@ class View(Protocol):
 
     def get(self, key: bytes, *, verify_checksums: bool = False) -> bytes | None: ...
 
-    def raw_iterator(self, *, fill_cache: bool = True) -> plyvel.RawIterator: ...
+    def raw_iterator(
+        self, *, verify_checksums: bool = False, fill_cache: bool = True
+    ) -> plyvel.RawIterator: ...
 
     def close(self) -> None: ...
 
@@ -195,12 +197,21 @@ class LevelDb:
 
     def get(self, key: bytes, view: View | None = None) -> bytes | None:
         with _translated():
-            return (view or self._handle()).get(key)
+            return (view or self._handle()).get(key, verify_checksums=True)
 
     def get_many(self, keys: Sequence[bytes], view: View | None = None) -> list[bytes | None]:
+        """The values of keys that are expected to be there, by one cursor.
+
+        LevelDB counts each Get that looks into two files against the first of them, and rewrites up to 33 MB
+        for a hundred or two of those (seek compaction). A cursor is not counted. But it walks over all
+        that was removed behind a missing key, and what is damaged beside a key spoils it: from the first
+        such key on, each is asked for alone.
+        """
         with _translated():
-            get = (view or self._handle()).get
-            return [get(key, verify_checksums=True) for key in keys]
+            source = view or self._handle()
+            found = _by_cursor(source, keys)
+            found += [source.get(key, verify_checksums=True) for key in keys[len(found) :]]
+        return found
 
     def rows(
         self, start: bytes, stop: bytes | None = None, *, limit: int, view: View | None = None
@@ -248,6 +259,21 @@ class LevelDb:
 
 _FAILURES = (plyvel.Error, OSError, RuntimeError)
 """What plyvel raises; RuntimeError means that the database was closed."""
+
+
+def _by_cursor(source: View | plyvel.DB, keys: Sequence[bytes]) -> list[bytes | None]:
+    """The values up to the first key that is missing or cannot be read."""
+    found: list[bytes | None] = []
+    try:
+        with source.raw_iterator(verify_checksums=True) as cursor:
+            for key in keys:
+                cursor.seek(key)
+                if not cursor.valid() or cursor.key() != key:
+                    break
+                found.append(cursor.value())
+    except plyvel.CorruptionError:
+        pass
+    return found
 
 
 @contextlib.contextmanager

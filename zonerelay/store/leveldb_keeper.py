@@ -13,6 +13,7 @@ import asyncio
 import functools
 import logging
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from typing import NamedTuple
 
@@ -36,6 +37,8 @@ COMPACT_INTERVAL = 5.0
 """Seconds between two compactions while there is too little space."""
 LARGE_BATCH = 256 * 1024
 """Octets from which a batch is put together in the writer thread."""
+SWEEP_PAUSE = 2
+"""Times what a page of the search for aborted uploads took: nobody waits for them, mail waits for the CPU."""
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 """Seconds between two attempts to reopen a failed spool."""
@@ -215,9 +218,12 @@ class SpoolKeeper:
             await self._count(view, close=False)
             start: bytes | None = records.MESSAGE_PREFIX
             while start is not None:
+                began = time.monotonic()
                 aborted, start = await self.reader.read(scan.aborted_uploads, start, view)
+                took = time.monotonic() - began
                 for prefix in aborted:
                     await self._remove(prefix)
+                await asyncio.sleep(took * SWEEP_PAUSE)
         except StoreError as error:
             _log.warning("could not sweep the spool, the next start will: %s", error)
         finally:

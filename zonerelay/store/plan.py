@@ -60,7 +60,10 @@ class Plan:
         self.messages: dict[MessageId, OpenMessage] = {}
 
     def add_message(self, message: Message, deliveries: Sequence[Delivery]) -> None:
-        """A new message and its deliveries. Its chunks are the caller's to add, before this."""
+        """A new message and its deliveries, one for each recipient at most. Raises ValueError.
+
+        Its chunks are the caller's to add, before this.
+        """
         envelope = message.envelope
         message_id = envelope.id
         metadata = records.encode_message(message)
@@ -72,6 +75,9 @@ class Plan:
             if key not in self.transitions:
                 self._write(key, None, delivery)
                 count += 1
+        if count > len(envelope.recipients):
+            # The count of a message to one recipient is not read: it would leave with the first of two.
+            raise ValueError(f"{count} deliveries to {len(envelope.recipients)} recipients")
         entry = self._learned[message_id] = self.messages[message_id] = OpenMessage(message, count)
         if count != len(envelope.recipients):
             self._store_count(message_id, entry, count)
