@@ -7,9 +7,12 @@ looked at, and that took 80 to 400 ms. So here
 - the youngest is looked at `STEP` seconds after the last time at the latest (`IDLE_STEP` when the loop had
   next to nothing to do), the middle one every `OLDER_STEPS`: what has been made since then is few. What makes
   many cycles at once (DNS answers) is met by the interpreter's own thresholds, which are low.
-- all of the memory is looked at (tens of milliseconds) when the loop has been idle and `FULL_AFTER` has
-  passed, and otherwise after `FULL_AT_LAST`, or when memory has grown so much that cycles may be what it
-  holds (`GROWTH`, `GROWN`).
+- every `SETTLE_AFTER` seconds the rest is looked at, and what is left of it is settled (`gc.freeze`): no
+  collection looks at it again. So the largest pause is that of what ten seconds make and do not free.
+- what was settled can still become a cycle that nobody uses, and is found only by a look at all of the memory
+  (tens of milliseconds to some tenths of a second). That is due when memory has grown so much that cycles may
+  be what it holds (`GROWTH`, `GROWN`), and, when the loop is idle, after `IDLE_GROWTH` of it already. A relay
+  whose memory does not grow never looks at all of it.
 
 Objects without cycles, as messages and deliveries are, are freed at once and have nothing to do with this.
 """
@@ -20,6 +23,7 @@ import asyncio
 import gc
 import sys
 import time
+from enum import IntEnum
 
 STEP = 0.1
 IDLE_STEP = 0.5
@@ -27,44 +31,63 @@ IDLE_STEP = 0.5
 ten milliseconds to look at.
 """
 OLDER_STEPS = 5
-FULL_AFTER = 600.0
-FULL_AT_LAST = 3600.0
+SETTLE_AFTER = 10.0
 IDLE = 0.002
 """CPU seconds in a step: with less the loop had next to nothing to do."""
 GROWTH = 1.5
 GROWN = 400_000
-"""Allocated blocks (about 40 MB) on top of `GROWTH` times what there was after the last full collection."""
-YOUNG, OLDER, FULL = 0, 1, 2
+"""Allocated blocks (about 40 MB) on top of `GROWTH` times what there was after the last look at all."""
+IDLE_GROWTH = 1.1
+IDLE_GROWN = 40_000
+IDLE_AFTER = 600.0
+"""Seconds after the last look at all from which an idle loop may have the next."""
 THRESHOLDS = (5_000, 10, 1_000_000)
 """Of the interpreter itself: allocations less deallocations, collections of the youngest, of the middle one.
 Messages make no cycles, and the default of 700 would look several times per message.
 """
 
 
+class Look(IntEnum):
+    """The first three are the interpreter's generations."""
+
+    YOUNG = 0
+    OLDER = 1
+    SETTLE = 2
+    WHOLE = 3
+
+
 class Rounds:
-    """Which generation to look at in each step. Pure: `now` and `cpu` are clocks' readings in seconds."""
+    """What to look at in each step. Pure: `now` and `cpu` are clocks' readings in seconds."""
 
     def __init__(self, now: float, cpu: float, blocks: int) -> None:
         self.pause = STEP
         """Seconds until the next step."""
         self._steps = 0
         self._cpu = cpu
-        self.collected_all(now, blocks)
+        self._settled_at = now
+        self.looked_at_all(now, blocks)
 
-    def collected_all(self, now: float, blocks: int) -> None:
-        """A full collection has ended and left so many allocated blocks."""
-        self._full_at = now
+    def looked_at_all(self, now: float, blocks: int) -> None:
+        """A look at all of the memory has ended and left so many allocated blocks."""
+        self._whole_at = now
         self._limit = int(blocks * GROWTH) + GROWN
+        self._idle_limit = int(blocks * IDLE_GROWTH) + IDLE_GROWN
 
-    def next(self, now: float, cpu: float, blocks: int) -> int:
+    def next(self, now: float, cpu: float, blocks: int) -> Look:
         is_idle = cpu - self._cpu < IDLE
         self.pause = IDLE_STEP if is_idle else STEP
         self._cpu = cpu
         self._steps += 1
-        passed = now - self._full_at
-        if blocks > self._limit or passed >= FULL_AT_LAST or (is_idle and passed >= FULL_AFTER):
-            return FULL
-        return YOUNG if self._steps % OLDER_STEPS else OLDER
+        if blocks > self._limit or (is_idle and self._is_due_when_idle(now, blocks)):
+            self._settled_at = now
+            return Look.WHOLE
+        if now - self._settled_at >= SETTLE_AFTER:
+            self._settled_at = now
+            return Look.SETTLE
+        return Look.YOUNG if self._steps % OLDER_STEPS else Look.OLDER
+
+    def _is_due_when_idle(self, now: float, blocks: int) -> bool:
+        return blocks > self._idle_limit and now - self._whole_at >= IDLE_AFTER
 
 
 class CycleRounds:
@@ -75,7 +98,7 @@ class CycleRounds:
         self._before = gc.get_threshold()
 
     def start(self) -> None:
-        """What is there now stays for good, so no collection looks at it."""
+        """What is there now is settled."""
         gc.freeze()
         gc.set_threshold(*THRESHOLDS)
         self._rounds = Rounds(time.monotonic(), time.thread_time(), sys.getallocatedblocks())
@@ -91,8 +114,17 @@ class CycleRounds:
         self._timer = loop.call_later(self._rounds.pause, self._step, loop)
 
     def _step(self, loop: asyncio.AbstractEventLoop) -> None:
-        generation = self._rounds.next(time.monotonic(), time.thread_time(), sys.getallocatedblocks())
-        gc.collect(generation)
-        if generation == FULL:
-            self._rounds.collected_all(time.monotonic(), sys.getallocatedblocks())
+        look = self._rounds.next(time.monotonic(), time.thread_time(), sys.getallocatedblocks())
+        collect(look)
+        if look is Look.WHOLE:
+            self._rounds.looked_at_all(time.monotonic(), sys.getallocatedblocks())
         self._arm(loop)
+
+
+def collect(look: Look) -> None:
+    """Free the cycles among what is looked at; what is left of it is settled if it was not the young only."""
+    if look is Look.WHOLE:
+        gc.unfreeze()
+    gc.collect(min(look, Look.SETTLE))
+    if look >= Look.SETTLE:
+        gc.freeze()

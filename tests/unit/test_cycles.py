@@ -1,24 +1,26 @@
-"""When reference cycles are looked for: the young often, all of the memory seldom."""
+"""When reference cycles are looked for: the young often, what stays once, all of the memory when it grows."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from collections import deque
 from collections.abc import Iterator
 
 import pytest
 
 from zonerelay.cycles import (
-    FULL,
-    FULL_AFTER,
-    FULL_AT_LAST,
+    GROWN,
+    IDLE_AFTER,
+    IDLE_GROWN,
     IDLE_STEP,
-    OLDER,
+    SETTLE_AFTER,
     STEP,
-    YOUNG,
     CycleRounds,
+    Look,
     Rounds,
+    collect,
 )
 
 BLOCKS = 1_000_000
@@ -32,8 +34,8 @@ def _as_before() -> Iterator[None]:
     gc.unfreeze()
 
 
-def after(seconds: float, *, busy: bool, blocks: int = BLOCKS) -> int:
-    """What is looked at when so much time has passed since all of the memory was."""
+def after(seconds: float, *, busy: bool, blocks: int = BLOCKS) -> Look:
+    """What is looked at so long after a look at all, with as many allocated blocks."""
     rounds = Rounds(now=0.0, cpu=0.0, blocks=BLOCKS)
     return rounds.next(now=seconds, cpu=0.09 if busy else 0.0001, blocks=blocks)
 
@@ -41,18 +43,29 @@ def after(seconds: float, *, busy: bool, blocks: int = BLOCKS) -> int:
 def test_the_middle_generation_has_every_fifth_turn() -> None:
     rounds = Rounds(now=0.0, cpu=0.0, blocks=BLOCKS)
     found = [rounds.next(now=n / 10, cpu=n / 10, blocks=BLOCKS) for n in range(10)]
-    assert found == [YOUNG, YOUNG, YOUNG, YOUNG, OLDER] * 2
+    assert found == [Look.YOUNG, Look.YOUNG, Look.YOUNG, Look.YOUNG, Look.OLDER] * 2
 
 
-def test_all_of_the_memory_is_looked_at_when_the_loop_is_idle_and_it_was_long_ago() -> None:
-    assert after(FULL_AFTER - 1, busy=False) == YOUNG
-    assert after(FULL_AFTER, busy=False) == FULL
-    assert after(FULL_AFTER, busy=True) == YOUNG
+@pytest.mark.parametrize("busy", [False, True])
+def test_what_has_stayed_for_ten_seconds_is_settled(busy: bool) -> None:
+    assert after(SETTLE_AFTER - 1, busy=busy) is Look.YOUNG
+    assert after(SETTLE_AFTER, busy=busy) is Look.SETTLE
+    rounds = Rounds(now=0.0, cpu=0.0, blocks=BLOCKS)
+    found = [rounds.next(now=float(n), cpu=float(n), blocks=BLOCKS) for n in range(1, 31)]
+    assert [n for n, look in enumerate(found, 1) if look is Look.SETTLE] == [10, 20, 30]
 
 
-def test_a_loop_that_is_never_idle_waits_no_longer_than_an_hour() -> None:
-    assert after(FULL_AT_LAST - 1, busy=True) == YOUNG
-    assert after(FULL_AT_LAST, busy=True) == FULL
+def test_a_memory_that_does_not_grow_is_never_looked_at_as_a_whole() -> None:
+    for busy in (False, True):
+        assert after(1e9, busy=busy) is Look.SETTLE
+
+
+def test_an_idle_loop_looks_at_a_memory_that_has_grown_a_little() -> None:
+    grown = int(BLOCKS * 1.1) + IDLE_GROWN + 1
+    assert after(IDLE_AFTER, busy=False, blocks=grown) is Look.WHOLE
+    assert after(IDLE_AFTER - 1, busy=False, blocks=grown) is Look.SETTLE
+    assert after(IDLE_AFTER, busy=False, blocks=grown - 1) is Look.SETTLE
+    assert after(IDLE_AFTER, busy=True, blocks=grown) is Look.SETTLE
 
 
 def test_a_loop_that_has_nothing_to_do_is_woken_seldom() -> None:
@@ -65,11 +78,37 @@ def test_a_loop_that_has_nothing_to_do_is_woken_seldom() -> None:
 
 
 def test_memory_that_grows_is_looked_at_at_once_and_then_not_before_it_has_grown_again() -> None:
-    assert after(1, busy=True, blocks=2 * BLOCKS) == FULL
+    assert after(1, busy=True, blocks=int(BLOCKS * 1.5) + GROWN + 1) is Look.WHOLE
+    assert after(1, busy=True, blocks=int(BLOCKS * 1.5) + GROWN) is Look.YOUNG
     rounds = Rounds(now=0.0, cpu=0.0, blocks=BLOCKS)
-    rounds.collected_all(now=1.0, blocks=2 * BLOCKS)
-    assert rounds.next(now=2.0, cpu=2.0, blocks=3 * BLOCKS) == YOUNG
-    assert rounds.next(now=3.0, cpu=3.0, blocks=4 * BLOCKS) == FULL
+    rounds.looked_at_all(now=1.0, blocks=2 * BLOCKS)
+    assert rounds.next(now=2.0, cpu=2.0, blocks=3 * BLOCKS) is Look.YOUNG
+    assert rounds.next(now=3.0, cpu=3.0, blocks=4 * BLOCKS) is Look.WHOLE
+
+
+class Node:
+    """One end of a cycle."""
+
+    other: Node | None = None
+
+
+def cycle() -> tuple[Node, weakref.ref[Node]]:
+    one, two = Node(), Node()
+    one.other, two.other = two, one
+    return one, weakref.ref(two)
+
+
+@pytest.mark.usefixtures("_as_before")
+def test_a_cycle_that_was_settled_is_found_by_a_look_at_all() -> None:
+    used, settled = cycle()
+    collect(Look.SETTLE)
+    unused = cycle()[1]
+    del used
+    collect(Look.SETTLE)
+    assert unused() is None
+    assert settled() is not None
+    collect(Look.WHOLE)
+    assert settled() is None
 
 
 @pytest.mark.usefixtures("_as_before")

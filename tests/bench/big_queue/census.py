@@ -1,4 +1,4 @@
-"""What a full garbage collection looks at in a process: its CPU time, and the tracked objects by type.
+"""What looks for reference cycles cost in a process (zonerelay.cycles): CPU time, and the objects by type.
 
 Lives in the watched relay, which takes a census when it gets `SIGNAL`.
 """
@@ -14,25 +14,47 @@ from pathlib import Path
 
 import msgspec
 
+from zonerelay.cycles import Look, collect
+
 SIGNAL = signal.SIGUSR1
 
 
 class Census(msgspec.Struct, frozen=True):
-    """`cpu`: of a full collection, seconds. `frozen`: objects that it does not look at."""
+    """CPU seconds of a look at what is not settled, and of one at all. `blocks`: allocated, after them."""
 
-    cpu: float
+    settle_cpu: float
+    unsettled: int
+    whole_cpu: float
     collected: int
-    frozen: int
-    tracked: int
+    blocks: int
     types: dict[str, int]
 
 
 def take() -> Census:
-    began = time.thread_time()
-    collected = gc.collect()
-    cpu = time.thread_time() - began
+    unsettled = len(gc.get_objects())
+    settle_cpu, _ = _look(Look.SETTLE)
+    whole_cpu, collected = _look(Look.WHOLE)
+    gc.unfreeze()
     types = Counter(map(_name, gc.get_objects()))
-    return Census(cpu, collected, gc.get_freeze_count(), types.total(), dict(types))
+    gc.freeze()
+    return Census(settle_cpu, unsettled, whole_cpu, collected, sys.getallocatedblocks(), dict(types))
+
+
+def _look(look: Look) -> tuple[float, int]:
+    """CPU seconds, and how many objects went."""
+    found = 0
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        nonlocal found
+        if phase == "stop":
+            found += info["collected"]
+
+    gc.callbacks.append(note)
+    began = time.thread_time()
+    collect(look)
+    cpu = time.thread_time() - began
+    gc.callbacks.remove(note)
+    return cpu, found
 
 
 def append(path: Path) -> None:
@@ -44,8 +66,9 @@ def text(census: Census, most: int = 25) -> str:
     types = sorted(census.types.items(), key=lambda each: -each[1])[:most]
     said = ", ".join(f"{name} {count:,}" for name, count in types)
     return (
-        f"full collection: {census.cpu * 1e3:.0f} ms of CPU, {census.collected} objects collected;"
-        f" tracked {census.tracked:,} ({said}); frozen {census.frozen:,}"
+        f"look at {census.unsettled:,} unsettled objects: {census.settle_cpu * 1e3:.0f} ms of CPU;"
+        f" at all {sum(census.types.values()):,}: {census.whole_cpu * 1e3:.0f} ms,"
+        f" {census.collected} collected; {census.blocks:,} blocks ({said})"
     )
 
 
