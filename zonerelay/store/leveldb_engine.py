@@ -227,11 +227,9 @@ class LevelDb:
                 limit -= 1
                 cursor.next()
 
-    def first_keys(
-        self, start: bytes, stop: bytes, jump: Jump, *, view: View | None = None
-    ) -> Iterator[bytes]:
+    def first_keys(self, start: bytes, stop: bytes, jump: Jump) -> Iterator[bytes]:
         """Keys from `start` to `stop`; after each, seek to `jump(key)`: walks prefixes, not rows."""
-        with _translated(), (view or self._handle()).raw_iterator(fill_cache=False) as cursor:
+        with _translated(), self._handle().raw_iterator(fill_cache=False) as cursor:
             cursor.seek(start)
             while cursor.valid():
                 key = cursor.key()

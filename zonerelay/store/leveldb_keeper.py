@@ -37,8 +37,10 @@ COMPACT_INTERVAL = 5.0
 """Seconds between two compactions while there is too little space."""
 LARGE_BATCH = 256 * 1024
 """Octets from which a batch is put together in the writer thread."""
-SWEEP_PAUSE = 2
-"""Times what a page of the search for aborted uploads took: nobody waits for them, mail waits for the CPU."""
+SWEEP_PAUSE = 20
+"""Times what a page of the search for aborted uploads took. Nobody waits for them; a million messages take
+100 s of CPU time, and new mail loses a fifth of its rate while the half of a thread is given to them.
+"""
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 """Seconds between two attempts to reopen a failed spool."""
@@ -93,9 +95,11 @@ class SpoolKeeper:
         self._tasks: set[asyncio.Task[None]] = set()
         self._watcher: asyncio.Task[None] | None = None
 
-    def start(self, view: View) -> None:
-        """Sweep what the last run left and watch the space. `view` is the spool as it was opened."""
-        self._spawn(self._sweep(view))
+    def start(self, view: View, last: MessageId | None) -> None:
+        """Sweep what the last run left and watch the space. `view` is the spool as it was opened, `last` the
+        highest id in it: new messages have higher ones.
+        """
+        self._spawn(self._sweep(view, last))
         self._watcher = asyncio.get_running_loop().create_task(self._watch_space())
 
     async def probe(self) -> None:
@@ -212,24 +216,24 @@ class SpoolKeeper:
 
     # --- after a start
 
-    async def _sweep(self, view: View) -> None:
+    async def _sweep(self, view: View, last: MessageId | None) -> None:
         """Count the queue, then remove the chunks of uploads that a crash cut off."""
+        await self._count(view)
+        if last is None:
+            return
         try:
-            await self._count(view, close=False)
             start: bytes | None = records.MESSAGE_PREFIX
             while start is not None:
                 began = time.monotonic()
-                aborted, start = await self.reader.read(scan.aborted_uploads, start, view)
+                aborted, start = await self.reader.read(scan.aborted_uploads, start, last)
                 took = time.monotonic() - began
                 for prefix in aborted:
                     await self._remove(prefix)
                 await asyncio.sleep(took * SWEEP_PAUSE)
         except StoreError as error:
             _log.warning("could not sweep the spool, the next start will: %s", error)
-        finally:
-            view.close()
 
-    async def _count(self, view: View, *, close: bool = True) -> None:
+    async def _count(self, view: View) -> None:
         counts = self.counts
         try:
             start: bytes | None = records.DELIVERY_PREFIX
@@ -240,8 +244,7 @@ class SpoolKeeper:
         except StoreError as error:
             _log.warning("could not count the queue, there are no figures of it: %s", error)
         finally:
-            if close:
-                view.close()
+            view.close()
 
     async def _remove(self, prefix: bytes) -> None:
         while keys := await self.reader.read(scan.keys_under, prefix):

@@ -43,7 +43,7 @@ async def open_leveldb(
         around=around,
     )
     store = LevelDbStore(keeper, Ledger(), last_id=opened.last_id, empty=opened.is_empty)
-    keeper.start(opened.view)
+    keeper.start(opened.view, opened.last_id)
     return store
 
 

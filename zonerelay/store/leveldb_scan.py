@@ -23,6 +23,9 @@ from zonerelay.store.leveldb_engine import LevelDb, View
 PAGE_ROWS = 1000
 """Rows looked at in one go."""
 
+SEEKS = 100
+"""One takes as long as ten rows or more."""
+
 OLDEST_ROWS = 5000
 """Rows looked at for the oldest delivery: in front of it may be some that their senders hold back."""
 
@@ -223,16 +226,17 @@ def count_page(db: LevelDb, start: bytes, view: View) -> tuple[dict[str, QueueCo
     return found, key + b"\0" if rows == PAGE_ROWS else None
 
 
-def aborted_uploads(db: LevelDb, start: bytes, view: View) -> tuple[list[bytes], bytes | None]:
-    """Message prefixes that hold chunks but neither `#` nor `*`, and where the next page starts.
+def aborted_uploads(db: LevelDb, start: bytes, last: MessageId) -> tuple[list[bytes], bytes | None]:
+    """Message prefixes up to `last` that hold chunks but neither `#` nor `*`, and where the next page starts.
 
-    `#` and `*` sort before the chunks, so one seek per message tells.
+    `#` and `*` sort before the chunks, so one seek per message tells. A message that is being removed
+    meanwhile goes as a whole.
     """
     aborted: list[bytes] = []
-    end = records.after(records.MESSAGE_PREFIX)
-    pages = db.first_keys(start, end, lambda key: key.rpartition(b" ")[0] + b"!", view=view)
-    for number, key in enumerate(pages):
-        if number == PAGE_ROWS:
+    end = records.after(records.message_prefix(last))
+    keys = db.first_keys(start, end, lambda key: key.rpartition(b" ")[0] + b"!")
+    for number, key in enumerate(keys):
+        if number == SEEKS:
             return aborted, key
         prefix, _, part = key.rpartition(b" ")
         if part.isdigit():
