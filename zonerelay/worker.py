@@ -43,6 +43,7 @@ from zonerelay.routing.zones import Zones
 from zonerelay.sending import Sending
 from zonerelay.store.base import Store, StoreError
 from zonerelay.store.spool_places import is_shared, name_of, remove_spool
+from zonerelay.telemetry.cpu_demand import CpuDemand
 from zonerelay.telemetry.events import Events, LogSink
 from zonerelay.telemetry.metrics import Metrics
 from zonerelay.telemetry.redact import Redactor
@@ -182,6 +183,7 @@ class Worker:
             clock=self.clock,
             random=self._random,
             limits=sending.limits,
+            busy=CpuDemand().since_last,
         )
 
     def _build_retry(self, settings: Settings) -> RetryPolicy:

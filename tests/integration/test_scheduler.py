@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.queue import claimer, journal
 from zonerelay.queue.protocols import Batch
+from zonerelay.queue.restraint import LEAST
 from zonerelay.routing.nexthop import DestinationKey, Unroutable
 from zonerelay.store.base import QueueCounts, StoreCorruptError
 
@@ -162,7 +164,7 @@ async def test_deferred_mail_found_at_the_start_is_tried_when_due(make: Make) ->
     message = relay.accept("b@example.com", tell=False)
     await relay.store.update(
         [DeliveryKey("default", message.id, message.envelope.recipients[0].address)],
-        lambda delivery: replace(delivery, next_attempt=relay.clock.now() + 0.05),
+        lambda delivery: replace(delivery, next_attempt=relay.clock.now() + 0.3),
     )
     await relay.scheduler.start()
     await asyncio.sleep(0.02)
@@ -609,3 +611,26 @@ async def test_status_shows_what_is_going_on(make: Make) -> None:
     )
     relay.courier.gate.set()
     await relay.until_empty()
+
+
+async def test_mail_that_has_waited_makes_way_on_a_busy_loop_and_leaves_all_the_same(make: Make) -> None:
+    """New mail comes as fast as it is delivered; the processor is what is short."""
+    relay = make(zones=(ZoneSettings(max_connections=10),), busy=lambda: 1.0)
+    relay.courier.seconds = 0.02
+    for number in range(100):
+        relay.accept(f"old@old{number % 50}.example", tell=False)
+    for delivery in await relay.stored():
+        await relay.store.update([delivery.key], lambda each: replace(each, next_attempt=1.0))
+    await relay.scheduler.start()
+    restrainer = relay.scheduler._restrainer
+    assert restrainer is not None
+    sent, slowest = relay.courier.recipients, math.inf
+    async with asyncio.timeout(10):
+        while sum(recipient.startswith("old") for recipient in sent()) < 100:
+            relay.accept("new@new.example")
+            await asyncio.sleep(0.005)
+            slowest = min(slowest, restrainer.restraint.rate)
+    assert slowest <= LEAST
+    assert "new@new.example" in sent()[:50]
+    await relay.until_empty()
+    await relay.until(lambda: not restrainer.restraint.is_looked_at)

@@ -217,6 +217,7 @@ class Relay:
         clock: Clock | None = None,
         store: FlakyStore | None = None,
         window: int = 4000,
+        busy: Callable[[], float] | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
         self.sink = Sink()
@@ -253,6 +254,7 @@ class Relay:
             clock=self.clock,
             random=random,
             window=window,
+            busy=busy,
         )
 
     def _choose_zone(self, envelope: Envelope, /, *, headers: object, size: int) -> ZoneOf:

@@ -42,6 +42,10 @@ class Newcomers:
     def is_new(self, delivery: Delivery) -> bool:
         return self.since is not None and delivery.next_attempt <= 0 and delivery.message_id >= self.since
 
+    def is_fresh(self, delivery: Delivery) -> bool:
+        """New, or tried for the first time while there is no backlog."""
+        return delivery.next_attempt <= 0 and (self.since is None or delivery.message_id >= self.since)
+
     def entered(self, deliveries: Iterable[Delivery]) -> None:
         self.waiting += sum(map(self.is_new, deliveries))
 

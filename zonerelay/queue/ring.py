@@ -11,6 +11,7 @@
   some (`granted`).
 - In a zone routed by MX, those that do not answer, or take long, have a part of the connections
   (`probation.py`).
+- While new mail needs the processor, destinations without fresh mail stand still at times (`restraint.py`).
 
 `now` is the wall clock, `tick` a monotonic one, needed where a rate is set.
 """
@@ -26,6 +27,7 @@ from zonerelay.queue.destinations import Destination, Site, Standing
 from zonerelay.queue.precedence import STRIDE, Precedence
 from zonerelay.queue.probation import Probation
 from zonerelay.queue.rates import Rates, Ticket
+from zonerelay.queue.restraint import Restraint
 from zonerelay.queue.rows import Turns
 from zonerelay.routing.nexthop import SiteKey
 
@@ -33,8 +35,15 @@ from zonerelay.routing.nexthop import SiteKey
 class Ring:
     """The turns of one zone. `active` counts transactions."""
 
-    def __init__(self, zone: ZoneSettings, rates: Rates, shared: ZoneAllowance | None = None) -> None:
+    def __init__(
+        self,
+        zone: ZoneSettings,
+        rates: Rates,
+        shared: ZoneAllowance | None = None,
+        restraint: Restraint | None = None,
+    ) -> None:
         self._most = zone.max_connections
+        self._restraint = restraint
         self._shared = shared
         self._ungranted: dict[Destination, None] = {}
         self._rates = rates
@@ -121,7 +130,10 @@ class Ring:
             if zone is not None and zone.due > tick:
                 self.next_turn = min(zone.due, self._aside[0][0]) if self._aside else zone.due
                 return None
-            destination = self._pop()
+            fresh_only = self._restraint is not None and self._restraint.is_used_up
+            if fresh_only and not any(ring.has_fresh for ring in self._rings.values()):
+                break
+            destination = self._pop(fresh_only=fresh_only)
             if not destination.waiting:
                 self._give_up(destination)
                 continue
@@ -245,18 +257,22 @@ class Ring:
         """Or a backlog for thousands of hosts that nobody has heard of yet would stand before fresh mail."""
         if destination.has_fresh or not destination.waiting:
             return True
+        if self._restraint is not None and self._restraint.is_used_up:
+            return False
         return not self._rings[destination.urgency].is_of_fresh
 
-    def _stands(self) -> list[Priority]:
-        return [priority for priority, ring in self._rings.items() if ring]
+    def _stands(self, *, fresh_only: bool = False) -> list[Priority]:
+        return [
+            priority for priority, ring in self._rings.items() if (ring.has_fresh if fresh_only else ring)
+        ]
 
-    def _pop(self) -> Destination:
+    def _pop(self, *, fresh_only: bool) -> Destination:
         if self._urgencies:
-            stands = self._stands()
+            stands = self._stands(fresh_only=fresh_only)
             priority = stands[0] if len(stands) == 1 else self._precedence.pick(stands)
         else:
             priority = Priority.NORMAL
-        destination = self._rings[priority].pop()
+        destination = self._rings[priority].pop(fresh_only=fresh_only)
         destination.in_ring = False
         destination.stands_as = None
         return destination

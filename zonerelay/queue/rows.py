@@ -136,17 +136,22 @@ class Turns(Generic[Waiting]):
         return moved
 
     @property
+    def has_fresh(self) -> bool:
+        """Somebody waits whose turn may be one of those with fresh mail."""
+        return bool(self._fresh or self._first)
+
+    @property
     def is_of_fresh(self) -> bool:
         """The next turn is one of those with fresh mail, which waits."""
         return bool(self._fresh) and self._turns < FRESH_TURNS
 
-    def pop(self) -> Waiting:
-        """The next; there must be one."""
+    def pop(self, *, fresh_only: bool = False) -> Waiting:
+        """The next; there must be one, and `has_fresh` if only those are wanted."""
         if self._first:
             waiting = self._first.popitem(last=False)[0]
             self._turns = self._turns + 1 if waiting.has_fresh else 0
             return waiting
-        if self._other and (self._turns >= FRESH_TURNS or not self._fresh):
+        if self._other and not fresh_only and (self._turns >= FRESH_TURNS or not self._fresh):
             self._turns = 0
             return self._other.popitem(last=False)[0]
         self._turns += 1

@@ -29,6 +29,7 @@ from zonerelay.model.priority import Priority, priority_of, zone_of
 from zonerelay.queue.destinations import DestinationStatus
 from zonerelay.queue.protocols import Courier, Router
 from zonerelay.queue.rates import Rates
+from zonerelay.queue.restraint import Restrainer
 from zonerelay.queue.settle import Settler
 from zonerelay.queue.zone_queue import WINDOW
 from zonerelay.queue.zone_runner import Surroundings, ZoneRunner
@@ -66,11 +67,14 @@ class Scheduler:
         random: Random,
         window: int = WINDOW,
         limits: LimitKeeper | None = None,
+        busy: Callable[[], float] | None = None,
     ) -> None:
+        """`busy`: as `Restrainer`'s; without it what has waited before is sent without restraint."""
         self._settler = settler
         self._store = store
         self._events = events
         self._window = window
+        self._restrainer = None if busy is None else Restrainer(busy, self._unrestrained)
         self._around = Surroundings(
             store=store,
             router=router,
@@ -81,6 +85,7 @@ class Scheduler:
             clock=clock,
             random=random,
             limits=limits,
+            restraint=None if self._restrainer is None else self._restrainer.restraint,
         )
         self._default = _default(zones)
         # They outlive runners: a reload must not make room in a rate that is used up.
@@ -110,6 +115,8 @@ class Scheduler:
         and one second more.
         """
         self._running = False
+        if self._restrainer is not None:
+            self._restrainer.stop()
         deadline = asyncio.get_running_loop().time() + timeout
         for retirement in self._retired.values():
             retirement.cancel()
@@ -207,6 +214,10 @@ class Scheduler:
         runner = self._runners.get(zone)
         if self._running and runner is not None:
             runner.granted()
+
+    def _unrestrained(self) -> None:
+        for runner in self._all_runners():
+            runner.unrestrained()
 
     def _postponed(self, queue: str, when: float) -> None:
         # A mailbox is looked at again by the outbox, which may have dismissed it.

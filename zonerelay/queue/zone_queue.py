@@ -18,6 +18,8 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
   not delay a password reset, and a flood of those does not starve the newsletter.
 - Newcomers (`newcomers.py`): in a zone routed by MX much that waits is backlog: new mail takes turns with it
   → a hundred thousand fresh messages do not hold up one for an idle host.
+- Restraint (`restraint.py`): while new mail keeps the processor busy, other mail starts at a limited rate
+  → where the processor is short, a backlog does not slow down what comes in.
 - Shares (`shares.py`): in a zone routed by MX a line may hold only its share of the window
   → a slow destination cannot fill the window and hide the others' mail.
 - Company: a zone with one route and `LOW_MARK` waiting claims no more until fewer wait → hundreds at once.
@@ -57,6 +59,7 @@ from zonerelay.queue.directory import Directory
 from zonerelay.queue.look_ups import LookUps
 from zonerelay.queue.probes import Probes
 from zonerelay.queue.rates import Rates
+from zonerelay.queue.restraint import Restraint
 from zonerelay.queue.ring import Ring
 from zonerelay.queue.shares import Question, Refill
 from zonerelay.queue.suspension import Transition, learn
@@ -78,11 +81,13 @@ class ZoneQueue:
         *,
         window: int = WINDOW,
         shared: ZoneAllowance | None = None,
+        restraint: Restraint | None = None,
     ) -> None:
         self.zone = zone
         self._rates = Rates() if rates is None else rates
         self._rates.configure(zone.max_rate)
-        self._ring = Ring(zone, self._rates, shared)
+        self._restraint = restraint
+        self._ring = Ring(zone, self._rates, shared, restraint)
         self._by_domain = not zone.next_hop
         self._claims = ClaimPlan(window, by_domain=self._by_domain)
         self._probes = Probes(window)
@@ -386,6 +391,8 @@ class ZoneQueue:
         priority, deliveries = destination.take(destination.limits.max_recipients_per_transaction)
         shares = self._claims.of(priority)
         shares.left(deliveries)
+        if self._restraint is not None:
+            self._restraint.started(is_fresh=shares.newcomers.is_fresh(deliveries[0]))
         ticket = self._ring.start(destination, tick)
         work = Work(destination, destination.route, deliveries, destination.suspension.epoch, ticket)
         self._works.add(work)

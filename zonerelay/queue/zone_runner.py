@@ -32,6 +32,7 @@ from zonerelay.queue.lanes import Lanes
 from zonerelay.queue.protocols import Courier, Router
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.rest import Rests
+from zonerelay.queue.restraint import Restraint
 from zonerelay.queue.settle import Settler
 from zonerelay.queue.slices import in_slices
 from zonerelay.queue.suspension import Transition
@@ -60,6 +61,7 @@ class Surroundings:
     random: Random
     limits: LimitKeeper | None = None
     """Where other workers go by the same limits."""
+    restraint: Restraint | None = None
 
 
 class ZoneRunner:
@@ -88,7 +90,9 @@ class ZoneRunner:
         self._clock = around.clock
         self._rates = rates
         shared = None if around.limits is None else around.limits.zone(zone.name)
-        self._queue = ZoneQueue(zone, around.retry, rates, window=window, shared=shared)
+        self._queue = ZoneQueue(
+            zone, around.retry, rates, window=window, shared=shared, restraint=around.restraint
+        )
         self._lanes = Lanes(self._attempt, self._following, self._drop, around.events)
         self._errands = Tasks("queue.errand", around.events)
         self._pump_soon = Once(self._pump)
@@ -131,6 +135,10 @@ class ZoneRunner:
         if not self._stopping:
             self._queue.granted(self._clock.now())
             self._pump()
+
+    def unrestrained(self) -> None:
+        """Mail that has waited before may start again."""
+        self._pump()
 
     async def stop(self, deadline: float) -> None:
         """Start nothing, let attempts end until `deadline` (loop time), then cancel them."""

@@ -39,7 +39,7 @@ LARGE_BATCH = 256 * 1024
 """Octets from which a batch is put together in the writer thread."""
 SWEEP_PAUSE = 20
 """Times what a page of the search for aborted uploads took. Nobody waits for them; a million messages take
-100 s of CPU time, and new mail loses a fifth of its rate while the half of a thread is given to them.
+100 s of CPU time, and while a third of a thread did so, new mail lost a fifth of its rate.
 """
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0

@@ -1,0 +1,196 @@
+"""While new mail keeps the processor busy, mail that has waited before starts at a limited rate."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.queueing import DELIVERED, delivery, prove, route_to
+from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.model.priority import Priority
+from zonerelay.queue.restraint import BUSY, FRESH_STARTS, LEAST, LOOK, Restraint
+from zonerelay.queue.zone_queue import ZoneQueue
+from zonerelay.telemetry.cpu_demand import CpuDemand
+
+SATURATED, IDLE = 0.95, 0.2
+PUT_OFF = 1.0
+"""`next_attempt` of what was deferred before."""
+
+
+def run(restraint: Restraint, seconds: float, *, fresh: int, other: int, busy: float) -> int:
+    """So many want to start in each look; how many of the others did."""
+    started = 0
+    for _ in range(round(seconds / LOOK)):
+        for number in range(max(fresh, other)):
+            if number < fresh:
+                restraint.started(is_fresh=True)
+            if number < other and not restraint.is_used_up:
+                restraint.started(is_fresh=False)
+                started += 1
+        restraint.look(LOOK, busy)
+    return started
+
+
+def test_a_backlog_is_slowed_down_to_its_least_while_new_mail_saturates_the_loop() -> None:
+    restraint = Restraint()
+    run(restraint, 2.0, fresh=90, other=60, busy=SATURATED)
+    assert restraint.rate == LEAST
+    assert run(restraint, 10.0, fresh=90, other=60, busy=SATURATED) == pytest.approx(10 * LEAST, rel=0.1)
+    run(restraint, 10.0, fresh=300, other=60, busy=SATURATED)
+    assert restraint.rate == pytest.approx(3000 / FRESH_STARTS, rel=0.01)
+
+
+def test_a_queue_that_is_restrained_by_little_new_mail_keeps_its_least() -> None:
+    restraint = Restraint()
+    run(restraint, 5.0, fresh=20, other=60, busy=SATURATED)
+    assert run(restraint, 1.0, fresh=20, other=60, busy=SATURATED) == pytest.approx(LEAST, rel=0.1)
+
+
+@pytest.mark.parametrize(("fresh", "busy"), [(0, SATURATED), (10, SATURATED), (90, BUSY - 0.01)])
+def test_without_new_mail_with_a_trickle_of_it_or_with_time_left_nothing_is_held_back(
+    fresh: int, busy: float
+) -> None:
+    restraint = Restraint()
+    assert run(restraint, 5.0, fresh=fresh, other=60, busy=busy) == 50 * 60
+    assert restraint.rate == math.inf
+
+
+def test_the_rate_rises_when_the_loop_has_time_again_and_ends_with_the_new_mail() -> None:
+    restraint = Restraint()
+    run(restraint, 3.0, fresh=90, other=60, busy=SATURATED)
+    assert run(restraint, 3.0, fresh=90, other=60, busy=IDLE) > 900
+    assert restraint.rate == math.inf
+    run(restraint, 3.0, fresh=90, other=60, busy=SATURATED)
+    assert restraint.rate < 100
+    run(restraint, 3.0, fresh=0, other=60, busy=SATURATED)
+    assert restraint.rate == math.inf
+
+
+def test_it_is_looked_at_while_mail_that_has_waited_starts_and_not_longer() -> None:
+    begun = []
+    restraint = Restraint(lambda: begun.append(True))
+    restraint.started(is_fresh=True)
+    assert not begun
+    for _ in range(3):
+        restraint.started(is_fresh=False)
+    assert len(begun) == 1
+    restraint.look(LOOK, IDLE)
+    assert restraint.is_looked_at
+    restraint.look(LOOK, IDLE)
+    assert not restraint.is_looked_at
+    restraint.started(is_fresh=False)
+    assert len(begun) == 2
+
+
+def test_what_started_while_nobody_looked_is_not_taken_for_a_flood() -> None:
+    restraint = Restraint()
+    for _ in range(100_000):
+        restraint.started(is_fresh=True)
+    run(restraint, 1.0, fresh=0, other=60, busy=SATURATED)
+    assert restraint.rate == math.inf
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.floats(0, 1), st.floats(0.01, 5))))
+def test_nothing_stands_still_longer_than_until_the_next_look(
+    looks: list[tuple[int, int, float, float]],
+) -> None:
+    restraint = Restraint()
+    for fresh, other, busy, seconds in looks:
+        for _ in range(fresh):
+            restraint.started(is_fresh=True)
+        for _ in range(other):
+            if not restraint.is_used_up:
+                restraint.started(is_fresh=False)
+        assert restraint.is_looked_at or not restraint.is_used_up
+        restraint.look(seconds, busy)
+        assert not restraint.is_used_up
+
+
+class Zone:
+    """A zone's plan for ten known hosts and more, some with deferred mail, some with fresh."""
+
+    def __init__(self, *, known: bool = True) -> None:
+        self.restraint = Restraint()
+        self.queue = ZoneQueue(ZoneSettings(max_connections=4), RetrySettings(), restraint=self.restraint)
+        self._known = known
+        self._count = 0
+
+    def add(self, name: str, count: int, *, deferred: bool, priority: Priority = Priority.NORMAL) -> None:
+        due = PUT_OFF if deferred else 0.0
+        for number in range(count):
+            self._count += 1
+            one = delivery(f"u@{name}{number}.example", message_id=f"{self._count:016x}", next_attempt=due)
+            self.queue.add([one], 10.0, priority)
+        while domains := self.queue.take_look_ups():
+            for domain in domains:
+                self.queue.found(domain, route_to("default", f"mx.{domain}"), 10.0)
+                if self._known:
+                    prove(self.queue)
+
+    def use_up(self) -> None:
+        run(self.restraint, 3.0, fresh=50, other=50, busy=SATURATED)
+        while not self.restraint.is_used_up:
+            self.restraint.started(is_fresh=False)
+
+    def let_go(self) -> None:
+        for _ in range(40):
+            self.restraint.look(LOOK, IDLE)
+
+    def send(self) -> list[str]:
+        """The names that batches go to until nothing may start any more."""
+        sent = []
+        while (work := self.queue.next_work(10.0)) is not None:
+            sent.append(work.deliveries[0].domain[:3])
+            self.queue.finished(work, [DELIVERED], 10.0)
+        return sent
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_only_fresh_mail_starts_until_the_next_look_and_then_the_rest(*, known: bool) -> None:
+    zone = Zone(known=known)
+    zone.use_up()
+    zone.add("old", 5, deferred=True)
+    zone.add("new", 5, deferred=False)
+    assert zone.send() == ["new"] * 5
+    assert zone.queue.active == 0
+    zone.let_go()
+    assert zone.send() == ["old"] * 5
+
+
+def test_urgent_mail_that_has_waited_waits_as_well_and_blocks_nobody() -> None:
+    zone = Zone()
+    zone.use_up()
+    zone.add("old", 2, deferred=True, priority=Priority.HIGH)
+    zone.add("new", 3, deferred=False)
+    assert zone.send() == ["new"] * 3
+    zone.let_go()
+    assert zone.send() == ["old"] * 2
+
+
+def test_starts_are_counted_by_what_is_sent() -> None:
+    zone = Zone()
+    zone.add("old", 3, deferred=True)
+    zone.add("new", 2, deferred=False)
+    zone.restraint.started(is_fresh=False)
+    zone.send()
+    assert (zone.restraint._fresh, zone.restraint._other) == (2, 1 + 3)
+
+
+def test_a_thread_that_works_needs_a_processor_and_one_that_sleeps_does_not(tmp_path: Path) -> None:
+    """Other programs may hold the processor as long as they like: that counts as need."""
+    waited = tmp_path / "schedstat"
+    waited.write_text("0 0 0\n")
+    demand = CpuDemand(schedstat=waited)
+    assert demand.since_last() == 0.0
+    end = demand._at + 0.02
+    while demand.since_last() < 0.5 and demand._at < end + 1:
+        sum(range(10_000))
+    assert demand._at < end + 1
+    waited.write_text("0 99000000000 0\n")
+    assert demand.since_last() == 1.0
+    waited.unlink()
+    assert demand.since_last() == 0.0
