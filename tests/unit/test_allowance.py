@@ -48,6 +48,19 @@ def test_a_connection_is_kept_while_another_batch_is_on_its_way() -> None:
     assert found.may_keep(*LINE)
 
 
+def test_a_line_that_goes_on_wishing_for_more_begins_to_wait_anew_with_each_unit() -> None:
+    """It was shown as one wait of hours, of a line that was being served all the time."""
+    found = allowance(units=2)
+    for _ in range(2):
+        found.started(*LINE)
+    assert not found.may_start(*LINE, 5, 20, 9)
+    found.note_time(10.0)
+    assert found.take_in((Held(*LINE, 3),), 0, 11.0) == [1.0]
+    assert found.waits
+    assert found.take_in((Held(*LINE, 4),), 0, 3611.0) == [3600.0]
+    assert not found.waits
+
+
 def test_a_wish_that_nobody_has_any_more_is_taken_back() -> None:
     found = allowance(units=0)
     assert not found.may_start(*LINE, 5, 20, 1)

@@ -209,6 +209,8 @@ class ZoneAllowance:
                 line.idle_since = now
                 if line in self._wishes:
                     waited.append(now - line.wished_at)
+                    # A busy line goes on wishing for one more: that is another wait.
+                    line.wished_at = now
             if line in self._wishes and line.units >= line.wished:
                 self._unwish(line)
         return waited
