@@ -631,6 +631,7 @@ async def test_mail_that_has_waited_makes_way_on_a_busy_loop_and_leaves_all_the_
             await asyncio.sleep(0.005)
             slowest = min(slowest, restrainer.restraint.rate)
     assert slowest <= LEAST
+    assert relay.scheduler.restrained_seconds > 0.5
     assert "new@new.example" in sent()[:50]
     await relay.until_empty()
     await relay.until(lambda: not restrainer.restraint.is_looked_at)

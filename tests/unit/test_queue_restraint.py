@@ -15,6 +15,7 @@ from zonerelay.model.priority import Priority
 from zonerelay.queue.restraint import BUSY, FRESH_STARTS, LEAST, LOOK, Restraint
 from zonerelay.queue.zone_queue import ZoneQueue
 from zonerelay.telemetry.cpu_demand import CpuDemand
+from zonerelay.telemetry.metrics import Metrics
 
 SATURATED, IDLE = 0.95, 0.2
 PUT_OFF = 1.0
@@ -194,3 +195,9 @@ def test_a_thread_that_works_needs_a_processor_and_one_that_sleeps_does_not(tmp_
     assert demand.since_last() == 1.0
     waited.unlink()
     assert demand.since_last() == 0.0
+
+
+def test_how_long_it_lasted_is_shown() -> None:
+    metrics = Metrics()
+    metrics.attach_restraint(lambda: 12.5)
+    assert "zonerelay_queue_restrained_seconds_total 12.5" in metrics.exposition().decode()

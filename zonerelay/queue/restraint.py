@@ -107,6 +107,8 @@ class Restrainer:
         self.restraint = Restraint(self._begin)
         self._busy = busy
         self._refilled = refilled
+        self.seconds = 0.0
+        """During which there was a rate."""
         self._looked_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -127,7 +129,10 @@ class Restrainer:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         was_used_up = self.restraint.is_used_up
-        self.restraint.look(max(loop.time() - self._looked_at, LOOK / 2), self._busy())
+        passed = max(loop.time() - self._looked_at, LOOK / 2)
+        if self.restraint.rate < math.inf:
+            self.seconds += passed
+        self.restraint.look(passed, self._busy())
         if self.restraint.is_looked_at:
             self._arm(loop)
         if was_used_up:

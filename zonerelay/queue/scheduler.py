@@ -258,6 +258,11 @@ class Scheduler:
 
     # For status
 
+    @property
+    def restrained_seconds(self) -> float:
+        """How long what has waited before was held back for new mail."""
+        return 0.0 if self._restrainer is None else self._restrainer.seconds
+
     def snapshot(self) -> tuple[ZoneStatus, ...]:
         return tuple(
             ZoneStatus(name, runner.active, runner.waiting, runner.destinations())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -111,6 +111,18 @@ class ReadGauge(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(self._name, self._help, self._read())
+
+
+class ReadCounter(Collector):
+    """A single number that only grows. `name` without `_total`."""
+
+    def __init__(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        self._name = name
+        self._help = help_text
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(self._name, self._help, self._read())
 
 
 class StoreCollector(Collector):

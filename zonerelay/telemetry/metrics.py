@@ -21,6 +21,7 @@ from zonerelay.model.outbox import zone_label
 from zonerelay.telemetry.collectors import (
     CertificateCollector,
     QueueCollector,
+    ReadCounter,
     ReadGauge,
     SourceCollector,
     StoreCollector,
@@ -254,6 +255,16 @@ class Metrics:
     def attach_store(self, worker: int, unhealthy: Callable[[], str | None]) -> None:
         """`unhealthy` says why the worker's store takes no mail. Attach once."""
         self._registry.register(StoreCollector(worker, unhealthy))
+
+    def attach_restraint(self, read: Callable[[], float]) -> None:
+        """`read` says for how many seconds mail that has waited was held back so far. Attach once."""
+        self._registry.register(
+            ReadCounter(
+                "zonerelay_queue_restrained_seconds",
+                "Seconds in which backlog and deferred mail left at a limited rate, for new mail.",
+                read,
+            )
+        )
 
     def attach_inbound_memory(self, read: Callable[[], int]) -> None:
         """`read` says how many octets all client connections hold. Attach once."""
