@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.support.queueing import DELIVERED, delivery, prove, route_to
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.model.priority import Priority
-from zonerelay.queue.restraint import BUSY, FRESH_STARTS, LEAST, LOOK, Restraint
+from zonerelay.queue.restraint import BUSY, FRESH_STARTS, LEAST, LOOK, PATIENCE, Restraint
+from zonerelay.queue.rows import FRESH_TURNS
 from zonerelay.queue.zone_queue import ZoneQueue
 from zonerelay.telemetry.cpu_demand import CpuDemand
 from zonerelay.telemetry.metrics import Metrics
@@ -42,7 +43,16 @@ def test_a_backlog_is_slowed_down_to_its_least_while_new_mail_saturates_the_loop
     assert restraint.rate == LEAST
     assert run(restraint, 10.0, fresh=90, other=60, busy=SATURATED) == pytest.approx(10 * LEAST, rel=0.1)
     run(restraint, 10.0, fresh=300, other=60, busy=SATURATED)
-    assert restraint.rate == pytest.approx(3000 / FRESH_STARTS, rel=0.01)
+    assert restraint.rate == pytest.approx(3000 / FRESH_STARTS, rel=0.1)
+
+
+def test_where_it_lasts_the_rest_gets_the_part_that_it_has_of_the_turns() -> None:
+    restraint = Restraint()
+    run(restraint, PATIENCE + 10.0, fresh=100, other=60, busy=SATURATED)
+    assert restraint.rate == pytest.approx(1000 / FRESH_TURNS, rel=0.01)
+    run(restraint, PATIENCE + 10.0, fresh=0, other=60, busy=SATURATED)
+    run(restraint, 5.0, fresh=200, other=60, busy=SATURATED)
+    assert restraint.rate == pytest.approx(2000 / FRESH_STARTS, rel=0.1)
 
 
 def test_a_queue_that_is_restrained_by_little_new_mail_keeps_its_least() -> None:

@@ -8,6 +8,9 @@ starts at a quarter of the other's rate or more (`SHARE`), the other is given a 
 step, to one start for `FRESH_STARTS` of fresh mail (or `LEAST`), and raised when the loop has time again. A
 trickle of new mail changes nothing, and without any there is no rate.
 
+That is for bursts. Where it lasts, the other has more and more, after `PATIENCE` seconds as much as it has of
+the turns: or what is deferred would never leave a relay that has too much to do all day.
+
 One for all zones of a worker: they share its processor. It is looked at every `LOOK` seconds while mail that
 has waited is being sent.
 """
@@ -18,6 +21,8 @@ import asyncio
 import math
 from collections.abc import Callable
 
+from zonerelay.queue.rows import FRESH_TURNS
+
 LOOK = 0.1
 """Seconds."""
 BUSY = 0.8
@@ -25,6 +30,8 @@ BUSY = 0.8
 interpreter and the disk: a loop that has no time shows 0.85 to 0.95."""
 SHARE = 4
 FRESH_STARTS = 30
+FRESH_STARTS_AT_LAST = FRESH_TURNS
+PATIENCE = 300.0
 LEAST = 50.0
 """Starts a second, whatever comes: new mail would hardly feel it if they were fewer, and it may be other
 programs that keep the processors busy.
@@ -43,6 +50,7 @@ class Restraint:
     __slots__ = (
         "_fresh",
         "_fresh_rate",
+        "_lasted",
         "_left",
         "_other",
         "_other_rate",
@@ -60,6 +68,7 @@ class Restraint:
         self.is_used_up = False
         self.is_looked_at = False
         self._left = math.inf
+        self._lasted = 0.0
         self._fresh = self._other = 0
         self._fresh_rate = self._other_rate = 0.0
 
@@ -84,6 +93,8 @@ class Restraint:
         self._fresh_rate += (self._fresh / seconds - self._fresh_rate) * MEMORY
         self._other_rate += (self._other / seconds - self._other_rate) * MEMORY
         self._fresh = self._other = 0
+        more = seconds if self.rate < math.inf else -seconds
+        self._lasted = min(max(0.0, self._lasted + more), PATIENCE)
         self.rate = self._next_rate(busy)
         self._left = self.rate * seconds
         self.is_used_up = False
@@ -93,7 +104,8 @@ class Restraint:
         if fresh < 1 or fresh * SHARE < other:
             return math.inf
         if busy >= BUSY:
-            return max(LEAST, fresh / FRESH_STARTS, min(self.rate, other) * LOWER)
+            less = (FRESH_STARTS - FRESH_STARTS_AT_LAST) * self._lasted / PATIENCE
+            return max(LEAST, fresh / (FRESH_STARTS - less), min(self.rate, other) * LOWER)
         rate = self.rate * RAISE + RAISE_BY
         return math.inf if rate > (fresh + other) * SHARE else rate
 
