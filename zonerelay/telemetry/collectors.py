@@ -114,7 +114,7 @@ class ReadGauge(Collector):
 
 
 class ReadCounter(Collector):
-    """A single number that only grows. `name` without `_total`."""
+    """A single number that only grows."""
 
     def __init__(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         self._name = name

@@ -260,7 +260,7 @@ class Metrics:
         """`read` says for how many seconds mail that has waited was held back so far. Attach once."""
         self._registry.register(
             ReadCounter(
-                "zonerelay_queue_restrained_seconds",
+                "zonerelay_restrained_seconds_total",
                 "Seconds in which backlog and deferred mail left at a limited rate, for new mail.",
                 read,
             )
