@@ -8,7 +8,7 @@ looked at, and that took 80 to 400 ms. So here
   next to nothing to do), the middle one every `OLDER_STEPS`: what has been made since then is few. What makes
   many cycles at once (DNS answers) is met by the interpreter's own thresholds, which are low.
 - every `SETTLE_AFTER` seconds the rest is looked at, and what is left of it is settled (`gc.freeze`): no
-  collection looks at it again. So the largest pause is that of what ten seconds make and do not free.
+  collection looks at it again. So the largest pause is that of what two seconds make and do not free.
 - what was settled can still become a cycle that nobody uses, and is found only by a look at all of the memory
   (tens of milliseconds to some tenths of a second). That is due when memory has grown so much that cycles may
   be what it holds (`GROWTH`, `GROWN`), and, when the loop is idle, after `IDLE_GROWTH` of it already. A relay
@@ -31,7 +31,7 @@ IDLE_STEP = 0.5
 ten milliseconds to look at.
 """
 OLDER_STEPS = 5
-SETTLE_AFTER = 10.0
+SETTLE_AFTER = 2.0
 IDLE = 0.002
 """CPU seconds in a step: with less the loop had next to nothing to do."""
 GROWTH = 1.5
