@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -49,7 +50,7 @@ class Reception:
     """`certificates` is `None` when the listener has no TLS, `access`, `rewriting` and `srs` without rules.
 
     `hash_bodies`: their hash for DKIM is wanted. `dropped` are fields that no message keeps, in lower case.
-    `zone_sizes`: the largest message of zones that limit it.
+    `zone_sizes`: the largest message of zones that limit it. `lists`: held to store one of many recipients.
     """
 
     settings: ListenerSettings
@@ -70,6 +71,7 @@ class Reception:
     zone_sizes: Mapping[str, int] = field(default_factory=dict)
     certificates: TlsContexts | None = None
     turns: Turns = field(default_factory=Turns)
+    lists: asyncio.Lock = field(default_factory=asyncio.Lock)
     greeting: Greeting = field(init=False)
     grants: GrantTable = field(init=False)
     zone_header: ZoneHeader | None = field(init=False)

@@ -195,6 +195,7 @@ def domain_key(key: DeliveryKey, domain: str) -> bytes:
     return b"%b%b %b" % (domain_prefix(zone, domain), message_id.encode("ascii"), field(recipient))
 
 
+@functools.lru_cache(maxsize=16)  # thousands of recipients of one message have the same
 def due_field(when: float) -> bytes:
     """A due time that sorts as text and reads as Unix seconds."""
     return b"%0*.7f" % (_TIME_WIDTH, min(max(when, 0.0), _MAX_TIME))
