@@ -122,7 +122,7 @@ class CycleRounds:
 
 
 def collect(look: Look) -> None:
-    """Free the cycles among what is looked at; what is left of it is settled if it was not the young only."""
+    """Free the cycles among what is looked at; after the two larger looks, what is left of it is settled."""
     if look is Look.WHOLE:
         gc.unfreeze()
     gc.collect(min(look, Look.SETTLE))

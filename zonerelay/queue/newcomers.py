@@ -40,7 +40,7 @@ class Newcomers:
         self._drawn = 0.0
 
     def is_new(self, delivery: Delivery) -> bool:
-        return self.since is not None and delivery.next_attempt <= 0 and delivery.message_id >= self.since
+        return self.since is not None and self.is_fresh(delivery)
 
     def is_fresh(self, delivery: Delivery) -> bool:
         """New, or tried for the first time while there is no backlog."""

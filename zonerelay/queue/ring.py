@@ -131,7 +131,7 @@ class Ring:
                 self.next_turn = min(zone.due, self._aside[0][0]) if self._aside else zone.due
                 return None
             fresh_only = self._restraint is not None and self._restraint.is_used_up
-            if fresh_only and not any(ring.has_fresh for ring in self._rings.values()):
+            if fresh_only and not self._stands(fresh_only=True):
                 break
             destination = self._pop(fresh_only=fresh_only)
             if not destination.waiting:

@@ -13,7 +13,6 @@ import asyncio
 import functools
 import logging
 import sys
-import time
 from collections.abc import Callable, Coroutine
 from typing import NamedTuple
 
@@ -224,9 +223,9 @@ class SpoolKeeper:
         try:
             start: bytes | None = records.MESSAGE_PREFIX
             while start is not None:
-                began = time.monotonic()
+                began = self._clock.monotonic()
                 aborted, start = await self.reader.read(scan.aborted_uploads, start, last)
-                took = time.monotonic() - began
+                took = self._clock.monotonic() - began
                 for prefix in aborted:
                     await self._remove(prefix)
                 await asyncio.sleep(took * SWEEP_PAUSE)

@@ -123,17 +123,7 @@ def read_messages(db: LevelDb, ids: Sequence[MessageId]) -> dict[MessageId, Mess
 
 def read_message(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessage]:
     """A message's metadata and open-delivery count. Raises MessageNotFoundError or StoreCorruptError."""
-    return _opened(db, message_id, db.get_many([records.metadata_key(message_id)])[0])
-
-
-def read_message_and_body(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessage, bytes | None]:
-    """A message and, when it is one chunk, its body: whoever asks for the one wants the other next."""
-    raw, chunk = db.get_many([records.metadata_key(message_id), records.chunk_key(message_id, 1)])
-    message, count = _opened(db, message_id, raw)
-    return message, count, chunk if message.chunks == 1 else None
-
-
-def _opened(db: LevelDb, message_id: MessageId, raw: bytes | None) -> tuple[Message, OpenMessage]:
+    (raw,) = db.get_many([records.metadata_key(message_id)])
     if raw is None:
         raise MessageNotFoundError(f"no message {message_id}")
     message = records.decode_message(message_id, raw)
@@ -143,6 +133,14 @@ def _opened(db: LevelDb, message_id: MessageId, raw: bytes | None) -> tuple[Mess
     if count is None:
         return message, OpenMessage(message, recipients)
     return message, OpenMessage(message, records.parse_count(message_id, count), count_stored=True)
+
+
+def read_message_and_body(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessage, bytes | None]:
+    """A message and, when it is one chunk, its body: whoever asks for the one wants the other next."""
+    message, count = read_message(db, message_id)
+    if message.chunks != 1:
+        return message, count, None
+    return message, count, db.get_many([records.chunk_key(message_id, 1)])[0]
 
 
 def read_states(db: LevelDb, keys: Sequence[DeliveryKey]) -> Found:

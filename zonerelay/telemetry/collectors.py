@@ -7,7 +7,7 @@ Each collector is given a `read` that must answer from memory. Labels are from t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -104,17 +104,7 @@ class SourceCollector(Collector):
 class ReadGauge(Collector):
     """A single number."""
 
-    def __init__(self, name: str, help_text: str, read: Callable[[], float]) -> None:
-        self._name = name
-        self._help = help_text
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(self._name, self._help, self._read())
-
-
-class ReadCounter(Collector):
-    """A single number that only grows."""
+    _family: ClassVar[type[GaugeMetricFamily] | type[CounterMetricFamily]] = GaugeMetricFamily
 
     def __init__(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         self._name = name
@@ -122,7 +112,13 @@ class ReadCounter(Collector):
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        yield CounterMetricFamily(self._name, self._help, self._read())
+        yield self._family(self._name, self._help, self._read())
+
+
+class ReadCounter(ReadGauge):
+    """One that only grows."""
+
+    _family = CounterMetricFamily
 
 
 class StoreCollector(Collector):
