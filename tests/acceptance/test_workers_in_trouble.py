@@ -128,7 +128,7 @@ async def test_the_queue_of_three_workers_is_one_for_every_verb(tmp_path: Path) 
     recipients = [f"u{number}@d{number % 5}.example" for number in range(30)]
     with relay_of(tmp_path, 1, workers=3, worker_timeout=PATIENT, tables=schedule) as relay:
         clients = [Submitter(relay.smtp_port, prefix=f"c{n}", size=300, recipients=recipients) for n in "abc"]
-        # The kernel deals connections out by their ports: twelve leave one of three workers out in 43 runs.
+        # The kernel deals connections out by their ports: of twelve, one of three workers may have none.
         await asyncio.gather(*(client.run(10, 150) for client in clients))
         ids = sorted(each for client in clients for each in client.ids.values())
         assert len(ids) == 450
