@@ -522,6 +522,20 @@ async def test_a_store_that_cannot_be_asked_is_asked_again(
     await relay.until_empty()
 
 
+async def test_a_store_that_is_repaired_is_asked_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claimer, "CLAIM_RETRY_FIRST", 3600.0)
+    relay = make()
+    await relay.scheduler.start()
+    await asyncio.sleep(0.01)
+    relay.store.refuses = True
+    relay.store.repaired = asyncio.Event()
+    relay.accept("b@example.com")
+    await relay.until(lambda: len(relay.sink.named("trouble")) == 1)
+    relay.store.refuses = False
+    relay.store.repaired.set()
+    await relay.until_empty()
+
+
 async def test_mail_in_an_unknown_zone_is_served_like_the_default_zone(make: Make) -> None:
     relay = make(zones=(ZoneSettings(next_hop="hop", max_connections=3),))
     relay.accept("b@example.com", zone="gone", tell=False)

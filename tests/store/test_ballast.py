@@ -28,6 +28,16 @@ def test_ballast_takes_real_blocks_and_gives_them_back_once(tmp_path: Path) -> N
     assert not (tmp_path / FILE_NAME).exists()
 
 
+def test_ballast_that_was_needed_waits_for_more_room_than_before(tmp_path: Path) -> None:
+    ballast = Ballast(tmp_path, 2 * MB)
+    assert ballast.count_in(4 * MB, wanted=4 * MB) == 4 * MB
+    assert ballast.drop()
+    for free, held in ((4 * MB, 0), (6 * MB - 1, 0), (6 * MB, 2 * MB)):
+        assert ballast.count_in(free, wanted=4 * MB) == free
+        assert ballast.held == held
+    assert ballast.count_in(2 * MB, wanted=4 * MB) == 4 * MB
+
+
 @pytest.mark.parametrize("size", [0, 2 * MB, 8 * MB])
 def test_ballast_of_the_last_run_counts_and_follows_the_setting(tmp_path: Path, size: int) -> None:
     Ballast(tmp_path, 5 * MB).make()

@@ -564,6 +564,7 @@ class TestFigures:
 
     async def test_healthy_store_says_so_and_can_be_probed(self, store: Store) -> None:
         assert store.unhealthy() is None
+        assert not await store.usable()
         await store.probe()
 
 

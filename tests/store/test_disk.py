@@ -335,6 +335,7 @@ class TestFailedWrites:
         refused = [isinstance(result, StoreError) for result in results]
         assert all(refused), results
         assert store.unhealthy() is not None
+        repaired = asyncio.create_task(store.usable())
         for verb in (
             store.settle([Finish(active)]),
             store.claim("default", 10, now=NOW),
@@ -346,6 +347,7 @@ class TestFailedWrites:
                 await verb
         broken = False
         await until(lambda: store.unhealthy() is None)
+        assert await repaired
         await store.probe()
         found = {delivery.key for delivery in [d async for d in store.scan()]}
         assert {active.key, waiting.key} <= found

@@ -104,6 +104,7 @@ class TestPromises:
         with pytest.raises(StoreFullError):
             await store_message(spool.store, 3, body=big)
         await until(lambda: spool.store.unhealthy() is not None)
+        await spool.store.probe()
         await spool.store.settle([Postpone(first.deferred(NOW + 60, attempt()))])
         await spool.store.settle([Finish(second)])
         assert spool.store.counts()["default"] == QueueCounts(deferred=1)

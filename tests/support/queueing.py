@@ -96,6 +96,7 @@ class FlakyStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.refuses = False
+        self.repaired: asyncio.Event | None = None
         self.silence: asyncio.Event | None = None
         self.sick: set[DeliveryKey] = set()
         self.settled: list[list[Change]] = []
@@ -133,6 +134,12 @@ class FlakyStore(MemoryStore):
             raise StoreError("a sick record")
         await super().settle(changes, lazy=lazy)
         self.settled.append(list(changes))
+
+    async def usable(self) -> bool:
+        if self.repaired is None:
+            return False
+        await self.repaired.wait()
+        return True
 
     async def probe(self) -> None:
         self._refuse("probe")

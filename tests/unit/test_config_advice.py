@@ -114,6 +114,21 @@ def test_what_is_never_used_is_said(text: str, said: str) -> None:
     assert line.startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("min_free_space = 0", "0: nothing is refused before the disk is full"),
+        ('min_free_space = "47 MB"', "47 MB: LevelDB needs 48 MB for a moment"),
+        ('write_buffer = "32 MB"', "100 MB: LevelDB needs 144 MB for a moment"),
+        ('min_free_space = "48 MB"', ""),
+        ('backend = "disk"\nmin_free_space = "1 MB"', ""),
+    ],
+)
+def test_room_that_leveldb_needs_is_said(text: str, said: str) -> None:
+    lines = noted(f"[spool]\n{text}\n")
+    assert [line.startswith(f"spool.min_free_space: {said}") for line in lines] == [True] * bool(said)
+
+
 @pytest.mark.parametrize("who", [USERS, '[[listener]]\nxclient_networks = ["10.0.0.7"]\n'])
 def test_a_route_by_user_matches_where_somebody_can_be_one(who: str) -> None:
     assert noted(f'{who}[[route]]\nuser = ["a"]\n[[access]]\nuser = ["b"]\n') == []

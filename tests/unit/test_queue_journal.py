@@ -77,6 +77,22 @@ async def test_nobody_gets_room_while_the_store_refuses(bench: Bench) -> None:
     assert not bench.journal.keys()
 
 
+async def test_a_store_that_is_repaired_is_tried_at_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "RETRY_FIRST", 3600.0)
+    bench.store.refuses = True
+    bench.store.repaired = asyncio.Event()
+    bench.put("a")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert bench.store.asked["settle"] == 1
+    bench.store.refuses = False
+    bench.store.repaired.set()
+    assert await bench.journal.drain(1.0)
+    assert bench.done == ["a"]
+
+
 async def test_nobody_gets_room_while_the_store_does_not_answer(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,18 @@ ONLY_WITH = {
 }
 
 
+LEVELDB_TABLES = 4
+LEVELDB_BATCH = 4 * 1024 * 1024
+"""A table of level 0 holds the write buffer and, at most, one batch more. Four of them, or more where much
+comes at once, are written again before their space is free.
+"""
+
+
+def leveldb_room(spool: SpoolSettings) -> int:
+    """Octets that LevelDB may need besides what it holds."""
+    return LEVELDB_TABLES * (spool.write_buffer + LEVELDB_BATCH)
+
+
 def check_spool(settings: Settings, report: Report) -> None:
     spool = settings.spool
     if not report.sound("spool"):

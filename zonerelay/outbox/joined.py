@@ -37,6 +37,7 @@ class JoinedStore:
         self._outbox = outbox
         # What concerns new mail and ids is the spool's alone.
         self.unhealthy = spool.unhealthy
+        self.usable = spool.usable
         self.probe = spool.probe
         # A table that cannot be asked has a figure of its own, and hides none of the spool's.
         self.is_counted = spool.is_counted

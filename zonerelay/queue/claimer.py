@@ -213,8 +213,9 @@ class Claimer:
 
     async def _wait_for_store(self, error: Exception) -> None:
         self._events.trouble("store.claim", error)
-        await asyncio.sleep(self._delay)
-        self._delay = min(self._delay * 2, CLAIM_RETRY_LONGEST)
+        if not await self._store.usable():
+            await asyncio.sleep(self._delay)
+            self._delay = min(self._delay * 2, CLAIM_RETRY_LONGEST)
 
 
 def _is_worthwhile(plan: Question) -> bool:

@@ -190,21 +190,27 @@ class Journal:
             self._tasks.start(self._try_again())
 
     async def _try_again(self) -> None:
-        delay = RETRY_FIRST
+        delay = 0.0
         while self._failed:
             await asyncio.sleep(delay)
-            if await self._store_works():
-                progress = await self._try_each()
-                delay = RETRY_FIRST if progress else min(delay * 2, RETRY_LONGEST)
-                self._refusing = not progress and not await self._store_works()
-            else:
-                delay = min(delay * 2, RETRY_LONGEST)
-                self._refusing = True
+            works = await self._store_works()
+            progress = works and await self._try_each()
+            delay = 0.0 if progress else min(max(delay * 2, RETRY_FIRST), RETRY_LONGEST)
+            self._refusing = bool(self._failed) and not (works and await self._probed())
             self._update_room()
         self._refusing = False
         self._update_room()
 
     async def _store_works(self) -> bool:
+        """That it has failed, a store may notice only now, and be good for a while once it is repaired: where
+        LevelDB has too little room to move its tables, for those parts of a second.
+        """
+        await self._store.usable()
+        if await self._probed():
+            return True
+        return await self._store.usable() and await self._probed()
+
+    async def _probed(self) -> bool:
         try:
             await self._store.probe()
         except Exception as error:  # noqa: BLE001 - whatever it is, the answer is no
@@ -220,7 +226,7 @@ class Journal:
             if await self._settle([entry]):
                 self._failed.remove(entry)
                 progress = True
-            elif not await self._store_works():
+            elif not await self._probed():
                 break
         return progress
 

@@ -26,6 +26,7 @@ class Ballast:
     def __init__(self, directory: Path, size: int) -> None:
         self._path = directory / FILE_NAME
         self._size = size
+        self._was_needed = False
         self.held = self._found()
 
     def _found(self) -> int:
@@ -39,9 +40,14 @@ class Ballast:
         return self._size <= self.held <= self._size + _ROUNDING
 
     def count_in(self, free: int, *, wanted: int) -> int:
-        """`free` octets and the room that is kept back; keeps it back again once there is plenty."""
+        """`free` octets and the room that is kept back; keeps it back again once there is plenty.
+
+        After it was needed that is as much more: LevelDB, reopened, has just thrown away what it had written,
+        and begins anew. Without the room it would fail again, and again, and nothing would leave the queue.
+        """
         counted = free + self.held
-        if not self.is_whole and free >= wanted:
+        plenty = wanted + self._size if self._was_needed else wanted
+        if not self.is_whole and free >= plenty:
             self.make()
         return counted
 
@@ -62,6 +68,7 @@ class Ballast:
             self.drop()
         else:
             self.held = self._size
+            self._was_needed = False
 
     def drop(self) -> bool:
         """Give the room to LevelDB; false when there was none."""
@@ -74,5 +81,6 @@ class Ballast:
             _log.error("cannot give up the room that was kept back for a full disk: %s", error)
             return False
         if had:
+            self._was_needed = True
             _log.warning("gave up the room that was kept back for a full disk: %d octets", had)
         return True

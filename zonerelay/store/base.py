@@ -202,8 +202,17 @@ class QueueStore(Protocol):
     def unhealthy(self) -> str | None:
         """A bland reason why no new mail should be taken now, or `None`. Cheap; asked before each message."""
 
+    async def usable(self) -> bool:
+        """Wait while the store has failed and is being repaired; true when it had.
+
+        It may fail again at the next write: on a full disk the best time for one is right after a repair.
+        """
+
     async def probe(self) -> None:
-        """Write and sync a mark now. Raises StoreError when it cannot: this is what /readyz asks."""
+        """Write and sync a mark now. Raises StoreError when outcomes cannot be stored either.
+
+        Too little room for new mail is no reason: what waits for this to succeed is what makes room.
+        """
 
     def counts(self) -> dict[str, QueueCounts]:
         """Per zone, from memory; claimed ones are counted where their durable state puts them."""

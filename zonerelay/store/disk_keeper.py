@@ -82,6 +82,7 @@ class DiskKeeper:
         self.check_usable = self._health.check_usable
         self.check_writable = self._health.check_writable
         self.unhealthy = self._health.unhealthy
+        self.usable = self._health.usable
         self._closed = False
         self._number = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -90,7 +91,7 @@ class DiskKeeper:
         self._spawn(self._watch_space())
 
     async def probe(self) -> None:
-        self.check_writable()
+        self.check_usable()
         await self.committer.submit([disk_batch.Probe()])
 
     # --- threads

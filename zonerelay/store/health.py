@@ -6,6 +6,7 @@ cause without one (little space, little memory) keeps new mail out while the que
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from zonerelay.store.base import StoreError, StoreFullError
@@ -22,8 +23,35 @@ class Health:
         self._on_change = on_change
         self._causes: dict[str, str] = {}
         self._closed = False
+        self._changed = asyncio.Event()
+        self._refusal: StoreError | None = None
         self.reason: str | None = None
-        self.refusal: StoreError | None = None
+
+    @property
+    def refusal(self) -> StoreError | None:
+        return self._refusal
+
+    @refusal.setter
+    def refusal(self, refusal: StoreError | None) -> None:
+        self._refusal = refusal
+        self._tell()
+
+    async def usable(self) -> bool:
+        """Wait until there is no refusal; true when there was one."""
+        return await self.wait_while(lambda: self._refusal is not None)
+
+    async def wait_while(self, holds: Callable[[], bool]) -> bool:
+        """Until it does not, as seen after each change; true when it did at first."""
+        if not holds():
+            return False
+        while holds():
+            await self._changed.wait()
+        return True
+
+    def _tell(self) -> None:
+        # Who begins to wait now waits for the next change.
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def check_usable(self) -> None:
         """Raises StoreError while the store is failed or closed."""
@@ -51,6 +79,7 @@ class Health:
         self.reason = next(iter(self._causes.values()), None)
         if self.reason != before:
             self._on_change(self.reason)
+        self._tell()
 
     def close(self) -> None:
         """The store is being closed, as it was told: nobody has to hear of that, or of what comes after."""

@@ -74,13 +74,13 @@ class ZoneClaims:
         self, take: Callable[[Taken, Taken], DiskRange | None], limit: int, now: float
     ) -> list[Delivery]:
         found: Taken = {}
-        claims = self._ledger.claims
         async with self._lock:
             try:
                 while True:
                     spill: Taken = {}
                     source = take(found, spill)
-                    claims.update(found)
+                    # Looked up each time: after a failed write the ledger has other claims.
+                    self._ledger.claims.update(found)
                     if spill:
                         await self._spill(spill)
                     if source is None:

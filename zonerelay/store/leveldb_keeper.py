@@ -90,6 +90,7 @@ class SpoolKeeper:
         self.check_usable = self._health.check_usable
         self.check_writable = self._health.check_writable
         self.unhealthy = self._health.unhealthy
+        self.usable = self._health.usable
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._watcher: asyncio.Task[None] | None = None
@@ -102,7 +103,7 @@ class SpoolKeeper:
         self._watcher = asyncio.get_running_loop().create_task(self._watch_space())
 
     async def probe(self) -> None:
-        self.check_writable()
+        self.check_usable()
         mark = b"%d" % self._clock.now()
         await self.committer.submit([(records.META_PROBE, mark)])
 

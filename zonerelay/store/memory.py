@@ -259,6 +259,9 @@ class MemoryStore:
     def unhealthy(self) -> str | None:
         return health.CLOSED if self._closed else None
 
+    async def usable(self) -> bool:
+        return False
+
     async def probe(self) -> None:
         self._check()
 

@@ -66,6 +66,7 @@ class RedisStore:
         self.scan, self.deliveries_of = reader.scan, reader.deliveries_of
         self.counts = figures.counts
         self.unhealthy = link.unhealthy
+        self.usable = link.usable
 
     async def start(self) -> None:
         """Raises StoreError."""
@@ -216,8 +217,7 @@ class RedisStore:
         return self._link.lease.number
 
     async def probe(self) -> None:
-        self._link.check_writable()
-        await self._link.call("SET", self._prefix + b"probe", int(self._clock.now()))
+        await self._link.run("probe", int(self._clock.now()))
 
     async def close(self) -> None:
         await self._link.close()

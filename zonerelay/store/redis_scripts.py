@@ -33,7 +33,7 @@ from importlib import resources
 
 NAMES = (
     "abort", "beat", "chunks", "claim", "claim_domain", "commit", "enter", "keep", "leave", "oldest",
-    "page", "reap", "release", "settle", "update",
+    "page", "probe", "reap", "release", "settle", "update",
 )  # fmt: skip
 # New mail needs memory; what lets mail leave must work without any.
 _NEEDS_MEMORY = {"chunks", "commit"}

@@ -73,6 +73,9 @@ class S3Keeper:
         if reason is not None:
             raise StoreError(reason)
 
+    async def usable(self) -> bool:
+        return await self._health.wait_while(lambda: self._reason() is not None)
+
     def trouble(self, error: StoreError) -> None:
         if self._closed or self._in_trouble:
             return
