@@ -64,10 +64,13 @@ async def comes_back(port: int) -> AsyncIterator[Sink]:
         await sink.close()
 
 
-def relay_on(tmp_path: Path, disk: Path, sink_port: int, guard: str | int) -> RelayProcess:
+def relay_on(
+    tmp_path: Path, disk: Path, sink_port: int, guard: str | int, *, workers: int = 1
+) -> RelayProcess:
     return RelayProcess(
         tmp_path / "relay",
         next_hop=f"127.0.0.1:{sink_port}",
+        top={"workers": workers},
         spool={"path": str(disk / "spool"), "min_free_space": guard, "write_buffer": "1 MB"},
         tables={"retry": {"schedule": ["1s"], "jitter": 0, "suspend_min": "1s", "suspend_max": "2s"}},
     )
@@ -153,11 +156,12 @@ async def test_disk_that_a_neighbour_filled_can_still_be_drained(
             assert ballast.exists()
 
 
+@pytest.mark.parametrize(("workers", "guard"), [(1, GUARD), (2, "32 MB")])
 async def test_relay_starts_and_drains_on_a_full_disk(
-    tmp_path: Path, small_disk: Path, sink_port: int
+    tmp_path: Path, small_disk: Path, sink_port: int, workers: int, guard: str
 ) -> None:
     """LevelDB has to write before it opens a spool with anything in its log."""
-    with relay_on(tmp_path, small_disk, sink_port, GUARD) as relay:
+    with relay_on(tmp_path, small_disk, sink_port, guard, workers=workers) as relay:
         client = Submitter(relay.smtp_port, prefix="queued", size=LARGE)
         await client.run(2, 5)
         relay.kill()

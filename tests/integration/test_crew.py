@@ -142,3 +142,10 @@ def test_what_cannot_be_written_is_not_in_force(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="in-force"):
         launcher.put_in_force(b"# two")
     assert launcher.in_force() == b"# one"
+
+
+def test_a_failed_write_says_which_copy(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, 0, Sockets(NOTHING), {}, silence=20.0, workers=2)
+    (tmp_path / "at-start.new").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device.*at-start\.toml"):
+        launcher.begin(b"# one")

@@ -91,13 +91,26 @@ class Launcher:
         return self._texts[self._config]
 
     def _put(self, path: Path, text: bytes) -> None:
-        _write(path, text)
+        # On a full disk a relay that is started again with the same configuration has to be able to drain it.
+        if not _holds(path, text):
+            _write(path, text)
         self._texts[path] = text
+
+
+def _holds(path: Path, text: bytes) -> bool:
+    try:
+        return path.read_bytes() == text
+    except OSError:
+        return False
 
 
 def _write(path: Path, text: bytes) -> None:
     new = path.with_suffix(".new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(text)
-    new.replace(path)
+    try:
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+        new.replace(path)
+    except OSError as error:
+        # A write that fails does not know its file.
+        raise OSError(error.errno, error.strerror, str(path)) from error
