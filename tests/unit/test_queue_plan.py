@@ -400,6 +400,26 @@ def test_nothing_waits_for_a_suspended_destination() -> None:
     assert len(start_all(queue, NOW + 31)) == 1
 
 
+def test_a_probe_that_waits_is_made_although_the_clock_is_set_back() -> None:
+    queue = make(max_connections=1)
+    queue.add([number(1)], NOW)
+    resolve(queue)
+    (work,) = start_all(queue)
+    queue.finished(work, [NO_HOST], NOW)
+    queue.take_parked()
+    queue.add([number(2, "b@busy.example")], NOW)
+    resolve(queue)
+    (busy,) = start_all(queue)
+    queue.add([number(3)], NOW + 31)
+    assert not start_all(queue, NOW + 31)
+    queue.finished(busy, [DELIVERED], NOW)
+    (probe,) = start_all(queue, NOW)
+    assert probe.message_id == number(3).message_id
+    assert queue.finished(probe, [NO_HOST], NOW) is Transition.SUSPENDED
+    queue.add([number(4)], NOW + 1)
+    assert not start_all(queue, NOW + 1)
+
+
 @pytest.mark.parametrize(
     ("outcomes", "expected"),
     [

@@ -173,8 +173,7 @@ class ZoneQueue:
         )
         if was is not Standing.QUICK and destination.standing is Standing.QUICK:
             self._ring.quick(destination)
-        # Suspended again without a transition: the wall clock was set back, and nobody else would wake it.
-        if transition is Transition.SUSPENDED or suspension.is_suspended(now):
+        if transition is Transition.SUSPENDED:
             self._park(destination)
         else:
             self._ring.offer(destination, now)
@@ -336,7 +335,8 @@ class ZoneQueue:
     def _draw_line(self, priority: Priority, now: float) -> None:
         """What waits of the priority is backlog, what comes from now on is new."""
         newcomers = self._claims.of(priority).newcomers
-        newcomers.waiting = self._directory.sort(priority, newcomers.draw(now))
+        is_earlier = newcomers.is_drawn_earlier(now)
+        newcomers.waiting = self._directory.sort(priority, newcomers.draw(now), is_earlier=is_earlier)
         self._look_ups.sort()
         self._ring.sort()
 
@@ -351,6 +351,7 @@ class ZoneQueue:
             if is_suspended:
                 self._park(line)
                 return
+            suspension.end()
             self._ring.offer(line, now)
         elif isinstance(line, Unrouted):
             self._look_ups.want(line)
