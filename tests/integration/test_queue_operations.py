@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
 
 import pytest
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, NO_HOST, Relay
 from zonerelay.config.models import RetrySettings, ZoneSettings
-from zonerelay.model.delivery import Delivery, DeliveryState
+from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.message_id import MessageId
+from zonerelay.queue import claimer
 from zonerelay.queue import operations as module
 from zonerelay.queue.operations import Operations, QueueFilter, Result
+from zonerelay.queue.zone_queue import ZoneQueue
 from zonerelay.store.base import MessageNotFoundError
 
 ALL = QueueFilter()
@@ -97,6 +99,116 @@ async def test_mail_that_waits_in_memory_can_be_held(relay: Relay, operations: O
     await operations.release(ALL)
     await relay.until_empty()
     assert len(relay.courier.recipients()) == 20
+
+
+class Hesitation:
+    """The first change in the store waits until it is told to go on."""
+
+    def __init__(self, relay: Relay) -> None:
+        self.begun = asyncio.Event()
+        self.goes_on = asyncio.Event()
+        self._update = relay.store.update
+        relay.store.update = self._hesitate  # type: ignore[method-assign]  # for one change
+
+    async def _hesitate(
+        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
+    ) -> int:
+        if not self.begun.is_set():
+            self.begun.set()
+            await self.goes_on.wait()
+        return await self._update(keys, change)
+
+
+async def test_two_operators_do_not_change_the_same_delivery_at_the_same_time(
+    relay: Relay, operations: Operations
+) -> None:
+    await deferred(relay, "b@example.com")
+    relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
+    relay.courier.gate = asyncio.Event()
+    hesitation = Hesitation(relay)
+    first = asyncio.create_task(operations.retry(ALL))
+    await hesitation.begun.wait()
+    assert await operations.retry(ALL) == Result(matched=1, changed=0, busy=1)
+    hesitation.goes_on.set()
+    assert await first == Result(matched=1, changed=1, busy=0)
+    await relay.until(lambda: relay.scheduler.active_count("default") == 1)
+    assert await operations.retry(ALL) == Result(matched=1, changed=0, busy=1)
+    relay.courier.gate.set()
+    await relay.until_empty()
+    assert len(relay.courier.recipients()) == 2
+
+
+async def test_settings_that_change_meanwhile_do_not_let_an_attempt_cross_a_change(
+    relay: Relay, operations: Operations
+) -> None:
+    message_id = await deferred(relay, "b@example.com")
+    (stored,) = await relay.stored()
+    await relay.store.update([stored.key], lambda each: replace(each, next_attempt=0.0))
+    relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
+    hesitation = Hesitation(relay)
+    drop = asyncio.create_task(operations.drop(QueueFilter(message_id=message_id)))
+    await hesitation.begun.wait()
+    relay.scheduler.configure([ZoneSettings(max_connections=50)], RetrySettings())
+    relay.accept("c@example.com")
+    await relay.until(lambda: len(relay.courier.batches) > 1)
+    await asyncio.sleep(0.02)
+    hesitation.goes_on.set()
+    assert await drop == Result(matched=1, changed=1, busy=0)
+    assert relay.courier.recipients() == ["b@example.com", "c@example.com"]
+
+
+async def put_off_soon(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mail has been claimed for a suspended destination, while enough waits for a pause between claims."""
+    relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
+    await deferred(relay, "b@dead.example")
+    monkeypatch.setattr(claimer, "CLAIM_PAUSE", 0.2)
+    monkeypatch.setattr(ZoneQueue, "is_crowded", True)
+    relay.accept("c@dead.example")
+    await relay.until(lambda: relay.store.asked["claim"] > 1)
+    await asyncio.sleep(0.02)
+
+
+async def test_mail_that_is_about_to_be_put_off_can_be_held(
+    relay: Relay, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put_off_soon(relay, monkeypatch)
+    assert (await operations.hold(QueueFilter(recipient="c@*"))).changed == 1
+    await asyncio.sleep(0.4)
+    assert [each.held for each in await relay.stored()] == [False, True]
+
+
+async def test_mail_that_is_about_to_be_put_off_is_sent_by_the_next_settings(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put_off_soon(relay, monkeypatch)
+    relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
+    relay.scheduler.configure([ZoneSettings(max_connections=50)], RetrySettings())
+    await relay.until(lambda: "c@dead.example" in relay.courier.recipients())
+
+
+async def test_what_a_claim_brings_after_settings_have_changed_does_not_wait_for_old_attempts(
+    relay: Relay,
+) -> None:
+    relay.courier.script = lambda batch: [DELIVERED] * len(batch.deliveries)
+    relay.courier.gate = asyncio.Event()
+    relay.accept("b@slow.example")
+    await relay.until(lambda: len(relay.courier.batches) == 1)
+    relay.courier.gate = None
+    claim, answer = relay.store.claim, asyncio.Event()
+
+    async def late(*questions: object, **more: object) -> list[Delivery]:
+        relay.store.claim = claim  # type: ignore[method-assign]  # only this one is late
+        claimed = await claim(*questions, **more)  # type: ignore[arg-type]  # passed on
+        await answer.wait()
+        return claimed
+
+    relay.store.claim = late  # type: ignore[method-assign]  # for one question
+    relay.accept("c@example.com")
+    await relay.until(lambda: relay.store.claim == claim)
+    relay.scheduler.configure([ZoneSettings(max_connections=50)], RetrySettings())
+    await asyncio.sleep(0.02)
+    answer.set()
+    await relay.until(lambda: "c@example.com" in relay.courier.recipients())
 
 
 async def test_drop_removes_without_a_word(relay: Relay, operations: Operations) -> None:

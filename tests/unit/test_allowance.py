@@ -70,3 +70,12 @@ def test_a_wish_that_nobody_has_any_more_is_taken_back() -> None:
     assert [claim.want for claim in found.claims(everything=False)] == [0]
     found.cancel(*LINE)
     assert found.claims(everything=False) == ()
+
+
+def test_the_wish_of_a_batch_that_has_started_is_not_taken_back() -> None:
+    found = allowance()
+    found.started(*LINE)
+    found.forget_units()  # the lease has ended
+    assert not found.may_connect(*LINE, 5, 20)
+    found.cancel(*LINE)  # nothing else waits for the line
+    assert [claim.want for claim in found.claims(everything=False)] == [1]

@@ -272,6 +272,18 @@ def test_a_clock_that_was_set_back_does_not_keep_the_line_where_it_is() -> None:
     assert newcomers.is_to_be_drawn(100, 5.0)
 
 
+def test_what_is_new_is_counted_aright_after_a_clock_was_set_back() -> None:
+    relay = Relay(window=80)
+    relay.old(60)
+    relay.ids.next()  # they never go backwards
+    relay.clock.advance(-100.0)
+    relay.add(*(f"new{number}.example" for number in range(20)))
+    assert relay.newcomers.waiting == 80
+    assert len(relay.send(100)) == 80
+    assert relay.newcomers.waiting == relay.queue.waiting == 0
+    assert relay.queue._claims.of(Priority.NORMAL).room == 80
+
+
 def key(number: int) -> DeliveryKey:
     return DeliveryKey("default", MessageId(f"{number:016x}"), Mailbox("u@a.example"))
 

@@ -162,6 +162,54 @@ def test_withdrawn_deliveries_are_not_planned_until_given_back() -> None:
     assert len(start_all(queue)) == 2
 
 
+def test_what_was_given_back_while_the_store_was_asked_is_released_and_claimed_again() -> None:
+    queue = make(next_hop="hop")
+    plan = queue.plan_claim(MORE)
+    assert plan is not None
+    queue.withdraw([number(1).key])
+    queue.give_back([number(1).key])
+    queue.add([number(1), number(2)], NOW)
+    queue.claimed(plan, 2)
+    assert queue.take_returned() == [number(1)]
+    assert queue.waiting == 1
+    assert queue.plan_claim(MORE) is not None
+    queue.add([number(1)], NOW)
+    assert queue.waiting == 2
+
+
+def test_what_is_to_be_put_off_or_released_can_be_withdrawn() -> None:
+    queue = make(window=64)
+    queue.add([number(1)], NOW)
+    resolve(queue)
+    (work,) = start_all(queue)
+    queue.finished(work, [NO_HOST], NOW)
+    queue.take_parked()
+    queue.add([number(2), number(3)], NOW)
+    queue.add([number(n, f"u{n}@b.example") for n in range(10, 20)], NOW)
+    for domain in queue.take_look_ups():
+        queue.found(domain, route_to("default", "mx.b.example"), NOW)
+    assert number(19, "u19@b.example") in queue._returned
+    queue.withdraw([number(2).key, number(19, "u19@b.example").key])
+    assert [deliveries for _, deliveries in queue.take_parked()] == [[number(3)]]
+    assert queue.take_returned() == [number(18, "u18@b.example")]
+
+
+def test_what_is_to_be_put_off_or_released_is_drained_as_well() -> None:
+    queue = make(window=64)
+    queue.add([number(1)], NOW)
+    resolve(queue)
+    (work,) = start_all(queue)
+    queue.add([number(2)], NOW)
+    queue.add([number(n, f"u{n}@b.example") for n in range(10, 20)], NOW)
+    for domain in queue.take_look_ups():
+        queue.found(domain, route_to("default", "mx.b.example"), NOW)
+    steps = queue.drain()
+    drained = next(steps)
+    queue.finished(work, [NO_HOST], NOW)
+    assert sum(map(len, steps), len(drained)) == 11
+    assert not queue.has_requests
+
+
 # Window and shares
 
 
@@ -350,6 +398,26 @@ def test_nothing_waits_for_a_suspended_destination() -> None:
     assert [len(parked) for _, parked in queue.take_parked()] == [1]
     queue.add([number(10), number(11)], NOW + 31)
     assert len(start_all(queue, NOW + 31)) == 1
+
+
+def test_a_probe_that_waits_is_made_although_the_clock_is_set_back() -> None:
+    queue = make(max_connections=1)
+    queue.add([number(1)], NOW)
+    resolve(queue)
+    (work,) = start_all(queue)
+    queue.finished(work, [NO_HOST], NOW)
+    queue.take_parked()
+    queue.add([number(2, "b@busy.example")], NOW)
+    resolve(queue)
+    (busy,) = start_all(queue)
+    queue.add([number(3)], NOW + 31)
+    assert not start_all(queue, NOW + 31)
+    queue.finished(busy, [DELIVERED], NOW)
+    (probe,) = start_all(queue, NOW)
+    assert probe.message_id == number(3).message_id
+    assert queue.finished(probe, [NO_HOST], NOW) is Transition.SUSPENDED
+    queue.add([number(4)], NOW + 1)
+    assert not start_all(queue, NOW + 1)
 
 
 @pytest.mark.parametrize(

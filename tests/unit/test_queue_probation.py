@@ -363,6 +363,29 @@ def test_who_needs_no_connection_any_more_makes_room() -> None:
         assert plan.start()[f"new{n}"] == 1
 
 
+def test_a_queue_of_replaced_settings_that_ends_takes_no_wish_from_its_successor() -> None:
+    plan = Sharing()
+    plan.add("a", 1)
+    plan.start()
+    plan.give("a")
+    plan.start()
+    plan.finish("a")
+    plan.add("b", 1)
+    plan.start()
+    assert plan.wished == 1
+    old = plan.queue
+    list(old.drain())
+    assert not plan.wished, "what the old one waited for is not needed"
+    plan.queue = ZoneQueue(ZoneSettings(), RETRY, shared=plan.allowance)
+    plan.add("a", 2)
+    plan.add("b", 1)
+    plan.start()
+    wished = plan.wished
+    assert wished > 0
+    list(old.clear())
+    assert plan.wished == wished
+
+
 def test_each_of_two_workers_goes_by_half_of_the_connections() -> None:
     plan = Sharing()
     plan.allowance.holders = 2

@@ -140,9 +140,11 @@ class ZoneAllowance:
         self._freed(found)
 
     def cancel(self, site: str, line: str) -> None:
-        """Nothing waits there any more for the units that were wished for."""
+        """Nothing waits there any more for the units that were wished for, but perhaps a batch that has
+        started: its unit may have gone with a lease before its connection was opened.
+        """
         found = self._lines.get((site, line))
-        if found is not None and found in self._wishes:
+        if found is not None and found in self._wishes and found.batches <= found.units:
             self._unwish(found)
             self._dirty[found] = None
             self.changed()

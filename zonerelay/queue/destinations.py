@@ -95,15 +95,20 @@ class Backlog:
         self._tidy()
         return tuple(taken)
 
-    def sort(self, since: MessageId) -> int:
-        """What is older than this message is backlog now; how many are new."""
-        fresh = list(self._fresh or ())
+    def sort(self, since: MessageId, *, is_earlier: bool = False) -> int:
+        """What is older than this message is backlog now; how many are new. `is_earlier`: than the last
+        one, so that what was backlog may be new.
+        """
+        again = list(self._again or ()) if is_earlier else []
+        if is_earlier:
+            self._again = None
+        sorted_anew = [*(self._fresh or ()), *again]
         self._fresh = None
         self.is_new = False
-        self.waiting -= len(fresh)
-        for delivery in fresh:
+        self.waiting -= len(sorted_anew)
+        for delivery in sorted_anew:
             self.add(delivery, since)
-        return sum(delivery.message_id >= since for delivery in fresh)
+        return sum(each.next_attempt <= 0 and each.message_id >= since for each in sorted_anew)
 
     def remove(self, key: DeliveryKey) -> Delivery | None:
         """Forget one delivery; `None` when it is not waiting here."""

@@ -80,10 +80,16 @@ class Directory:
             if destination.waiting or destination.active or not destination.suspension.is_forgettable(now)
         )
 
-    def sort(self, priority: Priority, since: MessageId) -> int:
-        """Of everything that waits what is older than this message is backlog now; how many are new."""
+    def sort(self, priority: Priority, since: MessageId, *, is_earlier: bool = False) -> int:
+        """Of everything that waits what is older than this message is backlog now; how many are new.
+        `is_earlier`: than the last one.
+        """
         backlogs = (line.backlogs.get(priority) for line in dict.fromkeys(self.lines.values()))
-        return sum(backlog.sort(since) for backlog in backlogs if backlog is not None and backlog.has_fresh)
+        return sum(
+            backlog.sort(since, is_earlier=is_earlier)
+            for backlog in backlogs
+            if backlog is not None and (backlog.has_fresh or is_earlier)
+        )
 
     # Forgetting
 

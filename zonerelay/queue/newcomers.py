@@ -60,6 +60,10 @@ class Newcomers:
             return False
         return waiting <= self._window or not self._drawn <= now < self._drawn + AGAIN
 
+    def is_drawn_earlier(self, now: float) -> bool:
+        """Than the last line, for the clock was set back: some of what is backlog is new then."""
+        return now < self._drawn
+
     def draw(self, now: float) -> MessageId:
         """Who sorts what waits by this counts again what is new."""
         self._drawn = now

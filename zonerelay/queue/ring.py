@@ -46,6 +46,8 @@ class Ring:
         self._restraint = restraint
         self._shared = shared
         self._ungranted: dict[Destination, None] = {}
+        self._has_ended = False
+        """Nothing starts any more, and wishes for the same lines are a successor's."""
         self._rates = rates
         self._probation = None if zone.next_hop else Probation(zone.max_connections)
         self._rings: dict[Priority, Turns[Destination]] = {each: Turns() for each in Priority}
@@ -89,6 +91,10 @@ class Ring:
             self._sites.pop(site.key, None)
 
     def clear(self) -> None:
+        """Nothing waits any more, nor will."""
+        for destination in self._ungranted:
+            self._give_up(destination)
+        self._has_ended = True
         for ring in self._rings.values():
             ring.clear()
         self._aside.clear()
@@ -224,7 +230,7 @@ class Ring:
         return False
 
     def _give_up(self, destination: Destination) -> None:
-        if self._shared is None:
+        if self._shared is None or self._has_ended:
             return
         self._shared.cancel(destination.site.key, destination.key)
         if self._probation is not None:

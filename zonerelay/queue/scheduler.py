@@ -88,6 +88,8 @@ class Scheduler:
             restraint=None if self._restrainer is None else self._restrainer.restraint,
         )
         self._default = _default(zones)
+        # They outlive runners, too: an operator's change goes on while settings are replaced.
+        self._withdrawn: set[DeliveryKey] = set()
         # They outlive runners: a reload must not make room in a rate that is used up.
         self._rates: defaultdict[str, Rates] = defaultdict(Rates)
         # Zones that no configuration names: those of mailboxes.
@@ -230,17 +232,21 @@ class Scheduler:
         """Keep the scheduler's hands off deliveries; the ones that may be changed now.
 
         Free are those that are neither being attempted nor waiting for their outcome to become durable,
-        whether they were claimed or not. They are attempted again only after `give_back`, which must follow.
+        whether they were claimed or not, and that nobody else has withdrawn: who gives back first would let
+        them be attempted in the middle of the other's change. They are attempted again only after
+        `give_back`, which must follow.
         """
-        free = set(keys) - self._settler.unsettled_keys()
+        free = set(keys) - self._settler.unsettled_keys() - self._withdrawn
         for runner in self._all_runners():
             free -= runner.active_keys()
+        self._withdrawn |= free
         for zone, some in _by_zone(free).items():
             self._of(zone).withdraw(some)
         return free
 
     def give_back(self, keys: Collection[DeliveryKey]) -> None:
         """The changes are stored: these may be attempted again when they are due."""
+        self._withdrawn.difference_update(keys)
         for zone, some in _by_zone(keys).items():
             self._of(zone).give_back(some)
 
@@ -309,7 +315,9 @@ class Scheduler:
         rates, limits = self._rates[zone.name], self._around.limits
         if limits is not None:
             rates.lessor = partial(limits.turns, zone.name)
-        return ZoneRunner(zone, self._around, rates, window=self._window)
+        runner = ZoneRunner(zone, self._around, rates, window=self._window)
+        runner.withdraw([key for key in self._withdrawn if zone_of(key.queue) == zone.name])
+        return runner
 
 
 def _nobody(zone: str) -> None:

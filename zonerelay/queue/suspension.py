@@ -55,6 +55,7 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
     _raised: bool = False
     _patience: int = 1
     _last_place: float = 0.0
+    _is_over: bool = False
     until: float = 0.0
     epoch: int = 0
     is_proven: bool = False
@@ -62,7 +63,11 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
     reply: Reply | None = None
 
     def is_suspended(self, now: float) -> bool:
-        return now < self.until
+        return now < self.until and not self._is_over
+
+    def end(self) -> None:
+        """Its time is over and something waits for the probe, also when the clock is set back then."""
+        self._is_over = True
 
     @property
     def is_troubled(self) -> bool:
@@ -76,7 +81,7 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
     def limit(self, configured: int, now: float) -> int:
         """How many transactions may be active now."""
         if self._failures:
-            return 0 if now < self.until else 1
+            return 0 if self.is_suspended(now) else 1
         return configured if self._ceiling is None else min(configured, self._ceiling)
 
     def duration(self) -> float:
@@ -103,7 +108,7 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
         self.epoch += 1
         self.is_proven = False
         self._ceiling, self._raised, self._patience = None, False, 1
-        self.until = now + self.duration()
+        self.wait(now)
         return Transition.SUSPENDED
 
     def succeeded(self, epoch: int) -> Transition:
@@ -119,6 +124,7 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
 
     def wait(self, now: float) -> None:
         """There is no room for the probe: the suspension begins again."""
+        self._is_over = False
         self.until = now + self.duration()
 
     def resume(self) -> Transition:

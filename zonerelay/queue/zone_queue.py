@@ -98,6 +98,10 @@ class ZoneQueue:
         self._parked: dict[Destination, list[Delivery]] = {}
         self._returned: list[Delivery] = []
         self._withdrawn: set[DeliveryKey] = set()
+        self._is_asked = False
+        """The store has not answered the last plan."""
+        self._given_back: set[DeliveryKey] = set()
+        """Since it was asked: what the answer holds of these may have been claimed before, or after."""
 
     # What happened
 
@@ -109,11 +113,16 @@ class ZoneQueue:
         """Freshly claimed deliveries of one priority."""
         if self._withdrawn:
             claimed = [delivery for delivery in claimed if delivery.key not in self._withdrawn]
+        if self._given_back:
+            self._returned += [delivery for delivery in claimed if delivery.key in self._given_back]
+            claimed = [delivery for delivery in claimed if delivery.key not in self._given_back]
         self._enter(claimed, now, priority)
         self._directory.tidy()
 
     def claimed(self, plan: Question, count: int) -> None:
         """The answer to a plan held `count` deliveries, which have been added."""
+        self._is_asked = False
+        self._given_back.clear()
         if not isinstance(plan, Refill) or count >= plan.limit:
             self._claims.claimed(plan, count)
             return
@@ -164,8 +173,7 @@ class ZoneQueue:
         )
         if was is not Standing.QUICK and destination.standing is Standing.QUICK:
             self._ring.quick(destination)
-        # Suspended again without a transition: the wall clock was set back, and nobody else would wake it.
-        if transition is Transition.SUSPENDED or suspension.is_suspended(now):
+        if transition is Transition.SUSPENDED:
             self._park(destination)
         else:
             self._ring.offer(destination, now)
@@ -227,7 +235,10 @@ class ZoneQueue:
 
     def plan_claim(self, more: Collection[Priority], new: Collection[Priority] = ()) -> Question | None:
         """The next question to the store; its answer goes to `add`, then to `claimed`."""
-        return self._claims.next(more, new)
+        plan = self._claims.next(more, new)
+        self._is_asked = plan is not None
+        self._given_back.clear()
+        return plan
 
     def take_parked(self) -> list[tuple[Destination, list[Delivery]]]:
         """To be deferred without connecting: suspended destinations, which fetch no more before `rested`."""
@@ -241,7 +252,9 @@ class ZoneQueue:
             self._claims.of(priority).rested(backlog)
 
     def take_returned(self) -> list[Delivery]:
-        """Deliveries to be released: their destination holds its share already."""
+        """Deliveries to be released: their destination holds its share already, or they were given back while
+        they were claimed.
+        """
         returned, self._returned = self._returned, []
         return returned
 
@@ -253,6 +266,8 @@ class ZoneQueue:
     def withdraw(self, keys: Collection[DeliveryKey]) -> None:
         """Forget these, and do not take them up again before `give_back`. They must not be active."""
         self._withdrawn.update(keys)
+        self._returned = self._without_withdrawn(self._returned)
+        self._parked = {line: self._without_withdrawn(some) for line, some in self._parked.items()}
         for key in keys:
             line = self._lines.get(domain_of(key.recipient) if self._by_domain else "")
             priority = priority_of(key.queue)
@@ -261,8 +276,13 @@ class ZoneQueue:
                 shares.left((delivery,))
                 shares.shortened(line.backlog(priority))
 
+    def _without_withdrawn(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        return [delivery for delivery in deliveries if delivery.key not in self._withdrawn]
+
     def give_back(self, keys: Collection[DeliveryKey]) -> None:
         self._withdrawn.difference_update(keys)
+        if self._is_asked:
+            self._given_back.update(keys)
 
     def resume(self, key: DestinationKey | None) -> list[Destination]:
         """Lift the suspension of one destination or all; the ones that were troubled."""
@@ -273,12 +293,16 @@ class ZoneQueue:
         return self._directory.key_of(domain if self._by_domain else "")
 
     def drain(self) -> Iterator[list[Delivery]]:
-        """Everything that waits, a line at each step, for a stop."""
+        """Everything that waits or is to be handed back, a line at each step, for a stop."""
         self._ring.clear()
         self._look_ups.clear()
         for line in dict.fromkeys(self._lines.values()):
             if line.waiting:
                 yield self._claims.drain(line)
+        # Last: an attempt that ends meanwhile may have put off what waited.
+        yield self.take_returned()
+        for _, deliveries in self.take_parked():
+            yield deliveries
 
     def clear(self) -> Iterator[None]:
         """Forget what is known of destinations, a little at each step; nothing waits or is active."""
@@ -311,7 +335,8 @@ class ZoneQueue:
     def _draw_line(self, priority: Priority, now: float) -> None:
         """What waits of the priority is backlog, what comes from now on is new."""
         newcomers = self._claims.of(priority).newcomers
-        newcomers.waiting = self._directory.sort(priority, newcomers.draw(now))
+        is_earlier = newcomers.is_drawn_earlier(now)
+        newcomers.waiting = self._directory.sort(priority, newcomers.draw(now), is_earlier=is_earlier)
         self._look_ups.sort()
         self._ring.sort()
 
@@ -326,6 +351,7 @@ class ZoneQueue:
             if is_suspended:
                 self._park(line)
                 return
+            suspension.end()
             self._ring.offer(line, now)
         elif isinstance(line, Unrouted):
             self._look_ups.want(line)

@@ -159,6 +159,8 @@ class ZoneRunner:
         # Not cancelled: a claim that is cut off would keep its deliveries from the next runner.
         await self._errands.wait(None)
         await self._give_up()
+        # Attempts may take many minutes, and nobody would look for this claim's mail until they have ended.
+        given_back()
         await self._lanes.wait(None)
         async for _ in in_slices(self._queue.clear(), self._clock.monotonic):
             pass
