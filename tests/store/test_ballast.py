@@ -32,8 +32,11 @@ def test_ballast_that_was_needed_waits_for_more_room_than_before(tmp_path: Path)
     ballast = Ballast(tmp_path, 2 * MB)
     assert ballast.count_in(4 * MB, wanted=4 * MB) == 4 * MB
     assert ballast.drop()
-    for free, held in ((4 * MB, 0), (6 * MB - 1, 0), (6 * MB, 2 * MB)):
-        assert ballast.count_in(free, wanted=4 * MB) == free
+    assert ballast.count_in(MB - 1, wanted=4 * MB) == MB - 1
+    assert ballast.held == 0, "it was the last room there was"
+    for free, held in ((MB, MB // 2), (4 * MB, MB // 2), (5 * MB, MB // 2), (6 * MB, 2 * MB)):
+        before = ballast.held
+        assert ballast.count_in(free, wanted=4 * MB) == free + before
         assert ballast.held == held
     assert ballast.count_in(2 * MB, wanted=4 * MB) == 4 * MB
 

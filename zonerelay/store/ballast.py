@@ -15,6 +15,9 @@ from pathlib import Path
 FILE_NAME = "ballast"
 """In the spool's directory, where LevelDB leaves names alone that it does not know."""
 
+PART = 4
+"""Of the whole: what a reopening takes, a table and a manifest."""
+
 _ROUNDING = 1024 * 1024
 
 _log = logging.getLogger("zonerelay.store")
@@ -44,10 +47,14 @@ class Ballast:
 
         After it was needed that is as much more: LevelDB, reopened, has just thrown away what it had written,
         and begins anew. Without the room it would fail again, and again, and nothing would leave the queue.
+        Until then a part is kept, for what it writes may fill the disk to its last block once more.
         """
         counted = free + self.held
-        plenty = wanted + self._size if self._was_needed else wanted
-        if not self.is_whole and free >= plenty:
+        if self._was_needed and counted < wanted + self._size:
+            part = self._size // PART
+            if self.held < part and free >= 2 * part:
+                self._keep(part)
+        elif not self.is_whole and free >= wanted:
             self.make()
         return counted
 
@@ -55,20 +62,23 @@ class Ballast:
         """Keep the room back. When there is none after all, or the file system cannot: another time."""
         if not self._size:
             self.drop()
-            return
+        elif self._keep(self._size):
+            self._was_needed = False
+
+    def _keep(self, size: int) -> bool:
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                os.ftruncate(descriptor, min(self._size, os.fstat(descriptor).st_size))
-                os.posix_fallocate(descriptor, 0, self._size)
+                os.ftruncate(descriptor, min(size, os.fstat(descriptor).st_size))
+                os.posix_fallocate(descriptor, 0, size)
             finally:
                 os.close(descriptor)
         except OSError as error:
             _log.warning("cannot keep room back for a full disk: %s", error)
             self.drop()
-        else:
-            self.held = self._size
-            self._was_needed = False
+            return False
+        self.held = size
+        return True
 
     def drop(self) -> bool:
         """Give the room to LevelDB; false when there was none."""
