@@ -49,47 +49,55 @@ class ZoneClaims:
     async def claim(self, limit: int, skip: Collection[str], now: float) -> list[Delivery]:
         window = self.window
 
-        def take(found: Taken, spill: Taken) -> DiskRange | None:
-            return window.take(limit, skip, now, found, spill)
+        def take(room: int, found: Taken, spill: Taken) -> DiskRange | None:
+            return window.take(room, skip, now, found, spill)
 
         return await self._fill(take, limit, now)
 
     async def claim_new(self, limit: int, since: MessageId, skip: Collection[str]) -> list[Delivery]:
         window = self.window
 
-        def take(found: Taken, spill: Taken) -> DiskRange | None:
-            return window.take_new(limit, since, skip, found, spill)
+        def take(room: int, found: Taken, spill: Taken) -> DiskRange | None:
+            return window.take_new(room, since, skip, found, spill)
 
         return await self._fill(take, limit, 0.0)
 
     async def claim_domain(self, domain: str, limit: int, now: float) -> list[Delivery]:
         window = self.window
 
-        def take(found: Taken, _spill: Taken) -> DiskRange | None:
-            return window.take_domain(domain, limit, found)
+        def take(room: int, found: Taken, _spill: Taken) -> DiskRange | None:
+            return window.take_domain(domain, room, found)
 
         return await self._fill(take, limit, now)
 
     async def _fill(
-        self, take: Callable[[Taken, Taken], DiskRange | None], limit: int, now: float
+        self, take: Callable[[int, Taken, Taken], DiskRange | None], limit: int, now: float
     ) -> list[Delivery]:
         found: Taken = {}
         async with self._lock:
             try:
                 while True:
+                    taken: Taken = {}
                     spill: Taken = {}
-                    source = take(found, spill)
+                    source = take(limit - len(found), taken, spill)
                     # Looked up each time: after a failed write the ledger has other claims.
-                    self._ledger.claims.update(found)
+                    self._ledger.claims.update(taken)
+                    found |= taken
                     if spill:
                         await self._spill(spill)
                     if source is None:
                         break
                     await self._read(source, max(limit - len(found), _READ_AHEAD), now)
+                    found = self._still_claimed(found)
             except BaseException:
                 self.release(found)
                 raise
-        return sorted(found.values(), key=_by_message)
+        return sorted(self._still_claimed(found).values(), key=_by_message)
+
+    def _still_claimed(self, found: Taken) -> Taken:
+        """As they are now: while others were read, an operator may have changed these and given them back."""
+        claims = self._ledger.claims
+        return {key: claims[key] or delivery for key, delivery in found.items() if key in claims}
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
         """Give claims back."""
