@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import resource
 import shutil
 import subprocess
@@ -13,11 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.builders import NOW, body_of, message_id, own_message, store_message
+from tests.store.builders import (
+    NOW,
+    body_of,
+    delivery_for,
+    envelope_for,
+    message_id,
+    own_message,
+    store_message,
+)
 from tests.store.spools import Spool, until
 from zonerelay.config.models import Backend
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.base import Finish, QueueCounts, StoreError, StoreFullError, Submit
+from zonerelay.store import leveldb_scan as scan
+from zonerelay.store import records
+from zonerelay.store.base import CHUNK_SIZE, Finish, QueueCounts, StoreError, StoreFullError, Submit
+from zonerelay.store.body_writer import GROUP_CHUNKS
 
 
 @contextlib.contextmanager
@@ -114,6 +126,43 @@ async def test_settles_that_failed_together_keep_the_message(real_time_spool: Sp
     await store.settle([Finish(second)])
     assert await store.deliveries_of(message_id(1)) == [first]
     assert await body_of(store, message_id(1)) == b"x" * 10
+
+
+@pytest.mark.parametrize(
+    ("groups", "others"),
+    [
+        pytest.param(2, True, id="others' write fails"),
+        pytest.param(10, False, id="a group fails"),
+        pytest.param(3, False, id="the commit fails"),
+    ],
+)
+async def test_chunks_of_an_upload_that_failed_with_the_spool_go(
+    real_time_spool: Spool, groups: int, others: bool
+) -> None:
+    """Left until the next start, they would keep the disk full."""
+    spool, store = real_time_spool, real_time_spool.store
+    await store_message(store, 1, body=body(1, 700_000))
+    envelope = envelope_for(message_id(2), "a@example.net")
+
+    async def upload() -> None:
+        async with store.begin(envelope) as writer:
+            for _ in range(groups * GROUP_CHUNKS):
+                await writer.write(b"x" * CHUNK_SIZE)
+            if others:
+                await fill(spool, 3, 100_000)
+            await writer.commit([delivery_for(envelope, "a@example.net")])
+
+    with largest_file(2_000_000):
+        with pytest.raises(StoreError):
+            await upload()
+        assert store.unhealthy() is not None
+    await until(lambda: store.unhealthy() is None)
+    left = functools.partial(scan.keys_under, prefix=records.message_prefix(message_id(2)))
+    read = store._reader.read  # type: ignore[attr-defined]  # nobody else can see them
+    deadline = asyncio.get_running_loop().time() + 5.0
+    while await read(left):
+        assert asyncio.get_running_loop().time() < deadline, "they are still there"
+    assert await body_of(store, message_id(1)) == body(1, 700_000)
 
 
 async def test_too_little_free_space_refuses_new_mail_and_still_stores_outcomes(tmp_path: Path) -> None:

@@ -85,12 +85,24 @@ class LevelDbStore:
     ) -> asyncio.Future[None]:
         plan = Plan(self._ledger)
         self._add_message(plan, message, deliveries, chunks)
-        return self._submit(plan)
+        stored = self._submit(plan)
+        if message.chunks > len(chunks):
+            self._watch(stored, message.envelope.id)
+        return stored
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         self._bodies.drop(message_id)
         ops: list[Op] = [(records.chunk_key(message_id, number), None) for number in range(1, count + 1)]
-        self._committer.submit(ops, lazy=True)
+        self._watch(self._committer.submit(ops, lazy=True), message_id)
+
+    def _watch(self, written: asyncio.Future[None], message_id: MessageId) -> None:
+        """The last write that concerns an upload: its chunks are there already, and must not stay for it."""
+
+        def ended(written: asyncio.Future[None]) -> None:
+            if written.cancelled() or written.exception() is not None:
+                self._keeper.note_cut_off(message_id)
+
+        written.add_done_callback(ended)
 
     def _add_message(
         self, plan: Plan, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]

@@ -84,6 +84,7 @@ class SpoolKeeper:
         self._may_write = 0
         self._compact_after = 0.0
         self._removed: tuple[MessageId, MessageId] | None = None
+        self._cut_off: set[MessageId] = set()
         self._look_at_space = asyncio.Event()
         self._clock = around.clock
         self._health = Health(around.on_health)
@@ -135,6 +136,10 @@ class SpoolKeeper:
             self._removed = (self._removed[0], message_id)
         elif message_id < self._removed[0]:
             self._removed = (message_id, self._removed[1])
+
+    def note_cut_off(self, message_id: MessageId) -> None:
+        """Of an upload that failed with the spool chunks may be left."""
+        self._cut_off.add(message_id)
 
     async def _watch_space(self) -> None:
         loop = asyncio.get_running_loop()
@@ -211,8 +216,20 @@ class SpoolKeeper:
         self._health.refusal = None
         self.committer.resume()
         self._spawn(self._count(view))
+        self._spawn(self._sweep_cut_off())
         self._note_space(free)
         self._health.set("write", None)
+
+    async def _sweep_cut_off(self) -> None:
+        """On a full disk that is the space that is missing. A message may be there after all."""
+        while self._cut_off:
+            message_id = self._cut_off.pop()
+            try:
+                await self._sweep_from(records.message_prefix(message_id), message_id)
+                self.note_removed(message_id)
+            except StoreError:
+                self._cut_off.add(message_id)  # for the next repair
+                return
 
     # --- after a start
 
@@ -224,14 +241,19 @@ class SpoolKeeper:
         try:
             start: bytes | None = records.MESSAGE_PREFIX
             while start is not None:
-                began = self._clock.monotonic()
-                aborted, start = await self.reader.read(scan.aborted_uploads, start, last)
-                took = self._clock.monotonic() - began
-                for prefix in aborted:
-                    await self._remove(prefix)
+                start, took = await self._sweep_from(start, last)
                 await asyncio.sleep(took * SWEEP_PAUSE)
         except StoreError as error:
             _log.warning("could not sweep the spool, the next start will: %s", error)
+
+    async def _sweep_from(self, start: bytes, last: MessageId) -> tuple[bytes | None, float]:
+        """Where to go on, and the seconds that the search took."""
+        began = self._clock.monotonic()
+        aborted, following = await self.reader.read(scan.aborted_uploads, start, last)
+        took = self._clock.monotonic() - began
+        for prefix in aborted:
+            await self._remove(prefix)
+        return following, took
 
     async def _count(self, view: View) -> None:
         counts = self.counts
