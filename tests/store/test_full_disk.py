@@ -184,6 +184,17 @@ async def test_too_little_free_space_refuses_new_mail_and_still_stores_outcomes(
     await store.close()
 
 
+async def test_large_messages_that_found_no_room_do_not_count_as_arriving(tmp_path: Path) -> None:
+    """The more arrive at a time the smaller are their groups, and the more often each is synced."""
+    free = shutil.disk_usage(tmp_path).free
+    async with Spool(tmp_path / "spool", clock=SystemClock(), min_free_space=free * 2) as spool:
+        store = spool.store
+        await until(lambda: store.unhealthy() is not None)
+        with pytest.raises(StoreFullError):
+            await store_message(store, 1, body=b"x" * (2 * GROUP_CHUNKS * CHUNK_SIZE))
+        assert store.uploads == 0  # type: ignore[attr-defined]  # nobody else sees the size of a write
+
+
 async def test_claims_made_while_a_write_fails_are_claims(tmp_path: Path) -> None:
     async with Spool(tmp_path / "spool") as spool:
         for number in range(1, 4):

@@ -105,13 +105,14 @@ class BodyWriter:
         return max(1, min(GROUP_CHUNKS, share))
 
     async def _store_group(self) -> None:
-        if self._written is None:
-            self._spool.uploads += 1
-        else:
+        if self._written is not None:
             await self._previous_group(self._written)
         self._spool.check_writable()
         chunks, self._chunks = self._chunks, []
-        self._written = self._spool.submit_chunks(self._envelope.id, self._submitted + 1, chunks)
+        written = self._spool.submit_chunks(self._envelope.id, self._submitted + 1, chunks)
+        if self._written is None:
+            self._spool.uploads += 1
+        self._written = written
         self._submitted += len(chunks)
 
     async def _previous_group(self, written: asyncio.Future[None]) -> None:
