@@ -110,10 +110,11 @@ class Operations:
 
     async def show(self, message_id: MessageId) -> Shown:
         """One message with its open deliveries. Raises MessageNotFoundError."""
+        # The deliveries first: a shared store waits for its server when a message is read, and not here.
+        deliveries = await self._store.deliveries_of(message_id)
         message = await self._store.read_message(message_id)
         now = self._clock.now()
         active = self._scheduler.active_keys()
-        deliveries = await self._store.deliveries_of(message_id)
         return Shown(message, tuple((delivery, _state(delivery, active, now)) for delivery in deliveries))
 
     async def trace(self, message_id: MessageId) -> tuple[Step, ...]:
