@@ -195,6 +195,8 @@ class Operations:
         groups = [list(group) for _, group in groupby(keys, key=lambda key: key.message_id)]
         for start in range(0, len(groups), TOGETHER):
             some = groups[start : start + TOGETHER]
+            # The settler keeps an outcome until it is stored; an operator is told now that it cannot be.
+            await self._store.probe()
             bounced += sum(await asyncio.gather(*(self._bounce_message(group, outcome) for group in some)))
         return bounced
 
