@@ -178,7 +178,7 @@ async def test_every_page_and_verb_answers_while_the_store_refuses(engine: tuple
         for request in (Ping(), Explain(address="x@example.com"), PartMetrics(), PartReadiness()):
             assert await asyncio.to_thread(sentence, client, request) == "", request
         everything = Filter()
-        asked = [
+        asked: list[Request] = [
             QueueList(filter=everything),
             QueueCount(filter=everything),
             QueueShow(message_id=message_id),
@@ -189,9 +189,9 @@ async def test_every_page_and_verb_answers_while_the_store_refuses(engine: tuple
                 for action in ("retry", "hold", "release", "bounce", "drop")
             ),
         ]
-        for request in asked:
+        for verb in asked:
             async with asyncio.timeout(20):  # no verb waits for the repair
-                said = await asyncio.to_thread(sentence, client, request)
-            assert said == "" or said.startswith("the spool: "), request
+                said = await asyncio.to_thread(sentence, client, verb)
+            assert said == "" or said.startswith("the spool: "), verb
             assert "b'" not in said
             assert "Error" not in said

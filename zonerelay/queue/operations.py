@@ -146,6 +146,20 @@ class Operations:
 
         return await self._over("bounce", wanted, bounce, progress)
 
+    async def correct(self, change: Callable[[Delivery], Delivery]) -> int:
+        """Apply a change to the deferred deliveries that it alters; returns how many those were."""
+        corrected = 0
+
+        async def update(keys: Sequence[DeliveryKey]) -> int:
+            return await self._store.update(keys, change)
+
+        async with aclosing(self._matching(QueueFilter(state=DeliveryState.DEFERRED), None)) as batches:
+            async for batch in batches:
+                keys = [delivery.key for delivery, _ in batch if change(delivery) != delivery]
+                if keys:
+                    corrected += (await self._one_batch(keys, update)).changed
+        return corrected
+
     async def _change(
         self,
         verb: str,

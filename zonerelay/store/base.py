@@ -89,7 +89,7 @@ Change = Finish | Postpone | Submit
 
 
 News = Callable[[str], None]
-"""`on_news(zone)`: there may be something to claim in the zone that the relay was not told of: others share the
+"""`on_news(zone)`: the zone may hold something to claim that this relay was not told of: others share the
 store and have left it, or a repair has found it. Must not raise."""
 
 Lost = Callable[[Collection[DeliveryKey]], None]
