@@ -35,6 +35,7 @@ from aiosmtpd.smtp import SMTP
 from zonerelay.inbound import answers, doorway
 from zonerelay.inbound.answers import Answer, Then
 from zonerelay.inbound.bodies import Bodies
+from zonerelay.inbound.consult import LogIn
 from zonerelay.inbound.deadlines import Deadlines
 from zonerelay.inbound.dialog import Dialog
 from zonerelay.inbound.house import House
@@ -361,7 +362,10 @@ class Session(SMTP):
             self._timer = handle
 
     def _owes_answers(self) -> bool:
-        ours = self.bodies.wait_for_store or self._asking is not None
+        asking = self._asking is not None
+        if asking and self.ended and not self.lines.waiting and isinstance(self.dialog.question, LogIn):
+            asking = False  # nobody is left who could use the log-in, and its hash need not be computed
+        ours = self.bodies.wait_for_store or asking
         return not self._closing and (ours or self._yielded or self._blocked)
 
     def leave_soon(self) -> None:
