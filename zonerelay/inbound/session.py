@@ -70,7 +70,8 @@ class Session(SMTP):
         self.bodies: Bodies = Bodies(self, reception)
         self.greeted = False
         self._running = 0  # tasks
-        self._asking: asyncio.Task[None] | None = None
+        # What has to come before the next answer: a verdict, or a time.
+        self._asking: asyncio.Task[None] | asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._charged = 0  # of the account of all sessions: TLS, and lines that wait
         self._welcome = False
@@ -259,8 +260,10 @@ class Session(SMTP):
         return count
 
     def _answer(self, line: bytes | LineFault) -> Answer:
+        dialog = self.dialog
         try:
-            return self.dialog.answer(line, more=self.lines.waiting > 0)
+            answer = dialog.answer(line, more=self.lines.waiting > 0)
+            return dialog.slowed(answer) if dialog.delay else answer
         except Exception as error:  # noqa: BLE001 - rule 3: a mistake of ours is never the client's
             answer = self._trouble(error)
             # What follows may be a chunk, which must not run as commands.
@@ -296,6 +299,10 @@ class Session(SMTP):
         elif then is Then.ASK:
             self._asking = self.spawn(self._consult())
             self.deadlines.paused(self.loop.time())
+        elif then is Then.HOLD_BACK:
+            delay, self.dialog.delay = self.dialog.delay, 0.0
+            self._asking = self.loop.call_later(delay, self._say_held_back)
+            self.deadlines.paused(self.loop.time())
         elif then is Then.HANDSHAKE:
             doorway.start_tls(self)
         else:
@@ -318,8 +325,19 @@ class Session(SMTP):
             return
         try:
             answer = dialog.decided(verdict)
+            if dialog.delay:
+                answer = dialog.slowed(answer)
         except Exception as error:  # noqa: BLE001 - rule 3
             answer = self._trouble(error)
+        self.reply(answer.wire, answer)
+        self.advance()
+
+    def _say_held_back(self) -> None:
+        self._asking = None
+        self.deadlines.resumed(self.loop.time())
+        answer, self.dialog.held_back = self.dialog.held_back, None
+        if self._closing or answer is None:
+            return
         self.reply(answer.wire, answer)
         self.advance()
 
