@@ -200,6 +200,7 @@ class Supervisor:
             readiness=Readinesses(self._board.running, lambda: self._board.draining),
             trouble=self._trouble,
             before_metrics=self._metrics.refresh,
+            hosts=self.settings.admin.hosts,
             inherited=self._handed,
         )
         await admin.start()
