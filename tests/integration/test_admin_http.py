@@ -152,7 +152,9 @@ async def test_in_a_container_a_rebound_name_gets_what_monitoring_asks_for_and_n
     site = Site("0.0.0.0:0", hosts=("relay.example",))
     await site.server.start()
     try:
-        pages = {path: await site.get(path, host="evil.example:8025") for path in ("/metrics", "/healthz", "/")}
+        pages = {
+            path: await site.get(path, host="evil.example:8025") for path in ("/metrics", "/healthz", "/")
+        }
         assert [page.status for page in pages.values()] == [200, 200, 421]
         for host in ("Relay.Example:8025", "relay.example.", "192.0.2.1:8025", "localhost"):
             assert (await site.get("/", host=host)).status == 404

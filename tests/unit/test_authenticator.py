@@ -356,7 +356,9 @@ async def test_an_account_is_locked_for_those_who_have_not_been_there_and_for_no
 async def test_an_account_that_is_not_there_is_locked_as_one_that_is(door: Door) -> None:
     door.authenticator.configure(AuthSettings(credentials=door.file, max_account_failures=3))
     for name in ("app", "nobody", "x" * 5000):
-        kinds = [await door.login(Credentials(name, f"guess {n}"), f"10.{n}.{len(name) % 200}.1") for n in range(4)]
+        kinds = [
+            await door.login(Credentials(name, f"guess {n}"), f"10.{n}.{len(name) % 200}.1") for n in range(4)
+        ]
         assert kinds == [LoginKind.WRONG] * 3 + [LoginKind.LOCKED]
 
 
@@ -371,7 +373,9 @@ async def test_guesses_at_others_lock_no_regular_out_at_the_same_client(door: Do
 async def test_guesses_at_a_regular_from_its_network_are_bounded_for_the_network(door: Door) -> None:
     door.authenticator.configure(AuthSettings(credentials=door.file, max_network_failures=20))
     assert await door.login(RIGHT) is LoginKind.OK
-    kinds = [await door.login(Credentials("app", f"guess {n}"), f"192.0.2.{n % 100 + 100}") for n in range(25)]
+    kinds = [
+        await door.login(Credentials("app", f"guess {n}"), f"192.0.2.{n % 100 + 100}") for n in range(25)
+    ]
     assert kinds == [LoginKind.WRONG] * 20 + [LoginKind.LOCKED] * 5
 
 

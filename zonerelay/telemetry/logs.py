@@ -173,7 +173,6 @@ class LogWriter:
         except Exception as error:  # noqa: BLE001 - a log line must never stop mail
             return _last_resort(stamp, level, event, fields, error)
 
-
     def _shortened(
         self, line: bytes, stamp: str, level: str, event: str, fields: Mapping[str, Field]
     ) -> bytes:
@@ -224,7 +223,13 @@ def _text_value(value: Field) -> str:
 def _last_resort(stamp: str, level: str, event: str, fields: Mapping[str, Field], error: Exception) -> bytes:
     """A value was not what its type says (text with half a surrogate pair, say): show it in ASCII."""
     shown = {str(name): _cut("", ascii(value), MAX_FIELD // 10) for name, value in fields.items()}
-    whole = {"time": stamp, "level": level, "event": event, **shown, "log_error": _cut("", ascii(error), MAX_FIELD)}
+    whole = {
+        "time": stamp,
+        "level": level,
+        "event": event,
+        **shown,
+        "log_error": _cut("", ascii(error), MAX_FIELD),
+    }
     return json.dumps(whole).encode("ascii") + b"\n"
 
 
