@@ -44,8 +44,8 @@ def prepare_home(settings: Settings) -> Path:
 
 
 def close_to_others() -> None:
-    """What is created from now on is for no other user of the machine, whatever mode LevelDB asks for; what a
-    group may do stays as the process was started.
+    """No other user of the machine may read files that this process creates, with whatever mode LevelDB asks for
+    them; the rights of a group are those of the umask that the process was started with.
     """
     os.umask(os.umask(0o077) | stat.S_IRWXO)
 

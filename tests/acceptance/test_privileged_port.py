@@ -1,5 +1,6 @@
-"""Port 25 needs one capability, or a socket that was opened for the relay, and nothing else that root may: shown
-in a network of its own.
+"""Port 25 needs one capability, or a socket that was opened for the relay, and nothing else that root may.
+
+Shown in a network of its own.
 """
 
 from __future__ import annotations

@@ -358,9 +358,9 @@ async def test_the_delay_of_one_stranger_holds_up_no_other_and_ends_the_session_
 
 async def test_errors_of_clients_that_may_relay_have_no_delay() -> None:
     shared = Shared()
-    async with listening(replace(HERE, max_errors=1000), shared=shared) as house:
-        async with await house.connect() as talk:
-            talk.send(b"FOO\r\n" * 100)
-            for _ in range(100):
-                await talk.reply()
+    settings = replace(HERE, max_errors=1000)
+    async with listening(settings, shared=shared) as house, await house.connect() as talk:
+        talk.send(b"FOO\r\n" * 100)
+        for _ in range(100):
+            await talk.reply()
     assert len(shared.errors) == 0

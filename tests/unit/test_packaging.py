@@ -221,7 +221,7 @@ def test_what_the_image_and_make_run_install_is_locked() -> None:
 def locked(name: str) -> dict[str, tuple[Version, Marker | None, list[str]]]:
     """Packages of a lock file: their one version, for which environments, and the hashes of its files."""
     text = (ROOT / "locks" / f"{name}.lock").read_text(encoding="utf-8").replace("\\\n", " ")
-    found = {}
+    found: dict[str, tuple[Version, Marker | None, list[str]]] = {}
     for line in re.sub(r"^ *#.*\n", "", text, flags=re.MULTILINE).splitlines():
         words, *hashes = line.split(" --hash=")
         requirement = Requirement(words)

@@ -244,7 +244,8 @@ def test_a_token_that_no_server_has_to_take_is_not_sent() -> None:
 
 def test_a_challenge_that_our_code_cannot_take_ends_the_exchange_and_nothing_escapes() -> None:
     class Broken:
-        name, first, explanation = "BROKEN", b"x", ""
+        name, explanation = "BROKEN", ""
+        first: bytes | None = b"x"
 
         def respond(self, challenge: bytes) -> bytes:
             raise RecursionError

@@ -63,8 +63,8 @@ def _spool(settings: Settings) -> list[str]:
     with contextlib.suppress(OSError):  # it is not there yet, and is made private
         if is_public(path):
             found.append(
-                f"spool.path: every user of this machine can look into {path}: the relay keeps the mail in it "
-                f"from them, but chmod o-rwx it"
+                f"spool.path: every user of this machine can look into {path}: no file in it is readable for "
+                "them, but chmod o-rwx it"
             )
     if settings.spool.backend is Backend.MEMORY:
         if settings.spool.shelve is None:

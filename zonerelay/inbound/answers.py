@@ -26,7 +26,7 @@ class Then(enum.Enum):
     HANDSHAKE = enum.auto()  # TLS
     ASK = enum.auto()  # somebody else, and then answer
     READMIT = enum.auto()  # as whom XCLIENT names
-    HOLD_BACK = enum.auto()  # what was `held_back` by the dialog, for a time
+    HOLD_BACK = enum.auto()  # the answer in the dialog's `held_back`, for its `delay`
     CLOSE = enum.auto()
 
 

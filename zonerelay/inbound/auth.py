@@ -9,9 +9,9 @@
   the answer is temporary, and nothing is counted against it.
 
 Failures count against the client (an IPv4 address, an IPv6 /64), its network (/24, /48) and the account, be
-there one or not. For regulars none of these counts, so that guesses of others lock no user out where that
-user has logged in lately: there the account has counters and a lane of its own (`password_check`), for the
-client and for the network.
+there one or not. None of these counts for regulars, so that the guesses of others lock no user out of a
+network from which that user has logged in lately: there the user has counters of its own, for client and
+network, and a lane of its own (`password_check`).
 
 A failure counts when its hash is done, whether or not the client is still there to hear of it. Where the
 client has left before it was begun there is no hash, and nothing to count.
@@ -76,7 +76,7 @@ _LONGEST_NAME = 64
 
 @dataclass(slots=True)
 class _Attempt:
-    """`address` is what the log shows. `regular`: see above. `check`: once it waits for its hash."""
+    """The log shows `address`. `regular`: see above. `check`: once it waits for its hash."""
 
     credentials: Credentials
     address: str

@@ -12,7 +12,7 @@ Policy, where the RFCs leave room:
   web page that was made to post here. Pipelined groups as the RFC allows them are answered in order.
   What is pipelined behind STARTTLS is dropped, unread (RFC 3207 4.2).
 - VRFY tells nothing; EXPN and the turn commands are not implemented.
-- The answer to what a stranger, who may not relay, does wrong waits: longer each time (`errors`).
+- The answer to an error of a client that may not relay waits, longer each time (`errors`).
 - A refusal for the whole session (too many errors) never takes the place of the answer to a message.
 """
 
@@ -76,7 +76,7 @@ class Dialog:
         self._max_commands = settings.max_commands
         self._max_errors = settings.max_errors
         self._errors = 0
-        self.delay = 0.0  # seconds that the answer to what a stranger did wrong waits
+        self.delay = 0.0  # seconds that the answer to a stranger's error waits
         self.held_back: Answer | None = None
         self._known = _IN_CLEAR if self.standing.grants.must_start_tls else _COMMANDS
         self.commands = 0
@@ -163,7 +163,7 @@ class Dialog:
         return answer
 
     def slowed(self, answer: Answer) -> Answer:
-        """The answer, or what has the session hold it back for `delay`."""
+        """The answer, or the order to the session to hold it back for `delay`."""
         if answer.then is not Then.GO_ON and answer.then is not Then.CLOSE:
             return answer  # the next one, then
         self.held_back = answer

@@ -1,7 +1,7 @@
-"""What strangers have done wrong lately, by client, and how long the answer to it waits.
+"""The latest errors of strangers, by client, and how long the answer to the next one waits.
 
-Postfix's smtpd_error_sleep_time, carried over from one connection to the next: who guesses addresses or
-commands gets some answers a second, however many connections that client opens. Each error ages by itself.
+Postfix's smtpd_error_sleep_time, carried over from one connection to the next: a client that guesses
+addresses gets some answers a second, however many connections it opens. Each error ages by itself.
 """
 
 from __future__ import annotations

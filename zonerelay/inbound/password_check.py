@@ -5,12 +5,12 @@ message must not pay for it each time. What is remembered is a keyed hash over u
 stored hash: without the process's secret it says nothing, and a changed password is another key.
 Only right passwords are remembered.
 
-Each lane computes one hash at a time, so that guessing takes no more than one core, and none of it from
-regulars: those who have logged in lately from where they are now (`auth` knows). Strangers come in the order
-of what has failed where they come from, so that many addresses that guess do not keep out one that has not
-failed. Too many waiting raise `BusyError`, of one client sooner than of all; of all strangers it meets the one
-with the most failures. Equal checks at the same time (a pool of connections that opens) are one check. One
-that nobody waits for any more is not computed, unless it was begun.
+Each lane computes one hash at a time, so that guessing takes one core at most, and nothing from regulars:
+users who have logged in lately from the network that they come from now (`auth` knows them). The strangers
+with the fewest failures in their network come first, so that many addresses that guess do not keep out one
+that has not failed. Too many waiting raise `BusyError`, of one client sooner than of all; of all strangers it
+meets the one with the most failures. Equal checks at the same time (a pool of connections that opens) are one
+check. A check whose clients have left is not computed, unless it was begun.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from zonerelay.inbound.limits import Key
 
@@ -45,7 +46,7 @@ class ClosedError(Exception):
 
 
 class GoneError(Exception):
-    """The check was not computed: a lock has come before it, or nobody waits for it."""
+    """The check was not computed: a lock has come before it, or all its clients have left."""
 
 
 class RememberedPasswords:
@@ -90,7 +91,7 @@ class RememberedPasswords:
 
 
 class Check:
-    """One password that is to be checked, and how many wait for that."""
+    """One password that is to be checked; `waiting` counts the log-ins that wait for it."""
 
     __slots__ = ("begun", "client", "done", "key", "password", "rank", "regular", "stored_hash", "waiting")
 
@@ -129,9 +130,9 @@ class PasswordChecks:
         regular: bool,
         rank: Callable[[], int | None],
     ) -> Check:
-        """`key` is the same for equal checks. `rank` is asked when it may be its turn: what has failed where
-        it comes from, `None` when it is not to be computed any more. `done` of what is returned has the
-        answer, or BusyError, ClosedError, GoneError, or what `matches` raised. Raises BusyError, ClosedError.
+        """`key` is the same for equal checks. `rank` is asked when it may be its turn: the failures in its
+        network, `None` when it is not to be computed any more. The `done` of the check has the answer,
+        BusyError, ClosedError, GoneError, or the error of `matches`. Raises BusyError and ClosedError.
         """
         if self._closed:
             raise ClosedError
@@ -151,7 +152,7 @@ class PasswordChecks:
         return check
 
     def leave(self, check: Check) -> bool:
-        """One waits for it no longer. False when it was begun, and what comes of it counts."""
+        """A client has left. False when the hash was begun, and its result counts."""
         if check.begun:
             return False
         check.waiting -= 1
@@ -192,7 +193,7 @@ class PasswordChecks:
             computed = asyncio.get_running_loop().run_in_executor(
                 self._pool, self._run, check.stored_hash, check.password
             )
-            computed.add_done_callback(lambda done, check=check: self._computed(check, regular, done))
+            computed.add_done_callback(partial(self._computed, check, regular))
 
     def _computed(self, check: Check, regular: bool, computed: asyncio.Future[bool]) -> None:
         self._busy.discard(regular)
@@ -209,7 +210,7 @@ class PasswordChecks:
             del self._of_client[check.client]
         if isinstance(result, BaseException):
             check.done.set_exception(result)
-            check.done.exception()  # seen, so that asyncio does not complain when nobody waits
+            check.done.exception()  # seen, so that asyncio does not complain when the clients have left
         else:
             check.done.set_result(result)
 
@@ -221,6 +222,6 @@ class PasswordChecks:
 
 
 def _rank(check: Check) -> int:
-    """What is not to be computed any more goes first, for it costs nothing."""
+    """A check that is not to be computed any more comes first, for it costs nothing."""
     rank = check.rank()
     return -1 if rank is None else rank

@@ -70,7 +70,7 @@ class Session(SMTP):
         self.bodies: Bodies = Bodies(self, reception)
         self.greeted = False
         self._running = 0  # tasks
-        # What has to come before the next answer: a verdict, or a time.
+        # The next answer waits for it: a verdict, or a time.
         self._asking: asyncio.Task[None] | asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._charged = 0  # of the account of all sessions: TLS, and lines that wait
@@ -382,7 +382,7 @@ class Session(SMTP):
     def _owes_answers(self) -> bool:
         asking = self._asking is not None
         if asking and self.ended and not self.lines.waiting and isinstance(self.dialog.question, LogIn):
-            asking = False  # nobody is left who could use the log-in, and its hash need not be computed
+            asking = False  # no command can follow the log-in, so its hash need not be computed
         ours = self.bodies.wait_for_store or asking
         return not self._closing and (ours or self._yielded or self._blocked)
 

@@ -25,7 +25,7 @@ def make_private(path: Path) -> None:
 def take_from_others(directory: Path) -> None:
     """No other user of the machine reads the files of a directory that was there before, with whatever mode.
 
-    What a group may do stays. Files that are not ours, or that go meanwhile, are left alone. Raises OSError.
+    The rights of a group stay. Files that are not ours, or that go meanwhile, are left alone. Raises OSError.
     """
     for each in directory.iterdir():
         with contextlib.suppress(PermissionError, FileNotFoundError):

@@ -4,7 +4,7 @@ Lines gather during one turn of the event loop and leave in one write at its end
 error reaches the top, what is left is written. `emit` never raises and never waits: when the reader
 of a pipe is behind, lines wait in a bounded buffer, then are dropped, and a `log-dropped` event says
 how many as soon as there is room. Only `close` waits for a slow reader, for at most a second. No field is
-longer than `MAX_FIELD`, whatever it quotes: what is cut off ends in "…" and how many characters it had.
+longer than `MAX_FIELD`, whatever it quotes: a longer one ends in "…" and the number of its characters.
 
 Python's own `logging` (libraries, and asyncio's reports of our bugs) arrives here as event `log`.
 """

@@ -1,9 +1,9 @@
-"""What the log tells of clients that are refused again and again: the first times each, then how often.
+"""Refusals in the log: each of the first ones of a client has its line, the others are counted.
 
-Whoever connects can have something refused thousands of times a second, and the log must not fill the disk
-with that. Of each client `IN_FULL` refusals in an interval have their line, and of all strangers together
-`ALL_IN_FULL`. What is beyond is counted, and told at the interval's end in one line per client: `refused-more`.
-The metrics count everything.
+A stranger can have commands refused thousands of times a second, and the log must not fill the disk with
+that. In each interval `IN_FULL` refusals of a client have their lines, and `ALL_IN_FULL` of all strangers
+together. The others are told at the interval's end, in one line per client: `refused-more`. The metrics count
+every refusal.
 """
 
 from __future__ import annotations
