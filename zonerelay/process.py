@@ -44,8 +44,8 @@ def prepare_home(settings: Settings) -> Path:
 
 
 def close_to_others() -> None:
-    """No other user of the machine may read files that this process creates, whatever mode LevelDB gives them;
-    the rights of a group are those of the umask that the process was started with.
+    """Other users of the machine may not read files that this process creates, whatever mode LevelDB gives to
+    them; the rights of a group are those of the umask that the process was started with.
     """
     os.umask(os.umask(0o077) | stat.S_IRWXO)
 
