@@ -318,6 +318,7 @@ class Worker:
         if self.store is not None:
             await self.store.close()
         self.metrics.loop_lag.stop()
+        self.events.close()
         self.events.lifecycle("stopped")
 
     def remove_spool(self) -> None:
