@@ -203,14 +203,20 @@ class TestStart:
         strangers = ["note.txt", "0123.env", "1ed7859e379975881ed7859e37997588.env", "x.meta", "9.intent"]
         for name in strangers:
             (queue.settings.path / name).write_bytes(b"\xff")
+        # What the intent is about may be nowhere else.
+        (queue.settings.path / "scratch" / env(queue, 7).name).write_bytes(b"\xff")
         before = files(queue)
         store = await queue.open()
         assert await store.claim("default", 10, now=NOW) == [good]
         assert files(queue) >= before - {meta(queue, 6).name}
         for text in ("2.env", "3.meta", "4.meta", "5.env", *strangers):
             assert text in caplog.text
-        assert "has 4 unreadable and 5 foreign files" in caplog.text
-        await store_message(store, 10)
+        assert "has 5 unreadable and 5 foreign files" in caplog.text
+        for number in range(10, 22):
+            (delivery,) = await store_message(store, number)
+            message, bounce = own_message(message_id(number + 20), b"bounce", "from@example.org")
+            await store.settle([Finish(delivery), Submit(message, b"bounce", (bounce,))])
+        assert files(queue) >= before - {meta(queue, 6).name}
 
     async def test_message_that_turns_out_to_be_damaged_raises_and_stays(self, queue: Spool) -> None:
         (delivery,) = await store_message(queue.store, 1, body=b"x" * 200_000)

@@ -106,9 +106,9 @@ class DiskStore:
     ) -> asyncio.Future[None]:
         plan = Plan()
         if message.id not in self._uploads:
-            self._add_message(plan, message, deliveries, chunks)
+            self._add_message(plan, message, deliveries, chunks, arriving=True)
             return self._submit(plan)
-        new = self._add_message(plan, message, deliveries, None)
+        new = self._add_message(plan, message, deliveries, None, arriving=True)
         first = message.chunks - len(chunks) + 1
         return self._uploads.finish(new, first, chunks, functools.partial(self._submit, plan))
 
@@ -118,9 +118,11 @@ class DiskStore:
         message: Message,
         deliveries: Sequence[Delivery],
         chunks: Sequence[bytes] | None,
+        *,
+        arriving: bool = False,
     ) -> files.NewMessage:
         """`chunks` None: they are in scratch."""
-        new = plan.add_message(message, deliveries, chunks)
+        new = plan.add_message(message, deliveries, chunks, arriving=arriving)
         if chunks is not None:
             self._bodies.extend(message.id, 1, chunks)
         if self._last_id is None or message.id > self._last_id:
@@ -210,7 +212,7 @@ class DiskStore:
             self._index[key.queue].end_change(key)
             self._index.show(key, new)
         for state in plan.states.values():
-            state.is_new = False
+            state.arriving = False
             if not state.deliveries:
                 self._states.forget(state)
                 self._bodies.drop(state.id)
@@ -219,11 +221,11 @@ class DiskStore:
     # --- after a failed write
 
     def _reset(self) -> tuple[list[MessageId], list[MessageId]]:
-        """Which messages were new, and which touched: nothing that memory says of them is certain now."""
+        """Which messages are refused, and which touched: nothing that memory says of them is certain now."""
         uncertain = self._states.reset()
         self._bodies.clear()
         self._uncertain = uncertain
-        return [state.id for state in uncertain if state.is_new], [state.id for state in uncertain]
+        return [state.id for state in uncertain if state.arriving], [state.id for state in uncertain]
 
     def _repaired(self, found: dict[MessageId, files.State]) -> None:
         """This is what the touched messages look like on disk."""

@@ -34,12 +34,13 @@ class MessageState:
     """One message's open deliveries once everything submitted is written.
 
     `known` are all that were open when this was read; `pins` counts who holds it and what is under way.
+    `arriving`: its sender waits for it to become durable, and is refused when it does not.
     """
 
-    __slots__ = ("deliveries", "id", "is_new", "known", "message", "pins", "records")
+    __slots__ = ("arriving", "deliveries", "id", "known", "message", "pins", "records")
 
     def __init__(
-        self, message_id: MessageId, deliveries: Iterable[Delivery], *, is_new: bool = False
+        self, message_id: MessageId, deliveries: Iterable[Delivery], *, arriving: bool = False
     ) -> None:
         self.id = message_id
         self.deliveries = {delivery.key: delivery for delivery in deliveries}
@@ -47,7 +48,7 @@ class MessageState:
         self.records: dict[DeliveryKey, bytes] | None = None
         self.message: Message | None = None
         self.pins = 0
-        self.is_new = is_new
+        self.arriving = arriving
 
     def encoded(self) -> dict[DeliveryKey, bytes]:
         """A copy of the records as they stand in the file."""
@@ -112,7 +113,11 @@ class States:
             self._evict()
 
     def add(self, state: MessageState) -> None:
-        """A new message."""
+        """A new message, or one in the place of another: what that is in the middle of goes on here."""
+        before = self._known.get(state.id)
+        if before is not None:
+            self.forget(before)
+            state.known = tuple(dict.fromkeys((*before.known, *state.known)))
         self._known[state.id] = state
         self._count += len(state.known)
 
@@ -186,10 +191,15 @@ class Plan:
         self.transitions: dict[DeliveryKey, Transition] = {}
 
     def add_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes] | None
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes] | None,
+        *,
+        arriving: bool,
     ) -> NewMessage:
         """A new message. `chunks` None: it is staged already."""
-        state = MessageState(message.id, deliveries, is_new=True)
+        state = MessageState(message.id, deliveries, arriving=arriving)
         state.message = message
         encoded = state.encoded()
         new = NewMessage(message.id, records.encode_message(message), tuple(encoded.values()))
