@@ -38,7 +38,7 @@ class Faults:
         self._count = 0
         self._armed = False
         self._lock = threading.Lock()
-        self.on_last: Callable[[], None] = lambda: None
+        self.on_last: Callable[[], object] = lambda: None
         for name in CALLS:
             patches.setattr(os, name, self._wrapped(getattr(os, name)))
 
@@ -107,7 +107,7 @@ async def fail_twice(path: Path, first: int, second: int, *, done: bool) -> bool
     live, crashed, where = path / "live", path / "crashed", f"calls {first} and {second}"
     with pytest.MonkeyPatch.context() as patches:
         faults = Faults((first, second), done=done, patches=patches)
-        faults.on_last = lambda: shutil.copytree(live, crashed) and None
+        faults.on_last = lambda: shutil.copytree(live, crashed)
         async with queue_in(live) as queue:
             store = queue.store
             (original,) = await store_message(store, 1, body=BODIES[1])
