@@ -33,6 +33,7 @@ from zonerelay.model.envelope import Notify
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import disk_batch, disk_files
 from zonerelay.store.base import (
+    Change,
     Finish,
     Postpone,
     QueueCounts,
@@ -428,7 +429,7 @@ class TestFailedWrites:
         store = queue.store
         (delivery,) = await store_message(store, 1)
         message, bounce = own_message(message_id(5), b"bounce", "from@example.org")
-        outcome = [Finish(delivery), Submit(message, b"bounce", (bounce,))]
+        outcome: list[Change] = [Finish(delivery), Submit(message, b"bounce", (bounce,))]
         broken, real = True, Directory.remove
 
         def fail(directory: Directory, name: str) -> bool:
