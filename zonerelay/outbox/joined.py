@@ -42,6 +42,7 @@ class JoinedStore:
         # A table that cannot be asked has a figure of its own, and hides none of the spool's.
         self.is_counted = spool.is_counted
         self.last_message_id = spool.last_message_id
+        self.left_over = spool.left_over
 
     def begin(self, envelope: Envelope) -> MessageWriter:
         return self._spool.begin(envelope)

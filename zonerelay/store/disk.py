@@ -38,7 +38,7 @@ from zonerelay.store.disk_index import Index
 from zonerelay.store.disk_keeper import DiskKeeper
 from zonerelay.store.disk_scan import Walk
 from zonerelay.store.disk_states import MessageState, Plan, States
-from zonerelay.store.disk_stock import Stock
+from zonerelay.store.disk_stock import Stock, left_over
 from zonerelay.store.disk_uploads import Uploads
 from zonerelay.store.looking import read_each
 
@@ -283,6 +283,9 @@ class DiskStore:
     async def zones(self) -> set[str]:
         self._keeper.check_usable()
         return self._index.zones()
+
+    async def left_over(self) -> str:
+        return await self._keeper.read(left_over)
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         self._keeper.check_usable()

@@ -211,6 +211,20 @@ def _recover(directories: Directories, message_id: MessageId) -> bytes:
     return raw
 
 
+def left_over(directories: Directories) -> str:
+    """Files that are none of those that an empty queue has, whether they can be read or not."""
+    places = {each.path: each for each in (directories.env, directories.meta, directories.scratch)}
+    found = [
+        path / name
+        for path, directory in places.items()
+        for name in directory.names()
+        if name not in (LOCK_NAME, BALLAST_NAME)
+        and not disk_batch.noted_last_ids([name])
+        and path / name not in places
+    ]
+    return f"{len(found)} files, {', '.join(map(str, sorted(found)[:3]))}" if found else ""
+
+
 def _warn(text: str, names: list[str], *, level: int = logging.WARNING) -> None:
     for name in names[:MAX_NAMED]:
         _log.log(level, text, name)

@@ -292,6 +292,9 @@ class LevelDbStore:
     async def zones(self) -> set[str]:
         return await self._reader.read(scan.zones)
 
+    async def left_over(self) -> str:
+        return await self._reader.read(scan.left_over)
+
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         return await self._reader.read(scan.deliveries_of, message_id)
 
