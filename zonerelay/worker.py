@@ -317,10 +317,10 @@ class Worker:
         """Why the spool of a worker that is no more is kept although no delivery is in it."""
         spool = name_of(self.place.index)
         self._left_over = (
-            left and f"the spool {spool} is kept, it has no deliveries that can be read but {left}"
+            left and f"the spool {spool} is kept: it has no delivery that can be read, but {left}"
         )
         if left:
-            self.events.lifecycle("spool-kept", spool=spool, why=left)
+            self.events.spool_kept(spool, left)
 
     def remove_spool(self) -> None:
         """Of a worker that is no more, when it is empty and closed. Blocks. Raises OSError."""
