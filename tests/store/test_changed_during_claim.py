@@ -7,17 +7,24 @@ import threading
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from tests.store.builders import NOW, body_of, message_id, store_message
+from tests.store.builders import NOW, body_of, delivery_for, envelope_for, message_id, store_message
 from tests.store.spools import Spool, until
 from zonerelay.config.models import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.outbox import message_id_of
+from zonerelay.outbox.joined import JoinedStore
 from zonerelay.store import disk_states, leveldb_scan, s3_states
 from zonerelay.store.base import Finish, Store
 from zonerelay.store.leveldb_engine import LevelDb
+from zonerelay.store.memory import MemoryStore
 from zonerelay.store.postgres_claims import DatabaseClaims
+
+if TYPE_CHECKING:
+    from zonerelay.outbox.store import OutboxStore
 
 
 @pytest.mark.parametrize("given_back_first", [False, True])
@@ -109,3 +116,38 @@ async def test_postgres_claim_that_goes_on_looking_leaves_out_what_was_given_bac
         go_on.set()
         assert await first == {two.key}
         assert await claimed(spool.store) == {one.key}
+
+
+class Rows:
+    """As much of an outbox as handing out takes."""
+
+    def __init__(self, *rows: Delivery) -> None:
+        self._rows = {row.key: row for row in rows}
+        self._free = set(self._rows)
+
+    def claim(self, _zone: str, limit: int, _skip: Collection[str]) -> list[Delivery]:
+        keys = sorted(self._free)[:limit]
+        self._free -= set(keys)
+        return [self._rows[key] for key in keys]
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        self._free |= set(keys)
+
+
+async def test_row_that_is_given_back_while_its_claim_waits_for_the_spool_is_handed_out_once() -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def claim(self, *args: Any, **more: Any) -> list[Delivery]:  # Any: as it is
+            asked.set()
+            await go_on.wait()
+            return await super().claim(*args, **more)
+
+    row = delivery_for(envelope_for(message_id_of(7), "a@example.net"), "a@example.net")
+    store = JoinedStore(Slow(), cast("OutboxStore", Rows(row)))
+    first = asyncio.create_task(store.claim("default", 10, now=NOW))
+    await asked.wait()
+    store.release([row.key])
+    go_on.set()
+    assert await store.claim("default", 10, now=NOW) == [row]
+    assert await first == []
