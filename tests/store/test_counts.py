@@ -26,6 +26,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store import disk_index, disk_keeper, disk_states, group_commit
 from zonerelay.store.base import Change, Finish, Postpone, QueueCounts, Store, StoreError, Submit
+from zonerelay.store.leveldb_engine import Batch, LevelDb
 
 ZONES = ("a", "b")
 ADDRESSES = ("p@one.example", "q@one.example", "p@two.example")
@@ -220,3 +221,29 @@ async def test_counts_after_calls_that_failed(monkeypatch: pytest.MonkeyPatch, s
             before = [delivery async for delivery in spool.store.scan()]
             store = await spool.reopen()
             assert [delivery async for delivery in store.scan()] == before
+
+
+async def test_report_that_is_there_after_a_failed_write_is_counted_once(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LevelDB: when it was opened again the failed write is found complete, and the settle is repeated."""
+    (delivery,) = await store_message(spool.store, 1)
+    message, bounce = own_message(message_id(5), b"bounce", ADDRESSES[0])
+    outcome: list[Change] = [Finish(delivery), Submit(message, b"bounce", (bounce,))]
+    with monkeypatch.context() as patches:
+        commit = LevelDb.commit
+
+        def fail(db: LevelDb, batch: Batch) -> None:
+            commit(db, batch)
+            raise StoreError("the answer is lost")
+
+        patches.setattr(LevelDb, "commit", fail)
+        with pytest.raises(StoreError):
+            await spool.store.settle(outcome)
+    await until(lambda: spool.store.unhealthy() is None)
+    await spool.store.settle(outcome)
+    await until(spool.store.is_counted)
+    assert spool.store.counts()["default"] == QueueCounts(ready=1)
+    assert await spool.store.claim("default", 10, now=NOW) == [bounce]
+    await spool.store.settle([Finish(bounce)])
+    assert spool.store.counts()["default"].total == 0
