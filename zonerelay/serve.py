@@ -190,7 +190,7 @@ class _Life:
         waits: set[asyncio.Future[object]] = {told}
         if self._worker.place.heir:
             assert self._worker.store is not None
-            waits.add(asyncio.ensure_future(until_empty(self._worker.store)))
+            waits.add(asyncio.ensure_future(until_empty(self._worker.store, self._worker.note_left_over)))
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         emptied = not told.done()
         for each in waits:

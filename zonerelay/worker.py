@@ -75,6 +75,7 @@ class Worker:
         self.hostname = hostname
         self.clock = clock
         self.problems: Sequence[str] = ()
+        self._left_over = ""
         self.refused = ""  # why the last reload was, if it was
         self.draining = False
         self.metrics = Metrics()
@@ -321,6 +322,15 @@ class Worker:
         self.events.close()
         self.events.lifecycle("stopped")
 
+    def note_left_over(self, left: str) -> None:
+        """Why the spool of a worker that is no more is kept although no delivery is in it."""
+        spool = name_of(self.place.index)
+        self._left_over = (
+            left and f"the spool {spool} is kept: it has no delivery that can be read, but {left}"
+        )
+        if left:
+            self.events.spool_kept(spool, left)
+
     def remove_spool(self) -> None:
         """Of a worker that is no more, when it is empty and closed. Blocks. Raises OSError."""
         remove_spool(self.settings.spool, self.place.index)
@@ -368,6 +378,7 @@ class Worker:
             state="draining" if self.draining else "running",
             problems=(
                 *self.problems,
+                *([self._left_over] if self._left_over else []),
                 *(() if listeners is None else listeners.problems),
                 *(text for part in (self._sending, self._queue) if part for text in part.problems()),
                 *([unhealthy] if unhealthy else []),

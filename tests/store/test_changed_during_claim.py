@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from tests.store.builders import NOW, body_of, message_id, store_message
+from tests.store.builders import NOW, body_of, delivery_for, envelope_for, message_id, store_message
 from tests.store.spools import Spool, until
-from zonerelay.store import leveldb_scan
-from zonerelay.store.base import Finish
+from zonerelay.config.models import Backend
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.outbox import message_id_of
+from zonerelay.outbox.joined import JoinedStore
+from zonerelay.store import disk_states, leveldb_scan, s3_states
+from zonerelay.store.base import Finish, Store
 from zonerelay.store.leveldb_engine import LevelDb
+from zonerelay.store.memory import MemoryStore
+from zonerelay.store.postgres_claims import DatabaseClaims
+
+if TYPE_CHECKING:
+    from zonerelay.outbox.store import OutboxStore
 
 
 @pytest.mark.parametrize("given_back_first", [False, True])
@@ -50,3 +62,92 @@ async def test_what_is_dropped_during_a_claim_stays_dropped(
         await store.settle([Finish(first)])
         assert await body_of(store, message_id(1))
         assert store.counts()["default"].total == 1
+
+
+async def claimed(store: Store) -> set[DeliveryKey]:
+    found = [delivery.key for delivery in await store.claim("default", 10, now=NOW)]
+    assert len(set(found)) == len(found), "handed out twice by one claim"
+    return set(found)
+
+
+async def test_what_is_given_back_during_a_claim_is_handed_out_once(
+    store: Store, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each turn of the loop that a claim takes, or at many of them."""
+    asks = request.node.callspec.params["store"] in ("postgres", "redis")
+    # So that claims have something to read.
+    monkeypatch.setattr(disk_states, "HOT_DELIVERIES", 0)
+    monkeypatch.setattr(s3_states, "HOT_MESSAGES", 0)
+    monkeypatch.setattr(leveldb_scan, "PAGE_ROWS", 1)
+    everything = {(await store_message(store, number))[0].key for number in range(4)}
+    turns, done = 0, False
+    while not done or turns < 20:
+        turns += 1 + turns // 40
+        if asks:  # after this they look again, and not only at what is at hand
+            await store.update(everything, lambda delivery: replace(delivery, warned=not delivery.warned))
+        first = asyncio.create_task(claimed(store))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        done = first.done()
+        store.release(everything)
+        second = set() if done else await claimed(store)
+        assert not await first & second, f"handed out twice after {turns} turns"
+        store.release(everything)
+    assert await claimed(store) == everything
+
+
+async def test_postgres_claim_that_goes_on_looking_leaves_out_what_was_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, looks, go_on = DatabaseClaims._unpark, 0, asyncio.Event()
+
+    async def slow(claims: DatabaseClaims, zone: str, limit: int, skip: Collection[str]) -> list[Delivery]:
+        nonlocal looks
+        looks += 1
+        await go_on.wait()
+        return await look(claims, zone, limit, skip)
+
+    monkeypatch.setattr(DatabaseClaims, "_unpark", slow)
+    async with Spool(tmp_path / "spool", backend=Backend.POSTGRES) as spool:
+        one, two = await store_message(spool.store, 1, "a@example.net", "b@example.net")
+        first = asyncio.create_task(claimed(spool.store))
+        await until(lambda: looks == 1)
+        spool.store.release([one.key])
+        go_on.set()
+        assert await first == {two.key}
+        assert await claimed(spool.store) == {one.key}
+
+
+class Rows:
+    """As much of an outbox as handing out takes."""
+
+    def __init__(self, *rows: Delivery) -> None:
+        self._rows = {row.key: row for row in rows}
+        self._free = set(self._rows)
+
+    def claim(self, _zone: str, limit: int, _skip: Collection[str]) -> list[Delivery]:
+        keys = sorted(self._free)[:limit]
+        self._free -= set(keys)
+        return [self._rows[key] for key in keys]
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        self._free |= set(keys)
+
+
+async def test_row_that_is_given_back_while_its_claim_waits_for_the_spool_is_handed_out_once() -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def claim(self, *args: Any, **more: Any) -> list[Delivery]:  # Any: as it is
+            asked.set()
+            await go_on.wait()
+            return await super().claim(*args, **more)
+
+    row = delivery_for(envelope_for(message_id_of(7), "a@example.net"), "a@example.net")
+    store = JoinedStore(Slow(), cast("OutboxStore", Rows(row)))
+    first = asyncio.create_task(store.claim("default", 10, now=NOW))
+    await asked.wait()
+    store.release([row.key])
+    go_on.set()
+    assert await store.claim("default", 10, now=NOW) == [row]
+    assert await first == []

@@ -8,9 +8,11 @@ import json
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,8 +31,9 @@ from zonerelay.config.models import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.envelope import Notify
 from zonerelay.model.message_id import MessageId
-from zonerelay.store import disk_files
+from zonerelay.store import disk_batch, disk_files
 from zonerelay.store.base import (
+    Change,
     Finish,
     Postpone,
     QueueCounts,
@@ -40,6 +43,7 @@ from zonerelay.store.base import (
     StoreOpenError,
     Submit,
 )
+from zonerelay.store.disk_directories import Directory
 
 LARGE = bytes(range(256)) * 4000
 
@@ -203,14 +207,20 @@ class TestStart:
         strangers = ["note.txt", "0123.env", "1ed7859e379975881ed7859e37997588.env", "x.meta", "9.intent"]
         for name in strangers:
             (queue.settings.path / name).write_bytes(b"\xff")
+        # What the intent is about may be nowhere else.
+        (queue.settings.path / "scratch" / env(queue, 7).name).write_bytes(b"\xff")
         before = files(queue)
         store = await queue.open()
         assert await store.claim("default", 10, now=NOW) == [good]
         assert files(queue) >= before - {meta(queue, 6).name}
         for text in ("2.env", "3.meta", "4.meta", "5.env", *strangers):
             assert text in caplog.text
-        assert "has 4 unreadable and 5 foreign files" in caplog.text
-        await store_message(store, 10)
+        assert "has 5 unreadable and 5 foreign files" in caplog.text
+        for number in range(10, 22):
+            (delivery,) = await store_message(store, number)
+            message, bounce = own_message(message_id(number + 20), b"bounce", "from@example.org")
+            await store.settle([Finish(delivery), Submit(message, b"bounce", (bounce,))])
+        assert files(queue) >= before - {meta(queue, 6).name}
 
     async def test_message_that_turns_out_to_be_damaged_raises_and_stays(self, queue: Spool) -> None:
         (delivery,) = await store_message(queue.store, 1, body=b"x" * 200_000)
@@ -367,6 +377,77 @@ class TestFailedWrites:
         assert await body_of(store, message_id(5)) == b"bounce"
         assert not files(queue, ".intent")
         assert list((queue.settings.path / "scratch").glob("0*")) == []
+
+    async def test_change_that_fails_behind_another_of_the_same_message_leaves_the_counts_right(
+        self, queue: Spool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store, go_on, failed = queue.store, threading.Event(), threading.Event()
+        (delivery,) = await store_message(store, 1)
+        publish, remove = disk_batch.publish, Directory.remove
+
+        def slow(*args: Any, **more: Any) -> None:  # Any: as it is
+            assert go_on.wait(10.0)
+            publish(*args, **more)
+
+        def fail(directory: Directory, name: str) -> bool:
+            remove(directory, name)
+            if not failed.is_set():
+                failed.set()
+                raise StoreError("broken")
+            return True
+
+        monkeypatch.setattr(disk_batch, "publish", slow)
+        monkeypatch.setattr(Directory, "remove", fail)
+        held = asyncio.create_task(store.update([delivery.key], lambda d: replace(d, held=True)))
+        await until(lambda: bool(list(queue.settings.path.glob("scratch/*.meta"))))
+        dropped = asyncio.create_task(store.update([delivery.key], lambda _: None))
+        await asyncio.sleep(0)
+        go_on.set()
+        assert await held == 1
+        with pytest.raises(StoreError):
+            await dropped
+        await until(lambda: store.unhealthy() is None)
+        assert [d async for d in store.scan()] == []
+        assert store.counts()["default"].total == 0
+        assert await store.zones() == set()
+
+    async def test_message_in_the_place_of_one_that_leaves_is_stored(self, queue: Spool) -> None:
+        (delivery,) = await store_message(queue.store, 1, body=b"first")
+        await asyncio.gather(
+            queue.store.update([delivery.key], lambda _: None),
+            store_message(queue.store, 1, body=b"second"),
+        )
+        for open_again in (False, True):
+            store = await queue.reopen() if open_again else queue.store
+            assert store.counts()["default"].total == 1
+            assert [d async for d in store.scan()] == [delivery]
+            assert await body_of(store, message_id(1)) == b"second"
+
+    async def test_report_that_a_repair_has_brought_is_not_made_again(
+        self, queue: Spool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = queue.store
+        (delivery,) = await store_message(store, 1)
+        message, bounce = own_message(message_id(5), b"bounce", "from@example.org")
+        outcome: list[Change] = [Finish(delivery), Submit(message, b"bounce", (bounce,))]
+        broken, real = True, Directory.remove
+
+        def fail(directory: Directory, name: str) -> bool:
+            if broken:
+                raise StoreError("broken")
+            return real(directory, name)
+
+        monkeypatch.setattr(Directory, "remove", fail)
+        with pytest.raises(StoreError):
+            await store.settle(outcome)
+        broken = False
+        await until(lambda: store.unhealthy() is None)
+        (found,) = await store.claim("default", 10, now=NOW)
+        assert found == bounce
+        await store.settle([Finish(bounce)])
+        await store.settle(outcome)
+        assert [d async for d in store.scan()] == []
+        assert store.counts()["default"].total == 0
 
     async def test_failed_append_fails_only_its_own_message(
         self, queue: Spool, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ the outbox's database, and its trouble is nobody's but the outbox's own.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
@@ -35,6 +35,8 @@ class JoinedStore:
         self._counts_rows = counts
         self._spool = spool
         self._outbox = outbox
+        # Rows that were claimed for claims of both which still wait for the spool.
+        self._waiting: list[dict[DeliveryKey, Delivery]] = []
         # What concerns new mail and ids is the spool's alone.
         self.unhealthy = spool.unhealthy
         self.usable = spool.usable
@@ -42,6 +44,7 @@ class JoinedStore:
         # A table that cannot be asked has a figure of its own, and hides none of the spool's.
         self.is_counted = spool.is_counted
         self.last_message_id = spool.last_message_id
+        self.left_over = spool.left_over
 
     def begin(self, envelope: Envelope) -> MessageWriter:
         return self._spool.begin(envelope)
@@ -59,15 +62,26 @@ class JoinedStore:
             return self._outbox.claim(zone, limit, skip_domains)
         # Half for each while both have enough.
         found = self._outbox.claim(zone, max(limit // 2, 1), skip_domains)
-        try:
-            if len(found) < limit:
-                found += await self._spool.claim(zone, limit - len(found), now=now, skip_domains=skip_domains)
-            if len(found) < limit:
-                found += self._outbox.claim(zone, limit - len(found), skip_domains)
-        except BaseException:
-            self.release([delivery.key for delivery in found])
-            raise
+        if len(found) < limit:
+            room = limit - len(found)
+            claim = self._spool.claim(zone, room, now=now, skip_domains=skip_domains)
+            found = await self._beside(found, claim)
+        if len(found) < limit:
+            found += self._outbox.claim(zone, limit - len(found), skip_domains)
         return found
+
+    async def _beside(self, rows: list[Delivery], claim: Awaitable[list[Delivery]]) -> list[Delivery]:
+        """The rows without what is given back meanwhile, and what the claim of the spool brings."""
+        kept = {row.key: row for row in rows}
+        self._waiting.append(kept)
+        try:
+            found = await claim
+        except BaseException:
+            self.release(list(kept))
+            raise
+        finally:
+            self._waiting = [each for each in self._waiting if each is not kept]
+        return [*kept.values(), *found]
 
     async def claim_new(
         self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
@@ -80,16 +94,16 @@ class JoinedStore:
     async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
         found = self._outbox.claim_domain(zone, domain, limit)
         if len(found) < limit and not is_mailbox_zone(zone):
-            try:
-                found += await self._spool.claim_domain(zone, domain, limit - len(found), now=now)
-            except BaseException:
-                self.release([delivery.key for delivery in found])
-                raise
+            claim = self._spool.claim_domain(zone, domain, limit - len(found), now=now)
+            found = await self._beside(found, claim)
         return found
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
         theirs = [key for key in keys if is_outbox(key.message_id)]
         if theirs:
+            for kept in self._waiting:
+                for key in theirs:
+                    kept.pop(key, None)
             self._outbox.release(theirs)
             keys = [key for key in keys if not is_outbox(key.message_id)]
         self._spool.release(keys)

@@ -30,6 +30,8 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome
 
 CHUNK_SIZE = 64 * 1024
+SHARED = "the queue is shared: others may have mail in it"
+"""What is left over in a shared store."""
 
 
 class StoreError(Exception):
@@ -230,6 +232,14 @@ class QueueStore(Protocol):
 
     async def zones(self) -> set[str]:
         """Names of zones that hold deliveries, so that none is orphaned when the configuration drops it."""
+
+    async def left_over(self) -> str:
+        """What is stored, in words, when no zone has a delivery; empty when that is nothing at all, and the
+        spool may be removed.
+
+        It is proved from what is stored, not from what could be read of it: records that cannot be read
+        count, and so do files that are not the spool's. A shared store is no relay's to remove: `SHARED`.
+        """
 
     @property
     def node(self) -> int:

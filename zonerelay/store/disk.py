@@ -38,7 +38,7 @@ from zonerelay.store.disk_index import Index
 from zonerelay.store.disk_keeper import DiskKeeper
 from zonerelay.store.disk_scan import Walk
 from zonerelay.store.disk_states import MessageState, Plan, States
-from zonerelay.store.disk_stock import Stock
+from zonerelay.store.disk_stock import Stock, left_over
 from zonerelay.store.disk_uploads import Uploads
 from zonerelay.store.looking import read_each
 
@@ -60,6 +60,9 @@ class DiskStore:
         self._uploads = Uploads(keeper, self._bodies)
         self._walks: set[Walk] = set()
         self._uncertain: list[MessageState] = []
+        # Reports that a repair has found although their settle failed. It is repeated; they may have left by
+        # then, and are not to be made a second time.
+        self._made: set[MessageId] = set()
         self._last_id = stock.last_id
         keeper.last_id = self.last_message_id
         keeper.on_failure = self._reset
@@ -118,9 +121,11 @@ class DiskStore:
         message: Message,
         deliveries: Sequence[Delivery],
         chunks: Sequence[bytes] | None,
+        *,
+        is_own: bool = False,
     ) -> files.NewMessage:
         """`chunks` None: they are in scratch."""
-        new = plan.add_message(message, deliveries, chunks)
+        new = plan.add_message(message, deliveries, chunks, is_own=is_own)
         if chunks is not None:
             self._bodies.extend(message.id, 1, chunks)
         if self._last_id is None or message.id > self._last_id:
@@ -131,26 +136,31 @@ class DiskStore:
 
     async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
         self._keeper.check_usable()
-        for change in changes:
-            if isinstance(change, Submit):
-                check_own_message(change)
+        reports = [change for change in changes if isinstance(change, Submit)]
+        for report in reports:
+            check_own_message(report)
         keys = [change.delivery.key for change in changes if not isinstance(change, Submit)]
         held = await self._states.hold({key.message_id for key in keys})
+        written = None
         try:
             plan = Plan()
             for change in changes:
                 if isinstance(change, Submit):
-                    self._add_message(plan, change.message, change.deliveries, split(change.body))
+                    if change.message.id not in self._made:
+                        chunks = split(change.body)
+                        self._add_message(plan, change.message, change.deliveries, chunks, is_own=True)
                 elif (state := held.get(change.delivery.message_id)) is not None:
                     new = None if isinstance(change, Finish) else change.delivery
                     plan.change(state, change.delivery.key, new)
-            if not plan.states:
+            if plan.states:
+                written = self._submit(plan, settled=keys, lazy=lazy)
+            else:
                 self.release(keys)
-                return
-            written = self._submit(plan, settled=keys, lazy=lazy)
         finally:
             self._states.drop(held.values())
-        await written
+        if written is not None:
+            await written
+        self._made.difference_update(report.message.id for report in reports)
 
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
@@ -212,23 +222,25 @@ class DiskStore:
         for state in plan.states.values():
             state.is_new = False
             if not state.deliveries:
-                self._states.forget(state)
                 self._bodies.drop(state.id)
         self._states.drop(plan.states.values())
 
     # --- after a failed write
 
     def _reset(self) -> tuple[list[MessageId], list[MessageId]]:
-        """Which messages were new, and which touched: nothing that memory says of them is certain now."""
+        """Which messages are refused, and which touched: nothing that memory says of them is certain now."""
         uncertain = self._states.reset()
         self._bodies.clear()
         self._uncertain = uncertain
-        return [state.id for state in uncertain if state.is_new], [state.id for state in uncertain]
+        refused = [state.id for state in uncertain if state.is_new and not state.is_own]
+        return refused, [state.id for state in uncertain]
 
     def _repaired(self, found: dict[MessageId, files.State]) -> None:
         """This is what the touched messages look like on disk."""
         for state in self._uncertain:
             now = found.get(state.id, [])
+            if state.is_new and state.is_own and state.id in found:
+                self._made.add(state.id)
             there = {} if isinstance(now, StoreCorruptError) else {d.key: d for d in now}
             for key in state.known:
                 self._index[key.queue].clear_changes(key)
@@ -271,6 +283,9 @@ class DiskStore:
     async def zones(self) -> set[str]:
         self._keeper.check_usable()
         return self._index.zones()
+
+    async def left_over(self) -> str:
+        return await self._keeper.read(left_over)
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         self._keeper.check_usable()

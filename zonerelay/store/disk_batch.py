@@ -9,15 +9,13 @@ The steps of a batch, each finished before the next begins:
 4. the directories are synced, once for all sessions that wait: now everything is durable;
 5. states of finished messages and the intent are removed. A crash before this costs nothing.
 
-After an error the caller has to `repair`: undo what was not acknowledged, finish what was intended.
+After an error, and at a start, `disk_stock.settle_down` ends what was begun.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -27,6 +25,7 @@ import msgspec
 
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store import disk_files as files
+from zonerelay.store.base import StoreCorruptError
 from zonerelay.store.disk_directories import Directories, Directory
 from zonerelay.store.disk_errors import translated
 
@@ -38,10 +37,6 @@ INTENT_SUFFIX = ".intent"
 LAST_SUFFIX = ".last"
 """`<id>.last`, an empty file in the directory of states: the highest id of what is gone."""
 _PROBE = "zonerelay.probe"
-_OF_A_BATCH = re.compile(r"[0-9a-f]{16}\.\d+\.meta|\d+\.intent")
-"""What a batch stages, messages apart: uploads that go on have the same names."""
-
-_log = logging.getLogger("zonerelay.store")
 
 
 class Put(NamedTuple):
@@ -103,6 +98,9 @@ class Batch:
                 touched.add(op.new.id)
                 self.puts[op.new.id] = op
                 self.states[op.new.id] = op.new.records
+                if self.removed.pop(op.new.id, op) is None:
+                    # It takes the place of the one that leaves: state and message in one step.
+                    self.joined.add(op.new.id)
             else:
                 touched.add(op.id)
                 if isinstance(op, Rewrite):
@@ -172,7 +170,7 @@ class BatchWriter:
             if put.chunks is not None:
                 staged.append(files.message_file(put.new, put.chunks))
         if batch.probe:
-            _probe(self._directories.scratch)
+            probe(self._directories.scratch)
         for start in range(0, len(staged), IO_THREADS * MAX_SHARE):
             self._stage_part(staged[start : start + IO_THREADS * MAX_SHARE])
 
@@ -218,7 +216,7 @@ class BatchWriter:
         self._last_id = last_id
 
 
-def _probe(scratch: Directory) -> None:
+def probe(scratch: Directory) -> None:
     files.stage(scratch, [files.Staged(_PROBE, lambda: b"probe\n")])
     scratch.remove(_PROBE)
 
@@ -277,62 +275,30 @@ def intent_name(number: int) -> str:
     return f"{number}{INTENT_SUFFIX}"
 
 
-def finish_intents(directories: Directories) -> set[MessageId]:
-    """Do to its end what was intended; returns the messages that it brought."""
-    brought: set[MessageId] = set()
-    for name in sorted(name for name in directories.meta.names() if name.endswith(INTENT_SUFFIX)):
-        intent = _read_intent(directories, name)
-        if intent is None:
-            continue
-        messages, removed = _ids(intent.messages), _ids(intent.removed)
-        publish(
-            directories,
-            intent.number,
-            states=_ids(intent.states),
-            messages=messages,
-            removed=removed,
-            again=True,
-        )
-        sync(directories)
-        forget(directories, removed)
-        directories.meta.remove(name)
-        brought.update(messages)
-    sync(directories)
-    return brought
-
-
-def _read_intent(directories: Directories, name: str) -> Intent | None:
+def read_intent(directories: Directories, name: str) -> Intent:
+    """Raises StoreCorruptError: it was synced before it got its name, so the disk or a stranger spoilt it."""
+    with translated():
+        raw = files.read_file(directories.meta, name)
     try:
-        with translated():
-            return _decode_intent(files.read_file(directories.meta, name))
-    except (ValueError, msgspec.MsgspecError):
-        # It was synced before it got this name: only a sick disk or a stranger's file looks like this.
-        _log.error("unreadable, left for the operator: %s", directories.meta.path / name)
-        return None
+        return _decode_intent(raw)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreCorruptError(f"{directories.meta.path / name} is unreadable: {error}") from error
+
+
+def finish_intent(directories: Directories, intent: Intent) -> None:
+    """Do what is left to do of it, up to the states of what it removes."""
+    publish(
+        directories,
+        intent.number,
+        states=_ids(intent.states),
+        messages=_ids(intent.messages),
+        removed=_ids(intent.removed),
+        again=True,
+    )
 
 
 def _ids(names: Iterable[str]) -> list[MessageId]:
     return [MessageId(name) for name in names if is_message_id(name)]
-
-
-def repair(
-    directories: Directories, new: Iterable[MessageId], touched: Sequence[MessageId]
-) -> dict[MessageId, files.State]:
-    """After a failed batch: what the touched messages look like now. New ones were not acknowledged: they go,
-    unless an intent brought them.
-    """
-    brought = finish_intents(directories)
-    for message_id in new:
-        if message_id not in brought:
-            directories.scratch.remove(files.env_name(message_id))
-            directories.env.remove(files.env_name(message_id))
-            directories.meta.remove(files.meta_name(message_id))
-    for name in directories.scratch.names():
-        if _OF_A_BATCH.fullmatch(name):
-            directories.scratch.remove(name)
-    _probe(directories.scratch)
-    sync(directories)
-    return files.read_states(directories, touched)
 
 
 def noted_last_ids(names: Iterable[str]) -> list[MessageId]:

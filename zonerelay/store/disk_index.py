@@ -9,6 +9,7 @@ changed right now is in no heap, and whoever ends that puts it back.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Collection, Iterable, Iterator
 
 from zonerelay.model.address import domain_of
@@ -19,25 +20,27 @@ from zonerelay.store.fresh_order import FreshOrder
 
 _SLACK = 1000
 """Entries that changed their place stay behind in heaps; this many more than twice the rest are swept out."""
+_numbers = itertools.count(1)
+"""Of claims: no two are alike, whatever zone and index they are in."""
 
 
 class Entry:
-    """One delivery: where it stands, and why it is not handed out now."""
+    """One delivery: where it stands, and why it is not handed out now. `claim` is 0 when nobody has it."""
 
-    __slots__ = ("changing", "claimed", "created", "held", "key", "next_attempt", "parked")
+    __slots__ = ("changing", "claim", "created", "held", "key", "next_attempt", "parked")
 
     def __init__(self, key: DeliveryKey, created: float, next_attempt: float, *, held: bool) -> None:
         self.key = key
         self.created = created
         self.next_attempt = next_attempt
         self.held = held
-        self.claimed = False
+        self.claim = 0
         self.changing = 0
         self.parked = False
 
     @property
     def is_idle(self) -> bool:
-        return not (self.claimed or self.changing or self.held)
+        return not (self.claim or self.changing or self.held)
 
 
 class ZoneIndex:
@@ -145,7 +148,7 @@ class ZoneIndex:
             entry.parked = True
             heapq.heappush(self._parked.setdefault(domain, []), entry.key)
         else:
-            entry.claimed = True
+            entry.claim = next(_numbers)
             found.append(entry.key)
 
     def take_domain(self, domain: str, limit: int, now: float) -> list[DeliveryKey]:
@@ -169,7 +172,7 @@ class ZoneIndex:
             if entry.next_attempt > now:  # the clock was set back
                 self.place(entry)
             else:
-                entry.claimed = True
+                entry.claim = next(_numbers)
                 found.append(entry.key)
         if not heap:
             self._parked.pop(domain, None)
@@ -177,15 +180,23 @@ class ZoneIndex:
     def release(self, key: DeliveryKey) -> None:
         """Give a claim back."""
         entry = self.entries.get(key)
-        if entry is not None and entry.claimed:
-            entry.claimed = False
+        if entry is not None and entry.claim:
+            entry.claim = 0
             self.place(entry)
+
+    def claim_of(self, key: DeliveryKey) -> int:
+        entry = self.entries.get(key)
+        return 0 if entry is None else entry.claim
+
+    def claim_again(self, key: DeliveryKey) -> None:
+        """It is being attempted here, under a claim that was lost."""
+        self.entries[key].claim = next(_numbers)
 
     def drop_claim(self, key: DeliveryKey) -> None:
         """The claim ends with the change that is being applied, which will place the entry."""
         entry = self.entries.get(key)
         if entry is not None:
-            entry.claimed = False
+            entry.claim = 0
 
     def begin_change(self, key: DeliveryKey) -> None:
         entry = self.entries.get(key)

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple
 
 from zonerelay.model.message_id import MessageId
-from zonerelay.store import disk_batch, health
+from zonerelay.store import disk_batch, disk_stock, health
 from zonerelay.store.ballast import Ballast
 from zonerelay.store.base import StoreError, StoreFullError
 from zonerelay.store.disk_batch import Batch, BatchWriter, Op
@@ -51,10 +51,12 @@ class DiskKeeper:
         directories: Directories,
         *,
         noted_id: MessageId | None,
+        number: int,
         ballast: Ballast,
         min_free_space: int,
         around: Surroundings,
     ) -> None:
+        """`number` is the highest of a batch that has left something behind."""
         self.directories = directories
         self.last_id: Callable[[], MessageId | None] = lambda: None
         self.on_failure: Callable[[], tuple[list[MessageId], list[MessageId]]] = lambda: ([], [])
@@ -84,7 +86,7 @@ class DiskKeeper:
         self.unhealthy = self._health.unhealthy
         self.usable = self._health.usable
         self._closed = False
-        self._number = 0
+        self._number = number
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -162,17 +164,17 @@ class DiskKeeper:
         _log.error("the queue directories cannot be written and are being repaired: %s", error)
         self._health.refusal = error
         full = isinstance(error, StoreFullError)
-        new, touched = self.on_failure()
+        refused, touched = self.on_failure()
         if not self._closed:
-            self._spawn(self._repair(new, touched, full=full))
+            self._spawn(self._repair(refused, touched, full=full))
         self._health.set("write", health.NO_SPACE if full else health.WRITE_FAILED)
 
-    async def _repair(self, new: list[MessageId], touched: list[MessageId], *, full: bool) -> None:
+    async def _repair(self, refused: list[MessageId], touched: list[MessageId], *, full: bool) -> None:
         pause = FIRST_PAUSE
         while True:
             await asyncio.sleep(pause)
             try:
-                found = await self.read(_repair, self._ballast, new, touched, full)
+                found = await self.read(_repair, self._ballast, refused, touched, full)
                 free = await self.read(_free_space, self._ballast, self._min_free_space)
                 break
             except StoreError as error:
@@ -219,8 +221,8 @@ def _free_space(directories: Directories, ballast: Ballast, min_free_space: int)
 
 
 def _repair(
-    directories: Directories, ballast: Ballast, new: list[MessageId], touched: list[MessageId], full: bool
+    directories: Directories, ballast: Ballast, refused: list[MessageId], touched: list[MessageId], full: bool
 ) -> dict[MessageId, State]:
     if full:
         ballast.drop()
-    return disk_batch.repair(directories, new, touched)
+    return disk_stock.repair(directories, refused, touched)

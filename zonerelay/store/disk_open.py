@@ -33,6 +33,7 @@ async def open_disk(
     keeper = DiskKeeper(
         opened.directories,
         noted_id=opened.stock.noted_id,
+        number=opened.stock.number,
         ballast=opened.ballast,
         min_free_space=settings.min_free_space,
         around=around,
@@ -74,4 +75,4 @@ def _take_stock(directories: Directories, now: float) -> Stock:
     listing = list_names(directories)
     identity = f"{now:.6f} {directories.meta.path.stat().st_ino:x}"
     check_marks(directories, identity=identity, pending=bool(listing.intents), used=listing.is_used)
-    return take_stock(directories, listing)
+    return take_stock(directories)

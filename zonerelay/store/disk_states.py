@@ -34,12 +34,18 @@ class MessageState:
     """One message's open deliveries once everything submitted is written.
 
     `known` are all that were open when this was read; `pins` counts who holds it and what is under way.
+    `is_new`: it is not durable yet; `is_own`: it is one of ours, so that no sender is refused with it.
     """
 
-    __slots__ = ("deliveries", "id", "is_new", "known", "message", "pins", "records")
+    __slots__ = ("deliveries", "id", "is_new", "is_own", "known", "message", "pins", "records")
 
     def __init__(
-        self, message_id: MessageId, deliveries: Iterable[Delivery], *, is_new: bool = False
+        self,
+        message_id: MessageId,
+        deliveries: Iterable[Delivery],
+        *,
+        is_new: bool = False,
+        is_own: bool = False,
     ) -> None:
         self.id = message_id
         self.deliveries = {delivery.key: delivery for delivery in deliveries}
@@ -48,6 +54,7 @@ class MessageState:
         self.message: Message | None = None
         self.pins = 0
         self.is_new = is_new
+        self.is_own = is_own
 
     def encoded(self) -> dict[DeliveryKey, bytes]:
         """A copy of the records as they stand in the file."""
@@ -108,11 +115,17 @@ class States:
         """They are no longer held, or what was under way has ended."""
         for state in states:
             state.pins -= 1
+            if not state.pins and not state.deliveries:
+                self.forget(state)  # not before: a later change of it may still be under way, and fail
         if self._count > HOT_DELIVERIES:
             self._evict()
 
     def add(self, state: MessageState) -> None:
-        """A new message."""
+        """A new message, or one in the place of another: what that is in the middle of goes on here."""
+        before = self._known.get(state.id)
+        if before is not None:
+            self.forget(before)
+            state.known = tuple(dict.fromkeys((*before.known, *state.known)))
         self._known[state.id] = state
         self._count += len(state.known)
 
@@ -186,10 +199,15 @@ class Plan:
         self.transitions: dict[DeliveryKey, Transition] = {}
 
     def add_message(
-        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes] | None
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes] | None,
+        *,
+        is_own: bool,
     ) -> NewMessage:
         """A new message. `chunks` None: it is staged already."""
-        state = MessageState(message.id, deliveries, is_new=True)
+        state = MessageState(message.id, deliveries, is_new=True, is_own=is_own)
         state.message = message
         encoded = state.encoded()
         new = NewMessage(message.id, records.encode_message(message), tuple(encoded.values()))

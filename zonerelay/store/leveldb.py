@@ -62,6 +62,9 @@ class LevelDbStore:
         self._last_id = last_id
         self._stored_last_id: MessageId | None = None
         self._empty = empty
+        # Reports under way, and those whose write has failed: they may be there all the same.
+        self._reporting: set[MessageId] = set()
+        self._doubtful: set[MessageId] = set()
         keeper.on_failure = self._reset
         self.check_writable = keeper.check_writable
         self.unhealthy = keeper.unhealthy
@@ -158,9 +161,14 @@ class LevelDbStore:
 
     async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
         keys: list[DeliveryKey] = []
+        reports: set[MessageId] = set()
         for change in changes:
-            if not isinstance(change, Submit):
+            if isinstance(change, Submit):
+                reports.add(change.message.id)
+            else:
                 keys.append(change.delivery.key)
+        doubtful = reports & self._doubtful
+        made = await self.read_messages(list(doubtful)) if doubtful else {}
         found = NOTHING if self._ledger.knows(keys) else await self._cold.find(keys)
         plan = Plan(self._ledger, found)
         key = iter(keys)
@@ -171,11 +179,17 @@ class LevelDbStore:
                 plan.change(next(key), change.delivery)
             else:
                 check_own_message(change)
-                self._add_message(plan, change.message, change.deliveries, split(change.body))
-        if plan.ops:
-            await self._submit(plan, settled=keys, lazy=lazy)
-        else:
-            self._drop_claims(keys)
+                if change.message.id not in made:
+                    self._add_message(plan, change.message, change.deliveries, split(change.body))
+        self._reporting |= reports
+        try:
+            if plan.ops:
+                await self._submit(plan, settled=keys, lazy=lazy)
+            else:
+                self._drop_claims(keys)
+            self._doubtful -= reports
+        finally:
+            self._reporting -= reports
 
     async def update(
         self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
@@ -251,6 +265,7 @@ class LevelDbStore:
         self._ledger.reset()
         self._bodies.clear()
         self._stored_last_id = None
+        self._doubtful |= self._reporting
         self._empty = False
         for zone in self._zones.values():
             zone.window.reset()
@@ -291,6 +306,9 @@ class LevelDbStore:
 
     async def zones(self) -> set[str]:
         return await self._reader.read(scan.zones)
+
+    async def left_over(self) -> str:
+        return await self._reader.read(scan.left_over)
 
     async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
         return await self._reader.read(scan.deliveries_of, message_id)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Protocol
 import plyvel
 
 from zonerelay.store import records
+from zonerelay.store.ballast import FILE_NAME
 from zonerelay.store.base import StoreCorruptError, StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.private_directories import make_private, take_from_others
 
@@ -39,6 +41,7 @@ _OPEN_FILES = 74
 spool is counted as memory of the relay: 192 MB, however large the queue is.
 """
 _BLOOM_BITS = 10
+_OWN_FILE = re.compile(rf"CURRENT|LOCK|LOG(\.old)?|MANIFEST-\d+|\d+\.(log|ldb|sst|dbtmp)|{FILE_NAME}")
 
 
 class NoRoomToOpenError(StoreOpenError):
@@ -116,6 +119,11 @@ class LevelDb:
         with _translated():
             usage = os.statvfs(self.path)
         return usage.f_bavail * usage.f_frsize
+
+    def foreign_files(self) -> list[str]:
+        """What lies in the directory and is no file of a database that is in use."""
+        with _translated():
+            return sorted(each.name for each in self.path.iterdir() if not _OWN_FILE.fullmatch(each.name))
 
     def _connect(self) -> plyvel.DB:
         # Snappy: 20 % less CPU than none even for bodies that do not shrink (fewer octets to

@@ -166,6 +166,17 @@ def zones(db: LevelDb) -> set[str]:
     return {key.queue for _, key in _parsed(keys)}
 
 
+def left_over(db: LevelDb) -> str:
+    """A record that is no bookkeeping, readable or not, or a file that is not the database's own."""
+    hints, meta, counts = records.DOMAIN_PREFIX, b"meta ", b"meta open "
+    starts = (b"", records.after(hints), counts, records.after(meta))
+    for start, stop in zip(starts, (hints, meta, records.after(counts), None), strict=True):
+        for key, _ in db.rows(start, stop, limit=1):
+            return f"records in {db.path}, the first is {key.decode('ascii', 'replace')!r}"
+    foreign = db.foreign_files()
+    return f"files in {db.path} that are not the database's: {', '.join(foreign[:3])}" if foreign else ""
+
+
 def deliveries_of(db: LevelDb, message_id: MessageId) -> list[Delivery]:
     found: list[Delivery] = []
     for zone in zones(db):

@@ -53,6 +53,7 @@ class MemoryStore:
         self._claimed: set[DeliveryKey] = set()
         self._passed_over: set[DeliveryKey] = set()
         self._last_id: MessageId | None = shelved.last_id
+        self._unreadable = shelved.unreadable
         self._closed = False
 
     def begin(self, envelope: Envelope) -> MemoryWriter:
@@ -250,6 +251,10 @@ class MemoryStore:
     async def zones(self) -> set[str]:
         self._check()
         return {key.queue for key in self._deliveries}
+
+    async def left_over(self) -> str:
+        self._check()
+        return f"{self._unreadable} unreadable records in its shelf" if self._unreadable else ""
 
     def last_message_id(self) -> MessageId | None:
         return self._last_id

@@ -19,6 +19,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store import records
 from zonerelay.store.base import (
     CHUNK_SIZE,
+    SHARED,
     Change,
     Finish,
     Postpone,
@@ -291,6 +292,9 @@ class PostgresStore:
 
     def is_counted(self) -> bool:
         return self._counter.is_counted
+
+    async def left_over(self) -> str:
+        return SHARED
 
     @property
     def node(self) -> int:

@@ -55,7 +55,7 @@ class DatabaseClaims:
             await self._collect(zone, limit, found, fill, lambda room: pool.take(room, skip, now))
             if len(found) < limit and pool.parked:
                 found.extend(await self._unpark(zone, limit - len(found), skip))
-        return sorted(found, key=_by_message)
+        return self._still_handed_out(found)
 
     async def claim_new(
         self, zone: str, limit: int, since: MessageId, skip: Collection[str]
@@ -67,7 +67,7 @@ class DatabaseClaims:
 
         async with self._claiming(zone) as found:
             await self._collect(zone, limit, found, fill, lambda room: pool.take_new(room, since, skip))
-        return sorted(found, key=_by_message)
+        return self._still_handed_out(found)
 
     async def _collect(
         self,
@@ -91,7 +91,16 @@ class DatabaseClaims:
     async def claim_domain(self, zone: str, domain: str, limit: int) -> list[Delivery]:
         async with self._alone(zone):
             found = await self._taken(self._take_parked(zone, word(domain), limit))
-        return sorted(found, key=_by_message)
+        return self._still_handed_out(found)
+
+    def _still_handed_out(self, found: Sequence[Delivery]) -> list[Delivery]:
+        """As they are now, without what was given back, or lost, while the claim went on."""
+        handed = self.claims.handed
+        left = {delivery.key: handed.get(delivery.key) for delivery in found}
+        for key, delivery in left.items():
+            if delivery is None:
+                self.claims.drop(key)
+        return sorted((each for each in left.values() if each is not None), key=_by_message)
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
         for key in keys:

@@ -20,7 +20,7 @@ from zonerelay.model.envelope import Envelope
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import records
 from zonerelay.store import redis_records as rows
-from zonerelay.store.base import Change, Finish, Postpone, StoreError, Submit
+from zonerelay.store.base import SHARED, Change, Finish, Postpone, StoreError, Submit
 from zonerelay.store.batches import in_batches
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.checks import check_own_message, split
@@ -211,6 +211,9 @@ class RedisStore:
 
     def last_message_id(self) -> MessageId | None:
         return self._figures.last_id
+
+    async def left_over(self) -> str:
+        return SHARED
 
     @property
     def node(self) -> int:

@@ -32,6 +32,8 @@ class Handout:
         self._book = book
         self._figures = figures
         self._turns: dict[str, int] = {}
+        # What the claims that go on have found so far; what is given back meanwhile leaves them.
+        self._finding: list[dict[DeliveryKey, Delivery]] = []
         # An answer was lost that may have brought claims, or a release did not arrive.
         self.is_unsure = False
 
@@ -80,21 +82,23 @@ class Handout:
     async def _claim_all(
         self, zone: str, limit: int, command: Callable[[int], tuple[Argument, ...]]
     ) -> list[Delivery]:
-        found: list[Delivery] = []
+        found: dict[DeliveryKey, Delivery] = {}
+        self._finding.append(found)
         try:
             while len(found) < limit:
-                is_last, some = await self._claim_once(zone, command(limit - len(found)))
-                found += some
+                is_last, _ = await self._claim_once(zone, command(limit - len(found)), found)
                 if is_last:
                     break
         except BaseException:
             self._figures.quiet.discard(zone)
-            self.release([delivery.key for delivery in found])
+            self.release(list(found))
             raise
-        return sorted(found, key=lambda delivery: delivery.key)
+        finally:
+            self._finding = [each for each in self._finding if each is not found]
+        return sorted(found.values(), key=lambda delivery: delivery.key)
 
     def _claim_once(
-        self, zone: str, command: tuple[Argument, ...]
+        self, zone: str, command: tuple[Argument, ...], found: dict[DeliveryKey, Delivery]
     ) -> asyncio.Future[tuple[bool, list[Delivery]]]:
         name, token, *arguments = command
         assert isinstance(name, str)
@@ -105,10 +109,12 @@ class Handout:
             if answer[0] != b"OK":
                 self._link.lease.lose()
                 raise StoreError("the lease on this relay's claims has ended")
-            _, is_last, turn, found = answer
+            _, is_last, turn, pairs = answer
             if name == "claim" and isinstance(turn, int):
                 self._turns[zone] = turn
-            return bool(is_last), self._note_claims(rows.zone_field(zone), token, as_list(found))
+            some = self._note_claims(rows.zone_field(zone), token, as_list(pairs))
+            found.update((delivery.key, delivery) for delivery in some)
+            return bool(is_last), some
 
         def failed(_: StoreError) -> None:
             self.is_unsure = True
@@ -134,6 +140,9 @@ class Handout:
         return claimed
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
+        for found in self._finding:
+            for key in keys:
+                found.pop(key, None)
         tokens = [(key, self._book.token(key)) for key in keys if self._book.has(key)]
         if not tokens:
             return

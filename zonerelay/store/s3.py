@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.base import StoreError, Wanted, everybody
+from zonerelay.store.base import SHARED, StoreError, Wanted, everybody
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.looking import read_each
 from zonerelay.store.s3_adopt import Walks
@@ -230,6 +230,9 @@ class S3Store:
     async def zones(self) -> set[str]:
         self._keeper.check_usable()
         return self._figures.zones()
+
+    async def left_over(self) -> str:
+        return SHARED
 
     @property
     def node(self) -> int:

@@ -121,7 +121,7 @@ class Mine:
         zone.put(key, delivery.created, delivery.next_attempt, held=delivery.held)
         if self.claims.regain(delivery):
             # Lost, found again, and still being attempted here: that attempt counts.
-            zone.entries[key].claimed = True
+            zone.claim_again(key)
 
     def take_in(self, message_id: MessageId, version: Version) -> set[str]:
         """A message is ours; its zones. Raises StoreCorruptError."""

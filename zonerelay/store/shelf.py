@@ -55,6 +55,8 @@ class Shelved:
     deliveries: list[Delivery] = field(default_factory=list)
     last_id: MessageId | None = None
     was_closed: bool = True
+    unreadable: int = 0
+    """Records that stay where they are, for whoever repairs the shelf."""
 
 
 class Shelf:
@@ -113,7 +115,7 @@ class Shelf:
         try:
             self._shelf = self._connect("c")
             found = self._load()
-            if not found.messages and found.was_closed:
+            if not found.messages and not found.unreadable and found.was_closed:
                 # Some databases never give room back: now there is nothing to lose.
                 self._shelf.close()
                 self._shelf = self._connect("n")
@@ -135,15 +137,17 @@ class Shelf:
         found = Shelved(was_closed=not raw or _CLEAN.encode() in raw)
         for key in raw:
             if key.startswith(records.MESSAGE_PREFIX) and key.endswith(b" *"):
-                with _stepping_over():
+                with _stepping_over(found):
                     message, chunks = _message(key, raw)
                     found.messages[message.id] = (message, chunks)
         for key, value in raw.items():
             if key.startswith(records.DELIVERY_PREFIX):
-                with _stepping_over():
+                with _stepping_over(found):
                     delivery = records.decode_delivery(key, value)
                     if delivery.message_id in found.messages:
                         found.deliveries.append(delivery)
+                    else:
+                        found.unreadable += 1
         owners = {delivery.message_id for delivery in found.deliveries}
         found.messages = {key: value for key, value in found.messages.items() if key in owners}
         last = raw.get(records.META_LAST_ID, b"").decode("ascii", "replace")
@@ -218,10 +222,11 @@ def _message(key: bytes, raw: dict[bytes, bytes]) -> tuple[Message, list[bytes]]
 
 
 @contextlib.contextmanager
-def _stepping_over() -> Iterator[None]:
+def _stepping_over(found: Shelved) -> Iterator[None]:
     try:
         yield
     except StoreCorruptError as error:
+        found.unreadable += 1
         _log.error("stepped over in the shelf: %s", error)
 
 

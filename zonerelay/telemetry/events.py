@@ -281,6 +281,10 @@ class Events:
         """`starting`, `ready`, `reloading`, `stopping`, `stopped`."""
         self._emit("info", event, fields)
 
+    def spool_kept(self, spool: str, why: str) -> None:
+        """The spool of a worker that is no more has no deliveries and is not empty."""
+        self._emit("warning", "spool-kept", {"spool": spool, "why": why})
+
     def policy_failed(self, step: str, kind: str, detail: str) -> None:
         """A policy gave no usable answer about a step: `timeout`, `error`, `busy` or `bad-decision`."""
         self.metrics.policy_failed(step, kind)

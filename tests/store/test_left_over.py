@@ -1,0 +1,144 @@
+"""A spool that nobody has any more is removed when it is empty, and that is proved, not assumed."""
+
+from __future__ import annotations
+
+import asyncio
+import shelve
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.store.builders import NOW, message_id, store_message
+from tests.store.spools import Spool, until
+from zonerelay import heir
+from zonerelay.config.models import Backend
+from zonerelay.store import records
+from zonerelay.store.base import SHARED, Finish, Store
+from zonerelay.store.leveldb_engine import LevelDb
+
+SHARED_ONES = ("redis", "postgres", "s3")
+
+
+async def test_what_is_left_over_is_nothing_when_everything_has_left(
+    store: Store, request: pytest.FixtureRequest
+) -> None:
+    shared = request.node.callspec.params["store"] in SHARED_ONES
+    await store_message(store, 1, "a@example.net", "b@example.net", body=b"x" * 200_000)
+    await store_message(store, 2, "c@example.net", zone="other", next_attempt=NOW + 5)
+    for zone in ("default", "other"):
+        await store.settle([Finish(each) for each in await store.claim(zone, 10, now=NOW + 9)])
+    assert await store.zones() == set()
+    # Nobody may remove what others have mail in, whatever this relay sees of it.
+    assert await store.left_over() == (SHARED if shared else "")
+
+
+Damage = Callable[[Path], object]
+
+
+def first(path: Path, suffix: str) -> Path:
+    return path / f"{message_id(1)}{suffix}"
+
+
+def nothing_readable(path: Path) -> None:
+    first(path, ".meta").unlink()
+    first(path, ".env").write_bytes(b"")
+
+
+def only_an_intent(path: Path) -> None:
+    first(path, ".env").unlink()
+    (path / "9.intent").write_bytes(b"")
+
+
+def only_scratch(path: Path) -> None:
+    """Of an intent that cannot be read: this is the only copy."""
+    only_an_intent(path)
+    (path / "scratch" / f"{message_id(7)}.env").write_bytes(b"x")
+
+
+def foreign(path: Path) -> None:
+    first(path, ".env").unlink()
+    (path / "000005.ldb").write_bytes(b"x")
+
+
+def records_of(path: Path, change: Callable[[LevelDb, bytes], None]) -> None:
+    db = LevelDb(path, write_buffer=256 * 1024)
+    db.open()
+    for key, _ in list(db.rows(records.DELIVERY_PREFIX, records.DELIVERY_PREFIX[:-1] + b"!", limit=9)):
+        change(db, key)
+    db.close()
+
+
+def lost_record(path: Path) -> None:
+    records_of(path, lambda db, key: db.write([[(key, None)]]))
+
+
+def unreadable_key(path: Path) -> None:
+    records_of(
+        path, lambda db, key: db.write([[(key, None), (records.DELIVERY_PREFIX + b"d \xff x", b"{}")]])
+    )
+
+
+def of_a_disk_queue(path: Path) -> None:
+    """The backend has been changed: LevelDB would see an empty database beside it."""
+    for file in path.iterdir():
+        file.unlink()
+    first(path, ".env").write_bytes(b"x")
+
+
+def cut_in_the_shelf(path: Path) -> None:
+    with shelve.open(str(path)) as shelf:
+        for key in [key for key in shelf if key.startswith("message") and key.endswith("*")]:
+            shelf[key] = b"{"
+
+
+DAMAGE: list[tuple[Backend, Damage]] = [
+    (Backend.DISK, lambda path: first(path, ".meta").write_bytes(b"")),
+    (Backend.DISK, nothing_readable),
+    (Backend.DISK, only_an_intent),
+    (Backend.DISK, only_scratch),
+    (Backend.DISK, foreign),
+    (Backend.LEVELDB, lost_record),
+    (Backend.LEVELDB, unreadable_key),
+    (Backend.LEVELDB, of_a_disk_queue),
+    (Backend.MEMORY, cut_in_the_shelf),
+]
+
+
+@pytest.mark.parametrize(("backend", "damage"), DAMAGE)
+async def test_spool_with_mail_that_cannot_be_read_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend, damage: Damage
+) -> None:
+    monkeypatch.setattr(heir, "LOOK_EVERY", 0.001)
+    path = tmp_path / "q"
+    places = {"shelve": path} if backend is Backend.MEMORY else {}
+    spool, told = Spool(path, backend=backend, places=places), list[str]()
+    async with spool:
+        await store_message(spool.store, 1)
+    damage(path)
+    async with spool:
+        assert await spool.store.zones() == set()
+        waiting = asyncio.create_task(heir.until_empty(spool.store, told.append))
+        await until(lambda: bool(told))
+        assert not waiting.done()
+        waiting.cancel()
+    async with spool:  # nothing of it is gone by then
+        assert await spool.store.left_over() == told[0]
+
+
+async def test_spool_that_an_operator_has_cleared_is_empty_after_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heir, "LOOK_EVERY", 0.001)
+    told: list[str] = []
+    async with Spool(tmp_path / "q", backend=Backend.DISK) as spool:
+        (delivery,) = await store_message(spool.store, 1)
+        (tmp_path / "q" / "note").touch()
+        waiting = asyncio.create_task(heir.until_empty(spool.store, told.append))
+        await spool.store.settle([Finish(delivery)])
+        await until(lambda: bool(told))
+        assert "1 files, " in told[0]
+        assert "note" in told[0]
+        (tmp_path / "q" / "note").unlink()
+        await asyncio.wait_for(waiting, 10.0)
+        assert told[1:] == [""]
