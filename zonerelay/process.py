@@ -6,9 +6,11 @@ import ctypes
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 
 from zonerelay.config.models import Settings
+from zonerelay.config.srs_checks import NOTE, note_upgrade
 from zonerelay.telemetry.redact import Redactor, load_or_create_key
 
 REDACT_KEY = "redact.key"
@@ -38,6 +40,14 @@ def prepare_home(settings: Settings) -> Path:
             f"cannot create {home}, where [spool] path is to be: {error.strerror};"
             " create it for this user, or choose another [spool] path"
         ) from error
+    try:
+        note_upgrade(settings.spool.path, time.time())
+    except OSError as error:
+        print(
+            f"zonerelay: {home / NOTE} cannot be written: {error.strerror}; mail is safe, but reports to senders "
+            "that an earlier version has rewritten (SRS) are refused until it can",
+            file=sys.stderr,
+        )
     return home
 
 

@@ -53,6 +53,7 @@ class Reason(enum.StrEnum):
     SIZE = "size"
     SMTPUTF8 = "smtputf8"
     SRS = "srs"
+    SRS_GUESSES = "srs-guesses"
     STORE = "store"
     STORE_FULL = "store-full"
     SYNTAX = "syntax"

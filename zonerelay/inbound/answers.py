@@ -147,6 +147,7 @@ TOO_FAR_AHEAD = Reply(501, "5.4", "Time of release too far ahead")
 
 RELAYING_DENIED = _no(550, "7.1", "Relaying denied", Reason.RELAY)
 NOT_OF_OURS = _no(550, "1.1", "No such address", Reason.SRS)
+TOO_MANY_GUESSES = _no(451, "7.0", "Too many wrong addresses, try again later", Reason.SRS_GUESSES)
 TOO_MANY_RECIPIENTS = _no(452, "5.3", "Too many recipients", Reason.RECIPIENTS)
 TOO_BIG = _no(552, "3.4", "Message too big", Reason.SIZE)
 HEADER_TOO_BIG = _no(552, "3.4", "Message header too big", Reason.HEADER_SIZE)

@@ -11,6 +11,7 @@ from zonerelay.inbound.bursts import Bursts
 from zonerelay.inbound.consult import SenderDomainCheck, Users
 from zonerelay.inbound.memory import SessionMemory
 from zonerelay.inbound.rewriting import Rewriting
+from zonerelay.inbound.strangers import Strangers
 from zonerelay.message.srs import Srs
 
 
@@ -34,5 +35,6 @@ class Shared:
     bursts: Bursts | None = None
     rewriting: Rewriting | None = None
     srs: Srs | None = None
+    strangers: Strangers = field(default_factory=Strangers)
     hash_bodies: bool = False
     zone_sizes: Mapping[str, int] = field(default_factory=dict)

@@ -172,7 +172,8 @@ class Events:
         self._emit("info", "dsn", fields)
 
     def no_dsn(self, about: MessageId, reason: str) -> None:
-        """A report was owed to nobody: null sender, NOTIFY=NEVER, or bounces switched off."""
+        """A report was owed to nobody; `reason` is one of NO_DSN_REASONS."""
+        self.metrics.no_dsn(reason)
         self._emit("info", "no-dsn", {"about": about, "reason": reason})
 
     def suspended(self, zone: str, destination: str, until: float, reply: Reply) -> None:
