@@ -32,12 +32,12 @@ POSTSRSD = [
 
 # The sender that each of them stands for, in our form: our hash is twice as long, and SRS1 has a day.
 FORMS = [
-    (r"SRS0=([A-Z2-7]{10})=JK=first\.example=ann", "ann@first.example"),
-    (r"SRS0=([A-Z2-7]{10})=JK=First\.Example=Ann\.Bo=b\+c", "Ann.Bo=b+c@First.Example"),
-    (r"SRS1=JK([A-Z2-7]{10})=other\.example==aaaa=bb=c\.d=e", "SRS0=aaaa=bb=c.d=e@other.example"),
-    (r"SRS1=JK([A-Z2-7]{10})=other\.example=\+aaaa=bb=c\.d=e", "SRS0+aaaa=bb=c.d=e@other.example"),
-    (r"SRS1=JK([A-Z2-7]{10})=Other\.example=-Xy\+z=aB=c\.d=e", "srs0-Xy+z=aB=c.d=e@Other.example"),
-    (r"SRS1=JK([A-Z2-7]{10})=c\.d==x=y=z=w", "SRS1=abcd=c.d==x=y=z=w@other.example"),
+    (r"SRS0=([A-Z2-7]{8})=JK=first\.example=ann", "ann@first.example"),
+    (r"SRS0=([A-Z2-7]{8})=JK=First\.Example=Ann\.Bo=b\+c", "Ann.Bo=b+c@First.Example"),
+    (r"SRS1=JK([A-Z2-7]{8})=other\.example==aaaa=bb=c\.d=e", "SRS0=aaaa=bb=c.d=e@other.example"),
+    (r"SRS1=JK([A-Z2-7]{8})=other\.example=\+aaaa=bb=c\.d=e", "SRS0+aaaa=bb=c.d=e@other.example"),
+    (r"SRS1=JK([A-Z2-7]{8})=Other\.example=-Xy\+z=aB=c\.d=e", "srs0-Xy+z=aB=c.d=e@Other.example"),
+    (r"SRS1=JK([A-Z2-7]{8})=c\.d==x=y=z=w", "SRS1=abcd=c.d==x=y=z=w@other.example"),
 ]
 
 
@@ -238,7 +238,7 @@ def test_there_must_be_a_secret() -> None:
 
 
 def test_what_becomes_too_long_is_an_error() -> None:
-    fits = Mailbox("a" * (64 - len("SRS0=HHHHHHHHHH=TT=x.example=")) + "@x.example")
+    fits = Mailbox("a" * (64 - len("SRS0=HHHHHHHH=TT=x.example=")) + "@x.example")
     assert len(SRS.forward(fits, NOW).rpartition("@")[0]) == 64
     with pytest.raises(SrsError) as refused:
         SRS.forward(Mailbox(f"a{fits}"), NOW)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from zonerelay.config.models import SrsSettings
+from tests.support.inbound import listening
+from zonerelay.config.models import ListenerSettings, SrsSettings
 from zonerelay.inbound import strangers
+from zonerelay.inbound.shared import Shared
 from zonerelay.inbound.strangers import Strangers, TooManyGuessesError, WrongHashError
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import Mailbox
@@ -28,11 +32,11 @@ def guess(book: Strangers, address: Mailbox, clock: ManualClock, client: str = "
 
 def test_each_wrong_hash_waits_longer_and_the_first_two_do_not() -> None:
     book, clock = Strangers(), ManualClock()
-    wrong = Mailbox(f"SRS0=AYRW2KZSZA=G3=first.example=ann@{OURS}")
+    wrong = Mailbox(f"SRS0=AYRW2KZA=G3=first.example=ann@{OURS}")
     waits = [guess(book, wrong, clock) for _ in range(8)]
     assert waits == [0.0, 0.0, 1.0, 3.0, 7.0, 9.0, 9.0, 9.0]
     assert guess(book, wrong, clock, "192.0.2.2") == 0.0
-    # 50 bits: no client is locked out for the sake of addresses that nobody guesses.
+    # 40 bits: no client is locked out for the sake of addresses that nobody guesses.
     for _ in range(200):
         guess(book, wrong, clock)
     assert book.reverse(SRS, SRS.forward(ANN, clock.now()), "192.0.2.1", clock) == ANN
@@ -93,3 +97,23 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         book.refused(Mailbox(f"{number}@first.example"), Reply(550, "1.1", "no"), 0.0)
     known = [number for number in range(5) if book.refusal(Mailbox(f"{number}@first.example"), 1.0)]
     assert known == [2, 3, 4]
+
+
+async def test_a_client_hears_it_later_each_time_and_in_the_old_form_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(strangers, "AT_ONCE", 0.8)
+    monkeypatch.setattr(strangers, "MAX_OLD", 2)
+    settings = ListenerSettings(address="127.0.0.1:0", allow_networks=())
+    shared = Shared(srs=SRS, strangers=Strangers())
+    async with listening(settings, shared=shared) as house, await house.connect() as talk:
+        began = time.monotonic()
+        wrong = b"RCPT TO:<%b>\r\n" % OLD_WRONG.encode()
+        right = b"RCPT TO:<%b>\r\n" % SRS.forward(ANN, house.clock.now()).encode()
+        talk.send(b"EHLO x\r\n")
+        await talk.reply()
+        talk.send(b"MAIL FROM:<>\r\n" + wrong + wrong + wrong + right)
+        codes = [(await talk.line())[:9] for _ in range(5)]
+        assert codes == [b"250 2.1.0", b"550 5.1.1", b"550 5.1.1", b"451 4.7.0", b"250 2.1.5"]
+        assert time.monotonic() - began >= 0.2
+        assert house.log.reasons() == ["srs", "srs", "srs-guesses"]

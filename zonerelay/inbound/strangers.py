@@ -1,7 +1,7 @@
 """What is remembered of clients that write to addresses that SRS has made (`message/srs.py`). No I/O.
 
-- Wrong hashes count per client, and each answer waits longer than the last. A hash in the present form has 50
-  bits: nothing more is needed. One in the old form has 20. Of those a client is allowed `MAX_OLD` wrong ones in
+- Wrong hashes count per client, and each answer waits longer than the last: a client with 50 connections has 6
+  guesses a second. A hash in the present form has 40 bits, so that takes 6,000 years. One in the old form has 20. Of those a client is allowed `MAX_OLD` wrong ones in
   an hour and all clients together `MAX_OLD_IN_ALL`; beyond that no address in the old form is looked at, and
   all of them are answered 451: a report comes again.
 - Mail that is taken from strangers, because of a hash alone, is never reported to its sender, who may be a

@@ -8,17 +8,17 @@ to that forwarder, which knows the way from there. The address stays as long as 
 
 Policies:
 
-- The hash is 50 bits of HMAC-SHA-256 in base 32, so that changed cases do no harm; its length and that of each
-  part are in what is hashed, so no two addresses have one hash. It covers the whole number of the day, of which
-  the address shows the last two digits: what is older than `DAYS` has a wrong hash.
+- The hash is 40 bits of HMAC-SHA-256, 8 characters of base 32, so that changed cases do no harm. The length of
+  each part is in what is hashed, so no other parts have the same hash. It covers the whole number of the day, of
+  which the address shows the last two digits: what is older than `DAYS` has a wrong hash.
 - `SRS1=` has a day, too: the two characters in front of its hash.
 - The old form, which postsrsd and others make with the same secret, has 4 characters of base64 in any case, so
   that one guess in a million is right, over parts that are joined without a seam: a hash for mbob@victim.co is
-  right for bob@victim.com. It is read where `accept_legacy` says so, or for `max_age` after `upgraded`, the
+  right for bob@victim.com. (Longer ones, as postsrsd makes them on request, are taken too.) It is read where `accept_legacy` says so, or for `max_age` after `upgraded`, the
   time when this machine first knew the new form.
 - The day of a time stamp may be tomorrow: machines that share a secret share no clock.
-- A local part that becomes too long (RFC 5321 4.5.3.1.1) is an error, not a shortened address. The hash costs 6
-  octets more than in the old form: 44 are left for the first sender.
+- A local part that becomes too long (RFC 5321 4.5.3.1.1) is an error, not a shortened address. The hash costs 4
+  octets more than in the old form: 46 are left for the first sender's two parts.
 - Local parts in quotes are wrapped without them, and get them back where they need them.
 """
 
@@ -34,7 +34,7 @@ from zonerelay.config.rewriting import SrsSettings
 from zonerelay.model.address import NULL_SENDER, Mailbox, domain_of, local_part
 from zonerelay.smtp.paths import CommandError, reverse_path
 
-HASH_LENGTH = 10
+HASH_LENGTH = 8
 OLD_HASH_LENGTH = 4
 DAY = 86_400.0
 DAYS = 1024
@@ -134,18 +134,18 @@ class Srs:
         today = int(now // DAY)
         if found := _SRS0.fullmatch(local):
             given, stamp, domain, user = found.groups()
-            if _is_new(found):
-                self._check_new(given, "SRS0", stamp, domain, user, today=today)
-            else:
-                self._check_old(given, stamp, domain, user, today=today)
-                self._check_day(_day(stamp, today), today)
+            right = _is_new(found) and self._is_right(given, "SRS0", _day(stamp, today), domain, user)
+            if not right:
+                self._check_old(found, given, stamp, domain, user, today=today)
+            self._check_day(_day(stamp, today), today)
             return _mailbox(user, domain)
         if found := _SRS1.fullmatch(local):
             given, domain, rest = found.groups()
-            if _is_new(found):
-                self._check_new(given[2:], "SRS1", given[:2], domain, rest, today=today)
+            day = _day(given[:2], today)
+            if _is_new(found) and self._is_right(given[2:], "SRS1", day, domain, rest):
+                self._check_day(day, today)
             else:
-                self._check_old(given, domain, rest, today=today)
+                self._check_old(found, given, domain, rest, today=today)
             return _mailbox(f"SRS0{rest}", domain)
         raise SrsError(SrsFault.MALFORMED)
 
@@ -158,19 +158,16 @@ class Srs:
                 return True
         return False
 
-    def _check_new(self, given: str, tag: str, stamp: str, *parts: str, today: int) -> None:
-        day = _day(stamp, today)
-        right = day is not None and any(
-            hmac.compare_digest(given.upper(), _hash(key, tag, day, *parts)) for key in self._keys
+    def _is_right(self, given: str, tag: str, day: int | None, *parts: str) -> bool:
+        given = given.upper()
+        return day is not None and any(
+            hmac.compare_digest(given, _hash(key, tag, day, *parts)) for key in self._keys
         )
-        if not right:
-            raise SrsError(SrsFault.WRONG_HASH)
-        self._check_day(day, today)
 
-    def _check_old(self, given: str, *parts: str, today: int) -> None:
+    def _check_old(self, found: re.Match[str], given: str, *parts: str, today: int) -> None:
         """Raises SrsError OLD_FORM where that is not read, so that no guess is answered."""
         if not self._accept_legacy and not 0 <= today - self._upgraded <= self._max_days:
-            raise SrsError(SrsFault.OLD_FORM)
+            raise SrsError(SrsFault.WRONG_HASH if _is_new(found) else SrsFault.OLD_FORM)
         if len(given) < OLD_HASH_LENGTH or not given.isascii():
             raise SrsError(SrsFault.WRONG_HASH)
         given = given.lower()
