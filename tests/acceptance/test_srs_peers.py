@@ -1,4 +1,4 @@
-"""SRS against postsrsd, which is libsrs2's scheme: we take its addresses, and each wraps those of the other."""
+"""SRS against postsrsd, which is libsrs2's scheme: we take its addresses, each wraps those of the other."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_what_it_has_made_is_taken_on_request(
             assert srs.reverse(Mailbox(theirs), time.time()) == first
             # Both know who the first sender of a chain is.
             assert srs.reverse(srs.forward(Mailbox(sender), time.time()), time.time()) == first
-            with pytest.raises(SrsError, match="old form|wrong hash"):
+            with pytest.raises(SrsError, match=r"old form|wrong hash"):
                 Srs(SrsSettings(domain=DOMAIN), [SECRET]).reverse(Mailbox(theirs), time.time())
 
 

@@ -83,7 +83,9 @@ def test_what_is_known_of_a_recipient_is_known_for_an_hour() -> None:
     assert book.refusal(ANN, now + strangers.REMEMBERED) == ""
 
 
-@pytest.mark.parametrize("reply", [Reply(550, "7.1", "spam"), Reply(550, "", "no"), Reply(552, "2.2", "full")])
+@pytest.mark.parametrize(
+    "reply", [Reply(550, "7.1", "spam"), Reply(550, "", "no"), Reply(552, "2.2", "full")]
+)
 def test_what_is_about_the_message_is_not_held_against_the_next_one(reply: Reply) -> None:
     book = Strangers()
     book.refused(ANN, reply, 0.0)

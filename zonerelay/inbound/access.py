@@ -33,6 +33,7 @@ class Reason(enum.StrEnum):
     CONNECTIONS = "connections"
     DATA_RATE = "data-rate"
     ERRORS = "errors"
+    HEADER_CONTROLS = "header-controls"
     HEADER_SIZE = "header-size"
     IDLE = "idle-timeout"
     LOOP = "loop"
