@@ -43,10 +43,9 @@ def prepare_home(settings: Settings) -> Path:
     try:
         note_upgrade(settings.spool.path, time.time())
     except OSError as error:
-        print(
-            f"zonerelay: {home / NOTE} cannot be written: {error.strerror}; mail is safe, but reports to senders "
-            "that an earlier version has rewritten (SRS) are refused until it can",
-            file=sys.stderr,
+        sys.stderr.write(
+            f"zonerelay: {home / NOTE} cannot be written: {error.strerror}; mail is safe, but reports to "
+            "senders that an earlier version has rewritten (SRS) are refused until a start has written it\n"
         )
     return home
 

@@ -292,9 +292,9 @@ class ListenerSettings:
     )
     header_controls: HeaderControls = choice(
         HeaderControls.REJECT,
-        "NUL in the header, or a control character in a field's name, hides a field from all readers but those "
-        "that drop it. reject answers 550 5.6.0; remove takes these characters out, as Postfix does with "
-        "message_strip_characters.",
+        "NUL in the header, or a control character in a field's name, hides a field from all readers but "
+        "those that drop it. reject answers 550 5.6.0; remove takes these characters out, as Postfix does "
+        "with message_strip_characters.",
     )
     max_message_size: int = size(
         50 * MB,

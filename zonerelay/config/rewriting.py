@@ -75,9 +75,9 @@ class SrsSettings:
     )
     accept_legacy: bool = switch(
         False,
-        "Take reports to senders in the form of postsrsd, libsrs2, Mail::SRS and relays before this version, "
-        "whose short hash can be guessed: for max_age after taking over from one of these. After an upgrade of "
-        "this relay that is done by itself.",
+        "Take reports to senders in the form of postsrsd, libsrs2 and Mail::SRS, whose short hash can be "
+        "guessed: for max_age after taking over from one of these. After an upgrade from a version of this "
+        "relay with that form it is done without asking.",
     )
 
 

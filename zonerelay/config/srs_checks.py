@@ -1,8 +1,8 @@
 """[srs]: what must hold between its options and the zones that use it, its secrets, and the upgrade.
 
 A file beside the spool says when a version with the present form of rewritten senders first ran here: for
-`max_age` from then on, senders in the old form may still get reports. No secret is in a text of this module, nor
-how long one is.
+`max_age` from then on, senders in the old form may still get reports. No secret is in a text of this module,
+nor how long one is.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def srs_secrets(srs: SrsSettings, environment: Mapping[str, str]) -> tuple[str, 
 
 
 def note_upgrade(spool: Path, now: float) -> None:
-    """Before anything else is written beside the spool, or "first" could not be told from "upgraded": 0 stands
+    """Before anything else is written beside the spool, or a first start would look like an upgrade: 0 stands
     for a machine that has no senders in the old form. Raises OSError.
     """
     note = spool.with_name(NOTE)

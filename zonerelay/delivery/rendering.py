@@ -253,8 +253,8 @@ class Renderer:
         if plan.srs is None:
             return sender
         if message.envelope.origin.stranger:
-            # Whose sender it is, only the stranger says: an address of ours for it would let the stranger write
-            # to that person, and have the next host's report sent there.
+            # Only the stranger says whose sender it is: an address of ours for it would let the stranger
+            # write to that person, and have the next host's report sent there.
             return NULL_SENDER
         try:
             return plan.srs.forward(sender, now)

@@ -8,8 +8,8 @@ Policy, where the RFCs leave room:
   on. Not only from the null sender: answers that people have set up come with one, and who could misuse
   the address could as well write from `<>`. Mail to it goes to that one sender, and for `max_age` only.
 - A stranger, who may do no more than that, gets no reports: the sender that a stranger names may be a third
-  person. Wishes for reports are refused (555) where DSN is not offered, and have no effect where it is offered
-  because the client may still log in.
+  person. Wishes for reports are refused (555) where DSN is not offered, and have no effect where it is
+  offered because the client may still log in.
 - The octets of a refused BDAT are read and dropped before it is answered, and its transaction is over: what
   a client pipelines behind it must not run as commands. A BDAT without a size that can be
   read ends the session, because nobody knows where its octets end.

@@ -1,9 +1,10 @@
 """What is remembered of clients that write to addresses that SRS has made (`message/srs.py`). No I/O.
 
-- Wrong hashes count per client, and each answer waits longer than the last: a client with 50 connections has 6
-  guesses a second. A hash in the present form has 40 bits, so that takes 6,000 years. One in the old form has 20. Of those a client is allowed `MAX_OLD` wrong ones in
-  an hour and all clients together `MAX_OLD_IN_ALL`; beyond that no address in the old form is looked at, and
-  all of them are answered 451: a report comes again.
+- Wrong hashes count per client, and each answer waits longer than the last: a client with 50 connections has
+  6 guesses a second. A hash in the present form has 40 bits, so that takes 6,000 years. One in the old form
+  has 20. Of those a client is allowed `MAX_OLD` wrong ones in an hour and all clients together
+  `MAX_OLD_IN_ALL`; beyond that no address in the old form is looked at, and all of them are answered 451: a
+  report comes again.
 - Mail that is taken from strangers, because of a hash alone, is never reported to its sender, who may be a
   third person. So what a next hop has said of a recipient for good is said to the next stranger at RCPT, for
   `REMEMBERED`. Only what is about the recipient (RFC 3463 X.1.x, X.2.1) counts: other refusals are about that

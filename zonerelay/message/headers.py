@@ -5,14 +5,14 @@ of it. Takes what `BodyReader` gives: CRLF line ends only.
 
 All readers must see the same header, or one of them sees a field that nobody has checked:
 
-- A line that can be neither a field nor a continuation ends the header, as in Postfix, and gets an empty line in
-  front: some readers go on behind it, others take the rest for the body. The same holds for a message without
-  any header: `lead` is then an empty line between our fields and the message (a first line that begins with a
-  blank would otherwise continue our last field).
+- A line that can be neither a field nor a continuation ends the header, as in Postfix, and gets an empty line
+  in front: some readers go on behind it, others take the rest for the body. The same holds for a message
+  without any header: `lead` is then an empty line between our fields and the message (a first line that
+  begins with a blank would otherwise continue our last field).
 - `lead` is `Mailbox-Line: ` before an mbox "From " line, so that the fields below it remain header fields.
 - Some readers drop NUL, some every control character: `controls` says that there is a NUL in the header, or a
-  control character in what would be a field's name without it. Where they are to be removed, they are; nothing
-  else of the message is ever changed. In values they stay, ISO-2022-JP has ESC (RFC 1468).
+  control character in what would be a field's name without it. Where they are to be removed, they are;
+  nothing else of the message is ever changed. In values they stay, ISO-2022-JP has ESC (RFC 1468).
 
 Memory: at most `max_size` octets and one piece. Field values kept for people are capped at `MAX_METADATA`.
 """

@@ -8,17 +8,18 @@ to that forwarder, which knows the way from there. The address stays as long as 
 
 Policies:
 
-- The hash is 40 bits of HMAC-SHA-256, 8 characters of base 32, so that changed cases do no harm. The length of
-  each part is in what is hashed, so no other parts have the same hash. It covers the whole number of the day, of
-  which the address shows the last two digits: what is older than `DAYS` has a wrong hash.
+- The hash is 40 bits of HMAC-SHA-256, 8 characters of base 32, so that changed cases do no harm. The length
+  of each part is in what is hashed, so no other parts have the same hash. It covers the whole number of the
+  day, of which the address shows the last two digits: what is older than `DAYS` has a wrong hash.
 - `SRS1=` has a day, too: the two characters in front of its hash.
-- The old form, which postsrsd and others make with the same secret, has 4 characters of base64 in any case, so
-  that one guess in a million is right, over parts that are joined without a seam: a hash for mbob@victim.co is
-  right for bob@victim.com. (Longer ones, as postsrsd makes them on request, are taken too.) It is read where `accept_legacy` says so, or for `max_age` after `upgraded`, the
-  time when this machine first knew the new form.
+- The old form, which postsrsd and others make with the same secret, has 4 characters of base64 in any case,
+  so that one guess in a million is right, over parts that are joined without a seam: a hash for
+  mbob@victim.co is right for bob@victim.com. (Longer ones, as postsrsd makes them on request, are taken too.)
+  It is read where `accept_legacy` says so, or for `max_age` after `upgraded`, the time when this machine
+  first knew the new form.
 - The day of a time stamp may be tomorrow: machines that share a secret share no clock.
-- A local part that becomes too long (RFC 5321 4.5.3.1.1) is an error, not a shortened address. The hash costs 4
-  octets more than in the old form: 46 are left for the first sender's two parts.
+- A local part that becomes too long (RFC 5321 4.5.3.1.1) is an error, not a shortened address. The hash costs
+  4 octets more than in the old form: 46 are left for the first sender's two parts.
 - Local parts in quotes are wrapped without them, and get them back where they need them.
 """
 

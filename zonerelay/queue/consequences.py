@@ -16,9 +16,9 @@ Policy, in this order:
 
 A failure report is owed when the sender is not null (RFC 5321 4.5.5), `[bounce]` is on, and NOTIFY says
 FAILURE or nothing (RFC 3461 4.1); a delay report likewise with DELAY; a report of success only when NOTIFY
-says SUCCESS (RFC 3461 5.2.2 b). A row of the outbox is its own report: none is made. Nor is one made of mail that
-was taken from a stranger, whose sender may be a third person. Ages count from a
-delivery's `created`: for mail that its sender held back (RFC 4865) that is its release.
+says SUCCESS (RFC 3461 5.2.2 b). A row of the outbox is its own report: none is made. Nor is one made about
+mail that was taken from a stranger, whose sender may be a third person. Ages count from a delivery's
+`created`: for mail that its sender held back (RFC 4865) that is its release.
 
 A message that cannot be read has no sender to tell, so its deliveries never leave: they are put off by
 `UNREADABLE_DELAY`, however old they are.
