@@ -146,6 +146,7 @@ FROM_NOT_YOURS = _no(550, "7.1", "From address is not yours", Reason.SENDER)
 TOO_FAR_AHEAD = Reply(501, "5.4", "Time of release too far ahead")
 
 RELAYING_DENIED = _no(550, "7.1", "Relaying denied", Reason.RELAY)
+PERCENT_ROUTE = _no(553, "1.3", "Routing by percent sign is not supported", Reason.ADDRESS)
 NOT_OF_OURS = _no(550, "1.1", "No such address", Reason.SRS)
 TOO_MANY_GUESSES = _no(451, "7.0", "Too many wrong addresses, try again later", Reason.SRS_GUESSES)
 TOO_MANY_RECIPIENTS = _no(452, "5.3", "Too many recipients", Reason.RECIPIENTS)

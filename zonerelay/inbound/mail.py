@@ -123,9 +123,17 @@ def rcpt(dialog: Dialog, argument: str) -> Answer:
     grants = dialog.standing.grants
     key, recipient = _parse_rcpt(argument, transaction.mail.smtputf8, grants.rcpt_parameters)
     may_relay = grants.may_relay
+    if "%" in recipient.address and _is_route(recipient.address, dialog.reception.hostname):
+        return dialog.refuse(answers.PERCENT_ROUTE, "RCPT", mailbox=recipient.address)
     if dialog.reception.srs is not None:
         return _perhaps_a_report(dialog, transaction, dialog.reception.srs, recipient, may_relay=may_relay)
     return _take(dialog, transaction, key, recipient, recipient.address, may_relay=may_relay)
+
+
+def _is_route(mailbox: Mailbox, hostname: str) -> bool:
+    """`user%domain@relay`: with our own name behind it, it asks us for another way. Elsewhere % is a letter."""
+    local, _, domain = mailbox.rpartition("@")
+    return domain.lower() == hostname.lower() and "%" in local.strip("%") and not local.startswith('"')
 
 
 def _perhaps_a_report(
