@@ -147,7 +147,7 @@ class Events:
             "peer": outcome.peer,
             "tls": outcome.tls,
             "attempt": delivery.attempts + (1 if outcome.counts else 0),
-            "reply": self._redact.text(str(outcome.reply)),
+            "reply": self._redact.about(str(outcome.reply), delivery.recipient),
             "age": round(age, 3),
         }
         if outcome.source:
