@@ -181,7 +181,8 @@ def test_secrets_that_everybody_can_read_are_noted(tmp_path: Path, check: Check)
     users, new, old, postgres, s3 = files
     users.write_text(file_of(user()))
     text = (
-        '[[listener]]\nauth = "optional"\ncleartext_auth = "I understand that passwords can be read on the way"\n'
+        '[[listener]]\nauth = "optional"\n'
+        'cleartext_auth = "I understand that passwords can be read on the way"\n'
         f'[auth]\ncredentials = "{users}"\n'
         f'[srs]\ndomain = "srs.example.org"\nsecret = "{new}"\nold_secrets = ["{old}"]\n'
         f'[postgres]\npassword = "{postgres}"\n[s3]\naccess_key = "x"\nsecret_key = "{s3}"\n'

@@ -59,7 +59,7 @@ def test_parts_are_joined_with_a_seam() -> None:
     moved = made.replace("=victim.co=mbob@", "=victim.com=bob@")
     assert moved != made
     with pytest.raises(SrsError) as refused:
-        SRS.reverse(moved, NOW)
+        SRS.reverse(Mailbox(moved), NOW)
     assert refused.value.kind is SrsFault.WRONG_HASH
     assert SRS.reverse(SRS.forward(other, NOW), NOW) == other
 

@@ -39,7 +39,7 @@ def chatter() -> Console:
 
 
 class _Printable(RenderHook):
-    """Whatever is printed: a stranger's text in it moves no cursor. What rich itself sends as control stays."""
+    """A stranger's text in what is printed moves no cursor. What rich itself sends as control stays."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_Cleaned(each) for each in renderables]
@@ -131,7 +131,7 @@ def print_line(row: msgspec.Struct) -> None:
 
 
 def _print_json(document: bytes) -> None:
-    """Nothing in it moves a cursor or turns writing around: what is not printable is an escape (RFC 8259 7)."""
+    """What is not printable is an escape (RFC 8259 7): it would move a cursor, or turn writing around."""
     lines = document.decode().split("\n")
     sys.stdout.write("\n".join(line if line.isprintable() else _escaped(line) for line in lines) + "\n")
 

@@ -131,7 +131,7 @@ def rcpt(dialog: Dialog, argument: str) -> Answer:
 
 
 def _is_route(mailbox: Mailbox, hostname: str) -> bool:
-    """`user%domain@relay`: with our own name behind it, it asks us for another way. Elsewhere % is a letter."""
+    """`user%domain@relay`: with our own name behind it, it asks for another way. Elsewhere % is a letter."""
     local, _, domain = mailbox.rpartition("@")
     return domain.lower() == hostname.lower() and "%" in local.strip("%") and not local.startswith('"')
 

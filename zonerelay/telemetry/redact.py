@@ -55,8 +55,8 @@ _ADDRESS = re.compile(
 )
 # RFC 3461 4, RFC 6533 3: what stands for a character in ORCPT.
 _XTEXT = re.compile(r"\+([0-9A-F]{2})|\\x\{([0-9A-F]{2,6})\}")
-# "user jane.doe unknown at person.example": what looks like no other word (with a dot, a digit, an underscore)
-# between one for a mailbox and one for what is wrong with it.
+# "user jane.doe unknown at person.example": what looks like no other word (with a dot, a digit, an
+# underscore) between one for a mailbox and one for what is wrong with it.
 _SPOKEN = re.compile(
     r"""\b((?:user|mailbox|account|recipient|address):?\ +)
     (?!u-[a-z2-7]{13}\b)((?=[^\s<>@]*[._\d])(?=[^\s<>@]*[^\W\d_])[^\s<>@:;,"']{2,64})
