@@ -73,6 +73,7 @@ STRAY: list[tuple[bytes, bytes]] = [
     (b"A: b\r\nstray\r\n", b"A: b\r\n\r\nstray\r\n"),
     (b"A: b\r\n c\r\n: d\r\n\r\n", b"A: b\r\n c\r\n\r\n: d\r\n\r\n"),
     (b"From a b\r\nA: b\r\nC d: e\r\n\r\n", b"From a b\r\nA: b\r\n\r\nC d: e\r\n\r\n"),
+    (b"From a b\r\n c\r\n\r\n", b"From a b\r\n c\r\n\r\n"),
     (b"A: b\r\nC\xe9: d\r\n\r\n", b"A: b\r\n\r\nC\xe9: d\r\n\r\n"),
     (b"A: b\r\nC\r\n : d\r\n\r\n", b"A: b\r\nC\r\n : d\r\n\r\n"),
     (b"A: b\r\n \t\r\nC: d\r\n\r\n", b"A: b\r\n \t\r\nC: d\r\n\r\n"),

@@ -107,8 +107,8 @@ class HeaderScanner:
             self.held = piece
         end = self._end(searched)
         if end > self._max_size or (end < 0 and len(self.held) > self._max_size):
-            end = self._stray_line()
-        if end > 0:
+            self._break_off(self._stray_line())
+        elif end > 0:
             self._found(end)
         elif end == 0:
             clouded = _CLOUDED_FIRST_LINE.match(self.held) is not None
@@ -133,22 +133,23 @@ class HeaderScanner:
 
     def _found(self, end: int) -> None:
         """Of this size, unless there is a line in it that is no field."""
-        block = bytes(self.held[:end])
-        header, is_whole = _parsed(block)
-        if not is_whole and (stray := _STRAY_LINE.search(block)) is not None:
-            end = stray.start() + 2
-            header, _ = _parsed(block[:end])
-        self.size, self.header = end, header
-        if end < len(self.held) and not self.held.startswith(EMPTY_LINE, end):
-            self._end_before_stray_line(header, end)
+        header, is_whole = _parsed(bytes(self.held[:end]))
+        stray = None if is_whole else _STRAY_LINE.search(self.held, 0, end)
+        if stray is not None:
+            self._break_off(stray.start() + 2)
+        else:
+            self.size, self.header = end, header
 
-    def _end_before_stray_line(self, header: Header, end: int) -> None:
+    def _break_off(self, end: int) -> None:
+        """Here, before a line that is no field."""
         held = bytes(self.held)
         line = held[end : held.find(EMPTY_LINE, end)]
+        header = parse_header(held[:end])
         if header.controls or b"\0" in line or _CLOUDED_NAME.match(line):
-            self.header = replace(header, controls=True)
+            header = replace(header, controls=True)
         else:
             self.held = held[:end] + EMPTY_LINE + held[end:]
+        self.size, self.header = end, header
 
     def _remove_controls(self) -> None:
         """And look again: what is left may be less of a header, or more."""
