@@ -1,6 +1,6 @@
 # zonerelay in a container: non-root, spool on a volume. How to run it: config/docker.toml.
 
-# Python 3.12 is the newest for which plyvel, the LevelDB binding, comes ready-made.
+# Python 3.12 is the newest for which plyvel, the LevelDB binding, comes ready-made. `make pin` names it by digest.
 FROM python:3.12-slim-bookworm AS build
 WORKDIR /src
 # … for amd64. Elsewhere pip compiles it.
@@ -10,12 +10,17 @@ RUN if [ "$(dpkg --print-architecture)" != amd64 ]; then \
         && rm -rf /var/lib/apt/lists/*; \
     fi
 RUN python -m venv /opt/zonerelay
-COPY pyproject.toml README.md LICENSE ./
-COPY zonerelay zonerelay
+COPY locks locks
 # What the storage engine needs: docker build --build-arg EXTRAS=postgres (or redis, s3; several with commas).
 ARG EXTRAS=""
-RUN /opt/zonerelay/bin/pip install --no-cache-dir --disable-pip-version-check --compile ".${EXTRAS:+[$EXTRAS]}" \
-    && /opt/zonerelay/bin/pip uninstall --yes pip
+RUN /opt/zonerelay/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes --no-deps --compile \
+        -r locks/build.lock -r locks/base.lock \
+        $(echo "$EXTRAS" | tr , '\n' | sed -n 's|..*|-r locks/&.lock|p')
+COPY pyproject.toml README.md LICENSE ./
+COPY zonerelay zonerelay
+RUN /opt/zonerelay/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation \
+        --compile . \
+    && /opt/zonerelay/bin/pip uninstall --yes setuptools pip
 
 FROM python:3.12-slim-bookworm
 LABEL org.opencontainers.image.title="zonerelay" \

@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+DEVELOPMENT := $(VENV)/.development
+LOCKED := --quiet --disable-pip-version-check --require-hashes --no-deps
+COMPILE := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --upgrade
 
 # pip's own complaint about a missing compiler or header is hard to read.
 define PLYVEL_HINT
@@ -14,16 +17,22 @@ or let pip compile it:
 endef
 export PLYVEL_HINT
 
-.PHONY: help run sandbox test check fmt fuzz bench clean
+.PHONY: help run sandbox test check fmt fuzz bench lock pin clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml locks/build.lock locks/base.lock
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("zonerelay needs Python 3.11 or 3.12: make PYTHON=python3.12 …")'
-	@echo "Building the environment in $(VENV), once; this takes about half a minute."
+	@echo "Building the environment in $(VENV), once; this takes about a quarter of a minute."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' || { echo "$$PLYVEL_HINT"; exit 1; }
+	@$(BIN)/pip install $(LOCKED) -r locks/build.lock -r locks/base.lock || { echo "$$PLYVEL_HINT"; exit 1; }
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(DEVELOPMENT): $(STAMP)
+	@echo "Adding what tests and checks need, once."
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 run: $(STAMP)  ## start the relay with config/zonerelay.toml, spool under ./var
@@ -32,28 +41,45 @@ run: $(STAMP)  ## start the relay with config/zonerelay.toml, spool under ./var
 sandbox: $(STAMP)  ## relay and scriptable sink on loopback: watch mail flow
 	$(BIN)/zonerelay sandbox
 
-check: $(STAMP)  ## ruff, mypy strict, import-linter
+check: $(DEVELOPMENT)  ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check zonerelay tests
 	$(BIN)/ruff format --check zonerelay tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 # Tests marked `alone` measure the machine. 5 is pytest's "nothing to run": no failure if the other half ran.
-test: $(STAMP)  ## every tier but bench; ARGS="tests/unit -k dkim" for some
+test: $(DEVELOPMENT)  ## every tier but bench; ARGS="tests/unit -k dkim" for some
 	@$(BIN)/pytest -n auto --dist load --maxschedchunk 1 -m "not alone" $(ARGS); many=$$?; \
 	$(BIN)/pytest -m alone $(ARGS); alone=$$?; \
 	test $$alone -ne 5 && test $$many -eq 0 -o $$many -eq 5 && exit $$alone; exit $$many
 
-fmt: $(STAMP)  ## let ruff correct what it can
+fmt: $(DEVELOPMENT)  ## let ruff correct what it can
 	$(BIN)/ruff check --fix zonerelay tests
 	$(BIN)/ruff format zonerelay tests
 
-fuzz: $(STAMP)  ## every parser with atheris, a minute each
+fuzz: $(DEVELOPMENT)  ## every parser with atheris, a minute each
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	$(BIN)/python -m tests.fuzz
 
-bench: $(STAMP)  ## against Postfix, in one run
+bench: $(DEVELOPMENT)  ## against Postfix, in one run
 	$(BIN)/python -m tests.bench
+
+# base.lock is what runs everywhere; the others have what a storage engine needs besides.
+lock: $(STAMP)  ## the newest packages that pyproject.toml allows, with their hashes, into locks/
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[lock]'
+	@echo 'setuptools>=77' | $(BIN)/uv pip compile $(COMPILE) --output-file locks/build.lock -
+	@$(BIN)/uv pip compile $(COMPILE) --output-file locks/base.lock pyproject.toml
+	@for extra in redis postgres s3; do \
+	  $(BIN)/uv pip compile $(COMPILE) --extra $$extra --constraint locks/base.lock --output-file locks/$$extra.lock \
+	    $$(sed -n 's/^\([a-z0-9-]*\)==.*/--no-emit-package \1/p' locks/base.lock) pyproject.toml || exit 1; \
+	done
+
+pin:  ## the image is built from the base image of now, named by its digest; needs Docker and its registry
+	@image=$$(sed -n 's/^FROM \([^@ ]*\).*/\1/p' Dockerfile | head -n 1); \
+	digest=$$(docker buildx imagetools inspect "$$image" --format '{{.Manifest.Digest}}') || exit 1; \
+	expr "$$digest" : 'sha256:[0-9a-f]\{64\}$$' >/dev/null || { echo "$$image: no digest, but $$digest"; exit 1; }; \
+	sed -i "s|^FROM $$image[^ ]*|FROM $$image@$$digest|" Dockerfile; \
+	echo "Dockerfile: $$image@$$digest"
 
 clean:  ## remove the environment and caches; the spool under ./var stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

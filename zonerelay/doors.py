@@ -62,6 +62,7 @@ class Doors:
             self._settings.admin.address,
             metrics=self._events.metrics.exposition,
             readiness=self._readiness,
+            hosts=self._settings.admin.hosts,
             inherited=self._place.inherited,
             trouble=self._events.trouble,
             before_metrics=self._board.refresh,

@@ -61,16 +61,23 @@ def build_board(settings: Settings, parts: Parts, surface: Callable[[], Surface]
     )
 
 
-def build_handler(
-    settings: Callable[[], Settings], parts: Parts, board: StatusBoard, answers: PartAnswers
-) -> ControlHandler:
-    operations = Operations(
+def build_operations(parts: Parts) -> Operations:
+    return Operations(
         store=parts.queue.store,
         scheduler=parts.scheduler,
         settler=parts.settler,
         events=parts.events,
         clock=parts.clock,
     )
+
+
+def build_handler(
+    settings: Callable[[], Settings],
+    parts: Parts,
+    operations: Operations,
+    board: StatusBoard,
+    answers: PartAnswers,
+) -> ControlHandler:
     explainer = _build_explainer(settings, parts, board)
     return ControlHandler(
         operations, status=board.status, explainer=explainer, redactor=parts.redactor, part=answers

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import signal
+import stat
 import sys
 import time
 from pathlib import Path
@@ -48,6 +50,13 @@ def prepare_home(settings: Settings) -> Path:
             "senders that an earlier version has rewritten (SRS) are refused until a start has written it\n"
         )
     return home
+
+
+def close_to_others() -> None:
+    """Other users of the machine may not read files that this process creates, whatever mode LevelDB gives to
+    them; the rights of a group are those of the umask that the process was started with.
+    """
+    os.umask(os.umask(0o077) | stat.S_IRWXO)
 
 
 def raise_limits() -> None:

@@ -33,6 +33,7 @@ from zonerelay.process import (
     StartError,
     allow_reload,
     build_redactor,
+    close_to_others,
     prepare_home,
     put_off_reload,
     raise_limits,
@@ -101,6 +102,7 @@ def _failed(error: Exception) -> int:
 
 def _run(config: Path, settings: Settings, place: Place, channel: socket.socket | None) -> int:
     put_off_reload()
+    close_to_others()
     prepare_home(settings)
     raise_limits()
     tune_for_mail()

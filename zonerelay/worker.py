@@ -31,9 +31,10 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.open_queue import MailQueue, open_queue
-from zonerelay.operators import Parts, build_board, build_handler
+from zonerelay.operators import Parts, build_board, build_handler, build_operations
 from zonerelay.place import Place
 from zonerelay.process import StartError
+from zonerelay.queue.clock_watch import ClockWatch
 from zonerelay.queue.retry import RetryPolicy
 from zonerelay.queue.retry import build as build_retry
 from zonerelay.queue.scheduler import Scheduler
@@ -89,6 +90,7 @@ class Worker:
         self._settler: Settler | None = None
         self._ids: MessageIdSource | None = None
         self._doors: Doors | None = None
+        self._clock_watch: ClockWatch | None = None
         self._reloads = asyncio.Lock()
 
     # ---- start ------------------------------------------------------------------------------------
@@ -134,6 +136,8 @@ class Worker:
         await self._open_to_operators(queue, settler, scheduler, sending, listeners)
         await sending.start()
         await scheduler.start()
+        assert self._clock_watch is not None
+        self._clock_watch.start(store.last_message_id())
         self.metrics.loop_lag.start()
         await queue.start(scheduler, sending.logins)
         if not self.place.heir:
@@ -245,7 +249,9 @@ class Worker:
             accepting=lambda: bool(self.addresses()),
             draining=lambda: self.draining,
         )
-        await doors.open(build_handler(lambda: self.settings, parts, board, doors.part))
+        operations = build_operations(parts)
+        self._clock_watch = ClockWatch(operations, events=self.events, clock=self.clock)
+        await doors.open(build_handler(lambda: self.settings, parts, operations, board, doors.part))
 
     # ---- reload -----------------------------------------------------------------------------------
 
@@ -300,6 +306,8 @@ class Worker:
                 self._listeners.stop_accepting()
             await self._listeners.drain(timeout)
         left = max(deadline - asyncio.get_running_loop().time(), 1.0)
+        if self._clock_watch is not None:
+            await self._clock_watch.stop()
         if self._scheduler is not None:
             await self._scheduler.stop(left)
         if self._settler is not None:
@@ -311,6 +319,7 @@ class Worker:
         if self.store is not None:
             await self.store.close()
         self.metrics.loop_lag.stop()
+        self.events.close()
         self.events.lifecycle("stopped")
 
     def remove_spool(self) -> None:

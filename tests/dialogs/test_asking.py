@@ -174,6 +174,23 @@ async def test_leaving_while_the_policy_thinks_about_a_whole_message(event: type
         assert gate.cancelled == 0
 
 
+async def test_half_closing_behind_a_log_in_gives_it_up() -> None:
+    """Nothing can follow it: the hash of a password is not computed for nobody."""
+    gate = Gate()
+    settings = ListenerSettings(
+        address="127.0.0.1:0", auth=ListenerAuth.OPTIONAL, cleartext_auth=CLEARTEXT_AUTH_WORDS
+    )
+    async with listening(settings, shared=Shared(users=gate)) as house:
+        talk = await house.connect()
+        await talk.ask(b"EHLO client")
+        talk.send(PLAIN + b"\r\n")
+        await until(lambda: bool(gate.questions))
+        talk.writer.write_eof()
+        await until(lambda: gate.cancelled == 1)
+        assert await talk.closed() == b""
+        await talk.close()
+
+
 async def test_half_closing_while_somebody_is_asked_still_gets_the_answers() -> None:
     gate = Gate([Mail])
     async with listening(policy=gate) as house, await house.connect() as talk:

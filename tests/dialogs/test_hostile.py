@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.inbound import EventLog, House, RememberingStore, Talk, listening, until
 from zonerelay.config.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
-from zonerelay.inbound import policy
+from zonerelay.inbound import errors, policy
 from zonerelay.inbound.auth import Login, LoginKind
 from zonerelay.inbound.memory import SESSION_COST, SessionMemory
 from zonerelay.inbound.shared import Shared
@@ -305,3 +305,62 @@ async def test_octets_behind_a_bdat_that_cannot_be_read_do_not_run_as_commands(l
         assert said.startswith(b"500 5.5.2 ")
         assert said.count(b"\r\n") == 1
         assert house.log.reasons() == ["syntax"]
+
+
+# The answers to what strangers do wrong come later and later.
+
+STRANGERS = ListenerSettings(address="127.0.0.1:0", allow_networks=(), max_errors=1000)
+GUESSES = b"".join(b"RCPT TO:<guess%d@example.com>\r\n" % number for number in range(errors.FREE + 5))
+
+
+async def guess(house: House, replies: int) -> float:
+    """Pipelined RCPTs that are refused; seconds that the answers took."""
+    async with await house.connect() as talk:
+        await talk.ask(b"EHLO client")
+        await talk.ask(b"MAIL FROM:<a@example.org>")
+        began = asyncio.get_running_loop().time()
+        talk.send(GUESSES)
+        for _ in range(replies):
+            assert (await talk.reply()).startswith(b"550 5.7.1")
+        return asyncio.get_running_loop().time() - began
+
+
+async def test_refused_recipients_of_a_stranger_wait_longer_each_time_also_on_a_new_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(errors, "STEP", 0.02)
+    async with listening(STRANGERS) as house:
+        assert await guess(house, errors.FREE + 5) >= (1 + 2 + 3 + 4 + 5) * 0.02
+        assert await guess(house, 3) >= (6 + 7 + 8) * 0.02
+        assert house.log.reasons().count("relay") >= errors.FREE + 8
+
+
+async def test_the_delay_of_one_stranger_holds_up_no_other_and_ends_the_session_where_it_has_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(errors, "STEP", 0.5)
+    async with listening(replace(STRANGERS, max_errors=errors.FREE + 1)) as house:
+        async with await house.connect() as slowed, await house.connect() as other:
+            slowed.send(b"FOO\r\n" * (errors.FREE + 1))
+            for _ in range(errors.FREE):
+                assert await slowed.reply() == b"500 5.5.1 Command not recognized"
+            last = asyncio.create_task(slowed.reply())
+            assert (await other.ask(b"EHLO other")).startswith(b"250")
+            assert not last.done()
+            assert await last == b"421 4.7.0 Too many errors"
+            assert await slowed.closed() == b""
+        async with await house.connect() as leaving:
+            leaving.send(b"FOO\r\n")
+            await asyncio.sleep(0)
+            reset(leaving)
+        await nobody_left(house)
+
+
+async def test_errors_of_clients_that_may_relay_have_no_delay() -> None:
+    shared = Shared()
+    settings = replace(HERE, max_errors=1000)
+    async with listening(settings, shared=shared) as house, await house.connect() as talk:
+        talk.send(b"FOO\r\n" * 100)
+        for _ in range(100):
+            await talk.reply()
+    assert len(shared.errors) == 0

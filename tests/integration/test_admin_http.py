@@ -9,7 +9,7 @@ import pytest
 
 from zonerelay.admin import http as http_module
 from zonerelay.admin.health import Readiness
-from zonerelay.admin.http import AdminError, AdminServer, is_local_name
+from zonerelay.admin.http import AdminError, AdminServer, is_our_name
 
 
 class Page:
@@ -21,15 +21,16 @@ class Page:
 
 
 class Site:
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1:0", *, hosts: tuple[str, ...] = ()) -> None:
         self.reasons: tuple[str, ...] = ()
         self.broken = False
         self.refreshed = 0
         self.troubles: list[str] = []
         self.server = AdminServer(
-            "127.0.0.1:0",
+            address,
             metrics=self._metrics,
             readiness=self._readiness,
+            hosts=hosts,
             trouble=lambda where, error: self.troubles.append(f"{where}: {error}"),
             before_metrics=self._refresh,
         )
@@ -144,7 +145,31 @@ async def test_a_rebound_name_is_refused(site: Site) -> None:
     ],
 )
 def test_local_names_are_told_from_others(host: str, allowed: bool) -> None:
-    assert is_local_name(host) is allowed
+    assert is_our_name(host, frozenset()) is allowed
+
+
+async def test_in_a_container_a_rebound_name_gets_what_monitoring_asks_for_and_nothing_else() -> None:
+    site = Site("0.0.0.0:0", hosts=("relay.example",))
+    await site.server.start()
+    try:
+        pages = {
+            path: await site.get(path, host="evil.example:8025") for path in ("/metrics", "/healthz", "/")
+        }
+        assert [page.status for page in pages.values()] == [200, 200, 421]
+        for host in ("Relay.Example:8025", "relay.example.", "192.0.2.1:8025", "localhost"):
+            assert (await site.get("/", host=host)).status == 404
+    finally:
+        await site.server.close()
+
+
+async def test_a_name_of_the_configuration_is_ours_on_loopback_too() -> None:
+    site = Site(hosts=("relay.example", "*.example.org"))
+    await site.server.start()
+    try:
+        for host, status in {"relay.example": 200, "a.example.org": 200, "example.org": 421}.items():
+            assert (await site.get("/metrics", host=host)).status == status
+    finally:
+        await site.server.close()
 
 
 async def test_one_request_per_connection(site: Site) -> None:

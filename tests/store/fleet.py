@@ -39,13 +39,13 @@ class Fleet:
     def key(self, name: str) -> str:
         return self.settings.prefix + name
 
-    def end_lease(self, spool: Spool) -> None:
+    def endlease_of(self, spool: Spool) -> None:
         """As if its time had passed without a renewal."""
-        self.server.ask("ZADD", self.key("leases"), "1", _lease(spool).token.decode())
+        self.server.ask("ZADD", self.key("leases"), "1", lease_of(spool).token.decode())
 
-    def forget_lease(self, spool: Spool) -> None:
+    def forgetlease_of(self, spool: Spool) -> None:
         """It has ended, and others have seen to what was claimed under it."""
-        self.server.ask("ZREM", self.key("leases"), _lease(spool).token.decode())
+        self.server.ask("ZREM", self.key("leases"), lease_of(spool).token.decode())
 
 
 async def until_healthy(spool: Spool) -> None:
@@ -56,14 +56,14 @@ async def claim_ids(store: Store, *, now: float = NOW, limit: int = 100) -> list
     return [int(d.message_id, 16) for d in await store.claim("default", limit, now=now)]
 
 
-def _lease(spool: Spool) -> Lease:
+def lease_of(spool: Spool) -> Lease:
     lease: Lease = spool.store._link.lease  # type: ignore[attr-defined]
     return lease
 
 
 def beat_now(spool: Spool) -> None:
     """Renew, and look after the others, as one that has been here for longer than a lease."""
-    lease = _lease(spool)
+    lease = lease_of(spool)
     lease._connected_at = float("-inf")
     lease._beat_now.set()
 

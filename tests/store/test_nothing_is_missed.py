@@ -15,10 +15,11 @@ from random import Random
 import pytest
 
 from tests.store.builders import NOW, attempt, delivery_for, envelope_for, message_id, store_message
-from tests.store.spools import Spool
+from tests.store.spools import Spool, until
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store import claim_pool, leveldb_claims, leveldb_scan, ready_window, redis_handout
 from zonerelay.store.base import Change, Finish, Postpone, Store, StoreError
+from zonerelay.store.leveldb_engine import Batch, LevelDb
 
 DOMAINS = ("one.example", "two.example", "three.example")
 HOUR = 3600.0
@@ -173,3 +174,26 @@ async def test_what_was_being_passed_over_as_the_spool_failed_is_found_afterward
     found = await store.claim_domain("default", "full.example", 10, now=NOW)
     found += await store.claim("default", 10, now=NOW)
     assert {delivery.key for delivery in found} == keys
+
+
+async def test_refused_mail_that_is_on_disk_all_the_same_is_told_of_after_the_repair(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sync fails when everything has been written: the reopening finds the message complete. (The disk
+    queue's repair removes it; the shared stores are asked again by themselves.)
+    """
+    commit = LevelDb.commit
+
+    def written_and_refused(db: LevelDb, batch: Batch) -> None:
+        commit(db, batch)
+        raise StoreError("the sync failed")
+
+    await store_message(spool.store, 1)
+    with monkeypatch.context() as patches:
+        patches.setattr(LevelDb, "commit", written_and_refused)
+        with pytest.raises(StoreError):
+            await store_message(spool.store, 2)
+    await until(lambda: spool.store.unhealthy() is None)
+    await until(lambda: spool.news == ["default"])
+    claimed = await spool.store.claim("default", 10, now=NOW)
+    assert [delivery.message_id for delivery in claimed] == [message_id(1), message_id(2)]

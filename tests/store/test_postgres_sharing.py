@@ -26,7 +26,7 @@ from tests.store.spools import Spool, until
 from tests.support.postgres import shared_postgres
 from zonerelay.config.models import Backend, PostgresSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.store import claim_pool, postgres_counts
+from zonerelay.store import claim_pool, postgres_counts, postgres_reaper
 from zonerelay.store.base import (
     CHUNK_SIZE,
     Finish,
@@ -141,6 +141,19 @@ async def test_claims_of_a_silent_node_are_taken_over_after_its_lease_and_not_be
     await asyncio.sleep(0.4 * LEASE)
     assert await second.store.claim("default", 1, now=NOW) == []
     await until(lambda: "default" in second.news)
+    assert await second.store.claim("default", 1, now=NOW) == [delivery]
+
+
+async def test_a_servers_clock_that_is_set_back_does_not_keep_a_dead_nodes_claims(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_reaper, "LONGEST_LEASE", 4 * LEASE)
+    first, second = await nodes.add(), await nodes.add()
+    (delivery,) = await store_message(first.store, 1)
+    assert await first.store.claim("default", 1, now=NOW) == [delivery]
+    stop_heart(first)
+    nodes.psql("UPDATE node SET expires = clock_timestamp() + interval '1 day' WHERE node = 0")
+    await until(lambda: "default" in second.news, seconds=30.0)
     assert await second.store.claim("default", 1, now=NOW) == [delivery]
 
 

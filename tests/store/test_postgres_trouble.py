@@ -7,6 +7,8 @@ import subprocess
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from random import Random
+from string import ascii_letters, digits
 
 import pytest
 
@@ -167,6 +169,17 @@ async def test_sick_message_fails_alone(spool: Spool) -> None:
     assert [isinstance(result, StoreError) for result in results] == [False, True, False]
     assert store.unhealthy() is None
     assert len(await store.claim("default", 10, now=NOW)) == 3
+
+
+async def test_message_beyond_what_the_database_can_index_fails_alone(spool: Spool) -> None:
+    """54000: an index row may not be longer than 2704 octets, after compression."""
+    store = spool.store
+    zone = "".join(Random(1).choices(ascii_letters + digits, k=8000))
+    some = (store_message(store, 1), store_message(store, 2, zone=zone), store_message(store, 3))
+    results = await asyncio.gather(*some, return_exceptions=True)
+    assert [isinstance(result, StoreError) for result in results] == [False, True, False]
+    assert store.unhealthy() is None
+    assert len(await store.claim("default", 10, now=NOW)) == 2
 
 
 async def test_claim_that_is_cancelled_loses_nothing(spool: Spool) -> None:

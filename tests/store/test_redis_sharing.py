@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from dataclasses import replace
 
 import pytest
@@ -18,9 +19,10 @@ from tests.store.builders import (
     own_message,
     store_message,
 )
-from tests.store.fleet import LEASE, LONG, Fleet, beat_now, claim_ids, stop_renewing
+from tests.store.fleet import LEASE, LONG, Fleet, beat_now, claim_ids, lease_of, stop_renewing
 from tests.store.spools import Spool, until
 from zonerelay.model.delivery import Delivery
+from zonerelay.store import redis_lease
 from zonerelay.store.base import (
     CHUNK_SIZE,
     Finish,
@@ -90,7 +92,7 @@ async def test_operator_leaves_alone_what_another_relay_has_claimed(fleet: Fleet
     assert await one.store.update(keys, lambda d: replace(d, held=True)) == 2
 
 
-async def test_dead_relays_claims_are_taken_over_after_its_lease(fleet: Fleet) -> None:
+async def test_dead_relays_claims_are_taken_over_after_itslease_of(fleet: Fleet) -> None:
     dead, other = await fleet.relay(lease=LEASE), await fleet.relay(lease=LEASE)
     await store_message(dead.store, 1)
     assert await claim_ids(dead.store) == [1]
@@ -112,7 +114,7 @@ async def test_slow_relay_cannot_finish_what_it_has_lost(fleet: Fleet) -> None:
     first, second = await slow.store.claim("default", 10, now=NOW)
     stop_renewing(slow)
     assert await claim_ids(other.store) == []
-    fleet.end_lease(slow)
+    fleet.endlease_of(slow)
     await taken_over(other, 2)
     bounce, bounced = own_message(message_id(9), b"y", "from@example.org")
     await slow.store.settle([Finish(first), Submit(bounce, b"y", (bounced,))])
@@ -148,7 +150,7 @@ async def test_relay_that_lost_its_lease_is_told_and_reads_no_message_of_it(flee
     await store_message(slow.store, 1)
     (delivery,) = await slow.store.claim("default", 10, now=NOW)
     assert await body_of(slow.store, delivery.message_id)
-    fleet.forget_lease(slow)
+    fleet.forgetlease_of(slow)
     beat_now(slow)
     await until(lambda: bool(slow.lost))
     assert list(slow.lost[0]) == [delivery.key]
@@ -203,3 +205,17 @@ async def test_deferred_mail_passed_over_by_one_is_found_by_the_other(fleet: Fle
     await store_message(one.store, 2, "b@full.example")
     assert await one.store.claim("default", 10, now=NOW, skip_domains={"full.example"}) == []
     assert await claim_ids(two.store) == [1, 2]
+
+
+async def test_a_servers_clock_that_is_set_back_does_not_keep_a_dead_relays_claims(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_lease, "LONGEST_LEASE", 300)
+    fleet.settings = replace(fleet.settings, lease=LEASE)
+    dead, heir = await fleet.relay(), await fleet.relay()
+    (delivery,) = await store_message(dead.store, 1)
+    assert await dead.store.claim("default", 1, now=NOW) == [delivery]
+    stop_renewing(dead)
+    day = int((time.time() + 86_400) * 1000)
+    fleet.server.ask("ZADD", fleet.key("leases"), str(day), lease_of(dead).token.decode())
+    assert await taken_over(heir, 1) == [delivery]

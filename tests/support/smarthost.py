@@ -36,6 +36,7 @@ class Smarthost:
     users: Mapping[str, str] = field(default_factory=dict)
     tokens: set[str] = field(default_factory=set)
     auth_reply: str = ""
+    hangs_at_auth: bool = False
     mail_reply: str = ""
     closed: bool = False
     wants_login: bool = True
@@ -119,6 +120,9 @@ class _Conversation:
 
     async def _auth(self, argument: str) -> None:
         mechanism, _, first = argument.partition(" ")
+        if self._host.hangs_at_auth:
+            self._host.logins.append((mechanism, "", 0))
+            await asyncio.Event().wait()
         if self._host.auth_reply:
             self._host.logins.append((mechanism, "", int(self._host.auth_reply[:3])))
             await self._say(self._host.auth_reply)

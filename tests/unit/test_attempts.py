@@ -1,11 +1,11 @@
-"""How failed log-ins add up per client."""
+"""How failed log-ins add up per key."""
 
 from __future__ import annotations
 
 import pytest
 
 from zonerelay.inbound import attempts
-from zonerelay.inbound.attempts import MAX_CLIENTS, Attempts
+from zonerelay.inbound.attempts import MAX_KEYS, Attempts
 
 WINDOW = 900.0
 
@@ -59,9 +59,9 @@ def test_the_table_forgets_whoever_failed_longest_ago(table: Attempts) -> None:
         table.failed("first", 0.0)
         table.failed("second", 0.0)
     table.failed("first", 0.0)  # now the second is the older one
-    for number in range(MAX_CLIENTS - 1):
+    for number in range(MAX_KEYS - 1):
         table.failed(str(number), 0.0)
-    assert len(table) == MAX_CLIENTS
+    assert len(table) == MAX_KEYS
     assert table.locked("first", 0.0)
     assert not table.locked("second", 0.0)
 
@@ -72,4 +72,4 @@ def test_failures_of_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     delays = [table.failed("a", 0.0) for _ in range(2000)]
     assert delays[-1] == 10.0
     assert table.locked("a", 0.0)  # the bound is the lock, too
-    assert len(table._clients["a"].times) == 20
+    assert len(table._keys["a"].times) == 20

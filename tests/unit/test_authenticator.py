@@ -289,9 +289,9 @@ async def test_a_success_ends_the_delay_but_does_not_forgive(door: Door) -> None
     for _ in range(9):
         await door.login(WRONG)
     await door.login(RIGHT)
-    assert await door.login(WRONG) is LoginKind.WRONG
+    assert await door.login(NOBODY) is LoginKind.WRONG
     assert door.slept[-2:] == [10.0, 0.5]
-    assert await door.login(RIGHT) is LoginKind.LOCKED
+    assert await door.login(Credentials("crm", "another password")) is LoginKind.LOCKED
 
 
 async def test_guesses_side_by_side_get_no_more_answers_than_one_after_another(door: Door) -> None:
@@ -305,20 +305,78 @@ async def test_guesses_side_by_side_get_no_more_answers_than_one_after_another(d
     assert kinds[-1] is LoginKind.LOCKED
 
 
-async def test_a_client_that_does_not_wait_has_failed_all_the_same(door: Door) -> None:
+async def test_a_client_that_does_not_wait_has_failed_where_its_hash_was_begun(door: Door) -> None:
     await door.check(RIGHT, "192.0.2.2")  # reads the file
     door.gate.clear()
-    for _ in range(10):
-        task = asyncio.create_task(door.check(Credentials("app", f"guess {_}")))
+    for number in range(10):
+        door.hashed.clear()
+        task = asyncio.create_task(door.check(Credentials("app", f"guess {number}"), "198.51.100.1"))
+        while not door.hashed:
+            await asyncio.sleep(0.001)
+        waiting = asyncio.create_task(door.check(Credentials("app", "never computed"), "198.51.100.1"))
         await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        for each in (task, waiting):
+            each.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await each
+        door.gate.set()
+        await asyncio.gather(*door.authenticator._tasks, return_exceptions=True)
+        door.gate.clear()
+        assert len(door.hashed) == 1
     door.gate.set()
-    await asyncio.gather(*door.authenticator._tasks)
-    assert await door.login(RIGHT) is LoginKind.LOCKED
+    assert await door.login(RIGHT, "198.51.100.1") is LoginKind.LOCKED
     assert door.slept == []
     assert len(door.events("login-failed")) == 11
+
+
+# ---- many addresses, one target --------------------------------------------------------------
+
+
+async def test_a_network_is_locked_by_many_clients_of_it_and_no_other_is(door: Door) -> None:
+    door.authenticator.configure(AuthSettings(credentials=door.file, max_network_failures=20))
+    kinds = [await door.login(Credentials(f"name{n}", "guess"), f"203.0.113.{n}") for n in range(25)]
+    assert kinds == [LoginKind.WRONG] * 20 + [LoginKind.LOCKED] * 5
+    assert await door.login(RIGHT, "203.0.113.200") is LoginKind.LOCKED
+    assert await door.login(RIGHT, "203.0.114.1") is LoginKind.OK
+    assert len(door.hashed) == 21
+
+
+async def test_an_account_is_locked_for_those_who_have_not_been_there_and_for_no_regular(door: Door) -> None:
+    door.authenticator.configure(AuthSettings(credentials=door.file, max_account_failures=20))
+    assert await door.login(RIGHT, "192.0.2.7") is LoginKind.OK
+    kinds = [await door.login(Credentials("app", f"guess {n}"), f"10.{n}.0.1") for n in range(25)]
+    assert kinds == [LoginKind.WRONG] * 20 + [LoginKind.LOCKED] * 5
+    assert await door.login(RIGHT, "10.99.0.1") is LoginKind.LOCKED  # also right, from where nobody knows it
+    door.clock.advance(REMEMBERED_FOR)
+    for place in ("192.0.2.7", "192.0.2.8"):  # another address of its network
+        assert await door.login(RIGHT, place) is LoginKind.OK
+    assert await door.login(Credentials("crm", "another password"), "10.99.0.1") is LoginKind.OK
+
+
+async def test_an_account_that_is_not_there_is_locked_as_one_that_is(door: Door) -> None:
+    door.authenticator.configure(AuthSettings(credentials=door.file, max_account_failures=3))
+    for name in ("app", "nobody", "x" * 5000):
+        kinds = [
+            await door.login(Credentials(name, f"guess {n}"), f"10.{n}.{len(name) % 200}.1") for n in range(4)
+        ]
+        assert kinds == [LoginKind.WRONG] * 3 + [LoginKind.LOCKED]
+
+
+async def test_guesses_at_others_lock_no_regular_out_at_the_same_client(door: Door) -> None:
+    assert await door.login(RIGHT) is LoginKind.OK
+    for number in range(15):
+        await door.login(Credentials(f"name{number}", "guess"))
+    assert await door.login(Credentials("crm", "another password")) is LoginKind.LOCKED
+    assert await door.login(RIGHT) is LoginKind.OK
+
+
+async def test_guesses_at_a_regular_from_its_network_are_bounded_for_the_network(door: Door) -> None:
+    door.authenticator.configure(AuthSettings(credentials=door.file, max_network_failures=20))
+    assert await door.login(RIGHT) is LoginKind.OK
+    kinds = [
+        await door.login(Credentials("app", f"guess {n}"), f"192.0.2.{n % 100 + 100}") for n in range(25)
+    ]
+    assert kinds == [LoginKind.WRONG] * 20 + [LoginKind.LOCKED] * 5
 
 
 async def test_a_delay_ends_at_once_when_the_client_leaves(door: Door) -> None:
@@ -342,7 +400,7 @@ async def test_too_many_at_once_is_busy_and_not_a_failure(door: Door) -> None:
     door.gate.clear()
     guesses = [Credentials("app", f"guess {number}") for number in range(MAX_WAITING_PER_CLIENT)]
     tasks = [asyncio.create_task(door.check(guess)) for guess in guesses]
-    while len(door.authenticator._checks._running) < len(guesses):
+    while len(door.authenticator._checks._checks) < len(guesses):
         await asyncio.sleep(0)
     login = await door.check(RIGHT)
     assert (login.kind, login.detail) == (LoginKind.BROKEN, "too many passwords wait to be checked")

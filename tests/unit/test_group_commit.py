@@ -296,3 +296,24 @@ async def test_event_loop_goes_on_while_the_thread_writes(
     assert not done.done()
     disk.go_on.set()
     await done
+
+
+async def test_what_is_durable_is_applied_though_another_cannot_be_and_memory_is_then_read_anew(
+    disk: Disk, committer: GroupCommitter[Op, list[bytes], float]
+) -> None:
+    applied: list[str] = []
+
+    def broken() -> None:
+        raise ValueError("a bug")
+
+    first = committer.submit(ops("a"), applied=broken)
+    second = committer.submit(ops("b"), applied=lambda: applied.append("b"))
+    third = committer.submit(ops("c"), lazy=True, applied=lambda: applied.append("c"))
+    await asyncio.gather(first, second, third)  # they are on disk: that is what was promised
+    assert disk.batches == [[b"a", b"b", b"c"]]
+    assert applied == ["b", "c"]
+    (failure,) = disk.failures  # the store repairs itself from the disk, as after a failed write
+    assert isinstance(failure.__cause__, ValueError)
+    with pytest.raises(StoreError):
+        await committer.submit(ops("d"))
+    committer.resume()

@@ -19,7 +19,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events import Events
-from zonerelay.telemetry.logs import MAX_BUFFERED, LogWriter, configure
+from zonerelay.telemetry.logs import MAX_BUFFERED, MAX_FIELD, MAX_LINE, LogWriter, configure
 from zonerelay.telemetry.metrics import Metrics
 from zonerelay.telemetry.redact import Redactor
 
@@ -157,12 +157,34 @@ def test_a_line_longer_than_the_pipe_takes_arrives_whole() -> None:
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb") as output, os.fdopen(writer, "wb") as file:
         sink = configure(LogSettings(), clock=CLOCK, stream=file)
-        sink.emit("info", "long", {"text": "x" * 30_000})
+        sink.emit("info", "long", {f"text{number}": "x" * MAX_FIELD for number in range(12)})
         sink.emit("info", "next", {})
         os.set_blocking(reader, False)
         first, second = (output.read() or b"").splitlines()
-    assert len(json.loads(first)["text"]) == 30_000
+    assert len(json.loads(first)["text11"]) == MAX_FIELD
     assert json.loads(second)["event"] == "next"
+
+
+@pytest.mark.parametrize("text", ["x", "\x01", "€", '"', "\ud800", "\\"], ids=ascii)
+@pytest.mark.parametrize("format", list(LogFormat))
+def test_whatever_a_field_quotes_the_line_has_a_limit(tmp_path: Path, text: str, format: LogFormat) -> None:
+    with (tmp_path / "log").open("wb") as file:
+        lines = Lines(file, format)
+        lines.sink.emit("info", "deferred", {"id": "18f", "reply": text * 20_000, "host": text * 255})
+        lines.sink.emit("info", "deferred", {f"field{number}": text * 20_000 for number in range(20)})
+        lines.sink.flush()
+    for line in lines.text().encode("utf-8", "surrogatepass").splitlines():
+        assert len(line) <= MAX_LINE
+        assert b"0 characters)" in line or b"2 characters)" in line
+    assert "18f" in lines.text()
+
+
+def test_a_field_that_is_cut_off_says_how_long_it_was(lines: Lines) -> None:
+    lines.sink.emit("info", "e", {"text": "x" * (MAX_FIELD + 1), "other": "y" * MAX_FIELD, "n": 10**30})
+    lines.sink.flush()
+    [event] = lines.events()
+    assert event["text"] == "x" * MAX_FIELD + f"… ({MAX_FIELD + 1} characters)"
+    assert event["other"] == "y" * MAX_FIELD
 
 
 def test_a_reader_that_is_gone_does_not_stop_mail() -> None:

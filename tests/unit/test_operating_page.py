@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from zonerelay.cli import arguments
-from zonerelay.telemetry import events, mta_sts, smarthosts
+from zonerelay.telemetry import events, mta_sts, smarthosts, strangers
 from zonerelay.telemetry.metrics import Metrics
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
@@ -20,7 +20,7 @@ def test_every_metric_of_ours_is_explained() -> None:
 
 
 def test_every_log_event_is_explained() -> None:
-    sources = "".join(map(inspect.getsource, (events, mta_sts, smarthosts)))
+    sources = "".join(map(inspect.getsource, (events, mta_sts, smarthosts, strangers)))
     found = re.findall(r'"(?:info|warning|error)",\s*"([a-z-]+)"', sources)
     assert {"accepted", "suspended", "trouble"} <= set(found)
     assert [name for name in found if f"`{name}`" not in PAGE] == []

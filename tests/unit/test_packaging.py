@@ -6,10 +6,17 @@ import ipaddress
 import json
 import re
 import shlex
+import shutil
+import subprocess
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from zonerelay.cli import arguments
 from zonerelay.config.endpoints import parse_listen
@@ -25,10 +32,10 @@ CONFIG_EXIT_STATUS = "2"
 _SYSTEMD_SECONDS = {"min": 60, "s": 1}
 
 
-def unit() -> dict[str, list[str]]:
+def unit(file: str = "zonerelay.service") -> dict[str, list[str]]:
     """Directives of the unit; one that is written twice has two values."""
     found: dict[str, list[str]] = {}
-    for line in (ROOT / "systemd/zonerelay.service").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "systemd" / file).read_text(encoding="utf-8").splitlines():
         if line and line[0] not in "#[":
             name, _, value = line.partition("=")
             found.setdefault(name, []).append(value)
@@ -66,6 +73,10 @@ def last(instruction: str) -> str:
         ("AmbientCapabilities", "CAP_NET_BIND_SERVICE", "port 25"),
         ("CapabilityBoundingSet", "CAP_NET_BIND_SERVICE", "and nothing else"),
         ("NoNewPrivileges", "yes", "no way back to root"),
+        ("LimitCORE", "0", "no mail, keys and passwords in a file"),
+        ("TasksMax", "2048", "no fork bomb"),
+        ("MemoryMax", "75%", "the machine stays usable"),
+        ("OOMPolicy", "continue", "the supervisor restarts the worker that was ended"),
         ("ProtectSystem", "strict", "the system is read-only"),
         ("ProtectHome", "yes", "nobody's files"),
         ("PrivateDevices", "yes", "no disks"),
@@ -80,7 +91,13 @@ def test_the_unit_says(directive: str, value: str, reason: str) -> None:
 
 
 def test_the_system_call_filter_is_a_list_of_what_is_allowed() -> None:
-    assert unit()["SystemCallFilter"] == ["@system-service", "~@privileged"]
+    assert unit()["SystemCallFilter"] == ["@system-service", "~@privileged @resources"]
+
+
+def test_with_sockets_of_the_service_manager_no_capability_is_left() -> None:
+    variant = unit("zonerelay-no-capability.conf")
+    assert variant["AmbientCapabilities"] == variant["CapabilityBoundingSet"] == [""]
+    assert variant["Requires"] == variant["After"] == ["zonerelay.socket"]
 
 
 def test_systemd_waits_longer_than_the_relay_drains() -> None:
@@ -187,6 +204,89 @@ def test_what_is_kept_beside_the_spool_is_in_the_state_directory() -> None:
         assert directory.name in (ROOT / "systemd/zonerelay.service").read_text(encoding="utf-8")
 
 
+def test_what_the_image_and_make_run_install_is_locked() -> None:
+    installs = [rest for name, rest in dockerfile() if name == "RUN" and "pip install" in rest]
+    assert [("--require-hashes" in rest, "--no-deps" in rest) for rest in installs] == [
+        (True, True),
+        (False, True),
+    ]
+    assert installs[1].endswith("uninstall --yes setuptools pip")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "--require-hashes --no-deps" in makefile
+    for file in ("locks/build.lock", "locks/base.lock"):
+        assert f"-r {file}" in installs[0]
+        assert f"-r {file}" in makefile
+
+
+def locked(name: str) -> dict[str, tuple[Version, Marker | None, list[str]]]:
+    """Packages of a lock file: their one version, for which environments, and the hashes of its files."""
+    text = (ROOT / "locks" / f"{name}.lock").read_text(encoding="utf-8").replace("\\\n", " ")
+    found: dict[str, tuple[Version, Marker | None, list[str]]] = {}
+    for line in re.sub(r"^ *#.*\n", "", text, flags=re.MULTILINE).splitlines():
+        words, *hashes = line.split(" --hash=")
+        requirement = Requirement(words)
+        [version] = requirement.specifier
+        assert version.operator == "=="
+        found[canonicalize_name(requirement.name)] = (Version(version.version), requirement.marker, hashes)
+    return found
+
+
+@pytest.mark.parametrize("extra", ["", "redis", "postgres", "s3"])
+def test_the_lock_has_what_the_project_needs_and_nothing_from_anywhere_else(extra: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = project["optional-dependencies"][extra] if extra else project["dependencies"]
+    packages = locked("base") | (locked(extra) if extra else {}) | locked("build")
+    for each in map(Requirement, needed):
+        version, marker, _ = packages[canonicalize_name(each.name)]
+        assert each.specifier.contains(version), each
+        assert marker is None
+    for name, (_, _, hashes) in packages.items():
+        assert hashes, name
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64} *", each) for each in hashes), name
+    text = (ROOT / "locks" / f"{extra or 'base'}.lock").read_text(encoding="utf-8")
+    assert "://" not in text
+    assert "--index" not in text
+
+
+@pytest.mark.parametrize("python", ["3.11.0", "3.12.9"])
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_nothing_that_is_installed_here_is_left_out_elsewhere(python: str, machine: str) -> None:
+    """Without --no-deps pip would add it; with it the relay would not start."""
+    place = {"python_full_version": python, "python_version": python[:4], "platform_machine": machine}
+    packages = locked("base")
+    for name, (_, marker, _) in packages.items():
+        if marker is not None and not marker.evaluate(place):
+            continue
+        for line in metadata.requires(name) or ():
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({**place, "extra": ""}):
+                assert canonicalize_name(requirement.name) in packages, (name, line)
+
+
+def test_make_pin_names_the_base_image_by_its_digest_and_invents_none(tmp_path: Path) -> None:
+    for file in ("Makefile", "Dockerfile"):
+        shutil.copy(ROOT / file, tmp_path)
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+
+    def pin(answer: str) -> tuple[int, list[str]]:
+        docker.write_text(f"#!/bin/sh\n{answer}\n")
+        docker.chmod(0o755)
+        environment = {"PATH": f"{docker.parent}:/usr/bin:/bin"}
+        done = subprocess.run(
+            ["make", "pin"], cwd=tmp_path, env=environment, capture_output=True, check=False
+        )
+        text = (tmp_path / "Dockerfile").read_text(encoding="utf-8")
+        return done.returncode, re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+
+    [(_, [image, _])] = [pin("exit 1")]
+    assert pin("exit 1") == (2, [image, image])
+    assert pin("echo no such manifest") == (2, [image, image])
+    for digit in "a", "b":  # for the first time, and again
+        digest = f"sha256:{digit * 64}"
+        assert pin(f"echo {digest}") == (0, [f"{image.partition('@')[0]}@{digest}"] * 2)
+
+
 def test_the_image_has_no_development_packages() -> None:
     installs = [rest for name, rest in dockerfile() if name == "RUN" and "pip install" in rest]
     assert installs
@@ -195,5 +295,6 @@ def test_the_image_has_no_development_packages() -> None:
 
 def test_the_image_uses_a_python_that_plyvel_comes_ready_made_for() -> None:
     images = [rest.split()[0] for name, rest in dockerfile() if name == "FROM"]
-    assert set(images) <= {"python:3.11-slim-bookworm", "python:3.12-slim-bookworm"}
+    names = {image.partition("@")[0] for image in images}
+    assert names <= {"python:3.11-slim-bookworm", "python:3.12-slim-bookworm"}
     assert len(set(images)) == 1, "the environment is copied from one stage to the other"

@@ -1,21 +1,22 @@
-"""Remembered passwords, and the queue before the two threads."""
+"""Remembered passwords, and the lanes before the two threads."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from zonerelay.inbound.password_check import (
+    LANES,
     MAX_REMEMBERED,
     MAX_WAITING,
     MAX_WAITING_PER_CLIENT,
     REMEMBERED_FOR,
-    THREADS,
     BusyError,
     ClosedError,
+    GoneError,
     PasswordChecks,
     RememberedPasswords,
 )
@@ -85,11 +86,43 @@ def gate() -> Iterator[Gate]:
     gate.open.set()
 
 
+async def check(
+    checks: PasswordChecks,
+    key: bytes,
+    password: str = "pw",
+    *,
+    client: str,
+    regular: bool = False,
+    rank: Callable[[], int | None] = lambda: 0,
+) -> bool:
+    entered = checks.enter(key, "pw", password, client=client, regular=regular, rank=rank)
+    try:
+        return await asyncio.shield(entered.done)
+    except asyncio.CancelledError:
+        checks.leave(entered)
+        raise
+
+
 async def started(
-    checks: PasswordChecks, keys: range, *, client: str = "", password: str = "pw"
+    checks: PasswordChecks,
+    keys: range,
+    *,
+    client: str = "",
+    password: str = "pw",
+    regular: bool = False,
+    rank: Callable[[], int | None] = lambda: 0,
 ) -> list[asyncio.Task[bool]]:
     tasks = [
-        asyncio.create_task(checks.check(str(key).encode(), "pw", password, client=client or f"client {key}"))
+        asyncio.create_task(
+            check(
+                checks,
+                str(key).encode(),
+                password,
+                client=client or f"client {key}",
+                regular=regular,
+                rank=rank,
+            )
+        )
         for key in keys
     ]
     await asyncio.sleep(0)
@@ -98,13 +131,13 @@ async def started(
 
 async def test_more_than_the_queue_holds_is_busy_and_the_queue_is_served(gate: Gate) -> None:
     checks = PasswordChecks(gate.matches)
-    tasks = await started(checks, range(THREADS + MAX_WAITING))
+    tasks = await started(checks, range(1 + MAX_WAITING))
     with pytest.raises(BusyError):
-        await checks.check(b"one more", "pw", "pw", client="another")
+        await check(checks, b"one more", client="another")
     gate.open.set()
     assert all(await asyncio.gather(*tasks))
-    assert await checks.check(b"one more", "pw", "pw", client="another")
-    assert not await checks.check(b"wrong", "pw", "other", client="another")
+    assert await check(checks, b"one more", client="another")
+    assert not await check(checks, b"wrong", "other", client="another")
     checks.close()
 
 
@@ -112,7 +145,7 @@ async def test_one_client_cannot_fill_the_queue(gate: Gate) -> None:
     checks = PasswordChecks(gate.matches)
     tasks = await started(checks, range(MAX_WAITING_PER_CLIENT), client="greedy")
     with pytest.raises(BusyError):
-        await checks.check(b"one more", "pw", "pw", client="greedy")
+        await check(checks, b"one more", client="greedy")
     tasks += await started(checks, range(100, 101), client="modest")
     gate.open.set()
     assert all(await asyncio.gather(*tasks))
@@ -146,21 +179,96 @@ async def test_an_error_of_the_hash_is_everybodys_and_leaves_no_trace(gate: Gate
     gate.open.set()
     for error in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(error, MemoryError)
-    assert checks._running == {}
+    assert checks._checks == {}
     assert checks._of_client == {}
     checks.close()
 
 
 async def test_closing_answers_what_waits_without_hashing_it(gate: Gate) -> None:
     checks = PasswordChecks(gate.matches)
-    tasks = await started(checks, range(10))
-    for _ in range(THREADS):
+    tasks = await started(checks, range(5))
+    tasks += await started(checks, range(5, 10), regular=True)
+    for _ in range(LANES):
         assert await asyncio.to_thread(gate.begun.acquire, timeout=10)
     checks.close()
     gate.open.set()
     answers = await asyncio.gather(*tasks, return_exceptions=True)
-    assert answers[:THREADS] == [True, True]
-    assert all(isinstance(answer, ClosedError) for answer in answers[THREADS:])
-    assert gate.calls == THREADS
+    assert [answers.pop(5), answers.pop(0)] == [True, True]
+    assert all(isinstance(answer, ClosedError) for answer in answers)
+    assert gate.calls == LANES
     with pytest.raises(ClosedError):
-        await checks.check(b"late", "pw", "pw", client="a")
+        await check(checks, b"late", client="a")
+
+
+async def test_regulars_do_not_wait_for_strangers_who_have_one_lane(gate: Gate) -> None:
+    checks = PasswordChecks(gate.matches)
+    strangers = await started(checks, range(1 + MAX_WAITING))
+    assert await asyncio.to_thread(gate.begun.acquire, timeout=10)
+    [regular] = await started(checks, range(100, 101), regular=True)
+    assert await asyncio.to_thread(gate.begun.acquire, timeout=10)
+    assert gate.calls == LANES  # nothing else of 66
+    gate.open.set()
+    assert await regular
+    await asyncio.gather(*strangers)
+    checks.close()
+
+
+async def test_strangers_come_in_the_order_of_what_has_failed_where_they_come_from(gate: Gate) -> None:
+    checks = PasswordChecks(gate.matches)
+    order: list[str] = []
+
+    def note(name: str) -> Callable[[asyncio.Task[bool]], None]:
+        return lambda _: order.append(name)
+
+    await started(checks, range(1))
+    for key, (name, rank) in enumerate({"third": 7, "second": 2, "first": 0}.items(), 1):
+        [task] = await started(checks, range(key, key + 1), rank=lambda rank=rank: rank)  # type: ignore[misc]
+        task.add_done_callback(note(name))
+    [last] = await started(checks, range(9, 10), rank=lambda: 7)
+    gate.open.set()
+    await last
+    assert order == ["first", "second", "third"]
+    checks.close()
+
+
+async def test_where_there_is_no_room_the_one_with_the_most_failures_goes(gate: Gate) -> None:
+    checks = PasswordChecks(gate.matches)
+    guessing = await started(checks, range(1 + MAX_WAITING), rank=lambda: 3)
+    [fresh] = await started(checks, range(100, 101))
+    with pytest.raises(BusyError):
+        await check(checks, b"guess", client="another", rank=lambda: 3)
+    gate.open.set()
+    assert await fresh
+    answers = await asyncio.gather(*guessing, return_exceptions=True)
+    assert [number for number, answer in enumerate(answers) if isinstance(answer, BusyError)] == [MAX_WAITING]
+    assert checks._of_client == {}
+    checks.close()
+
+
+async def test_what_nobody_waits_for_or_a_lock_has_overtaken_is_not_computed(gate: Gate) -> None:
+    checks = PasswordChecks(gate.matches)
+    lock: list[int | None] = [0]
+    first, left, *locked = await started(checks, range(4), rank=lambda: lock[0])
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    lock[0] = None
+    gate.open.set()
+    assert await first
+    for answer in await asyncio.gather(*locked, return_exceptions=True):
+        assert isinstance(answer, GoneError)
+    assert gate.calls == 1
+    assert (checks._checks, checks._of_client) == ({}, {})
+    checks.close()
+
+
+async def test_a_check_that_a_regular_waits_for_too_moves_to_the_lane_of_regulars(gate: Gate) -> None:
+    checks = PasswordChecks(gate.matches)
+    strangers = await started(checks, range(3))
+    [regular] = await started(checks, range(2, 3), regular=True)
+    for _ in range(LANES):
+        assert await asyncio.to_thread(gate.begun.acquire, timeout=10)
+    gate.open.set()
+    assert await regular
+    assert all(await asyncio.gather(*strangers))
+    assert gate.calls == 3
+    checks.close()

@@ -212,7 +212,12 @@ def test_a_refused_token_is_explained_and_the_exchange_is_ended_with_an_empty_li
     )
 
 
-@pytest.mark.parametrize("challenge", [b"not json", b"\xff\xfe", b"[]", b"{}", b"1" * 5000])
+NESTED = b"[" * 4000, b'{"a":' * 1500 + b"1" + b"}" * 1500
+
+
+@pytest.mark.parametrize(
+    "challenge", [b"not json", b"\xff\xfe", b"[]", b"{}", b"1" * 5000, *NESTED], ids=lambda text: text[:8]
+)
 def test_a_refusal_that_is_no_json_is_a_refusal(challenge: bytes) -> None:
     talking = talk("XOAUTH2")
     talking.begin()
@@ -235,6 +240,24 @@ def test_a_token_that_no_server_has_to_take_is_not_sent() -> None:
     assert talking.receive(334, "") == b"*"
     with pytest.raises(SaslError, match="longer than"):
         talking.receive(501, "")
+
+
+def test_a_challenge_that_our_code_cannot_take_ends_the_exchange_and_nothing_escapes() -> None:
+    class Broken:
+        name, explanation = "BROKEN", ""
+        first: bytes | None = b"x"
+
+        def respond(self, challenge: bytes) -> bytes:
+            raise RecursionError
+
+        def accepted(self) -> None:
+            raise AssertionError
+
+    talking = Conversation(Broken())
+    talking.begin()
+    assert talking.receive(334, "") == b"*"
+    with pytest.raises(SaslError, match="RecursionError"):
+        talking.receive(501, "cancelled")
 
 
 def test_a_server_that_never_stops_asking_is_left() -> None:

@@ -1,9 +1,10 @@
 """The HTTP side for monitoring: `/metrics`, `/healthz` and `/readyz`. Only here is aiohttp's server known.
 
 It reads and never writes. A stranger can hold at most `MAX_CONNECTIONS` connections for `LIFETIME` seconds
-each, one request per connection, with small heads; bodies are not read. Bound to loopback it answers only
-to loopback names and addresses, so that no web page reaches it through DNS rebinding. Errors are plain text
-without detail; the detail goes to `trouble`.
+each, one request per connection, with small heads; bodies are not read. It answers only to addresses,
+localhost and the names in `hosts`, so that no web page reaches it through DNS rebinding; bound to another
+address than loopback, as in a container, the pages in `OPEN` answer to every name, which monitoring makes up.
+Errors are plain text without detail; the detail goes to `trouble`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 import msgspec
 from aiohttp import web
@@ -28,6 +29,7 @@ LIFETIME = 30.0
 MAX_LINE = 2048
 MAX_FIELD = 4096
 SHUTDOWN_TIMEOUT = 1.0
+OPEN = frozenset(("/metrics", "/healthz", "/readyz"))
 _BACKLOG = 64
 
 Trouble = Callable[[str, BaseException], None]
@@ -47,11 +49,13 @@ class AdminServer:
         metrics: Callable[[], bytes],
         readiness: Callable[[], Awaitable[Readiness]],
         trouble: Trouble,
+        hosts: Collection[str] = (),
         before_metrics: Callable[[], Awaitable[None]] | None = None,
         inherited: Inherited = NOTHING,
     ) -> None:
         self._handed = inherited.take(address)
         self._address = parse_listen(address)
+        self._hosts = frozenset(hosts)
         self._metrics = metrics
         self._before_metrics = before_metrics
         self._readiness = readiness
@@ -123,7 +127,8 @@ class AdminServer:
     def _middleware(self) -> Middleware:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if self._address.is_loopback and not is_local_name(request.headers.get("Host", "")):
+            is_open = request.path in OPEN and not self._address.is_loopback
+            if not (is_open or is_our_name(request.headers.get("Host", ""), self._hosts)):
                 response: web.StreamResponse = _plain(421, "this relay does not go by that name")
             else:
                 response = await self._guarded(request, handler)
@@ -147,18 +152,23 @@ class AdminServer:
             return _plain(500, "something went wrong; the relay's log has it as `trouble`")
 
 
-def is_local_name(host: str) -> bool:
+def is_our_name(host: str, hosts: Collection[str]) -> bool:
     """May a request with this Host field be for us? A rebound name is never an address or `localhost`."""
     if not host:
         return True  # HTTP/1.0; browsers always send one
     name = host.removeprefix("[").partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    if name.lower().rstrip(".") == "localhost":
+    name = name.lower().rstrip(".")
+    if name == "localhost" or any(name == each or _is_below(name, each) for each in hosts):
         return True
     try:
         ipaddress.ip_address(name)
     except ValueError:
         return False
     return True
+
+
+def _is_below(name: str, pattern: str) -> bool:
+    return pattern.startswith("*.") and name.endswith(pattern[1:])
 
 
 class _Refusal(asyncio.Protocol):

@@ -32,7 +32,16 @@ class AuthSettings:
     max_client_failures: int = count(
         10,
         "Failed log-ins from one client (an IPv4 address, an IPv6 /64) within forget_failures; then it is "
-        "answered 454 4.7.0 without a look at its password.",
+        "answered 454 4.7.0 without a look at its password. Users who have logged in from its network lately "
+        "have counters of their own.",
+    )
+    max_network_failures: int = count(
+        50, "The same for one network (an IPv4 /24, an IPv6 /48), whatever the client."
+    )
+    max_account_failures: int = count(
+        100,
+        "The same for one account, wherever from. It never keeps users out of networks from which they have "
+        "logged in lately.",
     )
     forget_failures: float = duration(
         15 * MINUTE, "How long a failed log-in counts against its client.", most=DAY

@@ -5,6 +5,8 @@ Shown by `zonerelay check-config` and logged at start. One sentence each, `path.
 
 from __future__ import annotations
 
+import contextlib
+
 from zonerelay.config.credential_checks import credential_advice
 from zonerelay.config.destination_checks import destination_advice
 from zonerelay.config.dkim_checks import dkim_advice
@@ -19,6 +21,7 @@ from zonerelay.config.redis_checks import redis_advice
 from zonerelay.config.rewrite_checks import rewrite_advice
 from zonerelay.config.route_advice import route_advice
 from zonerelay.config.s3_checks import s3_advice
+from zonerelay.config.secrets import is_public
 from zonerelay.config.source_checks import source_advice
 from zonerelay.config.spool_checks import leveldb_room
 from zonerelay.config.tls_advice import tls_advice
@@ -56,6 +59,13 @@ def _hostname(hostname: str) -> list[str]:
 
 def _spool(settings: Settings) -> list[str]:
     found = []
+    path = settings.spool.path
+    with contextlib.suppress(OSError):  # it is not there yet, and is made private
+        if is_public(path):
+            found.append(
+                f"spool.path: every user of this machine can look into {path}: no file in it is readable for "
+                "them, but chmod o-rwx it"
+            )
     if settings.spool.backend is Backend.MEMORY:
         if settings.spool.shelve is None:
             found.append("spool.backend: memory: every queued message is lost when the relay stops")

@@ -48,6 +48,7 @@ from zonerelay.config.options import (
     size,
     switch,
     text,
+    texts,
     workers,
 )
 from zonerelay.config.outbound import (
@@ -161,6 +162,13 @@ class AdminSettings:
         "HTTP: /metrics, /healthz, /readyz. Empty: none at all.",
         form=Form.LISTEN,
         optional=True,
+    )
+    hosts: tuple[str, ...] = texts(
+        (),
+        'Names by which HTTP may be asked for besides localhost and addresses ("*.example.org": every name '
+        "below it), so that no web page comes here under a name of its own. On another address than loopback "
+        "/metrics, /healthz and /readyz answer to every name.",
+        form=Form.DOMAINS,
     )
     token_file: Path | None = optional_path(
         "A file with the bearer token for writes over HTTP. There are none yet: nothing reads it."

@@ -21,7 +21,7 @@ from zonerelay.model.priority import zone_of
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.routing.nexthop import DestinationKey
 from zonerelay.routing.zones import Zones
-from zonerelay.store.base import QueueCounts, Store
+from zonerelay.store.base import QueueCounts, Store, StoreError
 from zonerelay.telemetry.collectors import ZoneQueue
 
 MAX_DESTINATIONS = 1000
@@ -66,14 +66,21 @@ class StatusBoard:
         self._oldest: dict[str, float] = {}
 
     async def refresh(self) -> None:
-        """Bring the ages of the oldest deliveries up to date. Raises StoreError."""
+        """Bring the ages of the oldest deliveries up to date.
+
+        A store that refuses leaves the ages as they were last known, for nothing leaves the queue meanwhile:
+        operators need the other figures most at that time.
+        """
         oldest: dict[str, float] = {}
         now = self._clock.now()
-        for queue in self._store.counts():
-            created = await self._store.oldest(queue, now=now)
-            if created is not None:
-                zone = zone_of(queue)
-                oldest[zone] = min(created, oldest.get(zone, created))
+        try:
+            for queue in self._store.counts():
+                created = await self._store.oldest(queue, now=now)
+                if created is not None:
+                    zone = zone_of(queue)
+                    oldest[zone] = min(created, oldest.get(zone, created))
+        except StoreError:
+            return  # `unhealthy` has the reason, and the store's events have told it
         self._oldest = oldest
 
     def queues(self) -> list[ZoneQueue]:

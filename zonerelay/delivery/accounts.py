@@ -7,13 +7,16 @@
                                             └───────────────────────────────────────────────────────┘
 
 Accounts get locked by repeated wrong passwords, so a refusal ends all tries for a pause; log-ins go one at a
-time until one was accepted, and those that were on their way when it was refused are not carried out.
+time, also after one was accepted, for the server's idea of the password may have changed since, and those
+that were on their way when one was refused are not carried out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+from collections.abc import AsyncIterator
 
 FIRST_PAUSE = 300.0
 LONGEST_PAUSE = 3600.0
@@ -21,17 +24,22 @@ LONGEST_PAUSE = 3600.0
 TRY_TIME = 120.0
 """How long one try after a pause keeps others back, should it never report."""
 
+PATIENCE = 15.0
+"""How long a log-in with a secret that was accepted before waits for another one: a host that hangs must not
+hold up those at other hosts, and servers answer a wrong password after 10 seconds at most."""
+
 
 class Account:
     """One credential at one zone. `problem`: why it cannot log in, in words, `""` while it can.
 
-    `turn`: who logs in while nobody has been accepted yet. `epoch` changes with each refusal.
+    `epoch` changes with each refusal. `stale`: the digest of a token that was refused for its age.
     """
 
     def __init__(self, zone: str, credential: str) -> None:
         self.zone = zone
         self.credential = credential
-        self.turn = asyncio.Lock()
+        self.stale = ""
+        self._turn = asyncio.Lock()
         self.problem = ""
         self.host = ""
         self.address = ""
@@ -41,6 +49,20 @@ class Account:
         self._until = 0.0
         self._material = ""
         self._proven = ""
+
+    @contextlib.asynccontextmanager
+    async def turn(self, material: str) -> AsyncIterator[None]:
+        """One log-in after the other."""
+        try:
+            async with asyncio.timeout(PATIENCE if self.is_proven(material) else None):
+                await self._turn.acquire()
+        except TimeoutError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def may_try(self, material: str, now: float) -> bool:
         """`material` stands for the secrets as they are now. True may be the one try after a pause."""

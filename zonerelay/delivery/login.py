@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from zonerelay.config.models import CredentialSettings, TlsMode
-from zonerelay.delivery.accounts import Account
+from zonerelay.delivery.accounts import Account, digest
 from zonerelay.delivery.sources import HostTrouble
 from zonerelay.delivery.tls_check import ENCRYPTED
 from zonerelay.model.outcome import Scope
@@ -125,10 +125,7 @@ class Login:
             offered = ", ".join(sorted(capabilities.auth)) or "no AUTH at all"
             missing = "a mechanism that takes a password" if wanted == ANY_PASSWORD else wanted
             raise self._refused(dialog, f"it does not offer {missing}, but {printable(offered)[:MAX_SHOWN]}")
-        if self._account.is_proven(self._prepared.material):
-            await self._log_in(dialog, name)
-            return
-        async with self._account.turn:
+        async with self._account.turn(self._prepared.material):
             await self._log_in(dialog, name)
 
     def _check_tls(self, dialog: Dialog, security: str) -> None:
@@ -143,6 +140,9 @@ class Login:
         account = self._account
         if account.epoch != self._epoch:
             raise self._prepared.stop.exception()
+        token = digest(self._identity.secret)
+        if not self._prepared.is_new and token == account.stale:
+            raise StaleTokenError(self._identity.secret)
         try:
             nonce = random_secrets.token_urlsafe(24)
             talking = Conversation(make_mechanism(name, self._identity, nonce))
@@ -159,6 +159,7 @@ class Login:
             text = f"{dialog.who} did not let us log in: {words}"
             raise HostTrouble(Reply(454, reply.detail or "7.0", text), address=dialog.address)
         if not self._prepared.is_new:
+            account.stale = token
             raise StaleTokenError(self._identity.secret)
         raise self._refused(dialog, words)
 

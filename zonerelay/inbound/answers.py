@@ -26,6 +26,7 @@ class Then(enum.Enum):
     HANDSHAKE = enum.auto()  # TLS
     ASK = enum.auto()  # somebody else, and then answer
     READMIT = enum.auto()  # as whom XCLIENT names
+    HOLD_BACK = enum.auto()  # the answer in the dialog's `held_back`, for its `delay`
     CLOSE = enum.auto()
 
 
@@ -109,6 +110,7 @@ _NOTHING = Reply(250, "0.0", "")
 ASK = Answer(_NOTHING, b"", Then.ASK)
 TAKE_CHUNK = Answer(_NOTHING, b"", Then.TAKE_CHUNK)
 READMIT = Answer(_NOTHING, b"", Then.READMIT)
+HOLD_BACK = Answer(_NOTHING, b"", Then.HOLD_BACK)
 
 OK = said(250, "0.0", "OK")
 SENDER_OK = said(250, "1.0", "Sender OK")

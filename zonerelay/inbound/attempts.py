@@ -1,7 +1,7 @@
-"""Failed log-ins per client: how long each answer waits, and when a client is not looked at any more.
+"""Failed log-ins by a key: how long each answer waits, and when there is no look at a password any more.
 
-A client is an IPv4 address, an IPv6 /64 (`limits.client_key`), or all those without an address together.
-Loopback counts like any other: it is where an application with an old password is most often found.
+The keys are those of `auth`: clients, their networks, accounts. Loopback counts like any other client: it is
+where an application with an old password is most often found.
 
 A success takes the delay away, not the failures: they age out, so that somebody with one good password
 cannot guess others without end. Nothing here awaits; time is passed in.
@@ -9,16 +9,16 @@ cannot guess others without end. Nothing here awaits; time is passed in.
 
 from __future__ import annotations
 
-from zonerelay.inbound.limits import Key
+from collections.abc import Hashable
 
 FIRST_DELAY = 0.5
 MAX_DELAY = 10.0
 
-MAX_CLIENTS = 10_000
-"""Clients remembered; beyond it the one whose last failure is longest ago is forgotten."""
+MAX_KEYS = 10_000
+"""Keys remembered; beyond it the one whose last failure is longest ago is forgotten."""
 
 MAX_COUNTED = 1000
-"""Failures remembered per client, whatever the configuration says."""
+"""Failures remembered per key, whatever the configuration says."""
 
 
 class _Failures:
@@ -30,11 +30,11 @@ class _Failures:
 
 
 class Attempts:
-    """`max_failures` within `window` seconds lock a client until the oldest of them has aged out."""
+    """`max_failures` within `window` seconds lock a key until the oldest of them has aged out."""
 
     def __init__(self, *, max_failures: int, window: float) -> None:
         # In the order of their last failures, so that the first is the one to forget.
-        self._clients: dict[Key, _Failures] = {}
+        self._keys: dict[Hashable, _Failures] = {}
         self.configure(max_failures=max_failures, window=window)
 
     def configure(self, *, max_failures: int, window: float) -> None:
@@ -43,34 +43,38 @@ class Attempts:
         self._window = window
 
     def __len__(self) -> int:
-        return len(self._clients)
+        return len(self._keys)
 
-    def locked(self, key: Key, now: float) -> bool:
-        client = self._clients.get(key)
-        return client is not None and len(self._recent(client, now)) >= self._max_failures
+    def locked(self, key: Hashable, now: float) -> bool:
+        return self.count(key, now) >= self._max_failures
 
-    def failed(self, key: Key, now: float) -> float:
+    def count(self, key: Hashable, now: float) -> int:
+        """Failures that still count."""
+        found = self._keys.get(key)
+        return 0 if found is None else len(self._recent(found, now))
+
+    def failed(self, key: Hashable, now: float) -> float:
         """Count a failure; how long its answer has to wait."""
-        client = self._clients.pop(key, None) or _Failures()
-        if not self._recent(client, now):
-            client.in_a_row = 0
-        client.times.append(now)
-        del client.times[:-MAX_COUNTED]
-        client.in_a_row += 1
-        if len(self._clients) >= MAX_CLIENTS:
-            del self._clients[next(iter(self._clients))]
-        self._clients[key] = client
+        found = self._keys.pop(key, None) or _Failures()
+        if not self._recent(found, now):
+            found.in_a_row = 0
+        found.times.append(now)
+        del found.times[:-MAX_COUNTED]
+        found.in_a_row += 1
+        if len(self._keys) >= MAX_KEYS:
+            del self._keys[next(iter(self._keys))]
+        self._keys[key] = found
         # The exponent is bounded too: 2 ** 2000 is no float.
-        return min(FIRST_DELAY * 2.0 ** min(client.in_a_row - 1, 16), MAX_DELAY)
+        return min(FIRST_DELAY * 2.0 ** min(found.in_a_row - 1, 16), MAX_DELAY)
 
-    def succeeded(self, key: Key) -> None:
-        client = self._clients.get(key)
-        if client is not None:
-            client.in_a_row = 0
+    def succeeded(self, key: Hashable) -> None:
+        found = self._keys.get(key)
+        if found is not None:
+            found.in_a_row = 0
 
-    def _recent(self, client: _Failures, now: float) -> list[float]:
+    def _recent(self, found: _Failures, now: float) -> list[float]:
         """What still counts; the rest is forgotten here."""
-        times = client.times
+        times = found.times
         old = 0
         while old < len(times) and times[old] <= now - self._window:
             old += 1

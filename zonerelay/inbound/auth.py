@@ -3,19 +3,26 @@
 - OK: the user, as the credentials file has it.
 - WRONG: no such user, or not this password. Which of them is nobody's business: the same hash is computed.
   The answer waits longer each time (`attempts`), without holding a thread.
-- LOCKED: too many failures of this client. Nothing is looked at, also not what was right a minute ago: a lock
-  that opens for the right password is a way to look for it.
+- LOCKED: too many failures. Nothing is looked at, also not what was right a minute ago: a lock that opens for
+  the right password is a way to look for it.
 - BROKEN: the file cannot be used, too much is waiting, or something unexpected. Never the client's fault, so
   the answer is temporary, and nothing is counted against it.
 
-A failure counts when its hash is done, whether or not the client is still there to hear of it.
+Failures count against the client (an IPv4 address, an IPv6 /64), its network (/24, /48) and the account, be
+there one or not. None of these counts for regulars, so that the guesses of others lock no user out of a
+network from which that user has logged in lately: there the user has counters of its own, for client and
+network, and a lane of its own (`password_check`).
+
+A failure counts when its hash is done, whether or not the client is still there to hear of it. Where the
+client has left before it was begun there is no hash, and nothing to count.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable
+import hashlib
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +31,12 @@ from zonerelay.config.access import AuthSettings
 from zonerelay.config.credentials import User
 from zonerelay.inbound.attempts import Attempts
 from zonerelay.inbound.credentials_watch import CredentialsWatch
-from zonerelay.inbound.limits import Key, client_key
+from zonerelay.inbound.limits import Key, client_and_network
 from zonerelay.inbound.password_check import (
     BusyError,
+    Check,
     ClosedError,
+    GoneError,
     Matches,
     PasswordChecks,
     RememberedPasswords,
@@ -55,16 +64,33 @@ class Login:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+MAX_REGULARS = 10_000
+"""Accounts and networks remembered; beyond it those go that have not been seen for longest."""
+
+REGULAR_FOR = 30 * 86400.0
+"""Seconds since the last log-in from there."""
+
+_LONGEST_NAME = 64
+"""Longer names count by their hash: a stranger's must not take the memory."""
+
+
+@dataclass(slots=True)
 class _Attempt:
-    """`client` is what failures count against, `address` what the log shows."""
+    """The log shows `address`. `regular`: see above. `check`: once it waits for its hash."""
 
     credentials: Credentials
     address: str
     client: Key
+    network: Key
+    regular: bool = False
+    check: Check | None = None
 
-
-_LOCKED = Login(LoginKind.LOCKED, detail="too many failed log-ins of this client")
+    @property
+    def account(self) -> Hashable:
+        name = self.credentials.user
+        if len(name) <= _LONGEST_NAME:
+            return name
+        return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class Authenticator:
@@ -85,13 +111,18 @@ class Authenticator:
         self._sleep = sleep
         self._remembered = RememberedPasswords(secret)
         self._checks = PasswordChecks(matches)
-        self._attempts = Attempts(max_failures=settings.max_client_failures, window=settings.forget_failures)
+        self._clients, self._networks, self._accounts = (
+            Attempts(max_failures=most, window=settings.forget_failures) for most in _limits(settings)
+        )
+        self._regulars: dict[tuple[str, Key], float] = {}  # since when; who was seen last is last
         self._file = self._watch(settings.credentials)
         self._tasks: set[asyncio.Task[tuple[Login, float]]] = set()
 
     def configure(self, settings: AuthSettings) -> None:
         """Other settings from now on. What failed until now still counts."""
-        self._attempts.configure(max_failures=settings.max_client_failures, window=settings.forget_failures)
+        tables = (self._clients, self._networks, self._accounts)
+        for table, most in zip(tables, _limits(settings), strict=True):
+            table.configure(max_failures=most, window=settings.forget_failures)
         if settings.credentials != self._file.path:
             self._remembered.clear()
             self._file = self._watch(settings.credentials)
@@ -107,7 +138,8 @@ class Authenticator:
 
     async def check(self, credentials: Credentials, client_address: str) -> Login:
         """Never raises but when cancelled, which is what a session does whose client has left."""
-        attempt = _Attempt(credentials, client_address, client_key(client_address))
+        attempt = _Attempt(credentials, client_address, *client_and_network(client_address))
+        attempt.regular = self._is_regular(attempt)
         known = self._at_once(attempt)
         if known is not None:
             self._report(attempt, known)
@@ -115,8 +147,13 @@ class Authenticator:
         task = asyncio.create_task(self._examine(attempt))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # Shielded: what was begun is counted and reported without the client, too.
-        login, delay = await asyncio.shield(task)
+        try:
+            # Shielded: what was begun is counted and reported without the client, too.
+            login, delay = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if attempt.check is None or self._checks.leave(attempt.check):
+                task.cancel()
+            raise
         if delay:
             await self._sleep(delay)
         return login
@@ -126,8 +163,9 @@ class Authenticator:
 
     def _at_once(self, attempt: _Attempt) -> Login | None:
         """What needs neither a thread nor a file: the way of an application that logs in all the time."""
-        if self._attempts.locked(attempt.client, self._clock.monotonic()):
-            return _LOCKED
+        locked = self._lock(attempt)
+        if locked is not None:
+            return locked
         if not self._file.is_current() or self._file.users is None:
             return None
         user = self._file.users.get(attempt.credentials.user)
@@ -150,7 +188,8 @@ class Authenticator:
             login = Login(LoginKind.BROKEN, detail="unexpected error")
         delay = 0.0
         if login.kind is LoginKind.WRONG:
-            delay = self._attempts.failed(attempt.client, self._clock.monotonic())
+            now = self._clock.monotonic()
+            delay, *_ = [table.failed(key, now) for table, key, _ in self._counters(attempt)]
         self._report(attempt, login)
         return login, delay
 
@@ -162,10 +201,23 @@ class Authenticator:
         user = users.get(attempt.credentials.user)
         stored = user.hash if user is not None else nobodys_hash
         key = self._key(attempt, stored)
-        right = await self._checks.check(key, stored, attempt.credentials.password, client=attempt.client)
-        if self._attempts.locked(attempt.client, self._clock.monotonic()):
+        attempt.check = self._checks.enter(
+            key,
+            stored,
+            attempt.credentials.password,
+            client=attempt.client,
+            regular=attempt.regular,
+            rank=lambda: self._rank(attempt),
+        )
+        try:
+            # Shielded: others may wait for the same.
+            right = await asyncio.shield(attempt.check.done)
+        except GoneError:
+            return self._lock(attempt) or Login(LoginKind.BROKEN, detail="the lock ended meanwhile")
+        locked = self._lock(attempt)
+        if locked is not None:
             # Guesses that went in side by side must not all be answered.
-            return _LOCKED
+            return locked
         if user is None:
             return Login(LoginKind.WRONG, detail="no such user")
         if not right:
@@ -174,8 +226,46 @@ class Authenticator:
         return self._success(attempt, user)
 
     def _success(self, attempt: _Attempt, user: User) -> Login:
-        self._attempts.succeeded(attempt.client)
+        for table, key, _ in self._counters(attempt):
+            table.succeeded(key)
+        place = (user.name, attempt.network)
+        self._regulars.pop(place, None)
+        if len(self._regulars) >= MAX_REGULARS:
+            del self._regulars[next(iter(self._regulars))]
+        self._regulars[place] = self._clock.monotonic()
         return Login(LoginKind.OK, user)
+
+    def _is_regular(self, attempt: _Attempt) -> bool:
+        seen = self._regulars.get((attempt.credentials.user, attempt.network))
+        return seen is not None and self._clock.monotonic() < seen + REGULAR_FOR
+
+    def _counters(self, attempt: _Attempt) -> tuple[tuple[Attempts, Hashable, str], ...]:
+        """What a failure of it counts against, each with its name."""
+        client, network = attempt.client, attempt.network
+        if attempt.regular:
+            user = attempt.credentials.user
+            return (
+                (self._clients, (user, client), "of this user at this client"),
+                (self._networks, (user, network), "of this user in this network"),
+            )
+        return (
+            (self._clients, client, "of this client"),
+            (self._networks, network, "of this network"),
+            (self._accounts, attempt.account, "for this account"),
+        )
+
+    def _lock(self, attempt: _Attempt) -> Login | None:
+        now = self._clock.monotonic()
+        for table, key, what in self._counters(attempt):
+            if table.locked(key, now):
+                return Login(LoginKind.LOCKED, detail=f"too many failed log-ins {what}")
+        return None
+
+    def _rank(self, attempt: _Attempt) -> int | None:
+        """When strangers wait for their hash: how much has failed where it comes from."""
+        if self._lock(attempt) is not None:
+            return None
+        return self._networks.count(attempt.network, self._clock.monotonic())
 
     def _key(self, attempt: _Attempt, stored_hash: str) -> bytes:
         return self._remembered.key(attempt.credentials.user, attempt.credentials.password, stored_hash)
@@ -185,3 +275,7 @@ class Authenticator:
         # A name that is nobody's is not shown: people type their password there.
         known = self._file.users is not None and name in self._file.users
         self._events.login(login.kind, attempt.address, user=name if known else "")
+
+
+def _limits(settings: AuthSettings) -> tuple[int, int, int]:
+    return settings.max_client_failures, settings.max_network_failures, settings.max_account_failures

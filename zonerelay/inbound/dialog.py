@@ -12,6 +12,7 @@ Policy, where the RFCs leave room:
   web page that was made to post here. Pipelined groups as the RFC allows them are answered in order.
   What is pipelined behind STARTTLS is dropped, unread (RFC 3207 4.2).
 - VRFY tells nothing; EXPN and the turn commands are not implemented.
+- The answer to an error of a client that may not relay waits, longer each time (`errors`).
 - A refusal for the whole session (too many errors) never takes the place of the answer to a message.
 """
 
@@ -24,6 +25,7 @@ from zonerelay.inbound import answers, hello, login, mail
 from zonerelay.inbound.access import Client
 from zonerelay.inbound.answers import Answer, Then, refused
 from zonerelay.inbound.consult import Question, Verdict
+from zonerelay.inbound.limits import client_key
 from zonerelay.inbound.policy import Connect, Decision
 from zonerelay.inbound.reception import Reception
 from zonerelay.inbound.standing import Standing
@@ -55,9 +57,11 @@ class Dialog:
         "auth_failures",
         "chunk",
         "commands",
+        "delay",
         "edits",
         "edits_by_step",
         "exchange",
+        "held_back",
         "question",
         "reception",
         "standing",
@@ -72,6 +76,8 @@ class Dialog:
         self._max_commands = settings.max_commands
         self._max_errors = settings.max_errors
         self._errors = 0
+        self.delay = 0.0  # seconds that the answer to a stranger's error waits
+        self.held_back: Answer | None = None
         self._known = _IN_CLEAR if self.standing.grants.must_start_tls else _COMMANDS
         self.commands = 0
         self.auth_failures = 0
@@ -149,9 +155,19 @@ class Dialog:
             )
         if answer.counts:
             self._errors += 1
+            if not self.standing.grants.may_relay:
+                client = client_key(self.standing.client.address)
+                self.delay = self.reception.errors.made(client, self.reception.clock.monotonic())
             if self._errors >= self._max_errors and answer.then is not Then.CLOSE and not message_id:
                 return self.refuse(answers.TOO_MANY_ERRORS, command)
         return answer
+
+    def slowed(self, answer: Answer) -> Answer:
+        """The answer, or the order to the session to hold it back for `delay`."""
+        if answer.then is not Then.GO_ON and answer.then is not Then.CLOSE:
+            return answer  # the next one, then
+        self.held_back = answer
+        return answers.HOLD_BACK
 
     # Asking somebody.
 

@@ -22,6 +22,13 @@ def client_key(address: str) -> Key:
     return inet_pton(AF_INET6, address)[:8] if ":" in address else address
 
 
+@lru_cache(maxsize=1024)
+def client_and_network(address: str) -> tuple[Key, Key]:
+    """Twice per connection, so without ipaddress, which takes microseconds."""
+    client = client_key(address)
+    return client, client[:6] if isinstance(client, bytes) else address.rpartition(".")[0]
+
+
 class ConnectionLimits:
     def __init__(self, *, total: int, per_client: int, per_network: int) -> None:
         self._total = total
@@ -61,11 +68,11 @@ class ConnectionLimits:
             self._remove(old)
         reason = self._add(new) if new else None
         if reason is not None and old:
-            self._count(*_keys(old))
+            self._count(*client_and_network(old))
         return reason
 
     def _add(self, address: str) -> Reason | None:
-        client, network = _keys(address)
+        client, network = client_and_network(address)
         if self._clients.get(client, 0) >= self._per_client:
             return Reason.CLIENT_CONNECTIONS
         if self._networks.get(network, 0) >= self._per_network:
@@ -78,16 +85,9 @@ class ConnectionLimits:
         self._networks[network] = self._networks.get(network, 0) + 1
 
     def _remove(self, address: str) -> None:
-        client, network = _keys(address)
+        client, network = client_and_network(address)
         _take_one(self._clients, client)
         _take_one(self._networks, network)
-
-
-@lru_cache(maxsize=1024)
-def _keys(address: str) -> tuple[Key, Key]:
-    """Client and network. Twice per connection, so without ipaddress, which takes microseconds."""
-    client = client_key(address)
-    return client, client[:6] if isinstance(client, bytes) else address.rpartition(".")[0]
 
 
 def _take_one(counts: dict[Key, int], key: Key) -> None:

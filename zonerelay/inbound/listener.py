@@ -72,6 +72,7 @@ class Listener:
             clock=clock,
             consultants=self._consultants(settings, shared, policy),
             memory=shared.memory,
+            errors=shared.errors,
             access=shared.access,
             bursts=shared.bursts,
             rewriting=shared.rewriting,

@@ -1,13 +1,16 @@
-"""Passwords against hashes: two threads, a bounded queue, and a memory for what was right.
+"""Passwords against hashes: a lane for regulars, one for strangers, and a memory for what was right.
 
 argon2 is slow on purpose, so it never runs on the event loop, and an application that logs in for every
 message must not pay for it each time. What is remembered is a keyed hash over user, password and
 stored hash: without the process's secret it says nothing, and a changed password is another key.
 Only right passwords are remembered.
 
-Too many waiting raise `BusyError`, of one client sooner than of all, so that one cannot keep the others
-out. Equal checks at the same time (a pool of connections that opens) are one check. A check that was begun is
-finished even when nobody waits for it any more.
+Each lane computes one hash at a time, so that guessing takes one core at most, and nothing from regulars:
+users who have logged in lately from the network that they come from now (`auth` knows them). The strangers
+with the fewest failures in their network come first, so that many addresses that guess do not keep out one
+that has not failed. Too many waiting raise `BusyError`, of one client sooner than of all; of all strangers it
+meets the one with the most failures. Equal checks at the same time (a pool of connections that opens) are one
+check. A check whose clients have left is not computed, unless it was begun.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from zonerelay.inbound.limits import Key
 
-THREADS = 2
+LANES = 2
 MAX_WAITING = 64
+"""In each lane, besides the one that is computed."""
 MAX_WAITING_PER_CLIENT = 32
 
 MAX_REMEMBERED = 1024
@@ -38,6 +43,10 @@ class BusyError(Exception):
 
 class ClosedError(Exception):
     """The relay stops."""
+
+
+class GoneError(Exception):
+    """The check was not computed: a lock has come before it, or all its clients have left."""
 
 
 class RememberedPasswords:
@@ -81,53 +90,138 @@ class RememberedPasswords:
         return len(self._until)
 
 
+class Check:
+    """One password that is to be checked; `waiting` counts the log-ins that wait for it."""
+
+    __slots__ = ("begun", "client", "done", "key", "password", "rank", "regular", "stored_hash", "waiting")
+
+    def __init__(
+        self, key: bytes, stored_hash: str, password: str, client: Key, rank: Callable[[], int | None]
+    ) -> None:
+        self.key = key
+        self.stored_hash = stored_hash
+        self.password = password
+        self.client = client
+        self.rank = rank
+        self.regular = False
+        self.begun = False
+        self.waiting = 0
+        self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+
 class PasswordChecks:
     """The threads. Use it on one event loop."""
 
     def __init__(self, matches: Matches) -> None:
         self._matches = matches
-        self._pool = ThreadPoolExecutor(THREADS, "password")  # starts no thread before the first check
-        self._running: dict[bytes, asyncio.Future[bool]] = {}
+        self._pool = ThreadPoolExecutor(LANES, "password")  # starts no thread before the first check
+        self._checks: dict[bytes, Check] = {}  # in the order in which they came
         self._of_client: dict[Key, int] = {}
+        self._busy: set[bool] = set()  # the lanes that compute
         self._closed = False
 
-    async def check(self, key: bytes, stored_hash: str, password: str, *, client: Key) -> bool:
-        """`key` is the same for equal checks. Raises BusyError, ClosedError, and what `matches` raises."""
-        running = self._running.get(key)
-        if running is None:
-            running = self._start(key, stored_hash, password, client)
-        # Shielded: the others who wait for it need the answer also when one leaves.
-        return await asyncio.shield(running)
+    def enter(
+        self,
+        key: bytes,
+        stored_hash: str,
+        password: str,
+        *,
+        client: Key,
+        regular: bool,
+        rank: Callable[[], int | None],
+    ) -> Check:
+        """`key` is the same for equal checks. `rank` is asked when it may be its turn: the failures in its
+        network, `None` when it is not to be computed any more. The `done` of the check has the answer,
+        BusyError, ClosedError, GoneError, or the error of `matches`. Raises BusyError and ClosedError.
+        """
+        if self._closed:
+            raise ClosedError
+        check = self._checks.get(key)
+        if check is None:
+            if self._of_client.get(client, 0) >= MAX_WAITING_PER_CLIENT:
+                raise BusyError
+            check = Check(key, stored_hash, password, client, rank)
+            check.regular = regular
+            self._make_room(check)
+            self._checks[key] = check
+            self._of_client[client] = self._of_client.get(client, 0) + 1
+        elif regular and not check.begun:
+            check.regular = True
+        check.waiting += 1
+        self._compute_next(check.regular)
+        return check
+
+    def leave(self, check: Check) -> bool:
+        """A client has left. False when the hash was begun, and its result counts."""
+        if check.begun:
+            return False
+        check.waiting -= 1
+        if not check.waiting and not check.done.done():
+            self._end(check, GoneError())
+        return True
 
     def close(self) -> None:
         """What waits is answered with ClosedError; a hash that is being computed ends by itself."""
         self._closed = True
+        for check in list(self._checks.values()):
+            if not check.begun:
+                self._end(check, ClosedError())
         self._pool.shutdown(wait=False)
 
-    def _start(self, key: bytes, stored_hash: str, password: str, client: Key) -> asyncio.Future[bool]:
-        of_client = self._of_client.get(client, 0)
-        if self._closed:
-            raise ClosedError
-        if len(self._running) >= THREADS + MAX_WAITING or of_client >= MAX_WAITING_PER_CLIENT:
+    def _make_room(self, check: Check) -> None:
+        """Raises BusyError when it is this one that has no room."""
+        lane = [each for each in self._checks.values() if each.regular is check.regular and not each.begun]
+        if len(lane) < MAX_WAITING:
+            return
+        # Of equals the one that came last goes.
+        worst = check if check.regular else max(reversed([*lane, check]), key=_rank)
+        if worst is check:
             raise BusyError
-        future = asyncio.get_running_loop().run_in_executor(self._pool, self._run, stored_hash, password)
-        self._running[key] = future
-        self._of_client[client] = of_client + 1
-        future.add_done_callback(lambda done: self._finished(key, client, done))
-        return future
+        self._end(worst, BusyError())
 
-    def _finished(self, key: bytes, client: Key, done: asyncio.Future[bool]) -> None:
-        del self._running[key]
-        left = self._of_client[client] - 1
+    def _compute_next(self, regular: bool) -> None:
+        while regular not in self._busy:
+            lane = [each for each in self._checks.values() if each.regular is regular and not each.begun]
+            if not lane:
+                return
+            check = lane[0] if regular else min(lane, key=_rank)
+            if check.rank() is None:
+                self._end(check, GoneError())
+                continue
+            check.begun = True
+            self._busy.add(regular)
+            computed = asyncio.get_running_loop().run_in_executor(
+                self._pool, self._run, check.stored_hash, check.password
+            )
+            computed.add_done_callback(partial(self._computed, check, regular))
+
+    def _computed(self, check: Check, regular: bool, computed: asyncio.Future[bool]) -> None:
+        self._busy.discard(regular)
+        self._end(check, ClosedError() if computed.cancelled() else computed.exception() or computed.result())
+        if not self._closed:
+            self._compute_next(regular)
+
+    def _end(self, check: Check, result: bool | BaseException) -> None:
+        del self._checks[check.key]
+        left = self._of_client[check.client] - 1
         if left:
-            self._of_client[client] = left
+            self._of_client[check.client] = left
         else:
-            del self._of_client[client]
-        if not done.cancelled():
-            done.exception()  # seen, so that asyncio does not complain when the client has left
+            del self._of_client[check.client]
+        if isinstance(result, BaseException):
+            check.done.set_exception(result)
+            check.done.exception()  # seen, so that asyncio does not complain when the clients have left
+        else:
+            check.done.set_result(result)
 
     def _run(self, stored_hash: str, password: str) -> bool:
         """In a thread."""
         if self._closed:
             raise ClosedError
         return self._matches(stored_hash, password)
+
+
+def _rank(check: Check) -> int:
+    """A check that is not to be computed any more comes first, for it costs nothing."""
+    rank = check.rank()
+    return -1 if rank is None else rank

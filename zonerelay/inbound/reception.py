@@ -12,6 +12,7 @@ from zonerelay.inbound import deadlines
 from zonerelay.inbound.access_rules import AccessRules
 from zonerelay.inbound.bursts import Bursts
 from zonerelay.inbound.consult import Consultants
+from zonerelay.inbound.errors import Errors
 from zonerelay.inbound.grants import GrantTable
 from zonerelay.inbound.greeting import Greeting
 from zonerelay.inbound.memory import SessionMemory
@@ -64,6 +65,7 @@ class Reception:
     clock: Clock
     consultants: Consultants
     memory: SessionMemory
+    errors: Errors = field(default_factory=Errors)
     access: AccessRules | None
     bursts: Bursts | None = None
     rewriting: Rewriting | None = None

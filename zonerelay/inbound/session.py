@@ -35,6 +35,7 @@ from aiosmtpd.smtp import SMTP
 from zonerelay.inbound import answers, doorway
 from zonerelay.inbound.answers import Answer, Then
 from zonerelay.inbound.bodies import Bodies
+from zonerelay.inbound.consult import LogIn
 from zonerelay.inbound.deadlines import Deadlines
 from zonerelay.inbound.dialog import Dialog
 from zonerelay.inbound.house import House
@@ -69,7 +70,8 @@ class Session(SMTP):
         self.bodies: Bodies = Bodies(self, reception)
         self.greeted = False
         self._running = 0  # tasks
-        self._asking: asyncio.Task[None] | None = None
+        # The next answer waits for it: a verdict, or a time.
+        self._asking: asyncio.Task[None] | asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._charged = 0  # of the account of all sessions: TLS, and lines that wait
         self._welcome = False
@@ -258,8 +260,10 @@ class Session(SMTP):
         return count
 
     def _answer(self, line: bytes | LineFault) -> Answer:
+        dialog = self.dialog
         try:
-            return self.dialog.answer(line, more=self.lines.waiting > 0)
+            answer = dialog.answer(line, more=self.lines.waiting > 0)
+            return dialog.slowed(answer) if dialog.delay else answer
         except Exception as error:  # noqa: BLE001 - rule 3: a mistake of ours is never the client's
             answer = self._trouble(error)
             # What follows may be a chunk, which must not run as commands.
@@ -295,6 +299,10 @@ class Session(SMTP):
         elif then is Then.ASK:
             self._asking = self.spawn(self._consult())
             self.deadlines.paused(self.loop.time())
+        elif then is Then.HOLD_BACK:
+            delay, self.dialog.delay = self.dialog.delay, 0.0
+            self._asking = self.loop.call_later(delay, self._say_held_back)
+            self.deadlines.paused(self.loop.time())
         elif then is Then.HANDSHAKE:
             doorway.start_tls(self)
         else:
@@ -317,8 +325,19 @@ class Session(SMTP):
             return
         try:
             answer = dialog.decided(verdict)
+            if dialog.delay:
+                answer = dialog.slowed(answer)
         except Exception as error:  # noqa: BLE001 - rule 3
             answer = self._trouble(error)
+        self.reply(answer.wire, answer)
+        self.advance()
+
+    def _say_held_back(self) -> None:
+        self._asking = None
+        self.deadlines.resumed(self.loop.time())
+        answer, self.dialog.held_back = self.dialog.held_back, None
+        if self._closing or answer is None:
+            return
         self.reply(answer.wire, answer)
         self.advance()
 
@@ -361,7 +380,10 @@ class Session(SMTP):
             self._timer = handle
 
     def _owes_answers(self) -> bool:
-        ours = self.bodies.wait_for_store or self._asking is not None
+        asking = self._asking is not None
+        if asking and self.ended and not self.lines.waiting and isinstance(self.dialog.question, LogIn):
+            asking = False  # no command can follow the log-in, so its hash need not be computed
+        ours = self.bodies.wait_for_store or asking
         return not self._closing and (ours or self._yielded or self._blocked)
 
     def leave_soon(self) -> None:

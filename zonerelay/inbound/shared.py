@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from zonerelay.inbound.access_rules import AccessRules
 from zonerelay.inbound.bursts import Bursts
 from zonerelay.inbound.consult import SenderDomainCheck, Users
+from zonerelay.inbound.errors import Errors
 from zonerelay.inbound.memory import SessionMemory
 from zonerelay.inbound.rewriting import Rewriting
 from zonerelay.inbound.strangers import Strangers
@@ -29,6 +30,7 @@ class Shared:
     """
 
     memory: SessionMemory = field(default_factory=_no_limit)
+    errors: Errors = field(default_factory=Errors)
     access: AccessRules | None = None
     users: Users | None = None
     sender_domains: SenderDomainCheck | None = None

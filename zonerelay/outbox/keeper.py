@@ -21,6 +21,7 @@ from zonerelay.outbox.tables import has_priority
 from zonerelay.store.base import StoreError, StoreOpenError
 from zonerelay.store.postgres_driver import Access, ClashError, Link, LostError, Row
 from zonerelay.store.postgres_links import Links
+from zonerelay.store.postgres_reaper import LONGEST_LEASE
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
@@ -219,6 +220,7 @@ class OutboxKeeper:
     async def _reap(self) -> None:
         """Give back what dead relays have claimed."""
         assert self._control is not None
+        await self._control.fetch(self._statements.bound, max(LONGEST_LEASE, 4 * self._lease))
         await self._control.fetch(self._statements.bury, self.session, self._name)
         found = await self._reap_orphans(self._control)
         if found:

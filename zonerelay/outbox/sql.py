@@ -60,6 +60,7 @@ class Statements:
     register: str = field(init=False)
     renew: str = field(init=False)
     retire: str = field(init=False)
+    bound: str = field(init=False)
     bury: str = field(init=False)
     reap: str = field(init=False)
     sent: str = field(init=False)
@@ -173,6 +174,10 @@ VALUES (gen_random_uuid(), $1, clock_timestamp() + $2 * interval '1 second') RET
 UPDATE <relays> SET expires = clock_timestamp() + $2 * interval '1 second'
 WHERE session = $1::uuid RETURNING 1""",
     "retire": "DELETE FROM <relays> WHERE session = $1::uuid",
+    # As BOUND of the spool's: a lease from before the server's clock was set back ends in time all the same.
+    "bound": """
+UPDATE <relays> SET expires = clock_timestamp() + $1 * interval '1 second'
+WHERE expires > clock_timestamp() + $1 * interval '1 second'""",
     # $2: our own name, whose earlier session has ended with its process
     "bury": """
 DELETE FROM <relays> WHERE session IN (

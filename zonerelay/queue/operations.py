@@ -110,10 +110,11 @@ class Operations:
 
     async def show(self, message_id: MessageId) -> Shown:
         """One message with its open deliveries. Raises MessageNotFoundError."""
+        # The deliveries first: a shared store waits for its server when a message is read, and not here.
+        deliveries = await self._store.deliveries_of(message_id)
         message = await self._store.read_message(message_id)
         now = self._clock.now()
         active = self._scheduler.active_keys()
-        deliveries = await self._store.deliveries_of(message_id)
         return Shown(message, tuple((delivery, _state(delivery, active, now)) for delivery in deliveries))
 
     async def trace(self, message_id: MessageId) -> tuple[Step, ...]:
@@ -144,6 +145,20 @@ class Operations:
             return await self._bounce(keys, outcome)
 
         return await self._over("bounce", wanted, bounce, progress)
+
+    async def correct(self, change: Callable[[Delivery], Delivery]) -> int:
+        """Apply a change to the deferred deliveries that it alters; returns how many those were."""
+        corrected = 0
+
+        async def update(keys: Sequence[DeliveryKey]) -> int:
+            return await self._store.update(keys, change)
+
+        async with aclosing(self._matching(QueueFilter(state=DeliveryState.DEFERRED), None)) as batches:
+            async for batch in batches:
+                keys = [delivery.key for delivery, _ in batch if change(delivery) != delivery]
+                if keys:
+                    corrected += (await self._one_batch(keys, update)).changed
+        return corrected
 
     async def _change(
         self,
@@ -194,6 +209,8 @@ class Operations:
         groups = [list(group) for _, group in groupby(keys, key=lambda key: key.message_id)]
         for start in range(0, len(groups), TOGETHER):
             some = groups[start : start + TOGETHER]
+            # The settler keeps an outcome until it is stored; an operator is told now that it cannot be.
+            await self._store.probe()
             bounced += sum(await asyncio.gather(*(self._bounce_message(group, outcome) for group in some)))
         return bounced
 

@@ -137,9 +137,12 @@ class Conversation:
         try:
             return self._answer(text)
         except SaslError as error:
-            # RFC 4954 4: told so, the server ends the exchange with a reply of its own.
             self._giving_up = error
-            return b"*"
+        except Exception as error:  # noqa: BLE001 - a challenge that our code cannot take is the server's trouble
+            self._giving_up = SaslError(f"the server's challenge cannot be read ({type(error).__name__})")
+            self._giving_up.__cause__ = error
+        # RFC 4954 4: told so, the server ends the exchange with a reply of its own.
+        return b"*"
 
     def _answer(self, text: str) -> bytes:
         if self._waiting is not None:
@@ -308,7 +311,7 @@ def _error_in(challenge: bytes) -> str:
     """`{"status":"401","schemes":"bearer","scope":"…"}` in words that fit on a line."""
     try:
         found = json.loads(challenge)
-    except ValueError:  # also what is not UTF-8
+    except (ValueError, RecursionError):  # also what is not UTF-8, and lists within lists
         found = None
     if not isinstance(found, dict) or not found:
         return "the token was refused"

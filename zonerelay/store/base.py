@@ -89,7 +89,8 @@ Change = Finish | Postpone | Submit
 
 
 News = Callable[[str], None]
-"""`on_news(zone)` of a shared store: others may have left something to claim in the zone. Must not raise."""
+"""`on_news(zone)`: the zone may hold something to claim that this relay was not told of: others share the
+store and have left it, or a repair has found it. Must not raise."""
 
 Lost = Callable[[Collection[DeliveryKey]], None]
 """`on_lost(keys)` of a shared store: the claims on these are gone. What has not been begun must be dropped

@@ -13,7 +13,8 @@ message. `GATHER_LIMIT` ends both. On an idle relay that is the next turn of the
 
 On failure of a batch everything submitted behind it fails too, for the same reason, and so does
 everything after that until `resume`. `applied` callbacks run on the event loop as soon as the
-write is durable, whether or not the submitter still waits: a client that leaves changes nothing.
+write is durable, whether or not the submitter still waits: a client that leaves changes nothing. One that
+raises counts as a failure behind its batch: all of the batch stays durable and is applied.
 """
 
 from __future__ import annotations
@@ -242,9 +243,16 @@ class GroupCommitter(Generic[Change, P, W]):
             if not submission.done.done():
                 submission.done.set_result(None)
         # Before any submitter goes on: what waits for the futures runs in a later turn of the loop.
+        broken: Exception | None = None
         for submission in batch:
             if submission.applied is not None:
-                submission.applied()
+                try:
+                    submission.applied()
+                except Exception as error:  # noqa: BLE001 - the other submissions are durable as well
+                    broken = error
+        if broken is not None:
+            # Memory no longer says what the disk does: the store reads it anew, as after a failed write.
+            self._fail([], broken)
 
     def _fail(self, batch: list[_Submission[Change]], error: BaseException) -> None:
         if isinstance(error, StoreError):

@@ -23,7 +23,7 @@ import plyvel
 
 from zonerelay.store import records
 from zonerelay.store.base import StoreCorruptError, StoreError, StoreFullError, StoreOpenError
-from zonerelay.store.private_directories import make_private
+from zonerelay.store.private_directories import make_private, take_from_others
 
 Op = tuple[bytes, bytes | None]
 """A key and its new value; `None` deletes it."""
@@ -85,10 +85,11 @@ class LevelDb:
             raise self.open_error(error) from error
         try:
             self._check_format()
+            take_from_others(self.path)
         except StoreOpenError:
             self.close()
             raise
-        except StoreError as error:
+        except (StoreError, OSError) as error:
             self.close()
             raise self.open_error(error) from error
 

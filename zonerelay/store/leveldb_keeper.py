@@ -87,6 +87,7 @@ class SpoolKeeper:
         self._cut_off: set[MessageId] = set()
         self._look_at_space = asyncio.Event()
         self._clock = around.clock
+        self._on_news = around.on_news
         self._health = Health(around.on_health)
         self.check_usable = self._health.check_usable
         self.check_writable = self._health.check_writable
@@ -215,10 +216,19 @@ class SpoolKeeper:
                 pause = min(pause * 2, LONGEST_PAUSE)
         self._health.refusal = None
         self.committer.resume()
+        self._spawn(self._tell_of_all())
         self._spawn(self._count(view))
         self._spawn(self._sweep_cut_off())
         self._note_space(free)
         self._health.set("write", None)
+
+    async def _tell_of_all(self) -> None:
+        """Mail that was refused may be in the spool all the same, when only its sync failed."""
+        try:
+            for zone in await self.reader.read(scan.zones):
+                self._on_news(zone)
+        except StoreError as error:
+            _log.warning("could not look for mail that was refused and is in the spool: %s", error)
 
     async def _sweep_cut_off(self) -> None:
         """On a full disk that is the space that is missing. A message may be there after all."""

@@ -39,7 +39,9 @@ _INSTALL = (
     " (into the environment that zonerelay runs in)"
 )
 _CONNECTION_CLASSES = ("08", "57P")
-_SICK_CLASSES = ("22", "23")
+_SICK_CLASSES = ("22", "23", "54", "53200")
+"""What one job may have caused: its data, a constraint, a limit of PostgreSQL (a row that is too long for an
+index), memory. The jobs of the batch are then written one by one."""
 _CLASH = ("40001", "40P01")
 _BUSY = ("55P03",)
 _FULL = ("53100",)

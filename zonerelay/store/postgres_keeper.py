@@ -269,7 +269,7 @@ class DatabaseKeeper:
             self.all_zones()
 
     def _reaper(self) -> Reaper:
-        return Reaper(self._usable(self._control), self.channel)
+        return Reaper(self._usable(self._control), self.channel, self._lease)
 
     def _hear(self, payload: str) -> None:
         session, _, zone = payload.partition(" ")

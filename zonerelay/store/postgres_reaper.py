@@ -8,17 +8,23 @@ from zonerelay.store.postgres_rows import unword
 
 PAGE = 1000
 """Claims that are freed in one transaction."""
+LONGEST_LEASE = 3600.0
+"""Seconds that a node's lease may last from now on, as others see it. A longer one was written before the
+server's clock was set back, and would keep a dead node's mail for as long as that was ahead."""
 
 
 class Reaper:
     """Any node does it for any other. What is locked just now is done the next time."""
 
-    def __init__(self, link: Link, channel: str) -> None:
+    def __init__(self, link: Link, channel: str, lease: float) -> None:
+        """`lease` is our own, in seconds: other nodes may have one as long."""
         self._link = link
         self._channel = channel
+        self._longest = max(LONGEST_LEASE, 4 * lease)
 
     async def reap(self, session: int) -> tuple[set[str], bool]:
         """Zones with deliveries that were freed, and whether a node has been found dead."""
+        await self._link.fetch(sql.BOUND, self._longest)
         dead = await self._link.fetch(sql.REAP, session)
         zones: set[str] = set()
         for (orphan,) in await self._link.fetch(sql.ORPHANS):

@@ -251,6 +251,11 @@ OTHERS = "SELECT count(*) FROM node WHERE session IS NOT NULL AND session <> $1"
 
 RETIRE = "UPDATE node SET session = NULL, last_id = greatest(last_id, $2) WHERE session = $1"
 
+BOUND = """
+UPDATE node SET expires = clock_timestamp() + $1 * interval '1 second'
+WHERE expires > clock_timestamp() + $1 * interval '1 second'
+"""
+
 REAP = """
 UPDATE node SET session = NULL WHERE node IN (
     SELECT node FROM node WHERE expires < clock_timestamp() AND session <> $1 FOR UPDATE SKIP LOCKED

@@ -6,7 +6,9 @@ the first. Blocks.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from pathlib import Path
 
 
@@ -18,6 +20,18 @@ def make_private(path: Path) -> None:
     for each in reversed(missing):
         each.mkdir(mode=0o700, exist_ok=True)
         _sync(each.parent)
+
+
+def take_from_others(directory: Path) -> None:
+    """No other user of the machine reads the files of a directory that was there before, with whatever mode.
+
+    The rights of a group stay. Files that are not ours, or that go meanwhile, are left alone. Raises OSError.
+    """
+    for each in directory.iterdir():
+        with contextlib.suppress(PermissionError, FileNotFoundError):
+            mode = each.lstat().st_mode
+            if stat.S_ISREG(mode) and mode & stat.S_IRWXO:
+                each.chmod(stat.S_IMODE(mode) & ~stat.S_IRWXO)
 
 
 def _sync(directory: Path) -> None:

@@ -23,6 +23,8 @@ OLDEST_FORMAT = 1
 """Relays of that version still work with what this one stores."""
 REAP_LIMIT = 500
 """Claims that are given back in one go."""
+LONGEST_LEASE = 10 * 60 * 1000
+"""Milliseconds; [redis] lease may not be longer."""
 BEATS = 3
 
 _log = logging.getLogger("zonerelay.store")
@@ -113,7 +115,7 @@ class Lease:
         if self._clock.monotonic() < self._connected_at + self._length:
             return
         while True:
-            reply = await wire.run("reap", self._prefix, REAP_LIMIT)
+            reply = await wire.run("reap", self._prefix, REAP_LIMIT, LONGEST_LEASE)
             assert isinstance(reply, list)
             if not reply[0]:
                 return

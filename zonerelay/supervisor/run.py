@@ -32,6 +32,7 @@ from zonerelay.process import (
     StartError,
     allow_reload,
     build_redactor,
+    close_to_others,
     prepare_home,
     put_off_reload,
     raise_limits,
@@ -61,6 +62,7 @@ STOP_GRACE = 10.0
 def supervise(config: Path, settings: Settings) -> int:
     """Raises StartError, RedactKeyError and OSError."""
     put_off_reload()
+    close_to_others()
     home = prepare_home(settings)
     raise_limits()
     redactor = build_redactor(settings)  # made before the workers look for it
@@ -198,6 +200,7 @@ class Supervisor:
             readiness=Readinesses(self._board.running, lambda: self._board.draining),
             trouble=self._trouble,
             before_metrics=self._metrics.refresh,
+            hosts=self.settings.admin.hosts,
             inherited=self._handed,
         )
         await admin.start()

@@ -22,6 +22,7 @@ from zonerelay.telemetry.metrics import Metrics
 from zonerelay.telemetry.mta_sts import StsEvents
 from zonerelay.telemetry.redact import Redactor
 from zonerelay.telemetry.smarthosts import SmarthostEvents
+from zonerelay.telemetry.strangers import Strangers
 
 Field = str | int | float | bool | None
 
@@ -40,6 +41,7 @@ class Events:
         self.metrics = metrics
         self._redact = redactor
         self._clock = clock
+        self._strangers = Strangers(sink.emit, redactor)
         self.sts = StsEvents(sink.emit, metrics.sts, redactor)
         self.limits = LimitEvents(sink.emit, metrics.limits)
         self.smarthosts = SmarthostEvents(sink.emit, metrics.smarthosts, redactor)
@@ -78,11 +80,14 @@ class Events:
         `detail` is what the operator may know and the client may not.
         """
         self.metrics.refused(reason)
+        client = origin.client_address
+        if not self._strangers.shows(client, reason, known=not origin.stranger):
+            return
         fields: dict[str, Field] = {
             "command": command,
             "reason": reason,
             "reply": self._redact.text(str(reply)),
-            "client": self._redact.client(origin.client_address),
+            "client": self._redact.client(client),
         }
         if message_id:
             fields["id"] = message_id
@@ -95,6 +100,8 @@ class Events:
     def login(self, result: str, client: str, *, user: str = "") -> None:
         """AUTH was answered: `ok`, `wrong`, `locked` or `broken`. `user` is a known one or `""`."""
         self.metrics.login(result)
+        if result != "ok" and not self._strangers.shows(client, f"login-{result}"):
+            return
         fields: dict[str, Field] = {"client": self._redact.client(client)}
         if user:
             fields["user"] = self._redact.mailbox(Mailbox(user))
@@ -266,6 +273,10 @@ class Events:
             "days": days,
         }
         self._emit("warning", "certificate-expiring", fields)
+
+    def close(self) -> None:
+        """Tell what was to be told together with more."""
+        self._strangers.tell()
 
     def lifecycle(self, event: str, **fields: Field) -> None:
         """`starting`, `ready`, `reloading`, `stopping`, `stopped`."""

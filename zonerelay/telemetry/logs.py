@@ -3,7 +3,8 @@
 Lines gather during one turn of the event loop and leave in one write at its end; at exit, and when an
 error reaches the top, what is left is written. `emit` never raises and never waits: when the reader
 of a pipe is behind, lines wait in a bounded buffer, then are dropped, and a `log-dropped` event says
-how many as soon as there is room. Only `close` waits for a slow reader, for at most a second.
+how many as soon as there is room. Only `close` waits for a slow reader, for at most a second. No field is
+longer than `MAX_FIELD`, whatever it quotes: a longer one ends in "…" and the number of its characters.
 
 Python's own `logging` (libraries, and asyncio's reports of our bugs) arrives here as event `log`.
 """
@@ -33,6 +34,12 @@ Field = str | int | float | bool | None
 
 MAX_BUFFERED = 1024 * 1024
 MAX_TRACEBACK_LINES = 40
+
+MAX_FIELD = 1000
+"""Characters of one field."""
+MAX_TRACEBACK = 8000
+MAX_LINE = 16_384
+"""Octets of one line: fields of control characters take six octets for each."""
 RETRY_SECONDS = 0.1
 CLOSE_SECONDS = 1.0
 # A pipe that polls as writable takes this much without blocking (POSIX write(2), PIPE_BUF).
@@ -158,9 +165,31 @@ class LogWriter:
             self._second = second
         stamp = f"{self._stamp}.{int((now - second) * 1000):03d}Z"
         try:
-            return self._render(stamp, level, event, {**self._worker, **fields} if self._worker else fields)
+            whole = {**self._worker, **fields} if self._worker else fields
+            line = self._render(stamp, level, event, whole)
+            if len(line) > MAX_FIELD:
+                line = self._shortened(line, stamp, level, event, whole)
+            return line
         except Exception as error:  # noqa: BLE001 - a log line must never stop mail
             return _last_resort(stamp, level, event, fields, error)
+
+    def _shortened(
+        self, line: bytes, stamp: str, level: str, event: str, fields: Mapping[str, Field]
+    ) -> bytes:
+        for most in (MAX_FIELD, MAX_FIELD // 10):
+            short = {name: _cut(name, value, most) for name, value in fields.items()}
+            if short != fields:
+                line = self._render(stamp, level, event, short)
+            if len(line) <= MAX_LINE:
+                break
+        return line
+
+
+def _cut(name: str, value: Field, most: int) -> Field:
+    most = most * MAX_TRACEBACK // MAX_FIELD if name == "traceback" else most
+    if isinstance(value, str) and len(value) > most:
+        return f"{value[:most]}… ({len(value)} characters)"
+    return value
 
 
 _encode = msgspec.json.Encoder().encode
@@ -193,8 +222,14 @@ def _text_value(value: Field) -> str:
 
 def _last_resort(stamp: str, level: str, event: str, fields: Mapping[str, Field], error: Exception) -> bytes:
     """A value was not what its type says (text with half a surrogate pair, say): show it in ASCII."""
-    shown = {str(name): ascii(value) for name, value in fields.items()}
-    whole = {"time": stamp, "level": level, "event": event, **shown, "log_error": ascii(error)}
+    shown = {str(name): _cut("", ascii(value), MAX_FIELD // 10) for name, value in fields.items()}
+    whole = {
+        "time": stamp,
+        "level": level,
+        "event": event,
+        **shown,
+        "log_error": _cut("", ascii(error), MAX_FIELD),
+    }
     return json.dumps(whole).encode("ascii") + b"\n"
 
 

@@ -16,6 +16,7 @@ from tests.integration.delivery.conftest import StartSmarthost
 from tests.support.mail import ZONE, Names, route_to
 from tests.support.smarthost import LoginBed, Smarthost
 from zonerelay.config.models import CredentialSettings, Mechanism, TlsMode, ZoneSettings
+from zonerelay.delivery import accounts
 from zonerelay.delivery.accounts import FIRST_PAUSE
 from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.routing.nexthop import Route, TlsDemand
@@ -142,6 +143,38 @@ async def test_batches_at_the_same_time_try_a_wrong_password_once(
     outcomes = await asyncio.gather(*(bed.send(to(host)) for _ in range(8)))
     assert {outcome.verdict for outcome in outcomes} == {F}
     assert host.logins == [("PLAIN", "relay", 535)]
+
+
+async def test_a_password_that_was_right_and_is_wrong_now_is_tried_once(
+    start_smarthost: StartSmarthost, make_bed: MakeBed
+) -> None:
+    host = await start_smarthost(Smarthost(users={"relay": PASSWORD}))
+    bed = make_bed()
+    assert (await bed.send(to(host))).verdict is D
+    host.users = {"relay": "changed at the smarthost"}
+    bed.courier.close_idle()
+    outcomes = await asyncio.gather(*(bed.send(to(host)) for _ in range(8)))
+    assert {outcome.verdict for outcome in outcomes} == {F}
+    assert [code for _, _, code in host.logins] == [235, 535]
+    assert bed.events() == ["login-refused"]
+
+
+async def test_a_host_that_hangs_at_auth_does_not_hold_up_others(
+    start_smarthost: StartSmarthost, make_bed: MakeBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts, "PATIENCE", 0.05)
+    host = await start_smarthost(Smarthost(users={"relay": PASSWORD}))
+    hanging = await start_smarthost(Smarthost(users={"relay": PASSWORD}, hangs_at_auth=True))
+    bed = make_bed()
+    assert (await bed.send(to(host))).verdict is D
+    bed.courier.close_idle()
+    held = asyncio.create_task(bed.send(to(hanging)))
+    while not hanging.logins:
+        await asyncio.sleep(0.01)
+    outcomes = await asyncio.gather(*(bed.send(to(host)) for _ in range(4)))
+    assert {outcome.verdict for outcome in outcomes} == {D}
+    held.cancel()
+    await asyncio.wait({held})
 
 
 async def test_after_the_pause_it_is_tried_once_more_and_a_corrected_password_at_once(

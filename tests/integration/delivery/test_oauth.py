@@ -184,6 +184,19 @@ async def test_a_kept_token_that_is_refused_is_replaced_once_on_a_new_connection
     assert bed.events() == []
 
 
+async def test_many_with_a_kept_token_that_is_refused_show_it_once(
+    server: TokenServer, smarthost: Smarthost, make_bed: MakeBed
+) -> None:
+    bed = make_bed()
+    await bed.send(to(smarthost))
+    smarthost.tokens = {"access-token-2"}
+    bed.courier.close_idle()
+    outcomes = await asyncio.gather(*(bed.send(to(smarthost)) for _ in range(8)))
+    assert {outcome.verdict for outcome in outcomes} == {D}
+    assert [code for _, _, code in smarthost.logins].count(535) == 1
+    assert server.given == 2
+
+
 async def test_a_kept_token_whose_successor_is_refused_too_suspends(
     server: TokenServer, smarthost: Smarthost, make_bed: MakeBed
 ) -> None:

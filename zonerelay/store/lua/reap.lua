@@ -1,5 +1,8 @@
--- limit: gives back claims of leases that have ended; how many, 0 when all of that is done.
-local limit = take()
+-- limit longest: gives back claims of leases that have ended; how many, 0 when all of that is done.
+local limit, longest = take(), milliseconds() + take()
+-- No lease is as long (in milliseconds): one that is was written before the server's clock was set back, and
+-- would keep a dead relay's claims for as long as that was ahead.
+for _, token in ipairs(call('ZRANGEBYSCORE', LEASES, '(' .. longest, '+inf')) do call('ZADD', LEASES, longest, token) end
 local over = call('ZRANGEBYSCORE', LEASES, '-inf', milliseconds(), 'LIMIT', 0, 1)[1]
 if not over then return {0} end
 call('ZADD', LEASES, 0, over)
