@@ -8,9 +8,11 @@ import resource
 import signal
 import stat
 import sys
+import time
 from pathlib import Path
 
 from zonerelay.config.models import Settings
+from zonerelay.config.srs_checks import NOTE, note_upgrade
 from zonerelay.telemetry.redact import Redactor, load_or_create_key
 
 REDACT_KEY = "redact.key"
@@ -40,6 +42,13 @@ def prepare_home(settings: Settings) -> Path:
             f"cannot create {home}, where [spool] path is to be: {error.strerror};"
             " create it for this user, or choose another [spool] path"
         ) from error
+    try:
+        note_upgrade(settings.spool.path, time.time())
+    except OSError as error:
+        sys.stderr.write(
+            f"zonerelay: {home / NOTE} cannot be written: {error.strerror}; mail is safe, but reports to "
+            "senders that an earlier version has rewritten (SRS) are refused until a start has written it\n"
+        )
     return home
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from zonerelay.config.dkim_checks import read_key_file
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.models import Settings
-from zonerelay.config.srs_checks import srs_secrets
+from zonerelay.config.srs_checks import srs_secrets, upgraded_at
 from zonerelay.delivery.courier import SmtpCourier
 from zonerelay.delivery.exchange import ReadBody
 from zonerelay.delivery.logins import Logins, senders_of, token_directory
@@ -168,4 +168,5 @@ def build_srs(settings: Settings, environment: Mapping[str, str]) -> Srs | None:
     """`None` without a domain in [srs]."""
     if not settings.srs.domain:
         return None
-    return Srs(settings.srs, srs_secrets(settings.srs, environment))
+    secrets = srs_secrets(settings.srs, environment)
+    return Srs(settings.srs, secrets, upgraded=upgraded_at(settings.spool.path))

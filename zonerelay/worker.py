@@ -133,6 +133,7 @@ class Worker:
         scheduler = self._scheduler = self._build_scheduler(store, settler, sending)
         sending.attach(scheduler)
         listeners = self._listeners = self._build_listeners(store, ids, sending)
+        settler.refused_stranger = listeners.refused_stranger
         await self._open_to_operators(queue, settler, scheduler, sending, listeners)
         await sending.start()
         await scheduler.start()

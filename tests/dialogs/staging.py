@@ -165,8 +165,11 @@ def rewriting(steps: Sequence[Step]) -> Rewriting | None:
 
 def srs(steps: Sequence[Step]) -> Srs | None:
     """With a secret that never changes."""
-    domains = [step.rest for step in steps if step.kind == "srs"]
-    return Srs(SrsSettings(domain=domains[0]), ("0123456789abcdef",)) if domains else None
+    for step in steps:
+        if step.kind == "srs":
+            domain, _, legacy = step.rest.partition(" ")
+            return Srs(SrsSettings(domain=domain, accept_legacy=bool(legacy)), ("0123456789abcdef",))
+    return None
 
 
 async def _sender_domains(steps: Sequence[Step], stack: AsyncExitStack) -> SenderDomains:

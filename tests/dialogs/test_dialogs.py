@@ -10,7 +10,8 @@ The stage, wherever it stands in the file:
     user app1 secret a@example.org         a user of the credentials file, with senders or without
     access {user = ["app1"]}               an access rule
     rewrite {address = ["a@b"], to = "@c"} other addresses
-    srs srs.example                        the domain of senders that SRS has made, with a secret that stays
+    srs srs.example                        the domain of senders that SRS has made, with a secret that stays;
+                                           `srs srs.example legacy`: with accept_legacy
     policy rcpt = refuse(550, "7.1", "x")  what a policy says at this step: a Python expression with `event`,
                                            `accept`, `refuse` and `sleep`; 1/0 is a bug in it. Zones: bulk
     dns null.example = {MX = ["0 ."]}      for check_sender_domain; `{}` is SERVFAIL, all others NXDOMAIN
@@ -74,6 +75,7 @@ FACTS: dict[str, Callable[[Stored], str]] = {
     "client": lambda stored: stored.message.envelope.origin.client_address,
     "helo": lambda stored: stored.message.envelope.origin.helo,
     "user": lambda stored: stored.message.envelope.origin.user,
+    "stranger": lambda stored: str(stored.message.envelope.origin.stranger),
     "protocol": lambda stored: re.findall(rb"with (\S+)", stored.body)[0].decode(),
     "body": lambda stored: stored.message.envelope.body,
     "smtputf8": lambda stored: str(stored.message.envelope.smtputf8),

@@ -7,13 +7,14 @@ import json
 import os
 import pty
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.support.fake_relay import FakeRelay, delivery
+from zonerelay.cli import output
 from zonerelay.cli.main import main
 from zonerelay.cli.text import when
 from zonerelay.control.requests import Explain
@@ -102,6 +103,45 @@ async def test_a_strangers_text_cannot_move_the_cursor(shell: Shell) -> None:
         ran = await shell.run(*words)
         assert "\x1b" not in ran.out
         assert "later␛[2J" in ran.out
+
+
+HIDDEN = "x\x9b2J\u202ey\x7f\u2028\u200b\U000e0041\x85z"
+
+
+@pytest.mark.parametrize("json_too", [False, True])
+async def test_nothing_that_is_printed_can_be_no_text(shell: Shell, json_too: bool) -> None:
+    """C0 and C1 controls, and characters that turn writing around, hide it or end lines; JSON stays JSON."""
+    bad = delivery(7, state="deferred", attempts=1, reply=f"451 4.2.0 {HIDDEN}", next_attempt=4e9)
+    shell.relay.rows.append(bad)
+    for words in (("queue", "list"), ("queue", "show", f"{7:016x}")):
+        ran = await shell.run(*words, *(["--json"] if json_too else []))
+        assert all(line.isprintable() for line in (ran.out + ran.err).split("\n"))
+        if json_too and words[1] == "list":
+            assert json.loads(ran.out.splitlines()[-1])["reply"] == f"451 4.2.0 {HIDDEN}"
+        elif json_too:
+            assert any(HIDDEN in text for text in _texts(json.loads(ran.out)))
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+
+
+def test_whatever_a_command_prints_goes_through_the_same_filter(capsys: pytest.CaptureFixture[str]) -> None:
+    for console in (output.console(), output.chatter()):
+        console.print(f"a {HIDDEN}")
+        console.print(output.facts([("name", HIDDEN)]))
+        console.print(output.table(["one"], [[HIDDEN]]))
+    printed = capsys.readouterr()
+    for text in printed:
+        assert text.count("2J") == 3
+        assert all(line.isprintable() for line in text.split("\n"))
 
 
 async def test_list_json_is_one_object_per_line(shell: Shell) -> None:

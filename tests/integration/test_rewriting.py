@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import smtplib
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from dkim.canonicalization import Relaxed
 
 from tests.support.dkim import PEMS
-from tests.support.relay import LOOPBACK, Running, relay_with, settings
+from tests.support.relay import LOOPBACK, QUICK, Running, relay_with, settings
 from zonerelay.config.models import (
     DkimSettings,
     ListenerSettings,
@@ -29,6 +30,7 @@ from zonerelay.config.models import (
 from zonerelay.control.client import ControlClient
 from zonerelay.control.messages import Explanation, TraceStep
 from zonerelay.control.requests import Explain, QueueTrace
+from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import MessageId
 from zonerelay.sandbox.sink import Sink
@@ -178,7 +180,7 @@ async def test_a_report_to_a_sender_that_we_made_comes_back_to_the_first_one(
         found = await ask(running, forwarded.mail_from)
         assert [(each.becomes, each.by) for each in found.rewritten] == [("ann@first.example", "srs")]
         wrong = await ask(running, "SRS0=aaaa=AA=first.example=ann@srs.example")
-        assert wrong.rewritten[0].problem == "refused with 550 5.1.1: wrong hash"
+        assert wrong.rewritten[0].problem == "refused with 550 5.1.1: old form"
 
 
 async def test_srs_is_switched_on_and_off_and_keeps_to_a_secret_that_works(
@@ -209,6 +211,51 @@ async def test_srs_is_switched_on_and_off_and_keeps_to_a_secret_that_works(
         assert await rcpt(running, address) == 550
         await reload(SrsSettings())
         assert await rcpt(running, address) == 550
+
+
+VICTIM = "victim@third.example"
+GONE = "reply-550-5.1.1@first.example"
+FULL = "reply-552-5.2.2@first.example"
+
+
+async def test_what_a_next_hop_refuses_of_strangers_is_reported_to_no_third_person(
+    tmp_path: Path, sink: Sink
+) -> None:
+    chosen = with_srs(tmp_path, sink)
+    chosen = replace(chosen, listener=(ListenerSettings(address=f"{LOOPBACK}:0", allow_networks=()),))
+    srs = Srs(chosen.srs, ["a secret of some length"])
+    gone, full = (srs.forward(Mailbox(each), time.time()) for each in (GONE, FULL))
+    closed = replace(chosen.zone[0], next_hop=f"{LOOPBACK}:1")
+    quick = replace(QUICK, suspend_min=0.1, suspend_max=0.2)
+    async with relay_with(replace(chosen, zone=(closed,), retry=quick)) as running:
+        await running.send(VICTIM, [gone, full], MESSAGE)
+        await running.until_logged("deferred", 2)
+    # Another process goes on with it: what is known of the client is in the queue.
+    async with relay_with(replace(chosen, retry=quick)) as running:
+        await running.until_empty()
+        assert len(running.log.named("bounced")) == 2
+        assert [event["reason"] for event in running.log.named("no-dsn")] == ["stranger"]
+        exposed = running.worker.metrics.exposition().decode()
+        assert 'zonerelay_dsn_withheld_total{reason="stranger"} 1.0' in exposed
+        assert not running.log.named("dsn")
+        # What is about the recipient is said to the next one; what is about that message is not.
+        assert (await rcpt(running, gone), await rcpt(running, full)) == (550, 250)
+        assert running.log.named("refused")[-1]["detail"] == "the next hop refuses it: 550 5.1.1"
+        await running.send("", [full], MESSAGE)
+        await running.until_logged("no-dsn", 2)
+
+
+async def test_strangers_get_no_address_of_ours_for_the_sender_that_they_name(
+    tmp_path: Path, sink: Sink
+) -> None:
+    """It would let them write to that person, and have the next host's reports sent there."""
+    chosen = with_srs(tmp_path, sink)
+    chosen = replace(chosen, listener=(ListenerSettings(address=f"{LOOPBACK}:0", allow_networks=()),))
+    own = Srs(chosen.srs, ["a secret of some length"]).forward(Mailbox("mallory@evil.example"), time.time())
+    async with relay_with(chosen) as running:
+        await running.send(VICTIM, [own], MESSAGE)
+        (received,) = await sink.wait_for(1)
+        assert (received.mail_from, received.recipients) == ("", ("mallory@evil.example",))
 
 
 # The body's hash.

@@ -256,7 +256,9 @@ async def test_senders_are_rewritten_and_reports_keep_the_first_one(tmp_path: Pa
         recipients = ["a@example.com", "permerror@example.com"]
         await running.send("ann@first.example", recipients, MESSAGE)
         first, report = sorted(await stage.sink.wait_for(2), key=lambda each: each.mail_from == "")
-        assert re.fullmatch(r"SRS0=[^=]{4}=[A-Z2-7]{2}=first\.example=ann@srs\.example\.net", first.mail_from)
+        assert re.fullmatch(
+            r"SRS0=[A-Z2-7]{8}=[A-Z2-7]{2}=first\.example=ann@srs\.example\.net", first.mail_from
+        )
         srs = Srs(SrsSettings(domain=SRS_DOMAIN), [SECRET])
         now = running.worker.clock.now()
         assert srs.reverse(Mailbox(first.mail_from), now) == "ann@first.example"

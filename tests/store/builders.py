@@ -26,7 +26,7 @@ def envelope_for(
         sender=Mailbox(sender),
         recipients=tuple(Recipient(address=Mailbox(address)) for address in recipients),
         created=created,
-        origin=Origin(client_address="127.0.0.1", helo="client.example.org"),
+        origin=Origin(client_address="127.0.0.1", helo="client.example.org", stranger=True),
     )
 
 

@@ -42,6 +42,8 @@ MINE = [
     (b"Subject: x", "no author at all"),
     (b"From me@example.org Mon Jan  1\r\nFrom: me@example.org", "behind an mbox line"),
     (b"no header\r\nFrom: boss@example.org", "a body: we put an empty line before it"),
+    (b"Subject: x\r\nstray\r\nFrom: boss@example.org", "behind a stray line: likewise"),
+    (b"From x Mon Jan  1\r\nstray\r\nFrom: boss@example.org", "behind an mbox line and a stray one"),
 ]
 OTHERS = [
     (b"From: boss@example.org", "plain"),
@@ -50,8 +52,10 @@ OTHERS = [
     (b"From\t: boss@example.org", "a tab before the colon"),
     (b"From: all: boss@example.org;", "in a group"),
     (b"From: b\xf6ss@example.org", "not ASCII"),
-    (b"Subject: x\r\nstray\r\nFrom: boss@example.org", "behind a stray line, where some readers go on"),
-    (b"From x Mon Jan  1\r\nstray\r\nFrom: boss@example.org", "behind an mbox line and a stray one"),
+    (b"Subject: x\x0bFrom: boss@example.org", "behind a vertical tab, for those to whom it ends a line"),
+    (b"Subject: x\xe2\x80\xa8From: boss@example.org", "behind a line separator of Unicode"),
+    (b"From: me@example.org\x01.evil.example", "for those who drop controls"),
+    (b"Subject: x\r\nFrom\r\n : boss@example.org", "a fold before the colon"),
     (b"X: " + b"x" * MAX_METADATA + b"\r\nFrom: boss@example.org", "behind more than is kept for people"),
     (b"From: " + b"(" * 2000 + b"me@example.org", "more comments than anybody could read"),
     (b"From: " + b"me@example.org, " * 1000 + b"me@example.org", "more authors than anybody has"),

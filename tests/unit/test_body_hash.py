@@ -26,7 +26,7 @@ MESSAGES = [
     (b"\r\nbody\r\n", b"body\r\n", "an empty header"),
     (b"just text\r\n\r\nmore\r\n", b"just text\r\n\r\nmore\r\n", "no header: ours is all there is"),
     (b" first\r\n\r\nmore\r\n", b" first\r\n\r\nmore\r\n", "a first line that would continue our field"),
-    (b"Subject: x\r\nstray line\r\n\r\nmore\r\n", b"more\r\n", "a header that breaks off"),
+    (b"Subject: x\r\nstray line\r\n\r\nmore\r\n", b"stray line\r\n\r\nmore\r\n", "a header that breaks off"),
     (b"From a b\r\nSubject: x\r\n\r\nbody\r\n", b"body\r\n", "an mbox line"),
     (b"", b"", "nothing"),
 ]

@@ -61,6 +61,7 @@ def listener(certificate: str, key: str = "", more: str = "") -> str:
 def test_a_submission_listener_is_understood(tmp_path: Path, check: Check) -> None:
     users = tmp_path / "users"
     users.write_text(file_of(user()))
+    users.chmod(0o600)
     found = check(
         listener(*pair(tmp_path), 'require_tls = true\nauth = "required"\naddress = "0.0.0.0:587"')
         + listener(*pair(tmp_path), f'allow_certificates = ["{"a" * 64}"]\npolicy = "{QUOTA}"')
@@ -171,6 +172,36 @@ def test_a_key_that_everybody_can_read_is_noted(tmp_path: Path, check: Check) ->
     Path(json.loads(key)).chmod(0o644)
     (note,) = check(listener(certificate, key)).notes
     assert note == (f"listener[0].key: every user of this machine can read {json.loads(key)}: chmod o-r it")
+
+
+def test_secrets_that_everybody_can_read_are_noted(tmp_path: Path, check: Check) -> None:
+    files = [tmp_path / name for name in ("users", "new", "old", "postgres", "s3")]
+    for file in files:
+        file.write_text("a secret of some length\n")
+    users, new, old, postgres, s3 = files
+    users.write_text(file_of(user()))
+    text = (
+        '[[listener]]\nauth = "optional"\n'
+        'cleartext_auth = "I understand that passwords can be read on the way"\n'
+        f'[auth]\ncredentials = "{users}"\n'
+        f'[srs]\ndomain = "srs.example.org"\nsecret = "{new}"\nold_secrets = ["{old}"]\n'
+        f'[postgres]\npassword = "{postgres}"\n[s3]\naccess_key = "x"\nsecret_key = "{s3}"\n'
+    )
+
+    def told() -> list[str]:
+        return [note for note in check(text).notes if "every user of this machine" in note]
+
+    for file in files:
+        file.chmod(0o644)
+    options = ("auth.credentials", "postgres.password", "s3.secret_key", "srs.secret", "srs.old_secrets[0]")
+    by_option = dict(zip(options, (users, postgres, s3, new, old), strict=True))
+    assert told() == [
+        f"{option}: every user of this machine can use {file}: chmod o-rwx it"
+        for option, file in by_option.items()
+    ]
+    for file in files:
+        file.chmod(0o640)
+    assert told() == []
 
 
 def test_root_is_told_that_the_relay_may_not_be_able_to_read_what_root_can(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,6 +66,89 @@ def test_header_is_the_same_in_every_cut(message: bytes, fields: Fields, lead: b
     for pieces in cuts(message):
         header = scan(pieces)
         assert (header.fields, header.lead) == (fields, lead), (reason, pieces)
+
+
+STRAY: list[tuple[bytes, bytes]] = [
+    (b"A: b\r\nstray\r\nC: d\r\n\r\nbody\r\n", b"A: b\r\n\r\nstray\r\nC: d\r\n\r\nbody\r\n"),
+    (b"A: b\r\nstray\r\n", b"A: b\r\n\r\nstray\r\n"),
+    (b"A: b\r\n c\r\n: d\r\n\r\n", b"A: b\r\n c\r\n\r\n: d\r\n\r\n"),
+    (b"From a b\r\nA: b\r\nC d: e\r\n\r\n", b"From a b\r\nA: b\r\n\r\nC d: e\r\n\r\n"),
+    (b"From a b\r\n c\r\n\r\n", b"From a b\r\n c\r\n\r\n"),
+    (b"A: b\r\nC\xe9: d\r\n\r\n", b"A: b\r\n\r\nC\xe9: d\r\n\r\n"),
+    (b"A: b\r\nC\r\n : d\r\n\r\n", b"A: b\r\nC\r\n : d\r\n\r\n"),
+    (b"A: b\r\n \t\r\nC: d\r\n\r\n", b"A: b\r\n \t\r\nC: d\r\n\r\n"),
+]
+
+
+@pytest.mark.parametrize(("message", "held"), STRAY)
+def test_an_empty_line_comes_before_a_line_that_is_no_field(message: bytes, held: bytes) -> None:
+    for pieces in cuts(message):
+        scanner = HeaderScanner(10_000)
+        rest = b""
+        for at, piece in enumerate(pieces):
+            if scanner.header is not None:
+                rest = b"".join(pieces[at:])
+                break
+            scanner.feed(piece)
+        header = scanner.finish()
+        assert bytes(scanner.held) + rest == held
+        assert not header.controls
+        assert bytes(scanner.held)[: scanner.size].count(b"\r\n\r\n") == 0
+
+
+CLOUDED = [
+    (b"Fr\x00om: a\r\n\r\n", b"From: a\r\n\r\n"),
+    (b"A: b\r\n\x00From: c\r\n\r\n\x00", b"A: b\r\nFrom: c\r\n\r\n\x00"),
+    (b"A: b\r\n\x7fFrom \x01\t: c\x01\r\n\r\n", b"A: b\r\nFrom \t: c\x01\r\n\r\n"),
+    (b"A: \x00b\r\n\x00\r\nC: d\r\n\r\n", b"A: b\r\n\r\nC: d\r\n\r\n"),
+    (b"A: b\r\n\x00 c\r\n\r\n", b"A: b\r\n c\r\n\r\n"),
+    (b"A: b\r\n\x00stray\r\nC: d\r\n\r\n", b"A: b\r\n\r\nstray\r\nC: d\r\n\r\n"),
+    (b"\x00\x00A\x00: b\r\n", b"A: b\r\n"),
+    (b"A: b\r\nC\x0b: d\r\nE\x0c: f\r\n\r\n", b"A: b\r\nC: d\r\nE: f\r\n\r\n"),
+]
+CLEAR = [
+    b"A: \x01\x1b$B\x7f\r\n\r\n\x00",
+    b"A: b\r\nstray\r\n\x00: c\r\n\r\n",
+    b"\x1b$B and: c\r\n\r\n",
+    b"\x00" * 3000 + b": x\r\n\r\n",
+    b"A: b\r\n\x01 and: c\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize(("message", "left"), CLOUDED)
+def test_control_characters_that_hide_a_field_are_seen_and_removed(message: bytes, left: bytes) -> None:
+    for pieces in cuts(message):
+        assert scan(pieces).controls, pieces
+        scanner = HeaderScanner(10_000, removes_controls=True)
+        rest = b""
+        for at, piece in enumerate(pieces):
+            if scanner.header is not None:
+                rest = b"".join(pieces[at:])
+                break
+            scanner.feed(piece)
+        header = scanner.finish()
+        assert bytes(scanner.held) + rest == left, pieces
+        assert not header.controls
+        assert header.fields == scan([left]).fields
+
+
+@pytest.mark.parametrize("message", CLEAR)
+def test_control_characters_that_hide_nothing_stay(message: bytes) -> None:
+    for pieces in cuts(message) if len(message) < 100 else [[message]]:
+        assert not scan(pieces).controls, pieces
+
+
+@pytest.mark.parametrize("unit", [b"\x01", b"\x00", b"a\x01 ", b"a\x01\r\n", b"\x00\r\n", b"a\x01: \r\n"])
+def test_control_characters_cost_little(unit: bytes) -> None:
+    text = b"A: b\r\n" + unit * (1_000_000 // len(unit)) + b"\r\n\r\n"
+    for removes in (False, True):
+        began = time.process_time()
+        scanner = HeaderScanner(2_000_000, removes_controls=removes)
+        for at in range(0, len(text), 65536):
+            if scanner.header is None:
+                scanner.feed(text[at : at + 65536])
+        scanner.finish()
+        assert time.process_time() - began < 2.0
 
 
 def test_names_are_found_in_any_case_and_received_fields_counted() -> None:

@@ -84,8 +84,68 @@ def test_every_form_of_address_disappears_from_text(secret: str) -> None:
     assert not any(word in cleaned for word in words), cleaned
 
 
-def test_text_without_addresses_stays_as_it_is() -> None:
-    text = "250 2.0.0 Ok: queued as 4QxYz in mail.example.com [192.0.2.1]"
+@pytest.mark.parametrize(
+    ("text", "mailbox"),
+    [
+        ("550 rfc822;alice+40example.com unknown", "alice@example.com"),
+        ("550 rfc822;Alice+2Btag+40example.com unknown", "alice+tag@example.com"),
+        (r"550 utf-8;alice\x{40}example.com unknown", "alice@example.com"),
+        ("550 user jane.doe unknown at person.example", "jane.doe@person.example"),
+        ("550 5.1.1 Mailbox jane_doe is disabled in person.example", "jane_doe@person.example"),
+    ],
+)
+def test_an_address_in_other_words_is_the_same_address(text: str, mailbox: str) -> None:
+    name, _, domain = REDACTOR.mailbox(Mailbox(mailbox)).partition("@")
+    cleaned = REDACTOR.text(text)
+    assert name in cleaned
+    assert domain in cleaned
+    assert not re.search("lice|jane|doe|example", cleaned)
+    assert REDACTOR.text(cleaned) == cleaned
+
+
+ABOUT_JANE = [
+    ("550 user jane unknown at person.example", "550 user {} unknown at {}"),
+    ("550 JANE: no such mailbox here", "550 {}: no such mailbox here"),
+    ('550 "jane" is over quota (jane)', '550 "{}" is over quota ({})'),
+    ("250 2.1.5 jane", "250 2.1.5 {}"),
+    ("550 janet and mary-jane are here, person.example is not", None),
+    ("550 unknown at person.example", None),
+    ("250 2.0.0 Ok: queued at mx.person.example", None),
+]
+
+
+@pytest.mark.parametrize(("text", "wanted"), ABOUT_JANE, ids=[row[0] for row in ABOUT_JANE])
+def test_what_a_peer_says_about_a_mailbox_does_not_name_it(text: str, wanted: str | None) -> None:
+    jane = Mailbox("jane@person.example")
+    name, _, domain = REDACTOR.mailbox(jane).partition("@")
+    cleaned = REDACTOR.about(text, jane)
+    if wanted is None:
+        assert cleaned == text
+    elif wanted.endswith("at {}"):
+        assert cleaned == wanted.format(name, domain)
+    else:
+        assert cleaned == wanted.format(*[name] * wanted.count("{}"))
+    assert Redactor(b"", enabled=False).about(text, jane) == text
+    assert REDACTOR.about(text, Mailbox("postmaster")) == REDACTOR.text(text)
+
+
+def test_a_mailbox_without_a_local_part_is_a_name() -> None:
+    """`@example.com` has no mailbox: its pseudonym has no domain that would join with others."""
+    assert re.fullmatch(r"u-[a-z2-7]{13}", REDACTOR.mailbox(Mailbox("@example.com")))
+    assert REDACTOR.mailbox(Mailbox("@example.com")) != REDACTOR.mailbox(Mailbox("example.com"))
+    assert REDACTOR.mailbox(Mailbox("a@")).startswith("u-")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "250 2.0.0 Ok: queued as 4QxYz in mail.example.com [192.0.2.1]",
+        "550 5.1.1 user unknown in virtual alias table",
+        "550 recipient 5.1.1 not known",
+        "451 call +40 123 later, mailbox is over quota",
+    ],
+)
+def test_text_without_addresses_stays_as_it_is(text: str) -> None:
     assert REDACTOR.text(text) == text
 
 

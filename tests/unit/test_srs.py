@@ -1,6 +1,8 @@
-"""Senders there and back; the table is what postsrsd 1.10 (libsrs2) made of them on that day."""
+"""Senders there and back; the table of old addresses is what postsrsd 1.10 (libsrs2) made on that day."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ NOW = 1_795_220_219.0
 OURS = "srs.example.net"
 SETTINGS = SrsSettings(domain=OURS)
 SRS = Srs(SETTINGS, [SECRET])
+OLD = Srs(SrsSettings(domain=OURS, accept_legacy=True), [SECRET])
 
 POSTSRSD = [
     ("ann@first.example", "SRS0=Xg8L=JK=first.example=ann"),
@@ -27,9 +30,67 @@ POSTSRSD = [
 ]
 
 
-@pytest.mark.parametrize(("sender", "local"), POSTSRSD)
-def test_senders_become_what_postsrsd_makes_of_them(sender: str, local: str) -> None:
-    assert SRS.forward(Mailbox(sender), NOW) == f"{local}@{OURS}"
+# The sender that each of them stands for, in our form: our hash is twice as long, and SRS1 has a day.
+FORMS = [
+    (r"SRS0=([A-Z2-7]{8})=JK=first\.example=ann", "ann@first.example"),
+    (r"SRS0=([A-Z2-7]{8})=JK=First\.Example=Ann\.Bo=b\+c", "Ann.Bo=b+c@First.Example"),
+    (r"SRS1=JK([A-Z2-7]{8})=other\.example==aaaa=bb=c\.d=e", "SRS0=aaaa=bb=c.d=e@other.example"),
+    (r"SRS1=JK([A-Z2-7]{8})=other\.example=\+aaaa=bb=c\.d=e", "SRS0+aaaa=bb=c.d=e@other.example"),
+    (r"SRS1=JK([A-Z2-7]{8})=Other\.example=-Xy\+z=aB=c\.d=e", "srs0-Xy+z=aB=c.d=e@Other.example"),
+    (r"SRS1=JK([A-Z2-7]{8})=c\.d==x=y=z=w", "SRS1=abcd=c.d==x=y=z=w@other.example"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "sender"), FORMS, ids=[row[1] for row in FORMS])
+def test_senders_become_addresses_of_ours(pattern: str, sender: str) -> None:
+    local, _, domain = SRS.forward(Mailbox(sender), NOW).rpartition("@")
+    assert domain == OURS
+    assert re.fullmatch(pattern, local)
+    for case in (local, local.lower(), local.upper()):  # servers change it
+        back = SRS.reverse(Mailbox(f"{case}@{OURS}"), NOW)
+        assert back is not None
+        assert back.lower() in (sender.lower(), "srs0=x=y=z=w@c.d")
+
+
+def test_parts_are_joined_with_a_seam() -> None:
+    """In the old form a hash for one of these is right for the other."""
+    one, other = Mailbox("mbob@victim.co"), Mailbox("bob@victim.com")
+    made = SRS.forward(one, NOW)
+    moved = made.replace("=victim.co=mbob@", "=victim.com=bob@")
+    assert moved != made
+    with pytest.raises(SrsError) as refused:
+        SRS.reverse(Mailbox(moved), NOW)
+    assert refused.value.kind is SrsFault.WRONG_HASH
+    assert SRS.reverse(SRS.forward(other, NOW), NOW) == other
+
+
+def test_a_hash_of_one_kind_is_no_hash_of_the_other() -> None:
+    """SRS1 of a chain whose parts are those of an SRS0."""
+    made = SRS.forward(Mailbox("=x=y=z=u@first.example"), NOW)
+    found = re.fullmatch(r"SRS0=(\w+)=(\w\w)=first.example==x=y=z=u@.*", made)
+    assert found
+    with pytest.raises(SrsError):
+        SRS.reverse(Mailbox(f"SRS1={found[2]}{found[1]}=first.example==x=y=z=u@{OURS}"), NOW)
+
+
+@pytest.mark.parametrize("local", [row[1] for row in POSTSRSD])
+def test_the_old_form_is_read_on_request_or_for_a_time_after_the_upgrade(local: str) -> None:
+    address = Mailbox(f"{local}@{OURS}")
+    wanted = OLD.reverse(address, NOW)
+    assert wanted is not None
+    for days, read in ((0, True), (20, True), (22, False), (-1, False)):
+        upgraded = Srs(SETTINGS, [SECRET], upgraded=NOW - days * DAY)
+        if read:
+            assert upgraded.reverse(address, NOW) == wanted
+            continue
+        with pytest.raises(SrsError) as refused:
+            upgraded.reverse(address, NOW)
+        assert refused.value.kind is SrsFault.OLD_FORM
+    with pytest.raises(SrsError) as refused:
+        SRS.reverse(address, NOW)
+    assert refused.value.kind is SrsFault.OLD_FORM
+    assert SRS.is_in_old_form(address)
+    assert not SRS.is_in_old_form(SRS.forward(wanted, NOW))
 
 
 BACK = [
@@ -43,8 +104,8 @@ BACK = [
 
 
 @pytest.mark.parametrize(("local", "expected", "reason"), BACK, ids=[row[2] for row in BACK])
-def test_and_back(local: str, expected: str, reason: str) -> None:
-    assert SRS.reverse(Mailbox(f"{local}@{OURS.upper()}"), NOW) == expected, reason
+def test_and_back_from_the_old_form(local: str, expected: str, reason: str) -> None:
+    assert OLD.reverse(Mailbox(f"{local}@{OURS.upper()}"), NOW) == expected, reason
 
 
 @pytest.mark.parametrize(
@@ -120,24 +181,38 @@ WRONG = [
 @pytest.mark.parametrize(("local", "fault", "reason"), WRONG, ids=[row[2] for row in WRONG])
 def test_refused(local: str, fault: SrsFault, reason: str) -> None:
     with pytest.raises(SrsError) as refused:
-        SRS.reverse(Mailbox(f"{local}@{OURS}"), NOW)
+        OLD.reverse(Mailbox(f"{local}@{OURS}"), NOW)
     assert refused.value.kind is fault, reason
     assert "first" not in str(refused.value)
 
 
+@pytest.mark.parametrize("sender", ["ann@first.example", "SRS0=aaaa=bb=c.d=e@other.example"])
 @pytest.mark.parametrize(
-    ("days", "taken"),
-    [(0, True), (21, True), (22, False), (-1, True), (-2, False), (1022, False), (1025, True)],
+    ("days", "fault"),
+    [
+        (0, None),
+        (21, None),
+        (22, SrsFault.EXPIRED),
+        (-1, None),
+        (-2, SrsFault.WRONG_HASH),
+        (1022, SrsFault.EXPIRED),
+        (1023, SrsFault.WRONG_HASH),
+        (1024, SrsFault.WRONG_HASH),
+        (1025, SrsFault.WRONG_HASH),
+    ],
 )
-def test_reports_are_taken_for_a_time(days: int, taken: bool) -> None:
-    address = SRS.forward(Mailbox("ann@first.example"), NOW)
+def test_reports_are_taken_for_a_time_that_never_comes_again(
+    sender: str, days: int, fault: SrsFault | None
+) -> None:
+    """Of the day only two digits are seen, which come again after 1,024 days; the hash knows all of it."""
+    address = SRS.forward(Mailbox(sender), NOW)
     later = NOW + days * DAY
-    if taken:
-        assert SRS.reverse(address, later) == "ann@first.example"
+    if fault is None:
+        assert SRS.reverse(address, later) == sender
         return
     with pytest.raises(SrsError) as refused:
         SRS.reverse(address, later)
-    assert refused.value.kind is SrsFault.EXPIRED
+    assert refused.value.kind is fault
 
 
 def test_former_secrets_are_accepted_and_the_first_signs() -> None:
@@ -151,9 +226,9 @@ def test_former_secrets_are_accepted_and_the_first_signs() -> None:
 
 
 def test_longer_hashes_of_others_are_taken_and_checked_whole() -> None:
-    assert SRS.reverse(Mailbox(f"SRS0=Xg8LVnQv=JK=first.example=ann@{OURS}"), NOW) == "ann@first.example"
+    assert OLD.reverse(Mailbox(f"SRS0=Xg8LVnQv=JK=first.example=ann@{OURS}"), NOW) == "ann@first.example"
     with pytest.raises(SrsError):
-        SRS.reverse(Mailbox(f"SRS0=Xg8LVnQw=JK=first.example=ann@{OURS}"), NOW)
+        OLD.reverse(Mailbox(f"SRS0=Xg8LVnQw=JK=first.example=ann@{OURS}"), NOW)
 
 
 def test_there_must_be_a_secret() -> None:
@@ -163,7 +238,7 @@ def test_there_must_be_a_secret() -> None:
 
 
 def test_what_becomes_too_long_is_an_error() -> None:
-    fits = Mailbox("a" * (64 - len("SRS0=HHHH=TT=x.example=")) + "@x.example")
+    fits = Mailbox("a" * (64 - len("SRS0=HHHHHHHH=TT=x.example=")) + "@x.example")
     assert len(SRS.forward(fits, NOW).rpartition("@")[0]) == 64
     with pytest.raises(SrsError) as refused:
         SRS.forward(Mailbox(f"a{fits}"), NOW)

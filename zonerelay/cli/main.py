@@ -24,7 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except (CliError, ControlError) as error:
         if str(error):
-            print(f"zonerelay: {error}", file=sys.stderr)
+            from zonerelay.cli.text import clean_lines
+
+            print(f"zonerelay: {clean_lines(str(error))}", file=sys.stderr)
         return error.status if isinstance(error, CliError) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -6,16 +6,19 @@ module that knows rich, with `patience`.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from zonerelay.cli.exits import FAILED, OK
+from zonerelay.cli.text import clean_lines
 
 if TYPE_CHECKING:
     from zonerelay.control.messages import End, Frame
@@ -35,6 +38,25 @@ def chatter() -> Console:
     return _console(stderr=True)
 
 
+class _Printable(RenderHook):
+    """A stranger's text in what is printed moves no cursor. What rich itself sends as control stays."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Cleaned(each) for each in renderables]
+
+
+class _Cleaned:
+    def __init__(self, renderable: ConsoleRenderable) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._renderable, options):
+            if segment.control or segment.text.isprintable() or segment.text == "\n":
+                yield segment
+            else:
+                yield Segment(clean_lines(segment.text), segment.style)
+
+
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Rich would exit with status 1; `main` knows the right one."""
@@ -43,7 +65,7 @@ class _Console(Console):
 
 def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    return _Console(
+    made = _Console(
         stderr=stderr,
         width=None if stream.isatty() else PIPE_WIDTH,
         # Addresses and replies are strangers' text: nothing in them is markup, an emoji or a number.
@@ -51,6 +73,8 @@ def _console(*, stderr: bool) -> Console:
         emoji=False,
         highlight=False,
     )
+    made.push_render_hook(_Printable())
+    return made
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, cut: Collection[str] = ()) -> Table:
@@ -98,9 +122,19 @@ def state(text: str) -> Text:
 
 def print_document(frame: Frame) -> None:
     """One JSON document, indented: `jq` does not mind and people can read it."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(frame), indent=2).decode() + "\n")
+    _print_json(msgspec.json.format(msgspec.json.encode(frame), indent=2))
 
 
 def print_line(row: msgspec.Struct) -> None:
     """One JSON object on one line."""
-    sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
+    _print_json(msgspec.json.encode(row))
+
+
+def _print_json(document: bytes) -> None:
+    """What is not printable is an escape (RFC 8259 7): it would move a cursor, or turn writing around."""
+    lines = document.decode().split("\n")
+    sys.stdout.write("\n".join(line if line.isprintable() else _escaped(line) for line in lines) + "\n")
+
+
+def _escaped(line: str) -> str:
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)

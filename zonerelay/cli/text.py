@@ -53,6 +53,11 @@ def clean(text: str) -> str:
     return printable(text)
 
 
+def clean_lines(text: str) -> str:
+    """The same for several lines."""
+    return "\n".join(clean(line) for line in text.split("\n"))
+
+
 def plural(count: int, one: str, many: str = "") -> str:
     """`1 delivery`, `12,345 deliveries`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

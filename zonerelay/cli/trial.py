@@ -14,6 +14,7 @@ import inspect
 import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,15 @@ from zonerelay.cli import text
 from zonerelay.config import credentials
 from zonerelay.config.credential_checks import try_credentials
 from zonerelay.config.credentials import CredentialsError
-from zonerelay.config.models import ListenerAuth, ListenerSettings, ListenerTls, Settings
+from zonerelay.config.models import (
+    REPEATED,
+    TABLES,
+    ListenerAuth,
+    ListenerSettings,
+    ListenerTls,
+    Settings,
+)
+from zonerelay.config.options import Form, options_of
 from zonerelay.config.outbox_checks import try_outbox
 from zonerelay.config.postgres_checks import try_postgres
 from zonerelay.config.problems import Report
@@ -62,7 +71,33 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
     notes += try_credentials(settings, os.environ, report)
     notes += _dkim(settings, report)
     notes += _sources(settings)
-    return [*notes, *_rights(settings)]
+    return [*notes, *_open_secrets(settings), *_rights(settings)]
+
+
+def _open_secrets(settings: Settings) -> Iterator[str]:
+    """Files of secrets, of whatever table, that others on this machine may read."""
+    from zonerelay.config.secrets import SecretError, is_public, secret_path
+
+    def note(where: str, file: Path | None) -> Iterator[str]:
+        with suppress(OSError):  # that it cannot be read is said elsewhere, if it matters
+            if file is not None and is_public(file):
+                yield f"{where}: every user of this machine can use {file}: chmod o-rwx it"
+
+    if any(listener.auth is not ListenerAuth.OFF for listener in settings.listener):
+        yield from note("auth.credentials", settings.auth.credentials)
+    # Those of [[credential]] are read, and this is said, in try_credentials.
+    for name, table in TABLES.items():
+        if name in REPEATED:
+            continue
+        for key, option in options_of(table).items():
+            if option.form not in (Form.SECRET, Form.SECRETS):
+                continue
+            value = getattr(getattr(settings, name), key)
+            places = [value] if isinstance(value, str) else value
+            for at, reference in enumerate(places):
+                where = f"{name}.{key}" if isinstance(value, str) else f"{name}.{key}[{at}]"
+                with suppress(SecretError):
+                    yield from note(where, secret_path(reference, os.environ) if reference else None)
 
 
 def _certificates(listener: ListenerSettings, path: Key, report: Report) -> list[str]:

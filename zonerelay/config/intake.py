@@ -62,6 +62,11 @@ class BareLineEnds(enum.StrEnum):
     REJECT = "reject"
 
 
+class HeaderControls(enum.StrEnum):
+    REJECT = "reject"
+    REMOVE = "remove"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolSettings:
     """[spool]"""
@@ -284,6 +289,12 @@ class ListenerSettings:
         BareLineEnds.NORMALIZE,
         "A bare CR or LF in a message can smuggle a second message past another server. normalize makes "
         "bare LF a CRLF and bare CR a space (many applications send bare LF); reject answers 550 5.6.0.",
+    )
+    header_controls: HeaderControls = choice(
+        HeaderControls.REJECT,
+        "NUL in the header, or a control character in a field's name, hides a field from all readers but "
+        "those that drop it. reject answers 550 5.6.0; remove takes these characters out, as Postfix does "
+        "with message_strip_characters.",
     )
     max_message_size: int = size(
         50 * MB,

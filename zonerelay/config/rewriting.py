@@ -8,7 +8,7 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
-from zonerelay.config.options import DAY, YEAR, Form, choice, date, duration, path, text, texts
+from zonerelay.config.options import DAY, YEAR, Form, choice, date, duration, path, switch, text, texts
 
 
 class RewriteWhere(enum.StrEnum):
@@ -72,6 +72,12 @@ class SrsSettings:
     )
     max_age: float = duration(
         21 * DAY, "How long reports to a rewritten sender are taken.", least=DAY, most=YEAR
+    )
+    accept_legacy: bool = switch(
+        False,
+        "Take reports to senders in the form of postsrsd, libsrs2 and Mail::SRS, whose short hash can be "
+        "guessed: for max_age after taking over from one of these. After an upgrade from a version of this "
+        "relay with that form it is done without asking.",
     )
 
 

@@ -1,11 +1,16 @@
-"""[srs]: what must hold between its options and the zones that use it, and its secrets.
+"""[srs]: what must hold between its options and the zones that use it, its secrets, and the upgrade.
 
-No secret is in a text of this module, nor how long one is.
+A file beside the spool says when a version with the present form of rewritten senders first ran here: for
+`max_age` from then on, senders in the old form may still get reports. No secret is in a text of this module,
+nor how long one is.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from zonerelay.config.endpoints import is_domain
 from zonerelay.config.models import Settings, SrsSettings
@@ -14,6 +19,7 @@ from zonerelay.config.secrets import SecretError, read_secret
 from zonerelay.config.wording import quoted
 
 MIN_SECRET = 16
+NOTE = "srs-form"
 
 
 def check_srs(settings: Settings, report: Report) -> None:
@@ -42,6 +48,31 @@ def srs_secrets(srs: SrsSettings, environment: Mapping[str, str]) -> tuple[str, 
     places = [("srs.secret", srs.secret)]
     places += [(f"srs.old_secrets[{at}]", place) for at, place in enumerate(srs.old_secrets)]
     return tuple(_read(path, place, environment) for path, place in places)
+
+
+def note_upgrade(spool: Path, now: float) -> None:
+    """Before anything else is written beside the spool, or a first start would look like an upgrade: 0 stands
+    for a machine that has no senders in the old form. Raises OSError.
+    """
+    note = spool.with_name(NOTE)
+    if note.exists():
+        return
+    ran_before = spool.with_name("redact.key").exists() or (spool.is_dir() and any(spool.iterdir()))
+    new = spool.with_name(f"{NOTE}.{os.getpid()}")
+    try:
+        new.write_text(f"{now if ran_before else 0:.0f}\n")
+        with contextlib.suppress(FileExistsError):  # another process was first
+            os.link(new, note)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def upgraded_at(spool: Path) -> float:
+    """Unix time; 0.0 for never, and where the file says nothing."""
+    try:
+        return float(spool.with_name(NOTE).read_text())
+    except (OSError, ValueError):
+        return 0.0
 
 
 def try_srs(srs: SrsSettings, environment: Mapping[str, str], report: Report) -> None:

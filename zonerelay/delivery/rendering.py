@@ -33,7 +33,7 @@ from zonerelay.message.authors import author_domain
 from zonerelay.message.dkim import DkimKey
 from zonerelay.message.edits import edit_header
 from zonerelay.message.srs import Srs, SrsError
-from zonerelay.model.address import Mailbox
+from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
@@ -252,6 +252,10 @@ class Renderer:
         sender = message.envelope.sender
         if plan.srs is None:
             return sender
+        if message.envelope.origin.stranger:
+            # Only the stranger says whose sender it is: an address of ours for it would let the stranger
+            # write to that person, and have the next host's report sent there.
+            return NULL_SENDER
         try:
             return plan.srs.forward(sender, now)
         except SrsError as error:

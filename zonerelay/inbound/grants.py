@@ -10,18 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zonerelay.config.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings, ListenerTls
-from zonerelay.inbound.greeting import AUTH, FUTURE_RELEASE, STARTTLS, XCLIENT
+from zonerelay.inbound.greeting import AUTH, DSN, FUTURE_RELEASE, STARTTLS, XCLIENT
 from zonerelay.smtp.params import (
     AUTH_MAIL_PARAMETERS,
     DSN_MAIL_PARAMETERS,
+    DSN_RCPT_PARAMETERS,
     HOLD_MAIL_PARAMETERS,
     MAIL_PARAMETERS,
+    RCPT_PARAMETERS,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grants:
-    """`must_log_in`: nothing else helps. `offer` is what EHLO lists, `mail_parameters` what MAIL takes."""
+    """`must_log_in`: nothing else helps. `offer` is what EHLO lists, `mail_parameters` what MAIL takes,
+    `rcpt_parameters` what RCPT takes.
+    """
 
     may_relay: bool
     must_log_in: bool
@@ -29,6 +33,7 @@ class Grants:
     offers_starttls: bool
     offers_auth: bool
     mail_parameters: frozenset[str]
+    rcpt_parameters: frozenset[str]
     offer: int
 
 
@@ -55,9 +60,14 @@ def _grants(
     auth = settings.auth is not ListenerAuth.OFF and (
         secure or settings.cleartext_auth == CLEARTEXT_AUTH_WORDS
     )
-    # RFC 4865: for submission, so only to those whose mail we carry, or will when they have logged in.
-    hold = (may_relay or auth) and settings.max_hold > 0
-    offers = ((STARTTLS, starttls), (AUTH, auth), (FUTURE_RELEASE, hold), (XCLIENT, may_xclient))
+    # Only for those whose mail we carry, or will when they have logged in: RFC 4865 is for submission, and
+    # with DSN a stranger could have our reports sent to a third person.
+    submits = may_relay or auth
+    hold = submits and settings.max_hold > 0
+    offers = (
+        *((STARTTLS, starttls), (AUTH, auth), (DSN, submits)),
+        *((FUTURE_RELEASE, hold), (XCLIENT, may_xclient)),
+    )
     return Grants(
         may_relay=may_relay,
         must_log_in=must_log_in,
@@ -65,8 +75,9 @@ def _grants(
         offers_starttls=starttls,
         offers_auth=auth,
         mail_parameters=MAIL_PARAMETERS
-        | DSN_MAIL_PARAMETERS
+        | (DSN_MAIL_PARAMETERS if submits else frozenset())
         | (AUTH_MAIL_PARAMETERS if auth else frozenset())
         | (HOLD_MAIL_PARAMETERS if hold else frozenset()),
+        rcpt_parameters=DSN_RCPT_PARAMETERS if submits else RCPT_PARAMETERS,
         offer=sum(flag for flag, offered in offers if offered),
     )

@@ -1,7 +1,7 @@
 """What a listener greets with: its banner and the answers to EHLO and HELO, made once and remembered.
 
 An extension is offered only when it is complete here and of use to this client: STARTTLS and AUTH depend
-on the connection, FUTURERELEASE and XCLIENT on who the client is.
+on the connection, DSN, FUTURERELEASE and XCLIENT on who the client is.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ STARTTLS = 1
 AUTH = 2
 FUTURE_RELEASE = 4
 XCLIENT = 8
+DSN = 16
 
 
 class Greeting:
@@ -35,7 +36,6 @@ class Greeting:
             "SMTPUTF8",
             "ENHANCEDSTATUSCODES",
             "CHUNKING",
-            "DSN",
             limits_line(settings.max_recipients),
         )
         self._answers: dict[int, tuple[float, Answer]] = {}
@@ -49,6 +49,8 @@ class Greeting:
 
     def _all_lines(self, offer: int, now: float) -> list[str]:
         lines = list(self._lines)
+        if offer & DSN:
+            lines.insert(-1, "DSN")
         if offer & STARTTLS:
             lines.append("STARTTLS")
         if offer & AUTH:

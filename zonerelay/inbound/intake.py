@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from zonerelay.config.models import BareLineEnds
+from zonerelay.config.models import BareLineEnds, HeaderControls
 from zonerelay.inbound import answers
 from zonerelay.inbound.answers import MAX_DRAINED, Answer, decided
 from zonerelay.inbound.consult import Verdict
@@ -76,7 +76,10 @@ class Intake:
         self._settings = settings
         self._chunks = ChunkReader() if transaction.chunked else None
         self._body = self._chunks or BodyReader()
-        self._scanner: HeaderScanner | None = HeaderScanner(settings.max_header_size)
+        self._scanner: HeaderScanner | None = HeaderScanner(
+            settings.max_header_size,
+            removes_controls=settings.header_controls is HeaderControls.REMOVE,
+        )
         self._header = _NOTHING_YET
         self._hash = BodyHash() if reception.hash_bodies else None
         self._eight_bit = False
@@ -196,7 +199,9 @@ class Intake:
         if self._hash is not None:
             self._hash.feed(header.lead + held)
         self._header = header if reception.dropped.isdisjoint(header.names) else self._dropped_from(header)
-        if header.received > self._settings.max_received:
+        if header.controls:
+            self._refuse(answers.HEADER_CONTROLS)
+        elif header.received > self._settings.max_received:
             self._refuse(answers.MAIL_LOOP)
         elif standing.is_bound and not standing.may_write_as(authors(header, held)):
             self._refuse(answers.FROM_NOT_YOURS)

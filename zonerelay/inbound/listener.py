@@ -77,6 +77,7 @@ class Listener:
             bursts=shared.bursts,
             rewriting=shared.rewriting,
             srs=shared.srs,
+            strangers=shared.strangers,
             hash_bodies=shared.hash_bodies,
             zone_sizes=shared.zone_sizes,
             certificates=certificates,

@@ -30,8 +30,10 @@ from zonerelay.inbound.shared import Shared
 from zonerelay.inbound.tls import TlsContexts
 from zonerelay.inherited import NOTHING, Inherited
 from zonerelay.message.srs import Srs
+from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.reply import Reply
 from zonerelay.routing.resolver import Resolver
 from zonerelay.store.base import QueueStore
 from zonerelay.telemetry.events import Events
@@ -109,6 +111,11 @@ class Listeners:
     def rewriting(self) -> Rewriting | None:
         """The [[rewrite]] tables of now."""
         return self._shared.rewriting
+
+    @property
+    def refused_stranger(self) -> Callable[[Mailbox, Reply, float], None]:
+        """Takes what a next hop has refused of strangers' mail."""
+        return self._shared.strangers.refused
 
     @property
     def problems(self) -> tuple[str, ...]:

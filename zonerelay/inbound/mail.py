@@ -7,6 +7,9 @@ Policy, where the RFCs leave room:
   a sender that SRS has made here (`message/srs.py`): its hash says that this relay sent that sender's mail
   on. Not only from the null sender: answers that people have set up come with one, and who could misuse
   the address could as well write from `<>`. Mail to it goes to that one sender, and for `max_age` only.
+- A stranger, who may do no more than that, gets no reports: the sender that a stranger names may be a third
+  person. Wishes for reports are refused (555) where DSN is not offered, and have no effect where it is
+  offered because the client may still log in.
 - The octets of a refused BDAT are read and dropped before it is answered, and its transaction is over: what
   a client pipelines behind it must not run as commands. A BDAT without a size that can be
   read ends the session, because nobody knows where its octets end.
@@ -22,15 +25,17 @@ from typing import TYPE_CHECKING
 from zonerelay.inbound import answers
 from zonerelay.inbound.access import Reason
 from zonerelay.inbound.answers import Answer, Then, refused
-from zonerelay.inbound.consult import Verdict
+from zonerelay.inbound.consult import Pause, Verdict
+from zonerelay.inbound.limits import client_key
 from zonerelay.inbound.policy import Mail, Rcpt
 from zonerelay.inbound.rewriting import renamed
+from zonerelay.inbound.strangers import TooManyGuessesError, WrongHashError
 from zonerelay.inbound.transaction import Transaction, recipient_key
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import Mailbox
-from zonerelay.model.envelope import Recipient
+from zonerelay.model.envelope import Notify, Recipient, Ret
 from zonerelay.smtp.bdat import parse_bdat
-from zonerelay.smtp.params import DSN_RCPT_PARAMETERS, MailCommand, parse_mail, parse_rcpt
+from zonerelay.smtp.params import MailCommand, parse_mail, parse_rcpt
 from zonerelay.smtp.paths import CommandError
 from zonerelay.store import health
 
@@ -44,9 +49,9 @@ _parse_mail = lru_cache(maxsize=REMEMBERED)(parse_mail)
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _parse_rcpt(argument: str, smtputf8: bool) -> tuple[str, Recipient]:
+def _parse_rcpt(argument: str, smtputf8: bool, offered: frozenset[str]) -> tuple[str, Recipient]:
     """A recipient, and what it has in common with the same one in another spelling."""
-    rcpt = parse_rcpt(argument, smtputf8=smtputf8, offered=DSN_RCPT_PARAMETERS)
+    rcpt = parse_rcpt(argument, smtputf8=smtputf8, offered=offered)
     recipient = Recipient(address=rcpt.recipient, notify=rcpt.notify, orcpt=rcpt.orcpt)
     return recipient_key(rcpt.recipient), recipient
 
@@ -115,23 +120,47 @@ def rcpt(dialog: Dialog, argument: str) -> Answer:
         return dialog.refuse(answers.MAIL_FIRST, "RCPT")
     if transaction.chunked:
         return dialog.refuse(answers.IN_CHUNKS, "RCPT")
-    key, recipient = _parse_rcpt(argument, transaction.mail.smtputf8)
-    may_relay = dialog.standing.grants.may_relay
+    grants = dialog.standing.grants
+    key, recipient = _parse_rcpt(argument, transaction.mail.smtputf8, grants.rcpt_parameters)
+    may_relay = grants.may_relay
+    if "%" in recipient.address and _is_route(recipient.address, dialog.reception.hostname):
+        return dialog.refuse(answers.PERCENT_ROUTE, "RCPT", mailbox=recipient.address)
     if dialog.reception.srs is not None:
         return _perhaps_a_report(dialog, transaction, dialog.reception.srs, recipient, may_relay=may_relay)
     return _take(dialog, transaction, key, recipient, recipient.address, may_relay=may_relay)
+
+
+def _is_route(mailbox: Mailbox, hostname: str) -> bool:
+    """`user%domain@relay`: with our own name behind it, it asks for another way. Elsewhere % is a letter."""
+    local, _, domain = mailbox.rpartition("@")
+    return domain.lower() == hostname.lower() and "%" in local.strip("%") and not local.startswith('"')
 
 
 def _perhaps_a_report(
     dialog: Dialog, transaction: Transaction, srs: Srs, recipient: Recipient, *, may_relay: bool
 ) -> Answer:
     """To a sender that SRS has made here: it is for the one that is in it."""
-    given = recipient.address
+    given, reception = recipient.address, dialog.reception
+    strangers, client = reception.strangers, client_key(dialog.standing.client.address)
+
+    def no(detail: str) -> Answer:
+        return dialog.refuse(answers.NOT_OF_OURS, "RCPT", mailbox=given, detail=detail)
+
     try:
-        first = srs.reverse(given, dialog.reception.clock.now())
+        first = strangers.reverse(srs, given, client, reception.clock)
+    except TooManyGuessesError:
+        return dialog.refuse(answers.TOO_MANY_GUESSES, "RCPT", mailbox=given)
+    except WrongHashError as error:
+        detail = str(error)
+        return dialog.ask(Pause(error.delay), lambda _: no(detail)) if error.delay else no(detail)
     except SrsError as error:
-        return dialog.refuse(answers.NOT_OF_OURS, "RCPT", mailbox=given, detail=str(error))
+        return no(str(error))
     if first is not None:
+        if not may_relay:
+            if codes := strangers.refusal(first, reception.clock.monotonic()):
+                return no(f"the next hop refuses it: {codes}")
+            transaction.mail = replace(transaction.mail, ret=Ret.UNSET, envid="")
+            recipient = Recipient(address=given, notify=Notify.NEVER)
         recipient, may_relay = renamed(recipient, first), True
     return _take(dialog, transaction, recipient_key(recipient.address), recipient, given, may_relay=may_relay)
 

@@ -18,6 +18,7 @@ from zonerelay.inbound.greeting import Greeting
 from zonerelay.inbound.memory import SessionMemory
 from zonerelay.inbound.policy import Connect
 from zonerelay.inbound.rewriting import Rewriting
+from zonerelay.inbound.strangers import Strangers
 from zonerelay.inbound.tls import TlsContexts
 from zonerelay.inbound.turns import Turns
 from zonerelay.inbound.zone_header import ZoneHeader
@@ -69,6 +70,7 @@ class Reception:
     bursts: Bursts | None = None
     rewriting: Rewriting | None = None
     srs: Srs | None = None
+    strangers: Strangers = field(default_factory=Strangers)
     hash_bodies: bool = False
     zone_sizes: Mapping[str, int] = field(default_factory=dict)
     certificates: TlsContexts | None = None

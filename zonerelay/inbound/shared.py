@@ -12,6 +12,7 @@ from zonerelay.inbound.consult import SenderDomainCheck, Users
 from zonerelay.inbound.errors import Errors
 from zonerelay.inbound.memory import SessionMemory
 from zonerelay.inbound.rewriting import Rewriting
+from zonerelay.inbound.strangers import Strangers
 from zonerelay.message.srs import Srs
 
 
@@ -36,5 +37,6 @@ class Shared:
     bursts: Bursts | None = None
     rewriting: Rewriting | None = None
     srs: Srs | None = None
+    strangers: Strangers = field(default_factory=Strangers)
     hash_bodies: bool = False
     zone_sizes: Mapping[str, int] = field(default_factory=dict)

@@ -1,15 +1,18 @@
 """The header section of an arriving message: where it ends and what is in it. Sans-IO.
 
 Owns the first bytes of a body until the header is complete, so that our own fields can be put in front
-of it. Takes what `BodyReader` gives: CRLF line ends only. Changes nothing in the message.
+of it. Takes what `BodyReader` gives: CRLF line ends only.
 
-A relay meets messages without a header, or with one that breaks off at a line that can be neither a
-field nor a continuation. Fields behind such a line do not count. `lead` is what must stand between
-our fields and the message so that the two do not run into each other (Postfix does the same):
+All readers must see the same header, or one of them sees a field that nobody has checked:
 
-- an empty line before a body without any header (a first line that begins with a blank would
-  otherwise continue our last field);
-- `Mailbox-Line: ` before an mbox "From " line, so that the fields below it remain header fields.
+- A line that can be neither a field nor a continuation ends the header, as in Postfix, and gets an empty line
+  in front: some readers go on behind it, others take the rest for the body. The same holds for a message
+  without any header: `lead` is then an empty line between our fields and the message (a first line that
+  begins with a blank would otherwise continue our last field).
+- `lead` is `Mailbox-Line: ` before an mbox "From " line, so that the fields below it remain header fields.
+- Some readers drop NUL, some every control character: `controls` says that there is a NUL in the header, or a
+  control character in what would be a field's name without it. Where they are to be removed, they are;
+  nothing else of the message is ever changed. In values they stay, ISO-2022-JP has ESC (RFC 1468).
 
 Memory: at most `max_size` octets and one piece. Field values kept for people are capped at `MAX_METADATA`.
 """
@@ -17,7 +20,7 @@ Memory: at most `max_size` octets and one piece. Field values kept for people ar
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_METADATA = 32 * 1024
 MAX_FIELD_NAME = 998  # RFC 5322 2.1.1: nothing longer fits a line
@@ -26,21 +29,32 @@ EMPTY_LINE = b"\r\n"
 MAILBOX_LINE = b"Mailbox-Line: "
 
 _END = b"\r\n\r\n"
+_CONTROLS = rb"\x00-\x08\x0b\x0c\x0e-\x1f\x7f"  # in a class; not those of line ends and blanks
+_CONTROL_OCTETS = bytes({*range(0x20), 0x7F} - set(b"\t\r\n"))
 _FIELD_START = re.compile(rb"[!-9;-~]+[ \t]*:")
 _FIRST_LINE = re.compile(rb"[!-9;-~]{1,%d}[ \t]{0,%d}:|>?From " % (MAX_FIELD_NAME, MAX_FIELD_NAME))
-_FIRST_LINE_PART = re.compile(rb"[!-9;-~]{0,%d}[ \t]{0,%d}\Z|\r\Z" % (MAX_FIELD_NAME, MAX_FIELD_NAME))
+# Possessive: a control character may belong to either part.
+_FIRST_LINE_PART = re.compile(
+    rb"[!-9;-~%b]{0,%d}+[ \t%b]{0,%d}+\Z|\r\Z" % (_CONTROLS, MAX_FIELD_NAME, _CONTROLS, MAX_FIELD_NAME)
+)
+_CLOUDED_FIRST_LINE = re.compile(
+    rb"[!-9;-~%b]{1,%d}+[ \t%b]{0,%d}+:" % (_CONTROLS, MAX_FIELD_NAME, _CONTROLS, MAX_FIELD_NAME)
+)
+_CLOUDED_NAME = re.compile(rb"^[!-9;-~%b]++[ \t%b]*+:" % (_CONTROLS, _CONTROLS), re.MULTILINE)
 # Possessive: each part ends where the next begins, so there is nothing to go back for.
 _FIELD = re.compile(r"^([!-9;-~]++) *+: *+(.*+)\n", re.MULTILINE)
 _AUTHOR = re.compile(r"^from *:(.*)", re.MULTILINE | re.IGNORECASE)
 # The start of a complete line that is neither field, continuation nor empty.
-_STRAY_LINE = re.compile(rb"\r\n(?![ \t\r]|[!-9;-~]+[ \t]*:)(?=[^\r]*\r)")
+_STRAY_LINE = re.compile(rb"\r\n(?![ \t\r]|[!-9;-~]++(?:[ \t]|\r\n[ \t])*+:)(?=[^\r]*\r)")
 # What could move a cursor or forge a log line: no blank and no part of a name (an octet that UTF-8 never
 # has becomes U+FFFD). Tabs are blanks; LF stays to split at.
 _VISIBLE = bytes(
     0x20 if b == 0x09 else b if b == 0x0A or (b >= 0x20 and b != 0x7F) else 0xFF for b in range(256)
 )
-# As readers see it that drop them.
-_LENIENT = bytes(b if b in b"\n" or (b >= 0x20 and b != 0x7F) else 0x20 for b in range(256))
+# As readers see it that take them for blanks, or some of them for line ends.
+_BLANKED = bytes(b if b in b"\n" or (b >= 0x20 and b != 0x7F) else 0x20 for b in range(256))
+_SPLIT = bytes(0x0A if b in b"\x0b\x0c\x1c\x1d\x1e" else _BLANKED[b] for b in range(256))
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 
 Fields = tuple[tuple[str, str], ...]
 
@@ -57,6 +71,7 @@ class Header:
     names: frozenset[str] = frozenset()
     received: int = 0
     lead: bytes = b""
+    controls: bool = False
 
     def has(self, name: str) -> bool:
         """`name` in lower case."""
@@ -64,15 +79,16 @@ class Header:
 
 
 class HeaderScanner:
-    """`feed` pieces until `header` is there; `held` is everything fed so far, body bytes included.
+    """`feed` pieces until `header` is there; `held` is the message so far, body bytes included.
 
     `size` is how many octets of it are the header, without the empty line behind it.
     """
 
-    __slots__ = ("_begins_well", "_max_size", "header", "held", "size")
+    __slots__ = ("_begins_well", "_max_size", "_removes_controls", "header", "held", "size")
 
-    def __init__(self, max_size: int) -> None:
+    def __init__(self, max_size: int, *, removes_controls: bool = False) -> None:
         self._max_size = max_size
+        self._removes_controls = removes_controls
         self._begins_well = False
         self.held: bytes | bytearray = b""
         self.header: Header | None = None
@@ -91,22 +107,62 @@ class HeaderScanner:
             self.held = piece
         end = self._end(searched)
         if end > self._max_size or (end < 0 and len(self.held) > self._max_size):
-            end = self._stray_line()
-        if end > 0:
-            self.size = end
-            self.header = parse_header(bytes(self.held[:end]))
+            self._break_off(self._stray_line())
+        elif end > 0:
+            self._found(end)
         elif end == 0:
-            self.header = Header(lead=b"" if self.held.startswith(EMPTY_LINE) else EMPTY_LINE)
+            clouded = _CLOUDED_FIRST_LINE.match(self.held) is not None
+            self.header = Header(
+                lead=b"" if self.held.startswith(EMPTY_LINE) else EMPTY_LINE, controls=clouded
+            )
+        if self._removes_controls and self.header is not None and self.header.controls:
+            self._remove_controls()
 
     def finish(self) -> Header:
         """The message is over: all of it is header if no end came, for a message may have no body."""
         if self.header is None:
             if _FIRST_LINE.match(self.held):
-                self.size = len(self.held)
-                self.header = parse_header(bytes(self.held))
+                self._found(len(self.held))
             else:
                 self.header = Header(lead=EMPTY_LINE)
+        assert self.header is not None
+        if self._removes_controls and self.header.controls:
+            self._remove_controls()
+            return self.finish()
         return self.header
+
+    def _found(self, end: int) -> None:
+        """Of this size, unless there is a line in it that is no field."""
+        header, is_whole = _parsed(bytes(self.held[:end]))
+        stray = None if is_whole else _STRAY_LINE.search(self.held, 0, end)
+        if stray is not None:
+            self._break_off(stray.start() + 2)
+        else:
+            self.size, self.header = end, header
+
+    def _break_off(self, end: int) -> None:
+        """Here, before a line that is no field."""
+        held = bytes(self.held)
+        line = held[end : held.find(EMPTY_LINE, end)]
+        header = parse_header(held[:end])
+        if header.controls or b"\0" in line or _CLOUDED_NAME.match(line):
+            header = replace(header, controls=True)
+        else:
+            self.held = held[:end] + EMPTY_LINE + held[end:]
+        self.size, self.header = end, header
+
+    def _remove_controls(self) -> None:
+        """And look again: what is left may be less of a header, or more."""
+        held = bytes(self.held)
+        if self._begins_well:
+            end = held.find(_END, 0, self._max_size)
+            end = end if end >= 0 else min(len(held), self._max_size)
+            head = _CLOUDED_NAME.sub(_without_controls, held[:end].replace(b"\0", b""))
+        else:
+            end = held.find(b":") + 1
+            head = held[:end].translate(None, _CONTROL_OCTETS)
+        self.held, self.header, self.size, self._begins_well = b"", None, 0, False
+        self.feed(head + held[end:])
 
     def _end(self, searched: int) -> int:
         """Length of the header with the CRLF of its last field; -1 while unknown."""
@@ -126,33 +182,55 @@ class HeaderScanner:
         return stray.start() + 2
 
 
+def _without_controls(name: re.Match[bytes]) -> bytes:
+    return name[0].translate(None, _CONTROL_OCTETS)
+
+
 def parse_header(block: bytes) -> Header:
     """`block` begins with a field (or an mbox line) and ends with the CRLF of its last one."""
+    return _parsed(block)[0]
+
+
+def _parsed(block: bytes) -> tuple[Header, bool]:
+    """And whether every line of it is part of a field."""
     lead = b""
+    controls = b"\0" in block
     if not _FIELD_START.match(block):
         lead = MAILBOX_LINE
         block = block.partition(b"\r\n")[2]
     unfolded = _unfolded(block, _VISIBLE)
     fields = _FIELD.findall(unfolded)
-    if len(fields) != unfolded.count("\n"):
+    is_whole = len(fields) == unfolded.count("\n")
+    if not is_whole:
         fields = _before_stray_line(unfolded)
     names = [name.lower() for name, _ in fields]
-    return Header(
+    header = Header(
         fields=_capped(fields, len(block)),
         names=frozenset(names),
         received=names.count("received"),
         lead=lead,
+        controls=controls,
     )
+    return header, is_whole
 
 
 def authors(header: Header, held: bytes) -> list[str]:
     """What every From field says that any reader could find in `held`, for whoever has to check them all.
 
-    Not only those in `header`: other parsers go on behind a stray line, and keep more than MAX_METADATA.
+    Not only those in `header`: others keep more than MAX_METADATA, and know other blanks and line ends.
     """
     if not header.names and header.lead != MAILBOX_LINE:
         return []  # we put an empty line before it
-    return _AUTHOR.findall(_unfolded(held.partition(_END)[0], _LENIENT))
+    block = held.partition(_END)[0]
+    text = _unfolded(block, _BLANKED)
+    found = _AUTHOR.findall(text)
+    dropped = block.translate(None, _CONTROL_OCTETS)
+    if len(dropped) != len(block):
+        found += _AUTHOR.findall(_unfolded(dropped, _BLANKED))
+        found += _AUTHOR.findall(_unfolded(block, _SPLIT))
+    if _LINE_ENDS.search(text):
+        found += _AUTHOR.findall(_LINE_ENDS.sub("\n", text))
+    return found
 
 
 def _unfolded(block: bytes, table: bytes) -> str:

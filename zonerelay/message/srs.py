@@ -8,12 +8,18 @@ to that forwarder, which knows the way from there. The address stays as long as 
 
 Policies:
 
-- The hash has 4 base64 characters, as everywhere: addresses that postsrsd or another has made with the same
-  secret are taken, and the other way round, so that relays can be exchanged. Cases are not compared, since
-  servers change them, so one guess in a million is right; what it buys is a report to one address. Longer
-  hashes would cost room in a local part of 64 octets; they are taken.
+- The hash is 40 bits of HMAC-SHA-256, 8 characters of base 32, so that changed cases do no harm. The length
+  of each part is in what is hashed, so no other parts have the same hash. It covers the whole number of the
+  day, of which the address shows the last two digits: what is older than `DAYS` has a wrong hash.
+- `SRS1=` has a day, too: the two characters in front of its hash.
+- The old form, which postsrsd and others make with the same secret, has 4 characters of base64 in any case,
+  so that one guess in a million is right, over parts that are joined without a seam: a hash for
+  mbob@victim.co is right for bob@victim.com. (Longer ones, as postsrsd makes them on request, are taken too.)
+  It is read where `accept_legacy` says so, or for `max_age` after `upgraded`, the time when this machine
+  first knew the new form.
 - The day of a time stamp may be tomorrow: machines that share a secret share no clock.
-- A local part that becomes too long (RFC 5321 4.5.3.1.1) is an error, not a shortened address.
+- A local part that becomes too long (RFC 5321 4.5.3.1.1) is an error, not a shortened address. The hash costs
+  4 octets more than in the old form: 46 are left for the first sender's two parts.
 - Local parts in quotes are wrapped without them, and get them back where they need them.
 """
 
@@ -29,7 +35,8 @@ from zonerelay.config.rewriting import SrsSettings
 from zonerelay.model.address import NULL_SENDER, Mailbox, domain_of, local_part
 from zonerelay.smtp.paths import CommandError, reverse_path
 
-HASH_LENGTH = 4
+HASH_LENGTH = 8
+OLD_HASH_LENGTH = 4
 DAY = 86_400.0
 DAYS = 1024
 """What two characters of base 32 can tell apart: almost three years, of which `max_age` is at most one."""
@@ -37,6 +44,8 @@ DAYS = 1024
 _BASE32 = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 _SRS0 = re.compile(r"SRS0[=+-]([^=]+)=([^=]+)=([^=]+)=(.*)", re.IGNORECASE)
 _SRS1 = re.compile(r"SRS1[=+-]([^=]+)=([^=]+)=([=+-].+)", re.IGNORECASE)
+_NEW_SRS0 = re.compile(rf"[A-Za-z2-7]{{{HASH_LENGTH}}}")
+_NEW_SRS1 = re.compile(rf"[A-Za-z2-7]{{{2 + HASH_LENGTH}}}")
 _TAG = re.compile(r"SRS[01][=+-]", re.IGNORECASE)
 _STAMP = re.compile(r"[A-Z2-7]{2}")
 _ESCAPED = re.compile(r"\\(.)")
@@ -51,6 +60,7 @@ class SrsFault(enum.StrEnum):
     MALFORMED = "malformed"
     WRONG_HASH = "wrong_hash"
     EXPIRED = "expired"
+    OLD_FORM = "old_form"
     TOO_LONG = "too_long"
 
 
@@ -63,14 +73,19 @@ class SrsError(Exception):
 
 
 class Srs:
-    """`secrets`: the first signs, all are accepted. Raises ValueError when there is none."""
+    """`secrets`: the first signs, all are accepted. Raises ValueError when there is none.
 
-    def __init__(self, settings: SrsSettings, secrets: Sequence[str]) -> None:
+    `upgraded` is Unix time, 0.0 where the old form was never used.
+    """
+
+    def __init__(self, settings: SrsSettings, secrets: Sequence[str], *, upgraded: float = 0.0) -> None:
         if not secrets or not all(secrets):
             raise ValueError("srs: there is no secret to sign with")
         self.domain = settings.domain.lower()
         self._keys = tuple(secret.encode() for secret in secrets)
         self._max_days = int(settings.max_age // DAY)
+        self._accept_legacy = settings.accept_legacy
+        self._upgraded = int(upgraded // DAY)
         own = (self.domain, *(domain.lower() for domain in settings.local_domains))
         self._local = frozenset(domain for domain in own if not domain.startswith("*."))
         self._local_parents = frozenset(domain[2:] for domain in own if domain.startswith("*."))
@@ -86,14 +101,26 @@ class Srs:
         local = _unquoted(local_part(sender))
         # As it was sent: whoever reads the report may care for the case.
         written = sender.rpartition("@")[2]
+        today = int(now // DAY)
+        stamp = _stamp(today)
         if _SRS0.fullmatch(local):
-            again = local[4:]  # with its separator
-            return self._wrapped(f"SRS1={self._hash(written, again)}={written}={again}")
+            return self._chained(today, written, local[4:])  # with its separator
         if found := _SRS1.fullmatch(local):
-            _, first, rest = found.groups()
-            return self._wrapped(f"SRS1={self._hash(first, rest)}={first}={rest}")
-        stamp = _stamp(now)
-        return self._wrapped(f"SRS0={self._hash(stamp, written, local)}={stamp}={written}={local}")
+            return self._chained(today, found[2], found[3])
+        hashed = _hash(self._keys[0], "SRS0", today, written, local)
+        return _mailbox(f"SRS0={hashed}={stamp}={written}={local}", self.domain)
+
+    def _chained(self, today: int, first: str, rest: str) -> Mailbox:
+        hashed = _hash(self._keys[0], "SRS1", today, first, rest)
+        return _mailbox(f"SRS1={_stamp(today)}{hashed}={first}={rest}", self.domain)
+
+    def is_in_old_form(self, recipient: Mailbox) -> bool:
+        """It may be an address that SRS has made here, or another program with the same secret."""
+        if domain_of(recipient) != self.domain:
+            return False
+        local = _unquoted(local_part(recipient))
+        found = _SRS0.fullmatch(local) or _SRS1.fullmatch(local)
+        return found is not None and not _is_new(found)
 
     def reverse(self, recipient: Mailbox, now: float) -> Mailbox | None:
         """Whom a report to this address is for; `None` when the address is not one that SRS makes here.
@@ -105,15 +132,21 @@ class Srs:
         local = _unquoted(local_part(recipient))
         if not _TAG.match(local):
             return None
+        today = int(now // DAY)
         if found := _SRS0.fullmatch(local):
             given, stamp, domain, user = found.groups()
-            self._check(given, stamp, domain, user)
-            if not self._is_recent(stamp.upper(), now):
-                raise SrsError(SrsFault.EXPIRED)
+            right = _is_new(found) and self._is_right(given, "SRS0", _day(stamp, today), domain, user)
+            if not right:
+                self._check_old(found, given, stamp, domain, user, today=today)
+            self._check_day(_day(stamp, today), today)
             return _mailbox(user, domain)
         if found := _SRS1.fullmatch(local):
             given, domain, rest = found.groups()
-            self._check(given, domain, rest)
+            day = _day(given[:2], today)
+            if _is_new(found) and self._is_right(given[2:], "SRS1", day, domain, rest):
+                self._check_day(day, today)
+            else:
+                self._check_old(found, given, domain, rest, today=today)
             return _mailbox(f"SRS0{rest}", domain)
         raise SrsError(SrsFault.MALFORMED)
 
@@ -126,38 +159,58 @@ class Srs:
                 return True
         return False
 
-    def _wrapped(self, local: str) -> Mailbox:
-        return _mailbox(local, self.domain)
+    def _is_right(self, given: str, tag: str, day: int | None, *parts: str) -> bool:
+        given = given.upper()
+        return day is not None and any(
+            hmac.compare_digest(given, _hash(key, tag, day, *parts)) for key in self._keys
+        )
 
-    def _hash(self, *parts: str) -> str:
-        return _digest(self._keys[0], parts)[:HASH_LENGTH]
-
-    def _check(self, given: str, *parts: str) -> None:
-        if len(given) < HASH_LENGTH or not given.isascii():
+    def _check_old(self, found: re.Match[str], given: str, *parts: str, today: int) -> None:
+        """Raises SrsError OLD_FORM where that is not read, so that no guess is answered."""
+        if not self._accept_legacy and not 0 <= today - self._upgraded <= self._max_days:
+            raise SrsError(SrsFault.WRONG_HASH if _is_new(found) else SrsFault.OLD_FORM)
+        if len(given) < OLD_HASH_LENGTH or not given.isascii():
             raise SrsError(SrsFault.WRONG_HASH)
         given = given.lower()
         for key in self._keys:
-            if hmac.compare_digest(given, _digest(key, parts)[: len(given)].lower()):
+            if hmac.compare_digest(given, _old_hash(key, parts)[: len(given)].lower()):
                 return
         raise SrsError(SrsFault.WRONG_HASH)
 
-    def _is_recent(self, stamp: str, now: float) -> bool:
-        if not _STAMP.fullmatch(stamp):
-            return False
-        then = _BASE32.index(stamp[0]) * 32 + _BASE32.index(stamp[1])
-        age = (int(now // DAY) - then) % DAYS
-        return age <= self._max_days or age == DAYS - 1
+    def _check_day(self, day: int | None, today: int) -> None:
+        if day is None or today - day > self._max_days:
+            raise SrsError(SrsFault.EXPIRED)
 
 
-def _digest(key: bytes, parts: Sequence[str]) -> str:
+def _is_new(found: re.Match[str]) -> bool:
+    """By what the first part looks like: in SRS1 the day is in front of the hash."""
+    return (_NEW_SRS0 if found.re is _SRS0 else _NEW_SRS1).fullmatch(found[1]) is not None
+
+
+def _hash(key: bytes, *parts: str | int) -> str:
+    """Over ASCII letters in lower case, since servers change the case; each part with its length in front."""
+    octets = [str(part).encode().lower() for part in parts]
+    mac = hmac.digest(key, b"".join(b"%d:%b" % (len(part), part) for part in octets), "sha256")
+    return base64.b32encode(mac)[:HASH_LENGTH].decode()
+
+
+def _old_hash(key: bytes, parts: Sequence[str]) -> str:
     """Over ASCII letters in lower case, as libsrs2 does it, whatever the characters around them."""
     mac = hmac.digest(key, "".join(parts).encode().lower(), "sha1")
     return base64.b64encode(mac).decode().rstrip("=")
 
 
-def _stamp(now: float) -> str:
-    day = int(now // DAY) % DAYS
-    return _BASE32[day // 32] + _BASE32[day % 32]
+def _stamp(day: int) -> str:
+    return _BASE32[day % DAYS // 32] + _BASE32[day % 32]
+
+
+def _day(stamp: str, today: int) -> int | None:
+    """The last day with this stamp, until tomorrow; `None` when it is none."""
+    stamp = stamp.upper()
+    if not _STAMP.fullmatch(stamp):
+        return None
+    shown = _BASE32.index(stamp[0]) * 32 + _BASE32.index(stamp[1])
+    return today + 1 - (today + 1 - shown) % DAYS
 
 
 def _unquoted(local: str) -> str:

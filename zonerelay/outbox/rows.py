@@ -62,6 +62,8 @@ class Redact(Protocol):
 
     def text(self, text: str) -> str: ...
 
+    def about(self, text: str, mailbox: Mailbox) -> str: ...
+
     def mailbox(self, mailbox: Mailbox) -> str: ...
 
     def stored(self, text: str) -> str: ...
@@ -168,12 +170,13 @@ class Row:
         if failure is None:
             state = State(done=SENT, attempts=attempts, at=now)
         else:
-            state = _with_reply(failure.attempt(now), attempts, redact, done=FAILED)
+            state = _with_reply(failure.attempt(now), attempts, redact, delivery.recipient, done=FAILED)
         self._settle(delivery.recipient, state)
 
     def postpone(self, delivery: Delivery, redact: Redact) -> None:
         last = delivery.last
-        state = State() if last is None else _with_reply(last, delivery.attempts, redact)
+        to = delivery.recipient
+        state = State() if last is None else _with_reply(last, delivery.attempts, redact, to)
         state = msgspec.structs.replace(
             state, attempts=delivery.attempts, next=max(delivery.next_attempt, 0.0), held=delivery.held
         )
@@ -236,7 +239,9 @@ def _shown(people: Recipients) -> Iterable[str]:
     yield from people.everybody
 
 
-def _with_reply(attempt: Attempt, attempts: int, redact: Redact, *, done: str = "") -> State:
+def _with_reply(
+    attempt: Attempt, attempts: int, redact: Redact, recipient: Mailbox, *, done: str = ""
+) -> State:
     reply = attempt.reply
     return State(
         done=done,
@@ -244,7 +249,7 @@ def _with_reply(attempt: Attempt, attempts: int, redact: Redact, *, done: str = 
         at=attempt.at,
         code=reply.code,
         detail=reply.detail,
-        text=redact.text(reply.text),
+        text=redact.about(reply.text, recipient),
         local=attempt.local,
         in_doubt=attempt.in_doubt,
     )

@@ -16,8 +16,9 @@ Policy, in this order:
 
 A failure report is owed when the sender is not null (RFC 5321 4.5.5), `[bounce]` is on, and NOTIFY says
 FAILURE or nothing (RFC 3461 4.1); a delay report likewise with DELAY; a report of success only when NOTIFY
-says SUCCESS (RFC 3461 5.2.2 b). A row of the outbox is its own report: none is made. Ages count from a
-delivery's `created`: for mail that its sender held back (RFC 4865) that is its release.
+says SUCCESS (RFC 3461 5.2.2 b). A row of the outbox is its own report: none is made. Nor is one made about
+mail that was taken from a stranger, whose sender may be a third person. Ages count from a delivery's
+`created`: for mail that its sender held back (RFC 4865) that is its release.
 
 A message that cannot be read has no sender to tell, so its deliveries never leave: they are put off by
 `UNREADABLE_DELAY`, however old they are.
@@ -44,6 +45,9 @@ UNCOUNTED_LONGEST = 30 * 60.0
 UNREADABLE_DELAY = 15 * 60.0
 
 _TOO_CLOSE = 1.0
+
+STRANGER = "stranger"
+"""The silence about mail of a client that may not relay."""
 
 TROUBLE = Outcome(
     Verdict.DEFERRED,
@@ -152,6 +156,7 @@ class Judge:
             and self._is_late(delivery, now)
             and envelope.sender != NULL_SENDER
             and envelope.origin.protocol != PROTOCOL
+            and not envelope.origin.stranger
             and _wants(delivery, Notify.DELAY)
         )
 
@@ -172,6 +177,8 @@ class Judge:
         return Consequence(delivery, outcome, Finish(delivery, outcome), report=report, silence=silence)
 
     def _silence(self, envelope: Envelope, delivery: Delivery, about: Notify) -> str:
+        if envelope.origin.stranger:
+            return STRANGER
         if envelope.sender == NULL_SENDER:
             return "null sender"
         if envelope.origin.protocol == PROTOCOL:

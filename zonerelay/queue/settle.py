@@ -19,12 +19,22 @@ from dataclasses import dataclass
 
 from zonerelay.config.models import BounceSettings, InDoubt, ZoneSettings
 from zonerelay.message.dsn import DsnKind, RecipientReport
+from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, MessageIdSource
-from zonerelay.model.outcome import Outcome, Verdict
-from zonerelay.queue.consequences import Consequence, Judge, asks_for_success, deferred, put_off, unreported
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.queue.consequences import (
+    STRANGER,
+    Consequence,
+    Judge,
+    asks_for_success,
+    deferred,
+    put_off,
+    unreported,
+)
 from zonerelay.queue.journal import Entry, Journal
 from zonerelay.queue.protocols import ChooseZone, Notify
 from zonerelay.queue.reports import Reporter, ReportError
@@ -37,6 +47,9 @@ from zonerelay.telemetry.events import Events
 
 Postponed = Callable[[str, float], None]
 """`postponed(zone, when)`: a deferral is durable; the earliest of its deliveries is due at `when`."""
+
+RefusedStranger = Callable[[Mailbox, Reply, float], None]
+"""`refused_stranger(recipient, reply, now)`; `now` is monotonic."""
 
 AT_ONCE = 20
 """Messages that are read, and perhaps reported, at the same time for deliveries without an attempt."""
@@ -99,6 +112,8 @@ class Settler:
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._in_work: set[_Parcel | Unattempted] = set()
         self._postponed: Postponed = _nobody
+        self.refused_stranger: RefusedStranger | None = None
+        """Is told what a next hop has refused for good of mail whose sender gets no report."""
 
     def configure(self, *, zones: Sequence[ZoneSettings], retry: RetryPolicy, bounce: BounceSettings) -> None:
         """Judge by these settings from now on."""
@@ -331,9 +346,19 @@ class Settler:
         first = consequences[0].delivery
         for silence in {c.silence for c in consequences if c.silence}:
             self._events.no_dsn(first.message_id, silence)
+            if self.refused_stranger is not None and silence == STRANGER:
+                self._tell_refused(self.refused_stranger, consequences)
         due = [c.next_attempt for c in consequences if c.next_attempt is not None]
         if due:
             self._postponed(first.queue, min(due))
+
+    def _tell_refused(self, tell: RefusedStranger, consequences: Sequence[Consequence]) -> None:
+        now = self._clock.monotonic()
+        for c in consequences:
+            outcome = c.outcome
+            about_it = outcome.verdict is Verdict.BOUNCED and outcome.scope is Scope.RECIPIENT
+            if about_it and not outcome.local:
+                tell(c.delivery.recipient, outcome.reply, now)
 
     def _tell_report(self, report: _Report) -> None:
         message_id, about = report.submit.message.id, report.about

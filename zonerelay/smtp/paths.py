@@ -8,8 +8,8 @@ here ends in logs, in header fields and in the next server's parser. Departures,
 
 Refused although the grammar could be stretched to them:
 
-- source routes `<@a,@b:u@d>` and `u%d@relay`: both ask a relay to find another way than
-  the recipient's domain, which is how relays were borrowed (RFC 5321 3.6.1, F.2, lets a server refuse);
+- source routes `<@a,@b:u@d>`: they ask a relay to find another way than the recipient's domain, which is how
+  relays were borrowed (RFC 5321 3.6.1, F.2, lets a server refuse);
 - a final dot (`u@example.com.`): not in the grammar, and two spellings of one domain;
 - an all-numeric last label (`u@192.0.2.1`): an address that lacks its brackets.
 
@@ -66,11 +66,7 @@ def reverse_path(text: str) -> tuple[Mailbox, str]:
 
 def forward_path(text: str) -> tuple[Mailbox, str]:
     """The recipient of RCPT and what follows its path. `<postmaster>` needs no domain (RFC 5321 4.5.1)."""
-    mailbox, rest = _path(text, bad="1.3", bare_postmaster=True)
-    local = mailbox.rpartition("@")[0]
-    if "%" in local.strip("%") and not local.startswith('"'):
-        raise _error(553, "1.3", "Routing by percent sign is not supported")
-    return mailbox, rest
+    return _path(text, bad="1.3", bare_postmaster=True)
 
 
 def require_ascii(mailbox: Mailbox) -> None:

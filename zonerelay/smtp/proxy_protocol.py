@@ -23,12 +23,14 @@ import struct
 from dataclasses import dataclass
 
 from zonerelay.smtp import client_address
+from zonerelay.smtp.commands import TLS_HELLO
 
 MAX_LINE = 107  # octets with CRLF, version 1
 MAX_HEADER = 2048  # octets, version 2: addresses need 232, a balancer's notes on TLS a few hundred
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 _BEGINNING = b"PROXY "
+_VERBS = frozenset((b"EHLO", b"HELO", b"MAIL", b"RCPT", b"DATA", b"RSET", b"NOOP", b"QUIT", b"AUTH"))
 _FIXED = 16  # octets of version 2 up to the addresses
 
 _LOCAL, _PROXY = 0x0, 0x1
@@ -73,8 +75,7 @@ class ProxyReader:
             return self._read_line(buffer)
         if _agree(buffer, SIGNATURE):
             return self._read_binary(buffer)
-        # Eight octets tell TLS from SMTP and are too few for a secret.
-        raise ProxyFault(f"no PROXY header: the connection begins with {buffer[:8]!r}")
+        raise ProxyFault(f"no PROXY header: the connection begins with {_kind_of(buffer)}")
 
     def _read_line(self, buffer: bytes) -> ProxyHeader | None:
         end = buffer.find(b"\r\n", 0, MAX_LINE)
@@ -98,6 +99,16 @@ class ProxyReader:
         self.rest = self._buffer[end:]
         self._buffer = b""
         return header
+
+
+def _kind_of(buffer: bytes) -> str:
+    """What tells an operator who it is, and nothing that a stranger has chosen: names and secrets are so."""
+    verb = buffer[:8].split(maxsplit=1)[:1]
+    if buffer.startswith(TLS_HELLO):
+        return "a TLS handshake"
+    if verb and verb[0].upper() in _VERBS:
+        return f"{verb[0].upper().decode()}, an SMTP command"
+    return "something else"
 
 
 def _agree(buffer: bytes, beginning: bytes) -> bool:

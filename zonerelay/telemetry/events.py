@@ -154,7 +154,7 @@ class Events:
             "peer": outcome.peer,
             "tls": outcome.tls,
             "attempt": delivery.attempts + (1 if outcome.counts else 0),
-            "reply": self._redact.text(str(outcome.reply)),
+            "reply": self._redact.about(str(outcome.reply), delivery.recipient),
             "age": round(age, 3),
         }
         if outcome.source:
@@ -179,7 +179,8 @@ class Events:
         self._emit("info", "dsn", fields)
 
     def no_dsn(self, about: MessageId, reason: str) -> None:
-        """A report was owed to nobody: null sender, NOTIFY=NEVER, or bounces switched off."""
+        """A report was owed to nobody; `reason` is one of NO_DSN_REASONS."""
+        self.metrics.no_dsn(reason)
         self._emit("info", "no-dsn", {"about": about, "reason": reason})
 
     def suspended(self, zone: str, destination: str, until: float, reply: Reply) -> None:

@@ -44,6 +44,7 @@ from zonerelay.telemetry.smarthosts import SmarthostMetrics
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DKIM_RESULTS = ("signed", "no_key", "failed")
 LOGIN_RESULTS = ("ok", "wrong", "locked", "broken")
+NO_DSN_REASONS = ("null sender", "notify", "outbox", "stranger", "switched off")
 OUTCOMES = ("delivered", "deferred", "bounced", "expired", "in_doubt")
 
 # From a local next hop (milliseconds) to the last retry (days): one histogram has to show both.
@@ -72,6 +73,11 @@ class Metrics:
         for result in LOGIN_RESULTS:
             self._logins.add((result,), 0)
         self._dsn = LabelledCounter("zonerelay_dsn_total", "Reports queued to senders.", ("kind",))
+        self._no_dsn = LabelledCounter(
+            "zonerelay_dsn_withheld_total", "Times that a report was owed to nobody.", ("reason",)
+        )
+        for reason in NO_DSN_REASONS:
+            self._no_dsn.add((reason,), 0)
         self._suspended = LabelledCounter(
             "zonerelay_destinations_suspended_total", "Times a destination was suspended.", ("zone",)
         )
@@ -150,6 +156,7 @@ class Metrics:
                 self._refused,
                 self._logins,
                 self._dsn,
+                self._no_dsn,
                 self._dkim,
                 self._suspended,
                 self._source_refusals,
@@ -185,6 +192,9 @@ class Metrics:
 
     def dsn(self, kind: str) -> None:
         self._dsn.add((kind,))
+
+    def no_dsn(self, reason: str) -> None:
+        self._no_dsn.add((reason,))
 
     def dkim_signature(self, result: str) -> None:
         """`signed`, `no_key` or `failed`."""

@@ -22,6 +22,7 @@ import hashlib
 import os
 import re
 import secrets
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import lru_cache
@@ -48,8 +49,20 @@ _MARKED = re.compile(rf"<(?:redacted:)?({_PSEUDONYM.pattern})>|(?<![\w-])({_PSEU
 _LOCAL = r"[^\s<>()\[\],;:\"@\\\x00-\x1f\x7f␀-␡�]"
 # The look-behind lets the search start only at the head of a run, which keeps it linear.
 _ADDRESS = re.compile(
-    rf"""(?:(?<!{_LOCAL})('*)({_LOCAL}+)|("(?:[^"\\]|\\.)*"))(?:@|%40)(\[[^\]\s]*\]?|\w[\w.-]*\w|\w)""",
+    rf"""(?:(?<!{_LOCAL})('*)({_LOCAL}+)|("(?:[^"\\]|\\.)*"))"""
+    r"""(@|%40|\+40|\\x\{40\})(\[[^\]\s]*\]?|\w[\w.-]*\w|\w)""",
     re.DOTALL,
+)
+# RFC 3461 4, RFC 6533 3: what stands for a character in ORCPT.
+_XTEXT = re.compile(r"\+([0-9A-F]{2})|\\x\{([0-9A-F]{2,6})\}")
+# "user jane.doe unknown at person.example": what looks like no other word (with a dot, a digit, an
+# underscore) between one for a mailbox and one for what is wrong with it.
+_SPOKEN = re.compile(
+    r"""\b((?:user|mailbox|account|recipient|address):?\ +)
+    (?!u-[a-z2-7]{13}\b)((?=[^\s<>@]*[._\d])(?=[^\s<>@]*[^\W\d_])[^\s<>@:;,"']{2,64})
+    (\ +(?:is\ +|was\ +)?(?:unknown|not|does|doesn't|disabled|invalid|rejected|unavailable|over|has)\b)
+    (?:(\ +(?:at|in|on)\ +)(\w[\w-]*(?:\.\w[\w-]*)+))?""",
+    re.IGNORECASE | re.VERBOSE,
 )
 
 _JOINS_BEFORE = re.compile(rf"{_LOCAL}|@")
@@ -84,11 +97,23 @@ class Redactor:
         """A stranger's text, fit to be logged: no addresses, one line, printable, at most `limit` long."""
         if len(text) > _SEARCHED:
             text = _cut_between_words(text, _SEARCHED)
-        if self.enabled and ("@" in text or "%40" in text):
-            text = _ADDRESS.sub(self._replace, text)
+        if self.enabled:
+            if "@" in text or "%40" in text or "+40" in text or "{40}" in text:
+                text = _ADDRESS.sub(self._replace, text)
+            if text[:1] != "2":  # most of all texts: a reply that says yes
+                text = _SPOKEN.sub(self._replace_spoken, text)
         if not text.isprintable():
             text = printable(text)
         return text if len(text) <= limit else _cut_outside_pseudonyms(text, limit)
+
+    def about(self, text: str, mailbox: Mailbox) -> str:
+        """The same for what a peer says about a mailbox: also its name alone, and then its domain alone."""
+        local, _, domain = mailbox.rpartition("@")
+        if self.enabled and _stands_alone(local.lower(), text.lower()):
+            name, _, there = self.mailbox(mailbox).partition("@")
+            cleaned = _replace_word(text, local, name)
+            text = text if cleaned == text else _replace_word(cleaned, domain, there)
+        return self.text(text)
 
     def always(self) -> Redactor:
         """The same pseudonyms, also where the log shows addresses: for what is stored elsewhere."""
@@ -111,14 +136,22 @@ class Redactor:
         return wanted == written or (wanted.startswith("d-") and wanted == written.rpartition("@")[2])
 
     def _replace(self, match: re.Match[str]) -> str:
-        lead, plain, quoted, domain = match.groups("")
-        found = f"{plain or quoted}@{domain}"
+        lead, plain, quoted, sign, domain = match.groups("")
+        local = plain or quoted
+        found = f"{local if sign == '@' else _XTEXT.sub(_decoded, local)}@{domain}"
         if not _PSEUDONYM.fullmatch(found):
             found = self.mailbox(Mailbox(found))
         # What stands around must not look like a part of the pseudonym the next time.
         before = match.string[max(match.start() - 1, 0) : match.start()]
         gap = " " if _JOINS_BEFORE.fullmatch(before) else ""
         return gap + lead + (f"{found} " if _JOINS_AFTER.match(match.string, match.end()) else found)
+
+    def _replace_spoken(self, match: re.Match[str]) -> str:
+        before, local, between, at, domain = match.groups("")
+        if not domain:
+            return f"{before}{self._user(local.lower())}{between}"
+        user, _, there = self.mailbox(Mailbox(f"{local}@{domain}")).partition("@")
+        return f"{before}{user}{between}{at}{there}"
 
     def _shown(self, mailbox: Mailbox) -> str:
         return printable(mailbox) if mailbox else "<>"
@@ -146,6 +179,28 @@ class Redactor:
         bits = int.from_bytes(hashed.digest(), "big") >> 7
         pairs = [_PAIRS[(bits >> shift) & 1023] for shift in (55, 45, 35, 25, 15, 5)]
         return "".join(pairs) + _BASE32[bits & 31]
+
+
+def _decoded(match: re.Match[str]) -> str:
+    code = int(match[1] or match[2], 16)
+    return chr(code) if code <= sys.maxunicode else match[0]
+
+
+def _stands_alone(word: str, text: str) -> bool:
+    """Not as a part of another one. Without a pattern: this is asked about every delivery."""
+    at = text.find(word) if word else -1
+    while at >= 0:
+        end = at + len(word)
+        if not (text[at - 1 : at].isalnum() or text[end : end + 1].isalnum()):
+            return True
+        at = text.find(word, at + 1)
+    return False
+
+
+def _replace_word(text: str, word: str, by: str) -> str:
+    """Wherever it stands alone, in any case; not within an address, which is found by its form."""
+    pattern = rf"(?<![\w@.%+-]){re.escape(word)}(?![\w@%+-]|\.\w)"
+    return re.sub(pattern, by, text, flags=re.IGNORECASE)
 
 
 def printable(text: str) -> str:
