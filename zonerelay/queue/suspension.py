@@ -31,8 +31,9 @@ try costs a message a deferral.
 
 
 PUT_OFF_RATE = 200.0
-"""Deliveries a second that are put off, and looked at again, for one destination. Each costs a write and a
-line in the log: hundreds of thousands for a dead host would keep other mail from its turn after every probe.
+"""Deliveries a second that are put off for one destination while their age demands that they are looked at.
+Each costs a write and a line in the log: hundreds of thousands for a dead host would keep other mail from its
+turn after every probe.
 """
 
 

@@ -35,7 +35,7 @@ from zonerelay.queue.rest import Rests
 from zonerelay.queue.restraint import Restraint
 from zonerelay.queue.settle import Settler
 from zonerelay.queue.slices import in_slices
-from zonerelay.queue.suspension import Transition
+from zonerelay.queue.suspension import PUT_OFF_RATE, Transition
 from zonerelay.queue.tasks import Linger, Once, Tasks
 from zonerelay.queue.zone_queue import WINDOW, ZoneQueue
 from zonerelay.routing.nexthop import DestinationKey, Route, SiteKey
@@ -191,7 +191,7 @@ class ZoneRunner:
 
     def resume(self, destination: DestinationKey | None) -> None:
         for resumed in self._queue.resume(destination):
-            self._events.resumed(self.zone.name, resumed.label)
+            self._resumed(resumed)
         self.wake()
 
     def destination_of(self, domain: str) -> DestinationKey | None:
@@ -234,8 +234,7 @@ class ZoneRunner:
     def _grant_requests(self) -> None:
         self._start_look_ups()
         for destination, deliveries in self._queue.take_parked():
-            self._defer(destination, deliveries)
-            self._rests.begin(destination, len(deliveries))
+            self._put_off(destination, deliveries)
         returned = self._queue.take_returned()
         if returned:
             self._release(returned)
@@ -276,10 +275,24 @@ class ZoneRunner:
         self._settler.post_unattempted(deliveries, outcome, destination=domain or self.zone.next_hop)
         self._pump_together()
 
-    def _defer(self, destination: Destination, deliveries: Sequence[Delivery]) -> None:
-        """Its hosts cannot be reached: look again when the suspension is over, not all at the same moment."""
-        suspension = destination.suspension
-        spread = max(1.0, suspension.duration() * self._around.retry.jitter)
+    def _put_off(self, destination: Destination, deliveries: Sequence[Delivery]) -> None:
+        """Its hosts cannot be reached. What waits stays due and is left in the store until the next probe, so
+        that it leaves at once when that succeeds, or after a restart. Only what is old is looked at meanwhile,
+        some at a time, and is due with the probe or behind it.
+        """
+        suspension, random, now = destination.suspension, self._around.random, self._clock.now()
+        spread = suspension.duration() * self._around.retry.jitter
+        probe = suspension.until + random.uniform(0, spread)
+        pause = max(1, len(deliveries)) / PUT_OFF_RATE
+        is_old = any(map(self._settler.is_old, deliveries))
+        if deliveries and not is_old:
+            pause = max(pause, probe - now)
+        self._rests.begin(destination, pause)
+        left_alone: list[Delivery] = []
+        others: list[Delivery] = []
+        for delivery in deliveries:
+            is_left = self._queue.is_left_alone(delivery, destination, is_old=is_old)
+            (left_alone if is_left else others).append(delivery)
         outcome = Outcome(
             Verdict.DEFERRED,
             Reply(451, "4.1", f"delivery temporarily suspended: {suspension.reply}"),
@@ -287,12 +300,20 @@ class ZoneRunner:
             local=True,
             counts=False,
         )
-        self._settler.post_unattempted(
-            deliveries,
-            outcome,
-            destination=destination.label,
-            until=lambda: suspension.place() + self._around.random.uniform(0, spread),
+        whens = (
+            (left_alone, lambda: probe if is_old else now),
+            (others, lambda: suspension.place() + random.uniform(0, max(1.0, spread))),
         )
+        for some, until in whens:
+            if some:
+                self._settler.post_unattempted(some, outcome, destination=destination.label, until=until)
+
+    def _resumed(self, destination: Destination) -> None:
+        """What waits for it may leave at once."""
+        self._events.resumed(self.zone.name, destination.label)
+        self._rests.end(destination)
+        self._queue.rested(destination)
+        self._claimer.wake()
 
     def _rested(self, destination: Destination) -> None:
         self._queue.rested(destination)
@@ -324,7 +345,7 @@ class ZoneRunner:
         destination = work.destination
         suspension = destination.suspension
         if transition is Transition.RESUMED:
-            self._events.resumed(self.zone.name, destination.label)
+            self._resumed(destination)
         elif suspension.reply is not None:
             self._events.suspended(self.zone.name, destination.label, suspension.until, suspension.reply)
 
