@@ -277,8 +277,8 @@ class ZoneRunner:
 
     def _put_off(self, destination: Destination, deliveries: Sequence[Delivery]) -> None:
         """Its hosts cannot be reached. What waits stays due and is left in the store until the next probe, so
-        that it leaves at once when that succeeds, or after a restart. Only what is old is looked at meanwhile,
-        some at a time, and is due with the probe or behind it.
+        that it leaves at once when that succeeds, or after a restart. Only what is old is looked at
+        meanwhile, some at a time, and is due with the probe or behind it.
         """
         suspension, random, now = destination.suspension, self._around.random, self._clock.now()
         spread = suspension.duration() * self._around.retry.jitter
