@@ -252,19 +252,18 @@ async def test_a_dead_destination_is_suspended_and_others_go_on(make: Make) -> N
         NO_HOST if batch.route.name == "mx.dead.example" else DELIVERED for _ in batch.deliveries
     ]
     await relay.scheduler.start()
-    # Of fewer than MANY_PUT_OFF each is put off; more are left in the store untouched.
-    for n in range(40):
+    for n in range(100):
         relay.accept(f"u{n}@dead.example")
         relay.accept(f"u{n}@live.example")
-    await relay.until(lambda: len(relay.sink.named("delivered")) == 40)
-    await relay.until(lambda: len(relay.sink.named("deferred")) == 40)
+    await relay.until(lambda: len(relay.sink.named("delivered")) == 100)
+    await relay.until(lambda: len(relay.sink.named("deferred")) == 100)
     attempted = [name for name in relay.courier.recipients() if name.endswith("dead.example")]
     assert len(attempted) <= 10  # those that were under way together
     assert len(relay.sink.named("suspended")) == 1
     # Later mail is not even tried, and uses up no attempt.
     before = len(relay.courier.batches)
     late = relay.accept("late@dead.example")
-    await relay.until(lambda: len(relay.sink.named("deferred")) == 41)
+    await relay.until(lambda: len(relay.sink.named("deferred")) == 101)
     assert len(relay.courier.batches) == before
     (stored,) = await relay.store.deliveries_of(late.id)
     assert stored.attempts == 0

@@ -179,7 +179,8 @@ class Claimer:
         if isinstance(plan, Claim):
             self._more.discard(priority)
             self._claimed_at[priority] = now
-            claimed = await self._store.claim(queue, plan.limit, now=now, skip_domains=plan.skip)
+            due = self._queue.due_time(now)
+            claimed = await self._store.claim(queue, plan.limit, now=due, skip_domains=plan.skip)
             more = len(claimed) >= plan.limit
         elif isinstance(plan, NewClaim):
             self._new.discard(priority)

@@ -26,8 +26,8 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
 - Suspension (`suspension.py`): nothing waits for a suspended destination; what is claimed for it is
   handed back to be deferred without a connection; one probe at a time ends it
   → dead hosts cost neither connections nor window.
-- Comeback: much mail for a suspended destination is due all the time and left alone in the store; when the
-  destination answers all of it can be claimed → it leaves as fast as new mail from the first second on.
+- Comeback: mail for a suspended destination is due, at the latest with the next probe; when the destination
+  answers all of it can be claimed → it leaves as fast as new mail from the first second on.
 - Probes (`probes.py`): once the window is half full, few more destinations begin to wait for a probe
   → thousands of domains that died together do not fill the window with mail that cannot go.
 - Rest: where there is much of that, nothing is fetched before the next probe, but old mail, at a steady rate
@@ -250,13 +250,14 @@ class ZoneQueue:
         self._parked.clear()
         return parked
 
-    def is_left_alone(self, delivery: Delivery, destination: Destination, *, is_old: bool) -> bool:
-        """Claims leave it in the store, also when it is due, until its destination has `rested`. What is old
-        is fetched meanwhile: of one domain the store would hand out the same again and again.
+    def due_time(self, now: float) -> float:
+        """What was due then may be claimed now: while the only next hop is suspended nothing that has been
+        put off for that.
         """
-        if not self._by_domain:
-            return True
-        return not is_old and delivery.domain in destination.backlog(delivery.priority).passed_over
+        line = None if self._by_domain else self._lines.get("")
+        if isinstance(line, Destination) and line.suspension.is_suspended(now):
+            return min(line.suspension.since, now)
+        return now
 
     def rested(self, destination: Destination) -> None:
         """Enough time has passed since deliveries for it were put off, or it is no longer suspended."""

@@ -35,7 +35,7 @@ from zonerelay.queue.rest import Rests
 from zonerelay.queue.restraint import Restraint
 from zonerelay.queue.settle import Settler
 from zonerelay.queue.slices import in_slices
-from zonerelay.queue.suspension import PUT_OFF_RATE, Transition
+from zonerelay.queue.suspension import PUT_OFF_MOST, PUT_OFF_RATE, Transition
 from zonerelay.queue.tasks import Linger, Once, Tasks
 from zonerelay.queue.zone_queue import WINDOW, ZoneQueue
 from zonerelay.routing.nexthop import DestinationKey, Route, SiteKey
@@ -276,23 +276,28 @@ class ZoneRunner:
         self._pump_together()
 
     def _put_off(self, destination: Destination, deliveries: Sequence[Delivery]) -> None:
-        """Its hosts cannot be reached. What waits stays due and is left in the store until the next probe, so
-        that it leaves at once when that succeeds, or after a restart. Only what is old is looked at
-        meanwhile, some at a time, and is due with the probe or behind it.
+        """Its hosts cannot be reached. What waits is due with the next probe, so that it leaves at once when
+        that succeeds; in a zone with one next hop it stays due, so that it does after a restart, too. After
+        some have been put off the rest is left in the store until then, unless it is so old that it has to be
+        looked at, which is done slowly.
         """
         suspension, random, now = destination.suspension, self._around.random, self._clock.now()
-        spread = suspension.duration() * self._around.retry.jitter
-        probe = suspension.until + random.uniform(0, spread)
-        pause = max(1, len(deliveries)) / PUT_OFF_RATE
+        suspension.put_off += len(deliveries)
         is_old = any(map(self._settler.is_old, deliveries))
-        if deliveries and not is_old:
-            pause = max(pause, probe - now)
+        pause = max(1, len(deliveries)) / PUT_OFF_RATE
+        if suspension.put_off >= PUT_OFF_MOST and not is_old:
+            pause = max(pause, suspension.until - now)
         self._rests.begin(destination, pause)
-        left_alone: list[Delivery] = []
-        others: list[Delivery] = []
-        for delivery in deliveries:
-            is_left = self._queue.is_left_alone(delivery, destination, is_old=is_old)
-            (left_alone if is_left else others).append(delivery)
+
+        def until() -> float:
+            if self.zone.next_hop:
+                return suspension.until if is_old else now
+            if not is_old:
+                return suspension.until
+            # The store hands out the same ones first: behind each other, or others would never be looked at.
+            spread = max(1.0, suspension.duration() * self._around.retry.jitter)
+            return suspension.place() + random.uniform(0, spread)
+
         outcome = Outcome(
             Verdict.DEFERRED,
             Reply(451, "4.1", f"delivery temporarily suspended: {suspension.reply}"),
@@ -300,13 +305,7 @@ class ZoneRunner:
             local=True,
             counts=False,
         )
-        whens = (
-            (left_alone, lambda: probe if is_old else now),
-            (others, lambda: suspension.place() + random.uniform(0, max(1.0, spread))),
-        )
-        for some, until in whens:
-            if some:
-                self._settler.post_unattempted(some, outcome, destination=destination.label, until=until)
+        self._settler.post_unattempted(deliveries, outcome, destination=destination.label, until=until)
 
     def _resumed(self, destination: Destination) -> None:
         """What waits for it may leave at once."""
@@ -346,7 +345,10 @@ class ZoneRunner:
         suspension = destination.suspension
         if transition is Transition.RESUMED:
             self._resumed(destination)
-        elif suspension.reply is not None:
+            return
+        # Destinations that died together are not probed at the same moment.
+        suspension.until += self._around.random.uniform(0, suspension.duration() * self._around.retry.jitter)
+        if suspension.reply is not None:
             self._events.suspended(self.zone.name, destination.label, suspension.until, suspension.reply)
 
     # Rates
