@@ -66,7 +66,7 @@ class Sending:
         self._clock = clock
         self.dkim_keys: DkimKeys | None = None
         self.srs: Srs | None = None
-        self.resolver = Resolver(settings.dns, clock)
+        self.resolver = Resolver(settings.dns, clock, reports=events.name_servers)
         files = StsFiles(policy_directory(settings))
         self._sts = StsPolicies(self.resolver, events.sts, clock, files=files, port=policy_port)
         self.router = MxRouter(
@@ -138,7 +138,8 @@ class Sending:
     def problems(self) -> tuple[str, ...]:
         """For people: what keeps mail from going out as it should."""
         limits = () if self.shared is None else self.shared.problems()
-        return (*self.sources.problems(), *self.logins.problems(), *limits)
+        outage = self.resolver.problem()
+        return (*([outage] if outage else []), *self.sources.problems(), *self.logins.problems(), *limits)
 
     async def start(self) -> None:
         """Begin what runs in the background."""

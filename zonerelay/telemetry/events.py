@@ -20,6 +20,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.telemetry.limits import LimitEvents
 from zonerelay.telemetry.metrics import Metrics
 from zonerelay.telemetry.mta_sts import StsEvents
+from zonerelay.telemetry.name_servers import NameServerEvents
 from zonerelay.telemetry.redact import Redactor
 from zonerelay.telemetry.smarthosts import SmarthostEvents
 
@@ -42,6 +43,7 @@ class Events:
         self._clock = clock
         self.sts = StsEvents(sink.emit, metrics.sts, redactor)
         self.limits = LimitEvents(sink.emit, metrics.limits)
+        self.name_servers = NameServerEvents(sink.emit, metrics.name_servers)
         self.smarthosts = SmarthostEvents(sink.emit, metrics.smarthosts, redactor)
 
     def accepted(self, message: Message, *, bare_lf: int = 0, bare_cr: int = 0) -> None:

@@ -38,6 +38,7 @@ from zonerelay.telemetry.instruments import (
 from zonerelay.telemetry.limits import LimitMetrics
 from zonerelay.telemetry.loop_lag import LoopLag
 from zonerelay.telemetry.mta_sts import StsCounters
+from zonerelay.telemetry.name_servers import NameServerMetrics
 from zonerelay.telemetry.outbox import OutboxMetrics
 from zonerelay.telemetry.smarthosts import SmarthostMetrics
 
@@ -136,6 +137,7 @@ class Metrics:
         self.sts = StsCounters()
         self.smarthosts = SmarthostMetrics()
         self.limits = LimitMetrics()
+        self.name_servers = NameServerMetrics()
         self.outbox = OutboxMetrics()
         self._registry = self._build_registry()
 
@@ -152,6 +154,7 @@ class Metrics:
         registry.register(self.sts)
         registry.register(self.smarthosts)
         registry.register(self.limits)
+        registry.register(self.name_servers)
         registry.register(self.outbox)
         registry.register(
             ReadGauge(
