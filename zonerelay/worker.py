@@ -360,7 +360,12 @@ class Worker:
             problems=(
                 *self.problems,
                 *(() if listeners is None else listeners.problems),
-                *(text for part in (self._sending, self._queue) if part for text in part.problems()),
+                *(
+                    text
+                    for part in (self._sending, self._queue, self._scheduler)
+                    if part
+                    for text in part.problems()
+                ),
                 *([unhealthy] if unhealthy else []),
             ),
         )

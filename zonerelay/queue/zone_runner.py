@@ -67,13 +67,21 @@ class Surroundings:
 class ZoneRunner:
     """One zone. `notify` and `postponed` are the only ways in from outside; everything else follows.
 
-    `rates`: the zone's, which a runner with newer settings takes over.
+    `rates`: the zone's, which a runner with newer settings takes over. The mail of a zone that is not served
+    waits in the store: the configuration does not say how it is to be sent.
     """
 
     def __init__(
-        self, zone: ZoneSettings, around: Surroundings, rates: Rates, *, window: int = WINDOW
+        self,
+        zone: ZoneSettings,
+        around: Surroundings,
+        rates: Rates,
+        *,
+        window: int = WINDOW,
+        is_served: bool = True,
     ) -> None:
         self.zone = zone
+        self.is_served = is_served
         self.retry = around.retry
         self._around = around
         self._store = around.store
@@ -105,6 +113,7 @@ class ZoneRunner:
             clock=around.clock,
             tasks=self._errands,
             claimed=self._pump,
+            is_served=is_served,
         )
         self._next_turn = Alarm(around.clock.monotonic, self._pump)
         rates.changed = self._turns_changed

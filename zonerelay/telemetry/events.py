@@ -232,6 +232,10 @@ class Events:
             fields: dict[str, Field] = {"zone": zone, "host": host, "why": self._redact.text(why)}
             self._emit("info", "tls-fallback", fields)
 
+    def zone_missing(self, zone: str, deliveries: int) -> None:
+        """The configuration names a zone no longer that holds mail, which waits."""
+        self._emit("error", "zone-missing", {"zone": zone, "deliveries": deliveries})
+
     def store_health(self, reason: str | None) -> None:
         """Why the store takes no mail now; `None` when it does again."""
         if reason is None:
