@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.dns import SERVFAIL, SILENCE, FakeDns, Trouble, Zones
+from tests.support.dns import SERVFAIL, SILENCE, FakeDns, Trouble, Troubles, Zones
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from zonerelay.config.models import ZoneSettings
 from zonerelay.routing import name_server_watch, name_servers, resolver
@@ -54,7 +54,7 @@ async def outages(running: Running) -> list[str]:
 
 @pytest.mark.parametrize("trouble", [SILENCE, "closed"])
 async def test_an_outage_is_told_and_so_is_its_end(tmp_path: Path, trouble: Trouble | str) -> None:
-    silent = dict.fromkeys((*zones(), PROBE), SILENCE)
+    silent: Troubles = dict.fromkeys((*zones(), PROBE), SILENCE)
     async with FakeDns(zones(), silent if trouble is SILENCE else None) as dns:
         address = dns.address if trouble is SILENCE else f"{LOOPBACK}:1"
         async with relay(tmp_path, address) as running:
@@ -85,7 +85,7 @@ async def test_a_domain_whose_servers_are_silent_is_no_outage(tmp_path: Path) ->
 
 
 async def test_servers_that_fail_for_every_name_are_an_outage(tmp_path: Path) -> None:
-    failing = dict.fromkeys(zones(), SERVFAIL)
+    failing: Troubles = dict.fromkeys(zones(), SERVFAIL)
     async with FakeDns(zones(), failing) as dns, relay(tmp_path, dns.address) as running:
         for number in range(FAILURES):
             assert not running.log.named("name-servers-lost")

@@ -12,7 +12,8 @@ does not, as `deferred`. A connection lost after the final dot counts as `in_dou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Info, ProcessCollector, generate_latest
 
@@ -265,9 +266,9 @@ class Metrics:
     def declare_refusals(self, reasons: Iterable[str]) -> None:
         self._refused.declare((reason,) for reason in reasons)
 
-    def declare_policy(self, steps: Iterable[str], kinds: Collection[str]) -> None:
+    def declare_policy(self, steps: Iterable[str], kinds: Iterable[str]) -> None:
         """The steps that a policy is asked at, and how it may fail."""
-        self._policy_failures.declare((step, kind) for step in steps for kind in kinds)
+        self._policy_failures.declare(product(steps, kinds))
 
     def attach_queue(
         self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool] = lambda: True

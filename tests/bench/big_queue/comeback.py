@@ -27,9 +27,10 @@ from tests.bench.sink import CounterFile
 from tests.support.debian import REPOSITORY
 from tests.support.ports import free_port, greets, wait_until
 from tests.support.process import PROGRAM, RelayProcess
+from tests.support.toml import Table
 
 KILLED = 1000
-RETRY = {"suspend_min": "2s", "suspend_max": "2s", "schedule": ["1h"], "jitter": 0.0}
+RETRY: Table = {"suspend_min": "2s", "suspend_max": "2s", "schedule": ["1h"], "jitter": 0.0}
 
 
 @contextlib.contextmanager
@@ -54,7 +55,7 @@ def send(port: int, messages: int) -> None:
 
 
 def relay(directory: Path, name: str, port: int, program: Path) -> RelayProcess:
-    limits = {"max_connections_per_client": 100, "max_connections_per_network": 100}
+    limits: Table = {"max_connections_per_client": 100, "max_connections_per_network": 100}
     hop = f"127.0.0.1:{port}"
     return RelayProcess(
         directory / name, next_hop=hop, listener=limits, tables={"retry": RETRY}, program=program
