@@ -556,6 +556,15 @@ async def test_mail_in_an_unknown_zone_waits_until_the_zone_is_back(make: Make) 
     assert sorted(relay.courier.recipients()) == [f"{name}@example.com" for name in "bcde"]
 
 
+async def test_the_default_zone_is_there_though_no_configuration_names_it(make: Make) -> None:
+    relay = make(zones=(ZoneSettings(name="bulk", next_hop="hop"),))
+    await relay.scheduler.start()
+    relay.accept("b@example.com", zone="default")
+    await relay.until_empty()
+    assert not relay.sink.named("zone-missing")
+    assert relay.scheduler.problems() == ()
+
+
 async def test_a_zone_that_a_reload_takes_away_keeps_its_mail(make: Make) -> None:
     default, bulk = (
         ZoneSettings(next_hop="hop"),
@@ -685,12 +694,3 @@ async def test_mail_that_has_waited_makes_way_on_a_busy_loop_and_leaves_all_the_
     assert "new@new.example" in sent()[:50]
     await relay.until_empty()
     await relay.until(lambda: not restrainer.restraint.is_looked_at)
-
-
-async def test_the_default_zone_is_there_though_no_configuration_names_it(make: Make) -> None:
-    relay = make(zones=(ZoneSettings(name="bulk", next_hop="hop"),))
-    await relay.scheduler.start()
-    relay.accept("b@example.com", zone="default")
-    await relay.until_empty()
-    assert not relay.sink.named("zone-missing")
-    assert relay.scheduler.problems() == ()

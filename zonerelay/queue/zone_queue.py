@@ -359,6 +359,7 @@ class ZoneQueue:
     def _placed(self, line: Line, now: float) -> None:
         """Something was added to a line."""
         if isinstance(line, Destination):
+            self._probes_next_hop(line)
             suspension = line.suspension
             is_suspended = suspension.is_suspended(now)
             if not is_suspended and not self._probes.may_wait(line, is_half_full=self._claims.is_half_full):
@@ -368,7 +369,6 @@ class ZoneQueue:
                 self._park(line)
                 return
             suspension.end()
-            self._probes_next_hop(line)
             self._ring.offer(line, now)
         elif isinstance(line, Unrouted):
             self._look_ups.want(line)
