@@ -72,6 +72,7 @@ def drained(counters: CounterFile, wanted: int) -> tuple[list[int], float]:
             changed = time.monotonic()
             arrived.append((changed, count))
         time.sleep(0.02)
+    arrived.append((time.monotonic(), counters.read().recipients))
     first, last = arrived[0][0], counters.read().last
     seconds: list[int] = []
     for when, count in arrived:
