@@ -74,12 +74,13 @@ def drained(counters: CounterFile, wanted: int) -> tuple[list[int], float]:
         time.sleep(0.02)
     arrived.append((time.monotonic(), counters.read().recipients))
     first, last = arrived[0][0], counters.read().last
-    seconds: list[int] = []
+    steps: list[int] = []
+    before = 0
     for when, count in arrived:
-        second = int(when - first)
-        seconds += [0] * (second + 1 - len(seconds))
-        seconds[second] = count
-    steps = [count - before for count, before in zip(seconds, [0, *seconds], strict=False)]
+        if count > before:
+            steps += [0] * (int(when - first) + 1 - len(steps))
+            steps[-1] += count - before
+            before = count
     return steps, last - first
 
 
