@@ -66,7 +66,7 @@ class Sending:
         self._clock = clock
         self.dkim_keys: DkimKeys | None = None
         self.srs: Srs | None = None
-        self.resolver = Resolver(settings.dns, clock)
+        self.resolver = Resolver(settings.dns, clock, reports=events.name_servers)
         files = StsFiles(policy_directory(settings))
         self._sts = StsPolicies(self.resolver, events.sts, clock, files=files, port=policy_port)
         self.router = MxRouter(
@@ -119,6 +119,7 @@ class Sending:
         self._renderer.configure(keys=dkim_keys, srs=srs, max_header_size=largest)
         self.router.configure(destinations)
         self.sources.configure(settings.source)
+        self._events.metrics.declare_sources(source.name for source in settings.source)
         self.logins.configure(settings.credential, senders, settings.zone)
         self.courier.read_authorities_again()
 
@@ -137,7 +138,8 @@ class Sending:
     def problems(self) -> tuple[str, ...]:
         """For people: what keeps mail from going out as it should."""
         limits = () if self.shared is None else self.shared.problems()
-        return (*self.sources.problems(), *self.logins.problems(), *limits)
+        outage = self.resolver.problem()
+        return (*([outage] if outage else []), *self.sources.problems(), *self.logins.problems(), *limits)
 
     async def start(self) -> None:
         """Begin what runs in the background."""

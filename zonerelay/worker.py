@@ -381,7 +381,12 @@ class Worker:
                 *self.problems,
                 *([self._left_over] if self._left_over else []),
                 *(() if listeners is None else listeners.problems),
-                *(text for part in (self._sending, self._queue) if part for text in part.problems()),
+                *(
+                    text
+                    for part in (self._sending, self._queue, self._scheduler)
+                    if part
+                    for text in part.problems()
+                ),
                 *([unhealthy] if unhealthy else []),
             ),
         )

@@ -536,14 +536,59 @@ async def test_a_store_that_is_repaired_is_asked_at_once(make: Make, monkeypatch
     await relay.until_empty()
 
 
-async def test_mail_in_an_unknown_zone_is_served_like_the_default_zone(make: Make) -> None:
-    relay = make(zones=(ZoneSettings(next_hop="hop", max_connections=3),))
+async def test_mail_in_an_unknown_zone_waits_until_the_zone_is_back(make: Make) -> None:
+    default = ZoneSettings(next_hop="hop")
+    relay = make(zones=(default,))
     relay.accept("b@example.com", zone="gone", tell=False)
+    relay.accept("c@example.com", zone="gone;high", tell=False)
     await relay.scheduler.start()
+    assert relay.sink.named("zone-missing") == [{"zone": "gone", "deliveries": 2}]
+    (problem,) = relay.scheduler.problems()
+    assert problem.startswith("zone gone is not configured, and 2 deliveries wait in it")
+    # New mail that somebody else has left for it, and an operator's change, do not make it leave.
+    relay.accept("d@example.com", zone="gone")
+    relay.accept("e@example.com")
+    await relay.until(lambda: len(relay.courier.batches) == 1)
+    assert relay.courier.recipients() == ["e@example.com"]
+    relay.scheduler.configure((default, ZoneSettings(name="gone", next_hop="there")), relay.retry)
+    assert relay.scheduler.problems() == ()
     await relay.until_empty()
-    assert relay.courier.batches[0].zone.name == "gone"
-    assert relay.courier.batches[0].zone.max_connections == 3
-    assert [event["where"] for event in relay.sink.named("trouble")] == ["queue.unknown_zone"]
+    assert sorted(relay.courier.recipients()) == [f"{name}@example.com" for name in "bcde"]
+
+
+async def test_the_default_zone_is_there_though_no_configuration_names_it(make: Make) -> None:
+    relay = make(zones=(ZoneSettings(name="bulk", next_hop="hop"),))
+    await relay.scheduler.start()
+    relay.accept("b@example.com", zone="default")
+    await relay.until_empty()
+    assert not relay.sink.named("zone-missing")
+    assert relay.scheduler.problems() == ()
+
+
+async def test_a_zone_that_a_reload_takes_away_keeps_its_mail(make: Make) -> None:
+    default, bulk = (
+        ZoneSettings(next_hop="hop"),
+        ZoneSettings(name="bulk", next_hop="there", max_connections=1),
+    )
+    relay = make(zones=(default, bulk))
+    relay.courier.gate = asyncio.Event()
+    await relay.scheduler.start()
+    for number in range(20):
+        relay.accept(f"u{number}@example.com", zone="bulk")
+    await relay.until(lambda: relay.courier.running["zone bulk"] == 1)
+    relay.scheduler.configure((default,), relay.retry)
+    assert relay.sink.named("zone-missing") == [{"zone": "bulk", "deliveries": 20}]
+    # What was under way ends by the old settings.
+    relay.courier.gate.set()
+    await relay.until(lambda: len(relay.sink.named("delivered")) == 1)
+    relay.accept("other@example.com")
+    await relay.until(lambda: len(relay.sink.named("delivered")) == 2)
+    await relay.until(lambda: "and 19 deliveries wait" in "".join(relay.scheduler.problems()))
+    relay.scheduler.configure((default,), relay.retry)
+    assert len(relay.sink.named("zone-missing")) == 1
+    relay.scheduler.configure((default, bulk), relay.retry)
+    await relay.until_empty()
+    assert {batch.zone.next_hop for batch in relay.courier.batches} == {"hop", "there"}
 
 
 @pytest.mark.parametrize("policy", list(InDoubt))

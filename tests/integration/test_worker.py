@@ -7,15 +7,28 @@ import email
 import email.policy
 import smtplib
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.dns import SERVFAIL, FakeDns
-from tests.support.relay import HOSTNAME, LOOPBACK, relay_with, settings
-from zonerelay.config.models import InDoubt, RetrySettings, RouteSettings, ZoneSettings
+from tests.support.relay import HOSTNAME, LOOPBACK, Running, relay_with, settings
+from zonerelay.config.models import (
+    CredentialSettings,
+    InDoubt,
+    ListenerSettings,
+    RetrySettings,
+    RouteSettings,
+    SourceSettings,
+    ZoneSettings,
+)
+from zonerelay.inbound.access import Reason
+from zonerelay.message.dsn_words import DsnKind
 from zonerelay.sandbox.conversation import Manners
 from zonerelay.sandbox.sink import Sink
+from zonerelay.telemetry.metrics import OUTCOMES
 
 MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n.A dot.\r\n"
 
@@ -269,6 +282,44 @@ async def test_a_second_relay_on_the_same_spool_is_refused_in_words(tmp_path: Pa
         with pytest.raises(StartError, match="another"):
             async with relay_with(chosen):
                 pass
+
+
+def numbers(running: Running) -> dict[str, dict[str, float]]:
+    """Of every counter its samples, by their labels in the order of the labels' names."""
+    families = text_string_to_metric_families(running.worker.metrics.exposition().decode())
+    return {
+        family.name: {",".join(s.labels[name] for name in sorted(s.labels)): s.value for s in family.samples}
+        for family in families
+        if family.type == "counter" and family.name.startswith("zonerelay")
+    }
+
+
+async def test_every_counter_is_there_with_0_before_the_first_event(tmp_path: Path) -> None:
+    """`increase()` does not see the first event of a counter that appears with it."""
+    zone = ZoneSettings(next_hop="127.0.0.1:1", credentials=("main",))
+    listener = ListenerSettings(address=f"{LOOPBACK}:0", policy="tests.bench.policies:Nothing")
+    chosen = replace(
+        settings(tmp_path, zone=zone, listener=listener),
+        source=(SourceSettings(name="one", address=(LOOPBACK,)),),
+        credential=(CredentialSettings(name="main", user="u", password="p"),),
+    )
+    async with relay_with(chosen) as running:
+        found = numbers(running)
+        assert [name for name, samples in found.items() if not samples] == []
+        assert {value for samples in found.values() for value in samples.values()} == {0}
+        assert found["zonerelay_deliveries"].keys() == {f"{outcome},default" for outcome in OUTCOMES}
+        assert found["zonerelay_inbound_refused"].keys() == set(Reason)
+        assert found["zonerelay_dsn"].keys() == set(DsnKind)
+        assert "rcpt,timeout" in found["zonerelay_policy_failures"]
+        assert "refused,default" in found["zonerelay_smarthost_logins"]
+        bulk = ZoneSettings(name="bulk", next_hop="127.0.0.1:1")
+        more = (*chosen.source, SourceSettings(name="two", address=("127.0.0.2",)))
+        await running.worker.reload(replace(chosen, zone=(zone, bulk), source=more))
+        found = numbers(running)
+        assert found["zonerelay_deliveries"]["bounced,bulk"] == 0
+        assert found["zonerelay_destinations_suspended"]["bulk"] == 0
+        assert found["zonerelay_outbound_tls_sessions"]["opportunistic,fallback,bulk"] == 0
+        assert found["zonerelay_source_refusals"]["two"] == 0
 
 
 async def test_open_connections_to_peers_show_in_the_metrics(tmp_path: Path) -> None:

@@ -237,6 +237,7 @@ class Relay:
         self._default_zone = zones[0].name
         random = Random(1)
         retry = retry or RetrySettings(jitter=0.0)
+        self.retry = retry
         bounce = bounce or BounceSettings()
         self.settler = Settler(
             store=self.store,

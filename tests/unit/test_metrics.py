@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from prometheus_client.parser import text_string_to_metric_families
 
+import zonerelay
 from zonerelay.inbound.memory import SessionMemory
 from zonerelay.telemetry.collectors import ZoneQueue
 from zonerelay.telemetry.instruments import MAX_LABEL_VALUES
-from zonerelay.telemetry.metrics import Metrics
+from zonerelay.telemetry.metrics import TROUBLES, Metrics
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -140,3 +144,12 @@ def test_two_relays_in_one_process_do_not_share_counters() -> None:
     one.dsn("failed")
     assert value(one, "zonerelay_dsn_total", kind="failed") == 1
     assert value(other, "zonerelay_dsn_total", kind="failed") == 0
+
+
+def test_every_place_that_tells_of_trouble_is_there_from_the_start() -> None:
+    sources = [path.read_text("utf-8") for path in Path(zonerelay.__file__).parent.rglob("*.py")]
+    places = {
+        place for text in sources for place in re.findall(r'(?:\.trouble|Tasks)\(\s*"([a-z._]+)"', text)
+    }
+    assert len(places) > 20
+    assert places <= set(TROUBLES)

@@ -72,6 +72,10 @@ class NameServer:
     address: str
     port: int = DNS_PORT
 
+    def __str__(self) -> str:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return host if self.port == DNS_PORT else f"{host}:{self.port}"
+
 
 def parse_listen(text: str) -> ListenAddress:
     if text.startswith("unix:"):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -38,6 +38,8 @@ Senders = Mapping[str, AddressPatterns]
 
 class Reports(Protocol):
     """Who is told; `telemetry.smarthosts` has it."""
+
+    def declare(self, zones: Iterable[str]) -> None: ...
 
     def answered(self, zone: str, result: str) -> None:
         """`ok`, `refused` or `failed`; `broken`: it could not even be tried."""
@@ -91,6 +93,7 @@ class Logins:
             self._retire(self._tokens.pop(name))
         wanted = {(zone.name, name) for zone in zones for name in zone.credentials}
         wanted |= {(name, name) for name in self._mailboxes}
+        self._reports.declare(sorted({zone for zone, _ in wanted}))
         for key, account in list(self._accounts.items()):
             if key not in wanted:
                 del self._accounts[key]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from zonerelay.config.models import ListenerAuth, ListenerSettings, ListenerTls, Settings
+from zonerelay.inbound.access import Reason
 from zonerelay.inbound.access_rules import AccessRules
 from zonerelay.inbound.auth import Authenticator
 from zonerelay.inbound.bursts import Bursts
@@ -93,6 +94,7 @@ class Listeners:
         self._kept: list[_Kept] = []
         self._farewells: set[asyncio.Future[None]] = set()
         self._retiring: dict[asyncio.Task[None], PolicyRunner] = {}
+        events.metrics.declare_refusals(Reason)
         events.metrics.attach_inbound_memory(lambda: self._shared.memory.total)
         events.metrics.attach_certificates(self._expiries)
 

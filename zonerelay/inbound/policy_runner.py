@@ -63,6 +63,8 @@ class PolicyRunner:
         self._events = events
         self._zones = zones
         self._steps = {event: _Step(*found) for event in EVENTS if (found := overridden(policy, event.step))}
+        steps = (*(event.step for event in self._steps), *([_CLOSE] if overridden(policy, _CLOSE) else []))
+        events.metrics.declare_policy(steps, FailureKind)
         self._threads = Threads("policy")
         self._loop = LoopThread("policy-loop")
         self._closed = False

@@ -3,7 +3,8 @@
 There is a window for each priority (`shares.py`), made when the first mail of it comes; their claims take
 turns (`precedence.py`). While there is a backlog new mail has claims of its own (`newcomers.py`), every
 other one where both have something to ask for. A zone with one route asks for more only when little waits,
-because then one claim brings hundreds of deliveries, not one each.
+because then one claim brings hundreds of deliveries, not one each; for nothing while its next hop is
+suspended; and for little until the probe has succeeded, because all of it is put off if the probe fails.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from zonerelay.queue.shares import Claim, NewClaim, Question, Refill, Shares
 
 LOW_MARK = 1000
 CLAIM_LIMIT = 500
+PROBED = 20
+"""Deliveries in memory while the only next hop of a zone is being probed."""
 
 _NOBODY: frozenset[str] = frozenset()
 
@@ -29,6 +32,8 @@ class ClaimPlan:
         self._window = window
         self._low_mark = min(LOW_MARK, max(1, window // 4))
         self._by_domain = by_domain
+        self.is_probing = False
+        """The zone's only next hop has failed, and nothing has been heard from it since."""
         self._normal = Shares(window, self._low_mark)
         self._shares = {Priority.NORMAL: self._normal}
         self._precedence = Precedence()
@@ -110,9 +115,10 @@ class ClaimPlan:
         ]
 
     def _wants(self, shares: Shares, more: bool) -> bool:
-        if shares.room > 0 and more and (self._by_domain or shares.waiting < self._low_mark):
-            return True
-        return shares.wants_refill
+        if not self._by_domain:
+            most = PROBED if self.is_probing else self._low_mark
+            return more and shares.waiting < most and not shares.is_resting
+        return (more and shares.room > 0) or shares.wants_refill
 
     def _plan(self, shares: Shares, more: bool) -> Claim | Refill | None:
         # By turns, so that neither new mail nor what was passed over waits for the other.
@@ -124,4 +130,5 @@ class ClaimPlan:
                 return refill
         shares.refilled_last = False
         skip = shares.skip_list() if self._by_domain else _NOBODY
-        return Claim(min(CLAIM_LIMIT, shares.room), skip, shares.priority)
+        most = PROBED if self.is_probing else CLAIM_LIMIT
+        return Claim(min(most, shares.room), skip, shares.priority)

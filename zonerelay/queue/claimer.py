@@ -50,7 +50,10 @@ class Claimer:
         clock: Clock,
         tasks: Tasks,
         claimed: Callable[[], None],
+        is_served: bool = True,
     ) -> None:
+        """Of a zone that is not served nothing is claimed."""
+        self._is_served = is_served
         self._zone = zone
         self._queue = queue
         self._store = store
@@ -111,7 +114,7 @@ class Claimer:
 
     def go_on(self) -> None:
         """There may be room again."""
-        if self._busy or self._stopping:
+        if self._busy or self._stopping or not self._is_served:
             return
         if self._queue.wants_claim(self._more, self._new) or (self._due_unknown and not self._more):
             self._busy = True
@@ -179,7 +182,8 @@ class Claimer:
         if isinstance(plan, Claim):
             self._more.discard(priority)
             self._claimed_at[priority] = now
-            claimed = await self._store.claim(queue, plan.limit, now=now, skip_domains=plan.skip)
+            due = self._queue.due_time(now)
+            claimed = await self._store.claim(queue, plan.limit, now=due, skip_domains=plan.skip)
             more = len(claimed) >= plan.limit
         elif isinstance(plan, NewClaim):
             self._new.discard(priority)

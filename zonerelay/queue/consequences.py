@@ -123,6 +123,11 @@ class Judge:
             not delivery.warned and self._is_late(delivery, now)
         )
 
+    def is_old(self, delivery: Delivery, now: float) -> bool:
+        """Such mail is looked at from time to time, wherever it waits: it may expire, or owe a warning."""
+        expires = delivery.created + self._retry.shortest_lifetime(delivery.zone)
+        return self._is_late(delivery, now) or expires - now <= _TOO_CLOSE
+
     def expiry(self, envelope: Envelope, delivery: Delivery) -> float:
         """The Unix time until which a delivery is tried."""
         return delivery.created + self._retry.lifetime(envelope, delivery.zone)

@@ -22,7 +22,7 @@ expired unseen, unless its destination is suspended. Messages from the null send
 
 Zones may have a schedule (which takes the place of the policy and of `backoff`), a `max_age` and a number of
 attempts of their own; what one leaves out is as [retry] says. A zone's `max_age` shortens the life of reports
-in it, it never prolongs it. Mail of zones that the configuration has dropped goes by the default zone's.
+in it, it never prolongs it. What ends in a zone that a reload has taken away goes by the default zone's.
 
 Failure: a `backoff` function that raises, hangs or answers nonsense costs nobody anything: the delay is
 `FALLBACK_DELAY`, and the operator is told.

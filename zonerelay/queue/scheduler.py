@@ -25,7 +25,7 @@ from zonerelay.limits.keeper import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
-from zonerelay.model.priority import Priority, priority_of, zone_of
+from zonerelay.model.priority import Priority, priority_of, queues_of, zone_of
 from zonerelay.queue.destinations import DestinationStatus
 from zonerelay.queue.protocols import Courier, Router
 from zonerelay.queue.rates import Rates
@@ -138,22 +138,30 @@ class Scheduler:
         self._around = replace(self._around, retry=retry)
         wanted = {zone.name: zone for zone in zones} | self._provided
         for name in (*wanted, *(self._runners.keys() - wanted.keys())):
-            zone = wanted.get(name) or replace(self._default, name=name)
+            zone = wanted.get(name) or self._implied(name)
+            is_served = zone is not None
             old = self._runners.get(name)
-            if old is not None and not other_routes and old.zone == zone and old.retry == retry:
+            if old is not None and old.is_served is is_served and self._is_in_force(old, zone, other_routes):
                 continue
-            runner = self._runners[name] = self._runner(zone)
+            runner = self._runners[name] = self._runner(zone or ZoneSettings(name=name), is_served=is_served)
+            if not is_served:
+                self._tell_missing(name)
             if old is not None:
                 for priority in old.priorities:
                     runner.know(priority)
                 self._retire(old)
             self.wake(name)
 
+    def _is_in_force(self, runner: ZoneRunner, zone: ZoneSettings | None, other_routes: bool) -> bool:
+        if zone is None:
+            return True
+        return not other_routes and runner.zone == zone and runner.retry == self._around.retry
+
     def provide(self, zone: ZoneSettings) -> None:
         """Serve a zone that the configuration does not name by these settings from now on."""
         self._provided[zone.name] = zone
         old = self._runners.get(zone.name)
-        if old is not None and old.zone == zone:
+        if old is not None and old.is_served and old.zone == zone:
             return
         self._runners[zone.name] = self._runner(zone)
         if old is not None:
@@ -269,6 +277,17 @@ class Scheduler:
         """How long what has waited before was held back for new mail."""
         return 0.0 if self._restrainer is None else self._restrainer.seconds
 
+    def problems(self) -> tuple[str, ...]:
+        """For people: mail that waits for a zone which the configuration does not name."""
+        stored = {zone_of(queue) for queue, counts in self._store.counts().items() if counts.total}
+        return tuple(
+            f"zone {zone} is not configured, and {self._stored(zone)} deliveries wait in it: none is lost,"
+            f' and none is sent. Put [[zone]] name = "{zone}" back and reload, or return them to their'
+            f" senders with zonerelay queue bounce --zone {zone}"
+            for zone in sorted(stored)
+            if not is_mailbox_zone(zone) and not self._of(zone).is_served
+        )
+
     def snapshot(self) -> tuple[ZoneStatus, ...]:
         return tuple(
             ZoneStatus(name, runner.active, runner.waiting, runner.destinations())
@@ -300,22 +319,31 @@ class Scheduler:
         return self._runners.get(zone) or self._adopt(zone)
 
     def _adopt(self, name: str) -> ZoneRunner:
-        zone = self._provided.get(name)
-        if zone is None:
-            zone = replace(self._default, name=name)
-            if not is_mailbox_zone(name):  # which has no mail before it is provided
-                problem = LookupError(
-                    f"zone {name!r} holds mail but is not configured; it is served like the default zone"
-                )
-                self._events.trouble("queue.unknown_zone", problem)
-        runner = self._runners[name] = self._runner(zone)
+        zone = self._provided.get(name) or self._implied(name)
+        if zone is None and not is_mailbox_zone(name):  # which has no mail before it is provided
+            self._tell_missing(name)
+        runner = self._runner(zone or ZoneSettings(name=name), is_served=zone is not None)
+        self._runners[name] = runner
         return runner
 
-    def _runner(self, zone: ZoneSettings) -> ZoneRunner:
+    def _implied(self, name: str) -> ZoneSettings | None:
+        """The default zone need not be configured; where it is, it has a runner of its own."""
+        return self._default if name == DEFAULT_ZONE else None
+
+    def _tell_missing(self, zone: str) -> None:
+        deliveries = self._stored(zone)
+        if deliveries or not self._store.is_counted():
+            self._events.zone_missing(zone, deliveries)
+
+    def _stored(self, zone: str) -> int:
+        counts = self._store.counts()
+        return sum(counts[queue].total for queue in queues_of(zone) if queue in counts)
+
+    def _runner(self, zone: ZoneSettings, *, is_served: bool = True) -> ZoneRunner:
         rates, limits = self._rates[zone.name], self._around.limits
         if limits is not None:
             rates.lessor = partial(limits.turns, zone.name)
-        runner = ZoneRunner(zone, self._around, rates, window=self._window)
+        runner = ZoneRunner(zone, self._around, rates, window=self._window, is_served=is_served)
         runner.withdraw([key for key in self._withdrawn if zone_of(key.queue) == zone.name])
         return runner
 

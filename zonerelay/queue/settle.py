@@ -139,6 +139,10 @@ class Settler:
         """Wait until another outcome may be produced: few are under way, and the store takes them."""
         await self._journal.room()
 
+    def is_old(self, delivery: Delivery) -> bool:
+        """As `Judge.is_old`."""
+        return self._judge.is_old(delivery, self._clock.now())
+
     def unsettled_keys(self) -> set[DeliveryKey]:
         """Deliveries with an outcome that is not durable yet."""
         working = {delivery.key for parcel in self._in_work for delivery in parcel.deliveries}

@@ -79,6 +79,11 @@ class Shares:
         self._frozen: frozenset[str] | None = frozenset()
 
     @property
+    def is_resting(self) -> bool:
+        """A line rests; in a zone with one next hop there is no other."""
+        return bool(self._resting)
+
+    @property
     def room(self) -> int:
         """For what is not known to be new; no more than window and newcomers' places are ever in memory."""
         return self._window - self.waiting + min(self.newcomers.waiting, self.newcomers.most)

@@ -31,9 +31,12 @@ try costs a message a deferral.
 
 
 PUT_OFF_RATE = 200.0
-"""Deliveries a second that are put off, and looked at again, for one destination. Each costs a write and a
-line in the log: hundreds of thousands for a dead host would keep other mail from its turn after every probe.
+"""Deliveries a second that are put off for one destination.
+Each costs a write and a line in the log: hundreds of thousands for a dead host would keep other mail from its
+turn after every probe.
 """
+PUT_OFF_MOST = 1000
+"""Deliveries that are put off in one suspension; of the others only those whose age demands it."""
 
 
 class Transition(enum.Enum):
@@ -56,7 +59,10 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
     _patience: int = 1
     _last_place: float = 0.0
     _is_over: bool = False
+    since: float = 0.0
     until: float = 0.0
+    put_off: int = 0
+    """Deliveries, since the suspension began."""
     epoch: int = 0
     is_proven: bool = False
     """What was heard last from a peer was an answer, for somebody's mail."""
@@ -125,6 +131,8 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
     def wait(self, now: float) -> None:
         """There is no room for the probe: the suspension begins again."""
         self._is_over = False
+        self.put_off = 0
+        self.since = now
         self.until = now + self.duration()
 
     def resume(self) -> Transition:

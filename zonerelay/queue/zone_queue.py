@@ -26,9 +26,11 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
 - Suspension (`suspension.py`): nothing waits for a suspended destination; what is claimed for it is
   handed back to be deferred without a connection; one probe at a time ends it
   → dead hosts cost neither connections nor window.
+- Comeback: mail for a suspended destination is due, at the latest with the next probe; when the destination
+  answers all of it can be claimed → it leaves as fast as new mail from the first second on.
 - Probes (`probes.py`): once the window is half full, few more destinations begin to wait for a probe
   → thousands of domains that died together do not fill the window with mail that cannot go.
-- Rest: where there is much of that, it is passed over and fetched at a steady rate
+- Rest: where there is much of that, nothing is fetched before the next probe, but old mail, at a steady rate
   → a dead host's hundreds of thousands do not use up the time of the others' mail.
 - Routes live as long as their TTL, then the line is looked up again → mail follows a changed MX.
 - Withdrawn deliveries are not planned until they are given back → an operator's change and an
@@ -173,6 +175,8 @@ class ZoneQueue:
         )
         if was is not Standing.QUICK and destination.standing is Standing.QUICK:
             self._ring.quick(destination)
+        if transition is not Transition.NONE:
+            self._probes_next_hop(destination)
         if transition is Transition.SUSPENDED:
             self._park(destination)
         else:
@@ -246,8 +250,17 @@ class ZoneQueue:
         self._parked.clear()
         return parked
 
+    def due_time(self, now: float) -> float:
+        """What was due then may be claimed now: while the only next hop is suspended nothing that has been
+        put off for that.
+        """
+        line = None if self._by_domain else self._lines.get("")
+        if isinstance(line, Destination) and line.suspension.is_suspended(now):
+            return min(line.suspension.since, now)
+        return now
+
     def rested(self, destination: Destination) -> None:
-        """Enough time has passed since deliveries for it were put off."""
+        """Enough time has passed since deliveries for it were put off, or it is no longer suspended."""
         for priority, backlog in destination.backlogs.items():
             self._claims.of(priority).rested(backlog)
 
@@ -286,7 +299,10 @@ class ZoneQueue:
 
     def resume(self, key: DestinationKey | None) -> list[Destination]:
         """Lift the suspension of one destination or all; the ones that were troubled."""
-        return self._directory.resume(key)
+        resumed = self._directory.resume(key)
+        for destination in resumed:
+            self._probes_next_hop(destination)
+        return resumed
 
     def destination_of(self, domain: str) -> DestinationKey | None:
         """Where mail for a domain goes, if that is known without asking."""
@@ -343,6 +359,7 @@ class ZoneQueue:
     def _placed(self, line: Line, now: float) -> None:
         """Something was added to a line."""
         if isinstance(line, Destination):
+            self._probes_next_hop(line)
             suspension = line.suspension
             is_suspended = suspension.is_suspended(now)
             if not is_suspended and not self._probes.may_wait(line, is_half_full=self._claims.is_half_full):
@@ -355,6 +372,9 @@ class ZoneQueue:
             self._ring.offer(line, now)
         elif isinstance(line, Unrouted):
             self._look_ups.want(line)
+
+    def _probes_next_hop(self, destination: Destination) -> None:
+        self._claims.is_probing = not self._by_domain and destination.suspension.is_troubled
 
     def _move(
         self, line: Line, destination: Destination, domain: str, priority: Priority, now: float
@@ -392,6 +412,7 @@ class ZoneQueue:
 
     def _reroute(self, destination: Destination, now: float) -> None:
         """The route is too old: its domains are looked up again before anything more is sent."""
+        self._claims.is_probing = False
         for domain in destination.domains:
             del self._lines[domain]
         destination.domains.clear()

@@ -35,7 +35,7 @@ from zonerelay.queue.rest import Rests
 from zonerelay.queue.restraint import Restraint
 from zonerelay.queue.settle import Settler
 from zonerelay.queue.slices import in_slices
-from zonerelay.queue.suspension import Transition
+from zonerelay.queue.suspension import PUT_OFF_MOST, PUT_OFF_RATE, Transition
 from zonerelay.queue.tasks import Linger, Once, Tasks
 from zonerelay.queue.zone_queue import WINDOW, ZoneQueue
 from zonerelay.routing.nexthop import DestinationKey, Route, SiteKey
@@ -67,13 +67,21 @@ class Surroundings:
 class ZoneRunner:
     """One zone. `notify` and `postponed` are the only ways in from outside; everything else follows.
 
-    `rates`: the zone's, which a runner with newer settings takes over.
+    `rates`: the zone's, which a runner with newer settings takes over. The mail of a zone that is not served
+    waits in the store: the configuration does not say how it is to be sent.
     """
 
     def __init__(
-        self, zone: ZoneSettings, around: Surroundings, rates: Rates, *, window: int = WINDOW
+        self,
+        zone: ZoneSettings,
+        around: Surroundings,
+        rates: Rates,
+        *,
+        window: int = WINDOW,
+        is_served: bool = True,
     ) -> None:
         self.zone = zone
+        self.is_served = is_served
         self.retry = around.retry
         self._around = around
         self._store = around.store
@@ -105,6 +113,7 @@ class ZoneRunner:
             clock=around.clock,
             tasks=self._errands,
             claimed=self._pump,
+            is_served=is_served,
         )
         self._next_turn = Alarm(around.clock.monotonic, self._pump)
         rates.changed = self._turns_changed
@@ -191,7 +200,7 @@ class ZoneRunner:
 
     def resume(self, destination: DestinationKey | None) -> None:
         for resumed in self._queue.resume(destination):
-            self._events.resumed(self.zone.name, resumed.label)
+            self._resumed(resumed)
         self.wake()
 
     def destination_of(self, domain: str) -> DestinationKey | None:
@@ -234,8 +243,7 @@ class ZoneRunner:
     def _grant_requests(self) -> None:
         self._start_look_ups()
         for destination, deliveries in self._queue.take_parked():
-            self._defer(destination, deliveries)
-            self._rests.begin(destination, len(deliveries))
+            self._put_off(destination, deliveries)
         returned = self._queue.take_returned()
         if returned:
             self._release(returned)
@@ -276,10 +284,29 @@ class ZoneRunner:
         self._settler.post_unattempted(deliveries, outcome, destination=domain or self.zone.next_hop)
         self._pump_together()
 
-    def _defer(self, destination: Destination, deliveries: Sequence[Delivery]) -> None:
-        """Its hosts cannot be reached: look again when the suspension is over, not all at the same moment."""
-        suspension = destination.suspension
-        spread = max(1.0, suspension.duration() * self._around.retry.jitter)
+    def _put_off(self, destination: Destination, deliveries: Sequence[Delivery]) -> None:
+        """Its hosts cannot be reached. What waits is due with the next probe, so that it leaves at once when
+        that succeeds; in a zone with one next hop it stays due, so that it does after a restart, too. After
+        some have been put off the rest is left in the store until then, unless it is so old that it has to be
+        looked at, which is done slowly.
+        """
+        suspension, random, now = destination.suspension, self._around.random, self._clock.now()
+        suspension.put_off += len(deliveries)
+        is_old = any(map(self._settler.is_old, deliveries))
+        pause = max(1, len(deliveries)) / PUT_OFF_RATE
+        if suspension.put_off >= PUT_OFF_MOST and not is_old:
+            pause = max(pause, suspension.until - now)
+        self._rests.begin(destination, pause)
+
+        def until() -> float:
+            if self.zone.next_hop:
+                return suspension.until if is_old else now
+            if not is_old:
+                return suspension.until
+            # The store hands out the same ones first: behind each other, or others would never be looked at.
+            spread = max(1.0, suspension.duration() * self._around.retry.jitter)
+            return suspension.place() + random.uniform(0, spread)
+
         outcome = Outcome(
             Verdict.DEFERRED,
             Reply(451, "4.1", f"delivery temporarily suspended: {suspension.reply}"),
@@ -287,12 +314,14 @@ class ZoneRunner:
             local=True,
             counts=False,
         )
-        self._settler.post_unattempted(
-            deliveries,
-            outcome,
-            destination=destination.label,
-            until=lambda: suspension.place() + self._around.random.uniform(0, spread),
-        )
+        self._settler.post_unattempted(deliveries, outcome, destination=destination.label, until=until)
+
+    def _resumed(self, destination: Destination) -> None:
+        """What waits for it may leave at once."""
+        self._events.resumed(self.zone.name, destination.label)
+        self._rests.end(destination)
+        self._queue.rested(destination)
+        self._claimer.wake()
 
     def _rested(self, destination: Destination) -> None:
         self._queue.rested(destination)
@@ -324,8 +353,11 @@ class ZoneRunner:
         destination = work.destination
         suspension = destination.suspension
         if transition is Transition.RESUMED:
-            self._events.resumed(self.zone.name, destination.label)
-        elif suspension.reply is not None:
+            self._resumed(destination)
+            return
+        # Destinations that died together are not probed at the same moment.
+        suspension.until += self._around.random.uniform(0, suspension.duration() * self._around.retry.jitter)
+        if suspension.reply is not None:
             self._events.suspended(self.zone.name, destination.label, suspension.until, suspension.reply)
 
     # Rates

@@ -17,7 +17,7 @@ import asyncio
 import enum
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 from zonerelay.config.endpoints import NameServer
@@ -44,10 +44,20 @@ class NotPlain(enum.Enum):
 
 
 class NameServers:
-    """`random` must be one that nobody can guess. Without `servers` nothing is asked here."""
+    """`random` must be one that nobody can guess. Without `servers` nothing is asked here. `silent` is called
+    when one has said nothing in time, or cannot be reached.
+    """
 
-    def __init__(self, servers: Sequence[NameServer], random: Random, *, wants_dnssec: bool) -> None:
+    def __init__(
+        self,
+        servers: Sequence[NameServer],
+        random: Random,
+        *,
+        wants_dnssec: bool,
+        silent: Callable[[], None] = lambda: None,
+    ) -> None:
         self._servers = [_Server(server, random) for server in servers]
+        self._silent = silent
         self._wants_dnssec = wants_dnssec
 
     async def ask(self, name: str, kind: Kind[Record], *, lifetime: float) -> Reading[Record] | NotPlain:
@@ -61,9 +71,11 @@ class NameServers:
                 raise TimeoutError
             packet = await turns[0].ask(name, kind.code, min(TRY_TIMEOUT, left), dnssec=self._wants_dnssec)
             if packet is None:
+                self._silent()
                 turns.rotate(-1)
                 continue
             if packet == _UNREACHABLE:
+                self._silent()
                 turns.popleft()
                 continue
             reading = read_answer(packet, name, kind)

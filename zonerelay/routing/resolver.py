@@ -13,7 +13,8 @@ that we believe it; without that option DNSSEC is not asked about at all.
 Asked are the name servers by ourselves (`name_servers.py`), which costs a tenth of the CPU, and whenever that
 brings no plain answer by dnspython (`thorough_dns.py`).
 
-Every failure is a value. What it means for mail is decided in `mx`.
+Every failure is a value. What it means for mail is decided in `mx`; whether it is an outage of the name
+servers in `name_server_watch.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from zonerelay.routing.dns_packets import Reading
 from zonerelay.routing.dns_records import AAAA, CNAME, MX, TLSA, TXT, A, Kind, is_plain_name
 from zonerelay.routing.hosts import Hosts, is_localhost, read_hosts
 from zonerelay.routing.idna import ascii_domain
-from zonerelay.routing.name_servers import NameServers, NotPlain
+from zonerelay.routing.name_server_watch import NameServerWatch, Nobody, Reports
+from zonerelay.routing.name_servers import TRY_TIMEOUT, NameServers, NotPlain
 from zonerelay.routing.nexthop import Addresses
 from zonerelay.routing.thorough_dns import ThoroughDns
 
@@ -61,15 +63,22 @@ class Resolver:
         *,
         hosts: Hosts | None = None,
         random: Random | None = None,
+        reports: Reports | None = None,
     ) -> None:
+        """`reports` is told when no name server answers, and when one does again."""
         self._settings = settings
         self._clock = clock
         self._hosts = read_hosts() if hosts is None else hosts
         self._thorough = ThoroughDns(settings)
+        servers = self._thorough.servers
+        names = ", ".join(map(str, servers)) or "the system's"
+        self._watch = NameServerWatch(names, self._probe, reports or Nobody())
+        self._probe_time = TRY_TIMEOUT * max(1, len(servers))
         self._servers = NameServers(
-            self._thorough.servers,
+            servers,
             SystemRandom() if random is None else random,
             wants_dnssec=settings.trust_ad,
+            silent=self._watch.silent,
         )
         self._mx_cache: AnswerCache[MxRecord] = AnswerCache(settings.cache_size, clock)
         self._ip_cache: AnswerCache[str] = AnswerCache(settings.cache_size, clock)
@@ -81,6 +90,10 @@ class Resolver:
     def trusts_ad(self) -> bool:
         """Whether an answer can be `secure` at all."""
         return self._settings.trust_ad
+
+    def problem(self) -> str | None:
+        """For people: no name server answers now."""
+        return self._watch.problem()
 
     async def mx(self, domain: str) -> DnsAnswer[MxRecord]:
         """The MX records of an ASCII domain, by preference. The root as a host is `""` (null MX)."""
@@ -128,6 +141,7 @@ class Resolver:
 
     async def close(self) -> None:
         """Give up what is being asked."""
+        await self._watch.close()
         await self._mx_cache.close()
         await self._ip_cache.close()
         await self._tlsa_cache.close()
@@ -138,7 +152,8 @@ class Resolver:
         self, name: str, kind: Kind[Raw], finish: Callable[[tuple[Raw, ...]], tuple[Record, ...]]
     ) -> DnsAnswer[Record]:
         async with self._slots:
-            reading = await self._read(name, kind)
+            reading = await self._read(name, kind, self._settings.timeout)
+        self._watch.ended(name, reading.status)
         if reading.status is DnsStatus.OK:
             records = finish(reading.records)[:MAX_RECORDS]
             if records:
@@ -150,13 +165,16 @@ class Resolver:
             return self._negative(reading.status, reading.ttl, secure=self._is_secure(reading))
         return self._failure(reading.status)
 
-    async def _read(self, name: str, kind: Kind[Raw]) -> Reading[Raw]:
+    async def _probe(self, name: str) -> DnsStatus:
+        return (await self._read(name, A, self._probe_time)).status
+
+    async def _read(self, name: str, kind: Kind[Raw], lifetime: float) -> Reading[Raw]:
         clock = asyncio.get_running_loop().time
-        ends = clock() + self._settings.timeout
+        ends = clock() + lifetime
         found: Reading[Raw] | NotPlain = NotPlain.OTHER
         if is_plain_name(name) and not self._thorough.searches(name, kind.name):
             try:
-                found = await self._servers.ask(name, kind, lifetime=self._settings.timeout)
+                found = await self._servers.ask(name, kind, lifetime=lifetime)
             except TimeoutError:
                 return Reading(DnsStatus.TIMEOUT, (), 0.0)
         if not isinstance(found, NotPlain):

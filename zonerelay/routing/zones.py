@@ -13,7 +13,7 @@ Everything is prepared when the settings are loaded; choosing never raises.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from zonerelay.config.models import RouteSettings, ZoneSettings
@@ -82,18 +82,14 @@ class Zones:
         self._rules = rules
         self._zones = {zone.name: zone for zone in zones}
         self._default = self._zones.get(DEFAULT_ZONE) or ZoneSettings(name=DEFAULT_ZONE)
-        self._dropped: dict[str, ZoneSettings] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._zones)
 
     def get(self, name: str) -> ZoneSettings:
-        """A zone's settings. Mail of a zone that the configuration has dropped goes by the default's."""
-        zone = self._zones.get(name) or self._dropped.get(name)
-        if zone is None:
-            zone = self._dropped[name] = replace(self._default, name=name)
-        return zone
+        """The settings of a zone that was chosen. Only the default need not be configured."""
+        return self._zones.get(name, self._default)
 
     def choose(self, envelope: Envelope, /, *, headers: Headers, size: int, named: str = "") -> ZoneOf:
         """For one message; `named` is the zone that it names itself, by one who may."""

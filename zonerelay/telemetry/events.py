@@ -20,6 +20,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.telemetry.limits import LimitEvents
 from zonerelay.telemetry.metrics import Metrics
 from zonerelay.telemetry.mta_sts import StsEvents
+from zonerelay.telemetry.name_servers import NameServerEvents
 from zonerelay.telemetry.redact import Redactor
 from zonerelay.telemetry.smarthosts import SmarthostEvents
 from zonerelay.telemetry.strangers import Strangers
@@ -44,6 +45,7 @@ class Events:
         self._strangers = Strangers(sink.emit, redactor)
         self.sts = StsEvents(sink.emit, metrics.sts, redactor)
         self.limits = LimitEvents(sink.emit, metrics.limits)
+        self.name_servers = NameServerEvents(sink.emit, metrics.name_servers)
         self.smarthosts = SmarthostEvents(sink.emit, metrics.smarthosts, redactor)
 
     def accepted(self, message: Message, *, bare_lf: int = 0, bare_cr: int = 0) -> None:
@@ -237,6 +239,10 @@ class Events:
         if why:
             fields: dict[str, Field] = {"zone": zone, "host": host, "why": self._redact.text(why)}
             self._emit("info", "tls-fallback", fields)
+
+    def zone_missing(self, zone: str, deliveries: int) -> None:
+        """The configuration names a zone no longer that holds mail, which waits."""
+        self._emit("error", "zone-missing", {"zone": zone, "deliveries": deliveries})
 
     def store_health(self, reason: str | None) -> None:
         """Why the store takes no mail now; `None` when it does again."""

@@ -29,6 +29,7 @@ _GREATEST = frozenset(
 _LEAST = frozenset(
     {
         "zonerelay_certificate_expiry_timestamp_seconds",
+        "zonerelay_name_servers_reachable",
         "zonerelay_smarthost_login",
         "zonerelay_outbox_up",
         "process_start_time_seconds",

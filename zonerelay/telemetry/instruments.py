@@ -8,7 +8,7 @@ A label's values are capped by `MAX_LABEL_VALUES`; what comes after is counted a
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -55,13 +55,18 @@ class LabelledCounter:
         self._first_values: set[str] = set()
 
     def add(self, values: tuple[str, ...], amount: int = 1) -> None:
-        """`values` in the order of the labels; an amount of 0 makes the combination visible."""
+        """`values` in the order of the labels."""
         numbers = self._numbers
         if values in numbers:
             numbers[values] += amount
             return
         values = self._admitted(values)
         numbers[values] = numbers.get(values, 0) + amount
+
+    def declare(self, combinations: Iterable[tuple[str, ...]]) -> None:
+        """Show these from the start, with 0: of one that appears late `increase()` misses the first event."""
+        for values in combinations:
+            self.add(values, 0)
 
     def _admitted(self, values: tuple[str, ...]) -> tuple[str, ...]:
         first = values[0]

@@ -13,6 +13,7 @@ does not, as `deferred`. A connection lost after the final dot counts as `in_dou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Info, ProcessCollector, generate_latest
 
@@ -38,6 +39,7 @@ from zonerelay.telemetry.instruments import (
 from zonerelay.telemetry.limits import LimitMetrics
 from zonerelay.telemetry.loop_lag import LoopLag
 from zonerelay.telemetry.mta_sts import StsCounters
+from zonerelay.telemetry.name_servers import NameServerMetrics
 from zonerelay.telemetry.outbox import OutboxMetrics
 from zonerelay.telemetry.smarthosts import SmarthostMetrics
 
@@ -46,6 +48,21 @@ DKIM_RESULTS = ("signed", "no_key", "failed")
 LOGIN_RESULTS = ("ok", "wrong", "locked", "broken")
 NO_DSN_REASONS = ("null sender", "notify", "outbox", "stranger", "switched off")
 OUTCOMES = ("delivered", "deferred", "bounced", "expired", "in_doubt")
+DSN_KINDS = ("failed", "delayed", "relayed")
+TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
+TLS_RESULTS = tuple(
+    (level, result)
+    for level in ("opportunistic", "required", "verify", "dane", "mta-sts")
+    for result in ("ok", "failed", "fallback")
+    if result != "fallback" or level == "opportunistic"
+)
+TROUBLES = (
+    "auth", "inbound", "loop", "outbox.claim", "outbox.connect", "outbox.write", "policy", "queue.courier",
+    "queue.errand", "queue.journal", "queue.lane", "queue.read_message", "queue.report",
+    "queue.report_header", "queue.router", "queue.settle", "queue.settled", "reload",
+    "retry.backoff", "store.claim", "store.probe", "store.settle", "systemd",
+)  # fmt: skip
+"""The places that tell of trouble."""
 
 # From a local next hop (milliseconds) to the last retry (days): one histogram has to show both.
 DELIVERY_BUCKETS = (
@@ -70,8 +87,6 @@ class Metrics:
         self._logins = LabelledCounter(
             "zonerelay_inbound_logins_total", "Answers to AUTH with credentials.", ("result",)
         )
-        for result in LOGIN_RESULTS:
-            self._logins.add((result,), 0)
         self._dsn = LabelledCounter("zonerelay_dsn_total", "Reports queued to senders.", ("kind",))
         self._no_dsn = LabelledCounter(
             "zonerelay_dsn_withheld_total", "Times that a report was owed to nobody.", ("reason",)
@@ -87,8 +102,6 @@ class Metrics:
         self._dkim = LabelledCounter(
             "zonerelay_dkim_signatures_total", "Messages for zones that sign.", ("result",)
         )
-        for result in DKIM_RESULTS:
-            self._dkim.add((result,), 0)
         self._trouble = LabelledCounter(
             "zonerelay_trouble_total", "Unexpected errors, by the place that met them.", ("where",)
         )
@@ -119,10 +132,19 @@ class Metrics:
             "How much later than asked the event loop calls a timer.",
             LAG_BUCKETS,
         )
+        for counter, words in (
+            (self._logins, LOGIN_RESULTS),
+            (self._dkim, DKIM_RESULTS),
+            (self._dsn, DSN_KINDS),
+            (self._tls_sessions, TLS_VERSIONS),
+            (self._trouble, TROUBLES),
+        ):
+            counter.declare((word,) for word in words)
         self.loop_lag = LoopLag(self._lag.observe)
         self.sts = StsCounters()
         self.smarthosts = SmarthostMetrics()
         self.limits = LimitMetrics()
+        self.name_servers = NameServerMetrics()
         self.outbox = OutboxMetrics()
         self._registry = self._build_registry()
 
@@ -139,6 +161,7 @@ class Metrics:
         registry.register(self.sts)
         registry.register(self.smarthosts)
         registry.register(self.limits)
+        registry.register(self.name_servers)
         registry.register(self.outbox)
         registry.register(
             ReadGauge(
@@ -243,8 +266,19 @@ class Metrics:
     def declare_zones(self, zones: Iterable[str]) -> None:
         """Show every zone's counters from the start: one that appears late hides its first increase."""
         for zone in zones:
-            for outcome in OUTCOMES:
-                self._deliveries.add((zone, outcome), 0)
+            self._deliveries.declare((zone, outcome) for outcome in OUTCOMES)
+            self._suspended.declare([(zone,)])
+            self._outbound_tls.declare((zone, *words) for words in TLS_RESULTS)
+
+    def declare_sources(self, sources: Iterable[str]) -> None:
+        self._source_refusals.declare((source,) for source in sources)
+
+    def declare_refusals(self, reasons: Iterable[str]) -> None:
+        self._refused.declare((reason,) for reason in reasons)
+
+    def declare_policy(self, steps: Iterable[str], kinds: Iterable[str]) -> None:
+        """The steps that a policy is asked at, and how it may fail."""
+        self._policy_failures.declare(product(steps, kinds))
 
     def attach_queue(
         self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool] = lambda: True

@@ -38,8 +38,7 @@ class StsCounters(Instruments):
             (self.fetches, FETCHES),
             (self.mismatches, MISMATCHES),
         ):
-            for value in values:
-                counter.add((value,), 0)
+            counter.declare((value,) for value in values)
 
 
 class StsEvents:

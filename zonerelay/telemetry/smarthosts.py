@@ -16,6 +16,7 @@ from zonerelay.telemetry.instruments import Instruments, LabelledCounter
 from zonerelay.telemetry.redact import Redactor
 
 Field = str | int | float | bool | None
+RESULTS = ("ok", "refused", "failed", "broken")
 
 
 class SmarthostMetrics(Instruments):
@@ -55,6 +56,10 @@ class SmarthostEvents:
         self._emit = emit
         self._metrics = metrics
         self._redact = redactor
+
+    def declare(self, zones: Iterable[str]) -> None:
+        """Those that log in."""
+        self._metrics.logins.declare((zone_label(zone), result) for zone in zones for result in RESULTS)
 
     def answered(self, zone: str, result: str) -> None:
         """`ok`, `refused` or `failed` (for now); `broken`: it could not even be tried."""
