@@ -103,6 +103,33 @@ def test_a_row_gives_parts_of_a_message_in_the_order_of_its_recipients() -> None
     assert not row
 
 
+def test_a_row_of_domains_apart_gives_one_domain_of_a_message_at_a_time_or_as_many_as_it_is_asked_for() -> (
+    None
+):
+    def filled() -> Row:
+        row = Row(apart=True)
+        for recipient in ("a@x.example", "b@y.example", "c@X.example", "d@z.example"):
+            row.add(delivery(recipient, message_id=message(1)))
+        row.add(delivery("e@x.example", message_id=message(2)))
+        return row
+
+    def all_of(row: Row, limit: int, domains: int) -> list[str]:
+        taken = []
+        while row:
+            taken.append("".join(each.recipient[0] for each in row.take(limit, domains)))
+        return taken
+
+    assert all_of(filled(), 50, 1) == ["ac", "b", "d", "e"]
+    assert all_of(filled(), 1, 1) == ["a", "c", "b", "d", "e"]
+    assert all_of(filled(), 50, 2) == ["acb", "d", "e"]
+    assert all_of(filled(), 3, 9) == ["acb", "d", "e"]
+    row = filled()
+    assert row.remove(delivery("b@y.example", message_id=message(1)).key)
+    assert not row.remove(delivery("a@y.example", message_id=message(1)).key)
+    assert [each.recipient[0] for each in row] == ["a", "c", "d", "e"]
+    assert all_of(row, 50, 2) == ["acd", "e"]
+
+
 @pytest.mark.parametrize("proven", [True, False])
 def test_a_single_message_passes_hundreds_of_destinations_with_deferred_mail(*, proven: bool) -> None:
     """As the simulation showed: it waited a quarter of a minute behind 4,000 that had come due together."""

@@ -82,6 +82,8 @@ class Attempts:
             count = f"{len(outcomes)} outcomes for {len(work.deliveries)} deliveries"
             outcomes = self._courier_failed(batch, ValueError(count))
         # From here on nothing awaits: a cancelled lane cannot lose what is known.
+        if self._zone.mix_domains is None:
+            work.destination.most_domains = batch.rcptdomainmax or 1
         work.seconds = seconds = self._clock.monotonic() - started
         label = work.destination.label
         self._settler.post(message, work.deliveries, outcomes, destination=label, seconds=seconds)

@@ -31,7 +31,8 @@ class ChooseZone(Protocol):
 class Batch:
     """Deliveries of one message that go to one destination in one transaction.
 
-    Where there is a `turn`, it is taken before each transaction.
+    Where there is a `turn`, it is taken before each transaction. `rcptdomainmax`: of how many domains on a
+    connection the peer takes recipients (RFC 9422), where it has said so.
     """
 
     zone: ZoneSettings
@@ -39,6 +40,7 @@ class Batch:
     message: Message
     deliveries: tuple[Delivery, ...]
     turn: Turn | None = None
+    rcptdomainmax: int | None = None
 
 
 class Courier(Protocol):

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
+from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 
@@ -26,39 +27,50 @@ FRESH_TURNS = 7
 
 
 class Row:
-    """Deliveries by message, the oldest message first. Never asked for one when it is empty (`bool`)."""
+    """Deliveries by message, the oldest message first. Never asked for one when it is empty (`bool`).
 
-    __slots__ = ("_groups", "_order")
+    `apart`: each domain of a message by itself.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_apart", "_groups", "_order")
+
+    def __init__(self, *, apart: bool = False) -> None:
+        self._apart = apart
         # By recipient where a message has several: an operator may withdraw thousands, one after the other.
-        self._groups: dict[MessageId, Delivery | dict[str, Delivery]] = {}
-        self._order: list[MessageId] = []
+        self._groups: dict[str, Delivery | dict[str, Delivery]] = {}
+        self._order: list[str] = []
 
     def __bool__(self) -> bool:
         return bool(self._groups)
 
     def add(self, delivery: Delivery) -> None:
-        group = self._groups.get(delivery.message_id)
+        name = self._group_of(delivery.message_id, delivery.recipient)
+        group = self._groups.get(name)
         if group is None:
-            self._groups[delivery.message_id] = delivery
-            heapq.heappush(self._order, delivery.message_id)
+            self._groups[name] = delivery
+            heapq.heappush(self._order, name)
         elif isinstance(group, dict):
             group[delivery.recipient] = delivery
         else:
             both: dict[str, Delivery] = {group.recipient: group, delivery.recipient: delivery}
-            self._groups[delivery.message_id] = both
+            self._groups[name] = both
 
-    def take(self, limit: int) -> list[Delivery]:
-        """Up to `limit` deliveries of the oldest message."""
-        # Withdrawing leaves ids behind in the heap: finding them there would cost a scan.
-        while self._order[0] not in self._groups:
+    def take(self, limit: int, domains: int = 1) -> list[Delivery]:
+        """Up to `limit` deliveries of the oldest message; where domains are apart, in up to so many."""
+        taken = self._take_group(limit)
+        while self._apart and domains > 1 and len(taken) < limit and self._next() == taken[0].message_id:
+            taken += self._take_group(limit - len(taken))
+            domains -= 1
+        return taken
+
+    def _take_group(self, limit: int) -> list[Delivery]:
+        # Withdrawing leaves names behind in the heap: finding them there would cost a scan.
+        while (name := self._order[0]) not in self._groups:
             heapq.heappop(self._order)
-        message_id = self._order[0]
-        group = self._groups[message_id]
+        group = self._groups[name]
         if not isinstance(group, dict) or len(group) <= limit:
             heapq.heappop(self._order)
-            del self._groups[message_id]
+            del self._groups[name]
             return _all(group)
         taken = list(islice(group.values(), limit))
         for delivery in taken:
@@ -67,7 +79,8 @@ class Row:
 
     def remove(self, key: DeliveryKey) -> Delivery | None:
         """Forget one delivery; `None` when it was not here."""
-        group = self._groups.get(key.message_id)
+        name = self._group_of(key.message_id, key.recipient)
+        group = self._groups.get(name)
         if isinstance(group, dict):
             delivery = group.pop(key.recipient, None)
             if group:
@@ -76,12 +89,22 @@ class Row:
             delivery = group if group is not None and group.recipient == key.recipient else None
             if delivery is None:
                 return None
-        self._groups.pop(key.message_id, None)
+        self._groups.pop(name, None)
         return delivery
 
     def __iter__(self) -> Iterator[Delivery]:
-        for message_id in sorted(self._groups):
-            yield from _all(self._groups[message_id])
+        for name in sorted(self._groups):
+            yield from _all(self._groups[name])
+
+    def _group_of(self, message: MessageId, recipient: Mailbox) -> str:
+        """Names sort as the messages do, for ids have one length."""
+        return f"{message} {domain_of(recipient)}" if self._apart else message
+
+    def _next(self) -> str:
+        """The message of the next group; "" if there is none."""
+        while self._order and self._order[0] not in self._groups:
+            heapq.heappop(self._order)
+        return self._order[0].partition(" ")[0] if self._order else ""
 
 
 def _all(group: Delivery | dict[str, Delivery]) -> list[Delivery]:

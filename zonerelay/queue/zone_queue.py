@@ -12,6 +12,8 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
 - Rates (`rates.py`): who has to wait for the next turn of a rate waits aside
   → a limited destination holds no connection while it waits.
 - Oldest message first within a destination → nothing waits for ever behind newer mail.
+- One domain in a batch where domains do not mix (`ZoneSettings.mixes_domains`), or as many as the hosts
+  announce → no recipient is put off because of his neighbours, and each outcome is stored when it is known.
 - Window: at most `WINDOW` deliveries of a zone and priority wait in memory → memory does not grow with the
   queue, and no queue keeps what is more urgent out of it.
 - Precedence (`precedence.py`): urgent mail first, in claims, in the ring and in each line → a newsletter does
@@ -414,7 +416,9 @@ class ZoneQueue:
         self._claims.of(priority).shortened(backlog)
 
     def _start(self, destination: Destination, now: float, tick: float) -> Work:
-        priority, deliveries = destination.take(destination.limits.max_recipients_per_transaction)
+        priority, deliveries = destination.take(
+            destination.limits.max_recipients_per_transaction, destination.most_domains
+        )
         shares = self._claims.of(priority)
         shares.left(deliveries)
         if self._restraint is not None:
