@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
@@ -699,3 +700,29 @@ async def test_mail_that_has_waited_makes_way_on_a_busy_loop_and_leaves_all_the_
     assert "new@new.example" in sent()[:50]
     await relay.until_empty()
     await relay.until(lambda: not restrainer.restraint.is_looked_at)
+
+
+async def test_nothing_is_sent_while_too_many_outcomes_are_not_stored_yet(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent whose outcome cannot be recorded is sent again after a crash."""
+    monkeypatch.setattr(journal, "MAX_UNSETTLED", 10)
+    zone = ZoneSettings(next_hop="hop", max_connections=4, max_connections_per_destination=4)
+    relay = make(zones=(zone,))
+    room, waiting = relay.settler.room, Counter[str]()
+
+    async def counted() -> None:
+        waiting["room"] += 1
+        await room()
+        waiting["room"] -= 1
+
+    monkeypatch.setattr(relay.settler, "room", counted)
+    relay.store.silence = asyncio.Event()
+    for n in range(100):
+        relay.accept(f"u{n}@example.com", tell=False)
+    await relay.scheduler.start()
+    await relay.until(lambda: waiting["room"] == 4 or len(relay.courier.batches) == 100)
+    assert 10 <= len(relay.courier.batches) <= 10 + 4
+    relay.store.silence.set()
+    await relay.until_empty()
+    assert len(relay.courier.batches) == 100
