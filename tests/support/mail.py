@@ -64,6 +64,7 @@ class Batch:
     deliveries: tuple[Delivery, ...]
     turn: Turn | None = None
     rcptdomainmax: int | None = None
+    more: bool = False
 
 
 def make_batch(message: Message, route: Route, zone: ZoneSettings = ZONE) -> Batch:

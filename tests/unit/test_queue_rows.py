@@ -68,6 +68,32 @@ def test_one_that_had_its_turn_elsewhere_comes_before_all() -> None:
     assert not turns
 
 
+def test_who_is_new_with_fresh_mail_comes_before_the_others_and_overtakes_no_two_running() -> None:
+    turns: Turns[Waiting] = Turns()
+    for name in ("a", "b", "c"):
+        turns.append(Waiting(name, True))
+    for name in ("new1", "new2", "new3"):
+        turns.append(Waiting(name, True), new=True)
+    turns.append(Waiting("d", True))
+    turns.append(Waiting("put off", False), new=True)
+    popped = []
+    while turns:
+        popped.append(turns.pop().name)
+    assert popped == ["new1", "a", "new2", "b", "new3", "c", "d", "put off"]
+
+
+def test_who_is_new_and_came_first_has_its_place() -> None:
+    turns: Turns[Waiting] = Turns()
+    for number in range(3):
+        turns.append(Waiting(f"new{number}", True), new=True)
+    turns.append(Waiting("a", True))
+    stale = Waiting("stale", True)
+    turns.append(stale, new=True)
+    stale.has_fresh = False
+    assert turns.sort() == [stale]
+    assert [turns.pop().name for _ in range(5)] == ["new0", "new1", "new2", "a", "stale"]
+
+
 def test_within_a_backlog_fresh_messages_and_others_take_turns_oldest_first_in_each() -> None:
     line = Backlog(set())
     for number in (3, 1, 2):

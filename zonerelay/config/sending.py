@@ -85,8 +85,9 @@ class ZoneSettings:
     )
     mix_domains: bool | None = switch_or_auto(
         "Whether recipients in several domains may share a transaction. auto: at a next hop yes; at MX hosts "
-        "only where the host announces with LIMITS RCPTDOMAINMAX (RFC 9422) that it takes them: Google defers "
-        "all but the first domain. true: always; false: never. What a host announces is never exceeded.",
+        "only where the host announces with LIMITS RCPTDOMAINMAX (RFC 9422) that it takes them, because "
+        "Google defers all but the first domain. true: always; false: never. What a host announces is never "
+        "exceeded.",
     )
     port: int = count(
         25, "The port of MX hosts, and of a next hop that names none. 25 is the port of mail.", most=65_535

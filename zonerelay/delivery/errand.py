@@ -55,6 +55,9 @@ class Batch(Protocol):
     @property
     def turn(self) -> Turn | None: ...
 
+    @property
+    def more(self) -> bool: ...
+
     rcptdomainmax: int | None
     """Set to what the latest peer announces."""
 

@@ -73,7 +73,7 @@ class Attempts:
     async def _deliver(self, work: Work, message: Message) -> Sequence[Outcome]:
         started = self._clock.monotonic()
         turn = None if work.ticket is None else Turn(work.ticket, self._clock)
-        batch = Batch(self._zone, work.route, message, work.deliveries, turn)
+        batch = Batch(self._zone, work.route, message, work.deliveries, turn, more=work.more)
         try:
             outcomes = await self._courier.deliver(batch)
         except Exception as error:  # noqa: BLE001 - a courier's bug is temporary trouble

@@ -379,6 +379,14 @@ class Work:
     """To its turns, where there is a rate."""
     seconds: float = 0.0
     """How long the attempt took, once it is over."""
+    number: int = 1
+    """In its turn (`ring.py`): the first may have to open a connection, which the others use."""
+    used: float = 0.0
+    """Seconds of its turn that were used before, without those of the first."""
+    more: bool = False
+    """The turn may go on after it."""
+    yields: bool = False
+    """The turn is over: it reached out to nobody, or another line waits for room at the hosts."""
 
     @property
     def message_id(self) -> MessageId:

@@ -121,24 +121,73 @@ class Freshness(Protocol):
 Waiting = TypeVar("Waiting", bound=Freshness)
 
 
+class _Standing(Generic[Waiting]):
+    """In the order in which they came, but who is `new` comes before the others, and overtakes no two of them
+    running.
+    """
+
+    __slots__ = ("_came", "_may_overtake", "_new", "_others")
+
+    def __init__(self) -> None:
+        # No deques: who leaves before its turn is found at once. By the number with which each came.
+        self._new: OrderedDict[Waiting, int] = OrderedDict()
+        self._others: OrderedDict[Waiting, int] = OrderedDict()
+        self._came = 0
+        self._may_overtake = True
+
+    def __bool__(self) -> bool:
+        return bool(self._others or self._new)
+
+    def append(self, waiting: Waiting, *, new: bool = False) -> None:
+        self._came += 1
+        (self._new if new else self._others)[waiting] = self._came
+
+    def pop(self) -> Waiting:
+        return self._next().popitem(last=False)[0]
+
+    def _next(self) -> OrderedDict[Waiting, int]:
+        """Whose first is next."""
+        if not (self._new and self._others):
+            return self._new or self._others
+        if next(iter(self._new.values())) < next(iter(self._others.values())):
+            return self._new
+        self._may_overtake = not self._may_overtake
+        return self._others if self._may_overtake else self._new
+
+    def remove(self, waiting: Waiting) -> bool:
+        """False when it does not stand here."""
+        return any(row.pop(waiting, None) is not None for row in (self._new, self._others))
+
+    def stale(self) -> list[Waiting]:
+        """Those whose fresh mail is fresh no longer."""
+        return [each for row in (self._new, self._others) for each in row if not each.has_fresh]
+
+    def clear(self) -> None:
+        self._new.clear()
+        self._others.clear()
+
+
 class Turns(Generic[Waiting]):
     """A queue of those that wait: with fresh mail and without it, by turns; nobody twice."""
 
     __slots__ = ("_first", "_fresh", "_other", "_turns")
 
     def __init__(self) -> None:
-        # Not a deque: who leaves before its turn is found at once.
         self._first: OrderedDict[Waiting, None] = OrderedDict()
-        self._fresh: OrderedDict[Waiting, None] = OrderedDict()
-        self._other: OrderedDict[Waiting, None] = OrderedDict()
+        self._fresh: _Standing[Waiting] = _Standing()
+        self._other: _Standing[Waiting] = _Standing()
         self._turns = 0
         """Of those with fresh mail since one of the others had its turn."""
 
     def __bool__(self) -> bool:
         return bool(self._fresh or self._other or self._first)
 
-    def append(self, waiting: Waiting) -> None:
-        (self._fresh if waiting.has_fresh else self._other)[waiting] = None
+    def append(self, waiting: Waiting, *, new: bool = False) -> None:
+        """`new`: nothing of it waited or was on its way when its mail came; counts for fresh mail."""
+        if waiting.has_fresh:
+            self._fresh.append(waiting, new=new)
+        else:
+            self._other.append(waiting)
 
     def put_first(self, waiting: Waiting) -> None:
         """Before all others: it has waited for its turn elsewhere."""
@@ -146,16 +195,15 @@ class Turns(Generic[Waiting]):
 
     def hasten(self, waiting: Waiting) -> None:
         """Fresh mail may have come for one that waits."""
-        if waiting in self._other and waiting.has_fresh:
-            del self._other[waiting]
-            self._fresh[waiting] = None
+        if waiting.has_fresh and self._other.remove(waiting):
+            self._fresh.append(waiting)
 
     def sort(self) -> list[Waiting]:
         """Those whose fresh mail is fresh no longer, which stand behind the others now."""
-        moved = [each for each in self._fresh if not each.has_fresh]
+        moved = self._fresh.stale()
         for each in moved:
-            del self._fresh[each]
-            self._other[each] = None
+            self._fresh.remove(each)
+            self._other.append(each)
         return moved
 
     @property
@@ -176,14 +224,15 @@ class Turns(Generic[Waiting]):
             return waiting
         if self._other and not fresh_only and (self._turns >= FRESH_TURNS or not self._fresh):
             self._turns = 0
-            return self._other.popitem(last=False)[0]
+            return self._other.pop()
         self._turns += 1
-        return self._fresh.popitem(last=False)[0]
+        return self._fresh.pop()
 
     def remove(self, waiting: Waiting) -> None:
         """It leaves before its turn."""
-        for each in (self._first, self._fresh, self._other):
-            each.pop(waiting, None)
+        self._first.pop(waiting, None)
+        self._fresh.remove(waiting)
+        self._other.remove(waiting)
 
     def clear(self) -> None:
         self._first.clear()
