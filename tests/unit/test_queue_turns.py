@@ -110,9 +110,9 @@ def rated(rate: str, **more: int) -> Limits:
 # Turns of several batches
 
 
-def crowd(**zone: object) -> Plan:
+def crowd(rate: Rate | None = None) -> Plan:
     """One connection, and two destinations with mail; the turn of a.example has begun."""
-    plan = Plan(max_connections=1, **zone)
+    plan = Plan(max_connections=1, max_rate_per_destination=rate)
     for name in ("a.example", "b.example"):
         plan.add(name, 20)
     assert plan.start() == ["a.example"]
@@ -211,7 +211,7 @@ def test_another_line_that_waits_for_the_same_hosts_ends_a_turn() -> None:
 
 
 def test_a_turn_goes_on_no_faster_than_the_rate() -> None:
-    plan = crowd(max_rate_per_destination=parse_rate("10/1s"))
+    plan = crowd(parse_rate("10/1s"))
     assert not plan.follow("a.example")
     assert plan.start() == ["b.example"]
     (work,) = plan.works
