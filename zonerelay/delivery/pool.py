@@ -49,7 +49,7 @@ class Pool:
         self._idle_of: dict[Kind, _Idle] = {}
         self._idle_in: defaultdict[str, _Idle] = defaultdict(dict)  # zones are few and stay
         self._used_once: defaultdict[str, _Idle] = defaultdict(dict)  # of those
-        self._more: defaultdict[str, _Idle] = defaultdict(dict)  # and of those
+        self._more: set[Slot] = set()  # also of those
         self._closing: defaultdict[str, dict[Slot, float]] = defaultdict(dict)
         """Since when."""
         # In the order in which they came: who has waited longest looks first.
@@ -180,7 +180,7 @@ class Pool:
             waiting[slot] = session
         self._idle_in[slot.zone][slot] = session
         if more:
-            self._more[slot.zone][slot] = session
+            self._more.add(slot)
         elif session.transactions <= 1:
             self._used_once[slot.zone][slot] = session
         if self._timer is None or self._sweep_at > session.idle_until:
@@ -202,7 +202,7 @@ class Pool:
     def _leave_zone(self, slot: Slot) -> None:
         del self._idle_in[slot.zone][slot]
         self._used_once[slot.zone].pop(slot, None)
-        self._more[slot.zone].pop(slot, None)
+        self._more.discard(slot)
 
     def _dismiss(self, session: Session) -> None:
         self._forget(session)
@@ -269,10 +269,10 @@ class Pool:
         return sum(began > since for began in self._closing[zone].values())
 
     def _make_room(self, zone: str) -> None:
-        idle, more = self._used_once.get(zone) or self._idle_in.get(zone), self._more[zone]
+        idle = self._used_once.get(zone) or self._idle_in.get(zone)
         if idle:
             first = next(iter(idle.values()))
-            self._dismiss(next((each for slot, each in idle.items() if slot not in more), first))
+            self._dismiss(next((each for slot, each in idle.items() if slot not in self._more), first))
 
     def _evict_at(self, route: Route) -> None:
         """One of the line's own first: another line's may be no use to it."""

@@ -195,7 +195,8 @@ class Ring:
 
     def is_awaited(self, destination: Destination) -> bool:
         """Another line waits for room at its hosts."""
-        return any(line is not destination for line in destination.site.blocked)
+        blocked = destination.site.blocked
+        return bool(blocked) and any(line is not destination for line in blocked)
 
     def goes_on(self, destination: Destination, now: float, tick: float) -> bool:
         """Its turn may, before those that wait for theirs."""

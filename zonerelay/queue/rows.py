@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
-from zonerelay.model.address import Mailbox, domain_of
+from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 
@@ -44,7 +44,7 @@ class Row:
         return bool(self._groups)
 
     def add(self, delivery: Delivery) -> None:
-        name = self._group_of(delivery.message_id, delivery.recipient)
+        name = self._group_of(delivery) if self._apart else delivery.message_id
         group = self._groups.get(name)
         if group is None:
             self._groups[name] = delivery
@@ -79,7 +79,7 @@ class Row:
 
     def remove(self, key: DeliveryKey) -> Delivery | None:
         """Forget one delivery; `None` when it was not here."""
-        name = self._group_of(key.message_id, key.recipient)
+        name = self._group_of(key) if self._apart else key.message_id
         group = self._groups.get(name)
         if isinstance(group, dict):
             delivery = group.pop(key.recipient, None)
@@ -96,9 +96,10 @@ class Row:
         for name in sorted(self._groups):
             yield from _all(self._groups[name])
 
-    def _group_of(self, message: MessageId, recipient: Mailbox) -> str:
-        """Names sort as the messages do, for ids have one length."""
-        return f"{message} {domain_of(recipient)}" if self._apart else message
+    @staticmethod
+    def _group_of(one: Delivery | DeliveryKey) -> str:
+        """Where domains are apart. Names sort as the messages do, for ids have one length."""
+        return f"{one.message_id} {domain_of(one.recipient)}"
 
     def _next(self) -> str:
         """The message of the next group; "" if there is none."""
@@ -143,12 +144,13 @@ class _Standing(Generic[Waiting]):
         (self._new if new else self._others)[waiting] = self._came
 
     def pop(self) -> Waiting:
-        return self._next().popitem(last=False)[0]
+        row = self._next() if self._new else self._others
+        return row.popitem(last=False)[0]
 
     def _next(self) -> OrderedDict[Waiting, int]:
-        """Whose first is next."""
-        if not (self._new and self._others):
-            return self._new or self._others
+        """Whose first is next, if one is new."""
+        if not self._others:
+            return self._new
         if next(iter(self._new.values())) < next(iter(self._others.values())):
             return self._new
         self._may_overtake = not self._may_overtake

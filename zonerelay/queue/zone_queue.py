@@ -215,9 +215,11 @@ class ZoneQueue:
 
     def following(self, work: Work, now: float, tick: float = 0.0) -> Work | None:
         """As `next_work`, after `finished`: the next batch of the same turn, which has a connection."""
+        if not work.more or work.yields:
+            return None
         destination = work.destination
         used = work.used + work.seconds if work.number > 1 else 0.0
-        if not work.more or work.yields or used >= TURN_SECONDS or destination.usable_until <= now:
+        if used >= TURN_SECONDS or destination.usable_until <= now:
             return None
         if not self._ring.goes_on(destination, now, tick):
             return None
