@@ -18,7 +18,6 @@ from typing import Generic, Protocol, TypeVar
 
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.message_id import MessageId
 
 FRESH_TURNS = 7
 """Of those with fresh mail, for one of the others. Half were too few for what comes as fast as it can be sent

@@ -44,7 +44,7 @@ from zonerelay.telemetry.events import Events
 
 LINGER = 0.05
 """Seconds that a found route waits for look-ups in progress: recipients of one message whose domains turn
-out to share their hosts then share a transaction."""
+out to share their hosts then share a transaction, where domains mix."""
 
 
 @dataclass(frozen=True, slots=True)
