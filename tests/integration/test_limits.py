@@ -17,6 +17,7 @@ from tests.support.relay import LOOPBACK, QUICK, Running, relay_with, settings
 from tests.unit.test_rates import fullest
 from zonerelay.config.models import DestinationSettings, RouteSettings, Settings, ZoneSettings
 from zonerelay.config.units import parse_rate
+from zonerelay.sandbox.conversation import Received
 from zonerelay.sandbox.sink import Sink
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
@@ -258,3 +259,38 @@ async def test_a_zone_that_a_reload_brings_has_its_counters_from_the_start(tmp_p
             b'zonerelay_deliveries_total{outcome="delivered",zone="new"} 0.0'
             in running.worker.metrics.exposition()
         )
+
+
+# More destinations than connections
+
+
+class Gated(Timed):
+    """Accepts nothing before it may."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        super().__init__(keep_bodies=False)
+
+    async def accept(self, message: Received) -> None:
+        await self.gate.wait()
+        await super().accept(message)
+
+
+async def test_with_more_hosts_than_connections_a_connection_carries_several_messages(tmp_path: Path) -> None:
+    """It was one connection for each message: 2,980 for 2,980 deliveries to 49 hosts."""
+    hosts = {f"d{n}.example": {"A": [LOOPBACK]} for n in range(12)}
+    sink = Gated()
+    await sink.start()
+    try:
+        async with FakeDns(hosts) as dns:
+            zone = to_mx(sink, max_connections=4, max_connections_per_destination=4)
+            async with relay_with(chosen(tmp_path, dns, zone)) as running:
+                for n in range(20):
+                    await running.send(f"app{n}@example.org", [f"u{n}@{host}" for host in hosts], MESSAGE)
+                sink.gate.set()
+                await running.until_empty(30.0)
+        assert len(sink.messages) == 240
+        assert sink.open_peak <= 4
+        assert sink.connections <= 120
+    finally:
+        await sink.close()

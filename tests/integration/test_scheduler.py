@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
@@ -113,17 +114,67 @@ async def test_recipients_of_a_message_share_transactions_up_to_the_limit(make: 
     assert relay.router.asked == {"": 1}
 
 
-async def test_domains_of_one_provider_share_a_transaction_and_others_do_not(make: Make) -> None:
-    relay = make(zones=(MX,))
-    relay.router.answers = {
-        "one.example": route_to("default", "mx"),
-        "two.example": route_to("default", "mx"),
-    }
-    relay.accept("a@one.example", "b@two.example", "c@three.example", tell=False)
+PROVIDER = {f"{name}.example": route_to("default", "mx") for name in ("one", "two", "three")}
+FIVE = ("a@one.example", "b@two.example", "c@ONE.example", "d@three.example", "e@two.example")
+
+
+def together(relay: Relay) -> list[str]:
+    """Who shares a batch, as the first letters of their addresses."""
+    return sorted("".join(each.recipient[0] for each in batch.deliveries) for batch in relay.courier.batches)
+
+
+async def start_knowing_the_provider(relay: Relay) -> None:
+    relay.router.answers.update(PROVIDER)
     await relay.scheduler.start()
+    for domain in PROVIDER:
+        relay.accept(f"first@{domain}")
     await relay.until_empty()
-    sizes = {batch.route.destination: len(batch.deliveries) for batch in relay.courier.batches}
-    assert sizes == {"default mx:25": 2, "default mx.three.example:25": 1}
+    relay.courier.batches.clear()
+
+
+@pytest.mark.parametrize(
+    ("zone", "batches"),
+    [
+        (MX, ["ac", "be", "d"]),
+        (ZoneSettings(mix_domains=True), ["abcde"]),
+        (ZoneSettings(next_hop="hop"), ["abcde"]),
+        (ZoneSettings(next_hop="hop", mix_domains=False), ["ac", "be", "d"]),
+        (ZoneSettings(max_recipients_per_transaction=1), ["a", "b", "c", "d", "e"]),
+    ],
+)
+async def test_domains_of_one_provider_share_a_batch_only_where_they_mix(
+    make: Make, zone: ZoneSettings, batches: list[str]
+) -> None:
+    relay = make(zones=(zone,))
+    await start_knowing_the_provider(relay)
+    relay.accept(*FIVE)
+    await relay.until_empty()
+    assert together(relay) == batches
+
+
+@pytest.mark.parametrize(
+    ("announced", "mix", "batches"),
+    [
+        (2, None, ["acd", "be"]),
+        (9, None, ["acdbe"]),
+        (1, None, ["ac", "be", "d"]),
+        (9, False, ["ac", "be", "d"]),
+    ],
+)
+async def test_batches_have_as_many_domains_as_the_hosts_announced_the_last_time(
+    make: Make, announced: int, mix: bool | None, batches: list[str]
+) -> None:
+    relay = make(zones=(ZoneSettings(mix_domains=mix),))
+
+    def announce(batch: Batch) -> Sequence[Outcome]:
+        batch.rcptdomainmax = announced
+        return [DELIVERED] * len(batch.deliveries)
+
+    relay.courier.script = announce
+    await start_knowing_the_provider(relay)
+    relay.accept(*FIVE)
+    await relay.until_empty()
+    assert together(relay) == sorted(batches)
 
 
 async def test_limits_hold_for_zone_and_destination(make: Make) -> None:
@@ -694,3 +745,29 @@ async def test_mail_that_has_waited_makes_way_on_a_busy_loop_and_leaves_all_the_
     assert "new@new.example" in sent()[:50]
     await relay.until_empty()
     await relay.until(lambda: not restrainer.restraint.is_looked_at)
+
+
+async def test_nothing_is_sent_while_too_many_outcomes_are_not_stored_yet(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent whose outcome cannot be recorded is sent again after a crash."""
+    monkeypatch.setattr(journal, "MAX_UNSETTLED", 10)
+    zone = ZoneSettings(next_hop="hop", max_connections=4, max_connections_per_destination=4)
+    relay = make(zones=(zone,))
+    room, waiting = relay.settler.room, Counter[str]()
+
+    async def counted() -> None:
+        waiting["room"] += 1
+        await room()
+        waiting["room"] -= 1
+
+    monkeypatch.setattr(relay.settler, "room", counted)
+    relay.store.silence = asyncio.Event()
+    for n in range(100):
+        relay.accept(f"u{n}@example.com", tell=False)
+    await relay.scheduler.start()
+    await relay.until(lambda: waiting["room"] == 4 or len(relay.courier.batches) == 100)
+    assert 10 <= len(relay.courier.batches) <= 10 + 4
+    relay.store.silence.set()
+    await relay.until_empty()
+    assert len(relay.courier.batches) == 100

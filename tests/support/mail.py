@@ -56,13 +56,15 @@ def make_message(
     return Message(envelope=envelope, size=size, chunks=1 + size // CHUNK_SIZE, eight_bit=eight_bit)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
     zone: ZoneSettings
     route: Route
     message: Message
     deliveries: tuple[Delivery, ...]
     turn: Turn | None = None
+    rcptdomainmax: int | None = None
+    more: bool = False
 
 
 def make_batch(message: Message, route: Route, zone: ZoneSettings = ZONE) -> Batch:

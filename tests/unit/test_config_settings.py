@@ -173,6 +173,13 @@ ONE_WRONG_VALUE = [
     ("workers = 129", "workers", "128", "more than there are numbers for"),
     ("workers = 0", "workers", "1", "none at all"),
     ("workers = true", "workers", "a whole number such as 4", "true is not 1"),
+    (
+        "[[zone]]\nmix_domains = 'yes'",
+        "zone[0].mix_domains",
+        'expected true, false (no quotes) or "auto"',
+        "no word of ours",
+    ),
+    ("[[zone]]\nmix_domains = 1", "zone[0].mix_domains", "expected true, false", "1 is not true"),
     ("shutdown_timeout = 1979-05-27", "shutdown_timeout", "expected a duration such as", "a date"),
     ("shutdown_timeout = true", "shutdown_timeout", "not true or false", "a switch"),
     ("[spool]\nenv_directory = '/q'", "spool.env_directory", 'goes with backend = "disk"', "not a file"),

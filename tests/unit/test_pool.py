@@ -142,3 +142,62 @@ async def test_what_was_used_once_makes_room_before_what_carries_regular_mail() 
     assert left == [["regular", "second"], ["regular"], []]
     assert not any(pool._used_once.values())
     await pool.close()
+
+
+async def opened(pool: Pool, host: str, zone: ZoneSettings, *, transactions: int = 1) -> Session:
+    slot = await pool.acquire(Terms(zone, route_to(zone.name, host)))
+    assert isinstance(slot, Slot)
+    made = session(slot, host, zone)
+    made.transactions = transactions
+    return made
+
+
+async def test_what_is_about_to_carry_more_makes_room_last() -> None:
+    zone = ZoneSettings(max_connections=3)
+    pool = Pool(quit_timeout=1.0)
+    more = await opened(pool, "more", zone)
+    often, once = await opened(pool, "often", zone, transactions=5), await opened(pool, "once", zone)
+    pool.give_back(more, more=True)
+    pool.give_back(often)
+    pool.give_back(once)
+    left = []
+    for host in ("x", "y", "z"):
+        await pool.acquire(Terms(zone, route_to(zone.name, host)))
+        left.append([each.peer.host for each in (more, often, once) if each.wire.usable])
+    assert left == [["more", "often"], ["more"], []]
+    assert not pool._more
+    await pool.close()
+
+
+class SlowLine(Line):
+    """To a peer that takes its time to hang up."""
+
+    def close(self) -> None:
+        self.is_over = True
+
+
+async def test_each_waiter_has_one_connection_closed_for_it_and_not_one_at_every_look() -> None:
+    """As a real run showed: each look closed another one, and its mail had to open a new one."""
+    zone = ZoneSettings(max_connections=3)
+    pool = Pool(quit_timeout=1.0)
+    sessions = []
+    for host in ("a", "b", "c"):
+        slot = await pool.acquire(Terms(zone, route_to(zone.name, host)))
+        assert isinstance(slot, Slot)
+        wire = Wire(SlowLine(), asyncio.get_running_loop(), slot.release)
+        sessions.append(
+            Session(wire, Peer(host), Capabilities(), Terms(zone, route_to(zone.name, host)), slot)
+        )
+    busy = sessions.pop()
+    for each in sessions:
+        pool.give_back(each)
+    waiting = asyncio.create_task(pool.acquire(Terms(zone, route_to(zone.name, "x"))))
+    await turns()
+    for _ in range(3):
+        pool.give_back(busy)
+        await turns()
+        assert pool.take(Terms(zone, route_to(zone.name, "c"))) is busy
+    assert [each.wire.usable for each in sessions] == [False, True]
+    sessions[0].slot.release()
+    assert isinstance(await waiting, Slot)
+    assert not any(pool._closing.values())

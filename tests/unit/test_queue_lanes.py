@@ -29,7 +29,7 @@ class Bench:
         await self.gate.wait()
         self.carried.append((work, asyncio.current_task()))
 
-    def _following(self) -> Work | None:
+    def _following(self, last: Work) -> Work | None:
         return self.waiting.popleft() if self.waiting else None
 
     @property

@@ -323,6 +323,9 @@ class Plans(RuleBasedStateMachine):
         runner.works.remove(work)
         outcomes = [] if outcome is None else [outcome] * len(work.deliveries)
         runner.queue.finished(work, outcomes, self.now)
+        following = None if runner is not self.runner else runner.queue.following(work, self.now, self.time)
+        if following is not None:
+            runner.works.append(following)
         for each in work.deliveries:
             if outcome in (DELIVERED, BOUNCED):
                 del self.claimed[each.key]

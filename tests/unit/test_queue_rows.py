@@ -68,6 +68,32 @@ def test_one_that_had_its_turn_elsewhere_comes_before_all() -> None:
     assert not turns
 
 
+def test_who_is_new_with_fresh_mail_comes_before_the_others_and_overtakes_no_two_running() -> None:
+    turns: Turns[Waiting] = Turns()
+    for name in ("a", "b", "c"):
+        turns.append(Waiting(name, True))
+    for name in ("new1", "new2", "new3"):
+        turns.append(Waiting(name, True), new=True)
+    turns.append(Waiting("d", True))
+    turns.append(Waiting("put off", False), new=True)
+    popped = []
+    while turns:
+        popped.append(turns.pop().name)
+    assert popped == ["new1", "a", "new2", "b", "new3", "c", "d", "put off"]
+
+
+def test_who_is_new_and_came_first_has_its_place() -> None:
+    turns: Turns[Waiting] = Turns()
+    for number in range(3):
+        turns.append(Waiting(f"new{number}", True), new=True)
+    turns.append(Waiting("a", True))
+    stale = Waiting("stale", True)
+    turns.append(stale, new=True)
+    stale.has_fresh = False
+    assert turns.sort() == [stale]
+    assert [turns.pop().name for _ in range(5)] == ["new0", "new1", "new2", "a", "stale"]
+
+
 def test_within_a_backlog_fresh_messages_and_others_take_turns_oldest_first_in_each() -> None:
     line = Backlog(set())
     for number in (3, 1, 2):
@@ -101,6 +127,33 @@ def test_a_row_gives_parts_of_a_message_in_the_order_of_its_recipients() -> None
     assert [each.recipient[0] for each in row.take(2)] == ["a", "b"]
     assert [each.recipient[0] for each in row.take(2)] == ["c"]
     assert not row
+
+
+def test_a_row_of_domains_apart_gives_one_domain_of_a_message_at_a_time_or_as_many_as_it_is_asked_for() -> (
+    None
+):
+    def filled() -> Row:
+        row = Row(apart=True)
+        for recipient in ("a@x.example", "b@y.example", "c@X.example", "d@z.example"):
+            row.add(delivery(recipient, message_id=message(1)))
+        row.add(delivery("e@x.example", message_id=message(2)))
+        return row
+
+    def all_of(row: Row, limit: int, domains: int) -> list[str]:
+        taken = []
+        while row:
+            taken.append("".join(each.recipient[0] for each in row.take(limit, domains)))
+        return taken
+
+    assert all_of(filled(), 50, 1) == ["ac", "b", "d", "e"]
+    assert all_of(filled(), 1, 1) == ["a", "c", "b", "d", "e"]
+    assert all_of(filled(), 50, 2) == ["acb", "d", "e"]
+    assert all_of(filled(), 3, 9) == ["acb", "d", "e"]
+    row = filled()
+    assert row.remove(delivery("b@y.example", message_id=message(1)).key)
+    assert not row.remove(delivery("a@y.example", message_id=message(1)).key)
+    assert [each.recipient[0] for each in row] == ["a", "c", "d", "e"]
+    assert all_of(row, 50, 2) == ["acd", "e"]
 
 
 @pytest.mark.parametrize("proven", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -14,8 +15,10 @@ from tests.unit.test_rates import fullest
 from zonerelay.config.models import RetrySettings, ZoneSettings
 from zonerelay.config.units import Rate, parse_rate
 from zonerelay.model.delivery import Delivery
+from zonerelay.model.priority import Priority, queue_of
 from zonerelay.queue.destinations import Work
 from zonerelay.queue.rates import Pacer, Rates
+from zonerelay.queue.ring import MOST_IN_TURN, TURN_SECONDS
 from zonerelay.queue.zone_queue import ZoneQueue
 from zonerelay.routing.nexthop import Limits, MxHost, Route, SiteKey
 
@@ -80,6 +83,17 @@ class Plan:
             work.ticket.take(self.tick)
         self.queue.finished(work, [outcome] * len(work.deliveries), NOW)  # type: ignore[list-item]  # an Outcome
 
+    def follow(self, domain: str, outcome: object = DELIVERED, *, seconds: float = 0.0) -> bool:
+        """Its batch ends after so long; whether another one of the same turn follows."""
+        work = next(each for each in self.works if each.deliveries[0].domain == domain)
+        work.seconds = seconds
+        self.finish(domain, outcome)
+        following = self.queue.following(work, NOW, self.tick)
+        if following is not None:
+            assert following.destination is work.destination
+            self.works.append(following)
+        return following is not None
+
     def until_turn(self) -> None:
         assert self.queue.next_turn is not None
         self.tick = self.queue.next_turn
@@ -91,6 +105,136 @@ def _to(message_id: str, recipient: str) -> Delivery:
 
 def rated(rate: str, **more: int) -> Limits:
     return structs.replace(PLAIN, max_rate=parse_rate(rate), **more)
+
+
+# Turns of several batches
+
+
+def crowd(rate: Rate | None = None) -> Plan:
+    """One connection, and two destinations with mail; the turn of a.example has begun."""
+    plan = Plan(max_connections=1, max_rate_per_destination=rate)
+    for name in ("a.example", "b.example"):
+        plan.add(name, 20)
+    assert plan.start() == ["a.example"]
+    return plan
+
+
+def test_a_turn_goes_on_for_some_batches_and_then_it_is_anothers() -> None:
+    plan = crowd()
+    batches = 1
+    while plan.follow("a.example", seconds=0.0):
+        assert plan.start() == []
+        batches += 1
+    assert batches == MOST_IN_TURN
+    assert plan.start() == ["b.example"]
+
+
+def test_a_turn_goes_on_for_a_part_of_a_second_after_its_first_batch() -> None:
+    plan = crowd()
+    assert plan.follow("a.example", seconds=2.0)  # the connection took so long
+    assert plan.follow("a.example", seconds=TURN_SECONDS * 0.6)
+    assert not plan.follow("a.example", seconds=TURN_SECONDS * 0.6)
+    assert plan.start() == ["b.example"]
+
+
+def test_a_destination_with_nothing_more_to_send_leaves_its_turn() -> None:
+    plan = Plan(max_connections=1)
+    plan.add("a.example", 2)
+    plan.add("b.example", 1)
+    assert plan.start() == ["a.example"]
+    assert plan.follow("a.example")
+    assert not plan.follow("a.example")
+    assert plan.start() == ["b.example"]
+
+
+@pytest.mark.parametrize("outcome", [NO_HOST, None])
+def test_a_turn_that_reached_nobody_does_not_go_on(outcome: object) -> None:
+    plan = crowd()
+    if outcome is None:
+        (work,) = plan.works
+        plan.works.clear()
+        plan.queue.finished(work, (), NOW)
+        assert plan.queue.following(work, NOW) is None
+    else:
+        assert not plan.follow("a.example", outcome)
+    assert plan.start() == ["b.example"]
+
+
+def test_a_destination_that_takes_long_does_not_go_on() -> None:
+    plan = crowd()
+    assert not plan.follow("a.example", seconds=3.1)
+
+
+def test_a_zone_with_one_next_hop_has_no_turns_of_several_batches() -> None:
+    plan = Plan(max_connections=1, next_hop="hop")
+    plan.queue.add([_to(f"{n:016x}", "u@a.example") for n in range(1, 4)], NOW)
+    for wanted in plan.queue.take_look_ups():
+        plan.queue.found(wanted, plan._route(wanted), NOW)
+    assert plan.start() == ["a.example"]
+    assert not plan.follow("a.example")
+    assert plan.start() == ["a.example"]
+
+
+def test_what_is_more_urgent_ends_a_turn() -> None:
+    plan = crowd()
+    urgent = queue_of("default", Priority.HIGH)
+    plan.queue.add([delivery("u@c.example", message_id="f" * 16, queue=urgent)], NOW, Priority.HIGH)
+    plan.queue.take_look_ups()
+    plan.queue.found("c.example", plan._route("c.example"), NOW)
+    prove(plan.queue)
+    assert not plan.follow("a.example")
+    assert plan.start() == ["c.example"]
+
+
+def test_fresh_mail_of_others_ends_the_turn_of_what_was_put_off() -> None:
+    plan = Plan(max_connections=1)
+    due = [delivery("u@a.example", message_id=f"{n:016x}", next_attempt=NOW - 1) for n in range(1, 9)]
+    plan.queue.add(due, NOW)
+    plan.queue.take_look_ups()
+    plan.queue.found("a.example", plan._route("a.example"), NOW)
+    prove(plan.queue)
+    assert plan.start() == ["a.example"]
+    assert plan.follow("a.example")
+    plan.add("b.example", 1)
+    assert not plan.follow("a.example")
+    assert plan.start() == ["b.example"]
+
+
+def test_another_line_that_waits_for_the_same_hosts_ends_a_turn() -> None:
+    plan = Plan(max_connections=5)
+    for name in ("a.example", "b.example"):
+        plan.domain(name, "hosts", structs.replace(PLAIN, max_connections=1))
+        plan.add(name, 9)
+    assert plan.start() == ["a.example"]
+    assert not plan.follow("a.example")
+    assert plan.start() == ["b.example"]
+
+
+def test_a_turn_goes_on_no_faster_than_the_rate() -> None:
+    plan = crowd(parse_rate("10/1s"))
+    assert not plan.follow("a.example")
+    assert plan.start() == ["b.example"]
+    (work,) = plan.works
+    assert work.ticket is not None
+    work.ticket.take(plan.tick)
+    plan.tick = 10.0
+    assert plan.follow("b.example")
+
+
+def test_who_has_one_message_does_not_wait_for_all_who_have_many() -> None:
+    plan = Plan(max_connections=1)
+    for n in range(8):
+        plan.add(f"many{n}.example", 50)
+    order = plan.start()
+    for _ in range(8):
+        plan.finish(order[-1])
+        order += plan.start()
+    plan.add("one.example", 1)
+    plan.add("another.example", 1)
+    for _ in range(3):
+        plan.finish(order[-1])
+        order += plan.start()
+    assert order[-3:] == ["one.example", "many1.example", "another.example"]
 
 
 # Lines at one site
@@ -395,6 +539,9 @@ class _Run:
             work = self.plan.works.pop(choice % len(self.plan.works))
             self.plan.queue.finished(work, [DELIVERED], NOW)
             self.ended += 1
+            following = self.plan.queue.following(work, NOW, self.plan.tick)
+            if following is not None:
+                self.plan.works.append(following)
 
     def run_out(self) -> None:
         for _ in range(5000):

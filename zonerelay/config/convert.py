@@ -40,6 +40,14 @@ def _switch(value: object, option: Option) -> bool:
     return value
 
 
+def _switch_or_auto(value: object, option: Option) -> bool | None:
+    if value == "auto":
+        return None
+    if not isinstance(value, bool):
+        raise expected('true, false (no quotes) or "auto"', value)
+    return value
+
+
 def _count(value: object, option: Option) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise expected(f"a whole number such as {max(100, int(option.least))}", value)
@@ -198,6 +206,7 @@ def _date(value: object, option: Option) -> float:
 
 _READERS: dict[Form, Callable[[object, Option], object]] = {
     Form.SWITCH: _switch,
+    Form.SWITCH_OR_AUTO: _switch_or_auto,
     Form.COUNT: _count,
     Form.WORKERS: _workers,
     Form.RATIO: _ratio,

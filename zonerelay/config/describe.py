@@ -51,7 +51,9 @@ def toml_value(value: object, option: Option) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return _number(value, option.form)
-    return quote("" if value is None else str(value))
+    if value is None:
+        return quote("auto" if option.form is Form.SWITCH_OR_AUTO else "")
+    return quote(str(value))
 
 
 def _number(value: float, form: Form) -> str:

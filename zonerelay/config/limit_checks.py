@@ -29,6 +29,11 @@ def limit_advice(settings: Settings) -> Iterator[str]:
         if _is_faster(zone.max_rate_per_destination, zone.max_rate):
             shown = f"never reached: max_rate = {zone.max_rate} of the whole zone is slower"
             yield f"zone[{at}].max_rate_per_destination: {shown}"
+        if zone.mix_domains and not zone.next_hop:
+            yield (
+                f"zone[{at}].mix_domains: true in a zone that is routed by MX: Google and others defer all "
+                "recipients of a transaction but those in the first domain"
+            )
     for at, destination in enumerate(settings.destination):
         zones = _zones_of(destination, settings)
         if zones and all(_is_faster(destination.max_rate, zone.max_rate) for zone in zones):

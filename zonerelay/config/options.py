@@ -41,6 +41,7 @@ class Form(enum.Enum):
     """What is written in the file. Each form has one reader in `convert.py`."""
 
     SWITCH = enum.auto()
+    SWITCH_OR_AUTO = enum.auto()
     COUNT = enum.auto()
     WORKERS = enum.auto()
     RATIO = enum.auto()
@@ -104,6 +105,11 @@ class Option:
 
 def switch(default: bool, doc: str) -> bool:
     return _field(default, Option(Form.SWITCH, doc))
+
+
+def switch_or_auto(doc: str) -> bool | None:
+    """`None` for "auto"."""
+    return _field(None, Option(Form.SWITCH_OR_AUTO, doc))
 
 
 def count(default: int, doc: str, *, least: int = 1, most: int = 1_000_000, optional: bool = False) -> int:

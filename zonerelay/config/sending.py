@@ -22,6 +22,7 @@ from zonerelay.config.options import (
     rate,
     size,
     switch,
+    switch_or_auto,
     text,
     texts,
 )
@@ -81,6 +82,12 @@ class ZoneSettings:
     next_hop_share: bool = switch(
         False,
         "Spread the mail over several next hops evenly, not to the first that can be reached.",
+    )
+    mix_domains: bool | None = switch_or_auto(
+        "Whether recipients in several domains may share a transaction. auto: at a next hop yes; at MX hosts "
+        "only where the host announces with LIMITS RCPTDOMAINMAX (RFC 9422) that it takes them, because "
+        "Google defers all but the first domain. true: always; false: never. What a host announces is never "
+        "exceeded.",
     )
     port: int = count(
         25, "The port of MX hosts, and of a next hop that names none. 25 is the port of mail.", most=65_535
@@ -221,6 +228,11 @@ class ZoneSettings:
         "in doubt, also what the server has refused (zones with another in_doubt than retry do not send in "
         "one write). Servers that offer it and do not know it are sent DATA.",
     )
+
+    @property
+    def mixes_domains(self) -> bool:
+        """Recipients in several domains share a transaction where the host announces no limit."""
+        return bool(self.next_hop) if self.mix_domains is None else self.mix_domains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -367,7 +367,7 @@ class SmtpCourier:
             in_step = transaction is None or not transaction.closing
         finally:
             if in_step:
-                self._pool.give_back(session)
+                self._pool.give_back(session, more=errand.batch.more)
             else:
                 session.wire.abort()
         return in_step and (errand.left_out or session.transactions >= session.max_transactions)

@@ -55,6 +55,12 @@ class Batch(Protocol):
     @property
     def turn(self) -> Turn | None: ...
 
+    @property
+    def more(self) -> bool: ...
+
+    rcptdomainmax: int | None
+    """Set to what the latest peer announces."""
+
 
 class Errand:
     """`message` is what is sent: the batch's own, or what the zone makes of it.
@@ -106,7 +112,7 @@ class Errand:
         """For those who are open and whom this peer can serve; `None` when there are none."""
         asking = self._servable(session)
         self.left_out = False
-        if session.capabilities.limits is not NO_LIMITS:
+        if session.capabilities.limits is not NO_LIMITS or not self.batch.zone.mixes_domains:
             asking = self._within_limits(asking, session)
         self._asking = asking
         if not asking:
@@ -154,7 +160,8 @@ class Errand:
         return [index for index in wanted if index not in needy] if needy else wanted
 
     def _within_limits(self, servable: list[int], session: Session) -> list[int]:
-        asking = within_limits(session, self.batch.deliveries, servable)
+        self.batch.rcptdomainmax = session.capabilities.limits.rcptdomainmax
+        asking = within_limits(session, self.batch.zone, self.batch.deliveries, servable)
         self.left_out = len(asking) < len(servable)
         if self.left_out:
             self.progress.left_out([index for index in servable if index not in asking], session.peer)

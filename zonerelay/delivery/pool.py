@@ -4,7 +4,8 @@
 - A connection serves mail of its own destination and way only: same TLS demand, same source, same log-in.
 - An idle connection never keeps a new one from opening. When a limit is reached the one that has been
   idle longest makes room: at the same site if that is full, else of the zone, and there those that were used
-  once go first, or a crowd of hosts with a message each would close what others' next mail goes by. Where the
+  once go first, or a crowd of hosts with a message each would close what others' next mail goes by, and those
+  with `more` to come at once go last. Each waiter has one closed for it, not one at every look. Where the
   host itself refuses one more, all that are idle there do. Where other workers wait for shared limits, what
   has been idle for `IN_THE_WAY` is closed for them, and what they are to have as soon as its transaction is
   over.
@@ -29,6 +30,9 @@ from zonerelay.routing.nexthop import Route
 NOTICE_TIME = 0.3
 """Seconds that a host has to notice that we have closed connections."""
 
+PATIENCE = 0.5
+"""Seconds that a connection has to close before another one makes room as well."""
+
 IN_THE_WAY = 0.3
 """Seconds that a connection is idle before it makes room for another worker's: most are used again soon."""
 
@@ -45,6 +49,9 @@ class Pool:
         self._idle_of: dict[Kind, _Idle] = {}
         self._idle_in: defaultdict[str, _Idle] = defaultdict(dict)  # zones are few and stay
         self._used_once: defaultdict[str, _Idle] = defaultdict(dict)  # of those
+        self._more: set[Slot] = set()  # also of those
+        self._closing: defaultdict[str, dict[Slot, float]] = defaultdict(dict)
+        """Since when."""
         # In the order in which they came: who has waited longest looks first.
         self._waiters: dict[asyncio.Future[None], None] = {}
         # Who waits for room in a zone, in order: a newcomer would take what was made for somebody else.
@@ -79,8 +86,10 @@ class Pool:
         finally:
             self._leave_line(terms.zone.name, place)
 
-    def give_back(self, session: Session) -> None:
-        """The transaction is over and the connection is in step: keep it for the next one, or say goodbye."""
+    def give_back(self, session: Session, *, more: bool = False) -> None:
+        """The transaction is over and the connection is in step: keep it for the next one, or say goodbye.
+        `more`: the next one is likely to come at once.
+        """
         if not session.wire.usable:
             session.wire.abort()
         elif (
@@ -88,9 +97,9 @@ class Pool:
             or session.transactions >= session.max_transactions
             or not self._slots.may_keep(session.slot)
         ):
-            session.wire.quit(self._quit_timeout)
+            self._quit(session)
         else:
-            self._keep(session, session.terms.zone.connection_idle_timeout)
+            self._keep(session, session.terms.zone.connection_idle_timeout, more=more)
 
     def granted(self) -> None:
         """There may be room that others had."""
@@ -156,10 +165,10 @@ class Pool:
             elif session.suits(terms):
                 return session
             else:  # opened under settings that no longer hold: TLS, names, source
-                wire.quit(self._quit_timeout)
+                self._quit(session)
         return None
 
-    def _keep(self, session: Session, timeout: float) -> None:
+    def _keep(self, session: Session, timeout: float, *, more: bool) -> None:
         slot = session.slot
         session.wire.idle = True
         loop = asyncio.get_running_loop()
@@ -170,7 +179,9 @@ class Pool:
         else:
             waiting[slot] = session
         self._idle_in[slot.zone][slot] = session
-        if session.transactions <= 1:
+        if more:
+            self._more.add(slot)
+        elif session.transactions <= 1:
             self._used_once[slot.zone][slot] = session
         if self._timer is None or self._sweep_at > session.idle_until:
             if self._timer is not None:
@@ -191,9 +202,14 @@ class Pool:
     def _leave_zone(self, slot: Slot) -> None:
         del self._idle_in[slot.zone][slot]
         self._used_once[slot.zone].pop(slot, None)
+        self._more.discard(slot)
 
     def _dismiss(self, session: Session) -> None:
         self._forget(session)
+        self._quit(session)
+
+    def _quit(self, session: Session) -> None:
+        self._closing[session.slot.zone][session.slot] = asyncio.get_running_loop().time()
         session.wire.quit(self._quit_timeout)
 
     def _sweep(self) -> None:
@@ -228,9 +244,11 @@ class Pool:
         line = self._lines.get(zone.name)
         ahead = 0 if line is None else _ahead(line, place)
         # What is free is for those ahead.
-        if self._slots.zone_is_full(zone) or self._slots.open_in(zone.name) + ahead >= zone.max_connections:
+        lacking = self._slots.open_in(zone.name) + ahead + 1 - zone.max_connections
+        if self._slots.zone_is_full(zone) or lacking > 0:
             self._lines.setdefault(zone.name, {})[place] = None
-            self._evict(self._used_once.get(zone.name) or self._idle_in.get(zone.name))
+            if lacking > self._closing_now(zone.name):
+                self._make_room(zone.name)
             return False
         if not self._slots.is_allowed(terms):
             self._leave_line(zone.name, place)
@@ -246,9 +264,15 @@ class Pool:
             else:
                 del self._lines[zone]
 
-    def _evict(self, idle: _Idle | None) -> None:
+    def _closing_now(self, zone: str) -> int:
+        since = asyncio.get_running_loop().time() - PATIENCE
+        return sum(began > since for began in self._closing[zone].values())
+
+    def _make_room(self, zone: str) -> None:
+        idle = self._used_once.get(zone) or self._idle_in.get(zone)
         if idle:
-            self._dismiss(next(iter(idle.values())))
+            first = next(iter(idle.values()))
+            self._dismiss(next((each for slot, each in idle.items() if slot not in self._more), first))
 
     def _evict_at(self, route: Route) -> None:
         """One of the line's own first: another line's may be no use to it."""
@@ -262,6 +286,7 @@ class Pool:
         session = self._idle_in[slot.zone].get(slot)
         if session is not None:
             self._forget(session)
+        self._closing[slot.zone].pop(slot, None)
         self._wake()
 
     def _wake(self) -> None:

@@ -73,7 +73,7 @@ class Attempts:
     async def _deliver(self, work: Work, message: Message) -> Sequence[Outcome]:
         started = self._clock.monotonic()
         turn = None if work.ticket is None else Turn(work.ticket, self._clock)
-        batch = Batch(self._zone, work.route, message, work.deliveries, turn)
+        batch = Batch(self._zone, work.route, message, work.deliveries, turn, more=work.more)
         try:
             outcomes = await self._courier.deliver(batch)
         except Exception as error:  # noqa: BLE001 - a courier's bug is temporary trouble
@@ -82,6 +82,8 @@ class Attempts:
             count = f"{len(outcomes)} outcomes for {len(work.deliveries)} deliveries"
             outcomes = self._courier_failed(batch, ValueError(count))
         # From here on nothing awaits: a cancelled lane cannot lose what is known.
+        if self._zone.mix_domains is None:
+            work.destination.most_domains = batch.rcptdomainmax or 1
         work.seconds = seconds = self._clock.monotonic() - started
         label = work.destination.label
         self._settler.post(message, work.deliveries, outcomes, destination=label, seconds=seconds)

@@ -49,12 +49,22 @@ class Backlog:
 
     `passed_over` are the domains that claims skip because this backlog is long enough; the store
     holds more for them. `is_new`: what came last was new (`newcomers.py`), so what the store holds behind it
-    is, too.
+    is, too. `apart`: what is taken together has one domain.
     """
 
-    __slots__ = ("_again", "_fresh", "_turn_of_again", "domains", "is_new", "passed_over", "waiting")
+    __slots__ = (
+        "_again",
+        "_apart",
+        "_fresh",
+        "_turn_of_again",
+        "domains",
+        "is_new",
+        "passed_over",
+        "waiting",
+    )
 
-    def __init__(self, domains: Collection[str]) -> None:
+    def __init__(self, domains: Collection[str], *, apart: bool = False) -> None:
+        self._apart = apart
         # Only while they are needed: there are many destinations, and at most of them nothing waits in one.
         self._fresh: Row | None = None
         self._again: Row | None = None
@@ -73,24 +83,24 @@ class Backlog:
         """`since`: what is older is backlog (`newcomers.py`)."""
         if delivery.next_attempt > 0 or (since is not None and delivery.message_id < since):
             if self._again is None:
-                self._again = Row()
+                self._again = Row(apart=self._apart)
             self._again.add(delivery)
         else:
             if self._fresh is None:
-                self._fresh = Row()
+                self._fresh = Row(apart=self._apart)
             self._fresh.add(delivery)
             self.is_new = since is not None
         self.waiting += 1
 
-    def take(self, limit: int) -> tuple[Delivery, ...]:
+    def take(self, limit: int, domains: int = 1) -> tuple[Delivery, ...]:
         """Up to `limit` deliveries of the oldest message, of fresh ones and others by turns; the backlog must
-        not be empty.
+        not be empty. `domains`: how many of a message go together although they are apart.
         """
         is_again = bool(self._again) and (self._turn_of_again or not self._fresh)
         self._turn_of_again = not is_again
         row = self._again if is_again else self._fresh
         assert row is not None
-        taken = row.take(limit)
+        taken = row.take(limit, domains)
         self.waiting -= len(taken)
         self._tidy()
         return tuple(taken)
@@ -144,11 +154,12 @@ class Backlog:
 
 
 class Line:
-    """What waits to go one way, and the domains it belongs to."""
+    """What waits to go one way, and the domains it belongs to. `apart`: as in `Backlog`."""
 
-    __slots__ = ("_backlogs", "_precedence", "domains", "waiting")
+    __slots__ = ("_apart", "_backlogs", "_precedence", "domains", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, *, apart: bool = False) -> None:
+        self._apart = apart
         # No set: the garbage collector looks at every one of those, and at no dict of words.
         self.domains: dict[str, None] = {}
         self.waiting = 0
@@ -158,7 +169,7 @@ class Line:
     def backlog(self, priority: Priority) -> Backlog:
         backlog = self._backlogs.get(priority)
         if backlog is None:
-            backlog = self._backlogs[priority] = Backlog(self.domains)
+            backlog = self._backlogs[priority] = Backlog(self.domains, apart=self._apart)
         return backlog
 
     @property
@@ -170,8 +181,10 @@ class Line:
         self.backlog(priority).add(delivery, since)
         self.waiting += 1
 
-    def take(self, limit: int) -> tuple[Priority, tuple[Delivery, ...]]:
-        """Up to `limit` deliveries of the oldest message of the priority whose turn it is. One must wait."""
+    def take(self, limit: int, domains: int = 1) -> tuple[Priority, tuple[Delivery, ...]]:
+        """Up to `limit` deliveries of the oldest message of the priority whose turn it is. One must wait.
+        `domains`: as in `Backlog.take`.
+        """
         backlogs = self._backlogs
         if len(backlogs) == 1:  # as nearly everywhere
             ((priority, backlog),) = backlogs.items()
@@ -180,7 +193,7 @@ class Line:
                 self._precedence = Precedence()
             priority = self._precedence.pick(each for each, backlog in backlogs.items() if backlog.waiting)
             backlog = backlogs[priority]
-        deliveries = backlog.take(limit)
+        deliveries = backlog.take(limit, domains)
         self.waiting -= len(deliveries)
         return priority, deliveries
 
@@ -290,6 +303,7 @@ class Destination(Line):
         "key",
         "label",
         "limits",
+        "most_domains",
         "pace",
         "route",
         "site",
@@ -298,8 +312,8 @@ class Destination(Line):
         "usable_until",
     )
 
-    def __init__(self, route: Route, site: Site, settings: RetrySettings) -> None:
-        super().__init__()
+    def __init__(self, route: Route, site: Site, settings: RetrySettings, *, apart: bool = False) -> None:
+        super().__init__(apart=apart)
         self.key = route.destination
         self.site = site
         self.label = self.key.partition(" ")[2] or route.name
@@ -311,6 +325,8 @@ class Destination(Line):
         """Transactions that were started while little good was known of it (`probation.py`)."""
         self.is_slow = False
         """The last attempt took long, whatever came of it."""
+        self.most_domains = 1
+        """In a batch, where domains are apart: more when the hosts announce it (RFC 9422)."""
         self.suspension = Suspension(settings)
         self.usable_until = 0.0
 
@@ -363,6 +379,14 @@ class Work:
     """To its turns, where there is a rate."""
     seconds: float = 0.0
     """How long the attempt took, once it is over."""
+    number: int = 1
+    """In its turn (`ring.py`): the first may have to open a connection, which the others use."""
+    used: float = 0.0
+    """Seconds of its turn that were used before, without those of the first."""
+    more: bool = False
+    """The turn may go on after it."""
+    yields: bool = False
+    """The turn is over: it reached out to nobody, or another line waits for room at the hosts."""
 
     @property
     def message_id(self) -> MessageId:

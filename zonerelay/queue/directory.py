@@ -53,7 +53,8 @@ class Directory:
             return destination
         if len(self.destinations) >= MAX_DESTINATIONS:
             self.forget_some(now)
-        destination = Destination(route, self._ring.site(route.site), self._retry)
+        site = self._ring.site(route.site)
+        destination = Destination(route, site, self._retry, apart=not self._zone.mixes_domains)
         destination.renew(route, self._zone, self._rates, now)
         self.destinations[key] = destination
         self._ring.enter(destination)

@@ -18,12 +18,14 @@ SPARE = 16
 
 
 class Lanes:
-    """The lanes of one zone. `following` says what a lane goes on with, `None` when there is nothing."""
+    """The lanes of one zone. `following` says what a lane goes on with after its last work, `None` when there
+    is nothing.
+    """
 
     def __init__(
         self,
         carry: Callable[[Work], Coroutine[object, object, None]],
-        following: Callable[[], Work | None],
+        following: Callable[[Work], Work | None],
         drop: Callable[[Work], None],
         events: Events,
     ) -> None:
@@ -61,7 +63,7 @@ class Lanes:
         work: Work | None = first
         while work is not None:
             await self._carry(work)
-            work = self._following()
+            work = self._following(work)
             if work is None and not self._closed and len(self._spare) < SPARE:
                 work = await self._wait_for_work()
 

@@ -31,7 +31,9 @@ class ChooseZone(Protocol):
 class Batch:
     """Deliveries of one message that go to one destination in one transaction.
 
-    Where there is a `turn`, it is taken before each transaction.
+    Where there is a `turn`, it is taken before each transaction. `rcptdomainmax`: of how many domains on a
+    connection the peer takes recipients (RFC 9422), where it has said so. `more`: the next batch is likely to
+    be for the same destination, and to come at once.
     """
 
     zone: ZoneSettings
@@ -39,6 +41,8 @@ class Batch:
     message: Message
     deliveries: tuple[Delivery, ...]
     turn: Turn | None = None
+    rcptdomainmax: int | None = None
+    more: bool = False
 
 
 class Courier(Protocol):

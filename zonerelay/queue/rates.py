@@ -157,6 +157,10 @@ class Pace:
         zone = self._rates.zone
         return self.at_site if zone is None else (*self.at_site, zone)
 
+    def is_due(self, now: float) -> bool:
+        """A batch may start, as far as the rates go."""
+        return all(pacer.due <= now and not pacer.is_crowded for pacer in self.pacers)
+
     def expect(self, waiting: int) -> None:
         """So many deliveries of the line wait for their start; known where turns are leased."""
         if self.leased is not None:

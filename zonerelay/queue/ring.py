@@ -1,8 +1,12 @@
 """Whose turn it is: fair turns between destinations, within the limits on transactions and rates. Pure.
 
-- Destinations with work stand in a ring and get one batch per turn. There is a ring for each priority, and
+- Destinations with work stand in a ring and take turns. There is a ring for each priority, and
   a destination stands in that of the most urgent mail that it has; between rings `precedence.py` chooses.
   Within one, destinations with fresh mail and those without it go by turns (`rows.py`).
+- In a zone routed by MX a turn goes on for up to `MOST_IN_TURN` batches, as long as the later ones take less
+  than `TURN_SECONDS` together: with more destinations than connections each turn costs a new connection. It
+  ends at once when what waits is more urgent, or fresh where its own mail is not, or for the same hosts on
+  other terms; only destinations that answer in time go on.
 - One that has no room at its hosts leaves the ring and returns, before the one that made room, when there
   is some: lines that share hosts alternate.
 - One whose rate says later waits aside until then (`next_turn`): it holds no connection of the zone
@@ -30,6 +34,10 @@ from zonerelay.queue.rates import Rates, Ticket
 from zonerelay.queue.restraint import Restraint
 from zonerelay.queue.rows import Turns
 from zonerelay.routing.nexthop import SiteKey
+
+MOST_IN_TURN = 10
+TURN_SECONDS = 0.25
+"""A turn that took the longest that it may, and one batch more, delays the others by this much each round."""
 
 
 class Ring:
@@ -110,8 +118,8 @@ class Ring:
         if self._probation is not None:
             self._probation.sort()
 
-    def offer(self, destination: Destination, now: float) -> None:
-        """It may have work, or there may be room for it."""
+    def offer(self, destination: Destination, now: float, *, new: bool = False) -> None:
+        """It may have work, or there may be room for it. `new`: it has just got work."""
         if not destination.waiting:
             return
         if destination.in_ring:
@@ -120,7 +128,7 @@ class Ring:
         # Among several lines one without room stands in the ring all the same: that keeps their order.
         if len(destination.site.lines) > 1 or destination.site.has_room(destination, now):
             destination.in_ring = True
-            self._append(destination)
+            self._append(destination, new=new and not destination.active)
 
     def next(self, now: float, tick: float) -> Destination | None:
         """Who may start a batch now; it leaves the ring until it is offered again."""
@@ -185,6 +193,33 @@ class Ring:
             ticket.end()
         self._unblock(destination.site, now)
 
+    def is_awaited(self, destination: Destination) -> bool:
+        """Another line waits for room at its hosts."""
+        blocked = destination.site.blocked
+        return bool(blocked) and any(line is not destination for line in blocked)
+
+    def goes_on(self, destination: Destination, now: float, tick: float) -> bool:
+        """Its turn may, before those that wait for theirs."""
+        return (
+            destination.waiting > 0
+            and destination.standing is Standing.QUICK
+            and self.active < self._most
+            and destination.site.has_room(destination, now)
+            and not self._is_preceded(destination)
+            and (destination.pace is None or destination.pace.is_due(tick))
+            and (self._shared is None or self._is_granted(destination))
+        )
+
+    def _is_preceded(self, destination: Destination) -> bool:
+        """Others wait with mail that comes before its own."""
+        urgency = destination.urgency
+        if self._urgencies and any(STRIDE[each] < STRIDE[urgency] for each in self._stands()):
+            return True
+        if destination.has_fresh:
+            return False
+        restraint = self._restraint
+        return self._rings[urgency].has_fresh or (restraint is not None and restraint.is_used_up)
+
     def quick(self, destination: Destination) -> None:
         """It has answered in time, for the first time or again."""
         if self._probation is not None and self._probation.quick(destination):
@@ -236,7 +271,7 @@ class Ring:
         if self._probation is not None:
             self._probation.gives_up(destination)
 
-    def _append(self, destination: Destination, *, first: bool = False) -> None:
+    def _append(self, destination: Destination, *, first: bool = False, new: bool = False) -> None:
         """It stands in a ring now; nothing may wait there any more (it is withdrawn, or has gone)."""
         priority = destination.urgency if destination.waiting else Priority.NORMAL
         destination.stands_as = priority
@@ -245,7 +280,7 @@ class Ring:
         if first:
             ring.put_first(destination)
         else:
-            ring.append(destination)
+            ring.append(destination, new=new)
 
     def _hasten(self, destination: Destination) -> None:
         """Something more urgent may have come: it changes over to where that stands."""

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
+from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.model.message_id import MessageId
 
 FRESH_TURNS = 7
 """Of those with fresh mail, for one of the others. Half were too few for what comes as fast as it can be sent
@@ -26,39 +26,50 @@ FRESH_TURNS = 7
 
 
 class Row:
-    """Deliveries by message, the oldest message first. Never asked for one when it is empty (`bool`)."""
+    """Deliveries by message, the oldest message first. Never asked for one when it is empty (`bool`).
 
-    __slots__ = ("_groups", "_order")
+    `apart`: each domain of a message by itself.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_apart", "_groups", "_order")
+
+    def __init__(self, *, apart: bool = False) -> None:
+        self._apart = apart
         # By recipient where a message has several: an operator may withdraw thousands, one after the other.
-        self._groups: dict[MessageId, Delivery | dict[str, Delivery]] = {}
-        self._order: list[MessageId] = []
+        self._groups: dict[str, Delivery | dict[str, Delivery]] = {}
+        self._order: list[str] = []
 
     def __bool__(self) -> bool:
         return bool(self._groups)
 
     def add(self, delivery: Delivery) -> None:
-        group = self._groups.get(delivery.message_id)
+        name = self._group_of(delivery) if self._apart else delivery.message_id
+        group = self._groups.get(name)
         if group is None:
-            self._groups[delivery.message_id] = delivery
-            heapq.heappush(self._order, delivery.message_id)
+            self._groups[name] = delivery
+            heapq.heappush(self._order, name)
         elif isinstance(group, dict):
             group[delivery.recipient] = delivery
         else:
             both: dict[str, Delivery] = {group.recipient: group, delivery.recipient: delivery}
-            self._groups[delivery.message_id] = both
+            self._groups[name] = both
 
-    def take(self, limit: int) -> list[Delivery]:
-        """Up to `limit` deliveries of the oldest message."""
-        # Withdrawing leaves ids behind in the heap: finding them there would cost a scan.
-        while self._order[0] not in self._groups:
+    def take(self, limit: int, domains: int = 1) -> list[Delivery]:
+        """Up to `limit` deliveries of the oldest message; where domains are apart, in up to so many."""
+        taken = self._take_group(limit)
+        while self._apart and domains > 1 and len(taken) < limit and self._next() == taken[0].message_id:
+            taken += self._take_group(limit - len(taken))
+            domains -= 1
+        return taken
+
+    def _take_group(self, limit: int) -> list[Delivery]:
+        # Withdrawing leaves names behind in the heap: finding them there would cost a scan.
+        while (name := self._order[0]) not in self._groups:
             heapq.heappop(self._order)
-        message_id = self._order[0]
-        group = self._groups[message_id]
+        group = self._groups[name]
         if not isinstance(group, dict) or len(group) <= limit:
             heapq.heappop(self._order)
-            del self._groups[message_id]
+            del self._groups[name]
             return _all(group)
         taken = list(islice(group.values(), limit))
         for delivery in taken:
@@ -67,7 +78,8 @@ class Row:
 
     def remove(self, key: DeliveryKey) -> Delivery | None:
         """Forget one delivery; `None` when it was not here."""
-        group = self._groups.get(key.message_id)
+        name = self._group_of(key) if self._apart else key.message_id
+        group = self._groups.get(name)
         if isinstance(group, dict):
             delivery = group.pop(key.recipient, None)
             if group:
@@ -76,12 +88,23 @@ class Row:
             delivery = group if group is not None and group.recipient == key.recipient else None
             if delivery is None:
                 return None
-        self._groups.pop(key.message_id, None)
+        self._groups.pop(name, None)
         return delivery
 
     def __iter__(self) -> Iterator[Delivery]:
-        for message_id in sorted(self._groups):
-            yield from _all(self._groups[message_id])
+        for name in sorted(self._groups):
+            yield from _all(self._groups[name])
+
+    @staticmethod
+    def _group_of(one: Delivery | DeliveryKey) -> str:
+        """Where domains are apart. Names sort as the messages do, for ids have one length."""
+        return f"{one.message_id} {domain_of(one.recipient)}"
+
+    def _next(self) -> str:
+        """The message of the next group; "" if there is none."""
+        while self._order and self._order[0] not in self._groups:
+            heapq.heappop(self._order)
+        return self._order[0].partition(" ")[0] if self._order else ""
 
 
 def _all(group: Delivery | dict[str, Delivery]) -> list[Delivery]:
@@ -98,24 +121,74 @@ class Freshness(Protocol):
 Waiting = TypeVar("Waiting", bound=Freshness)
 
 
+class _Standing(Generic[Waiting]):
+    """In the order in which they came, but who is `new` comes before the others, and overtakes no two of them
+    running.
+    """
+
+    __slots__ = ("_came", "_may_overtake", "_new", "_others")
+
+    def __init__(self) -> None:
+        # No deques: who leaves before its turn is found at once. By the number with which each came.
+        self._new: OrderedDict[Waiting, int] = OrderedDict()
+        self._others: OrderedDict[Waiting, int] = OrderedDict()
+        self._came = 0
+        self._may_overtake = True
+
+    def __bool__(self) -> bool:
+        return bool(self._others or self._new)
+
+    def append(self, waiting: Waiting, *, new: bool = False) -> None:
+        self._came += 1
+        (self._new if new else self._others)[waiting] = self._came
+
+    def pop(self) -> Waiting:
+        row = self._next() if self._new else self._others
+        return row.popitem(last=False)[0]
+
+    def _next(self) -> OrderedDict[Waiting, int]:
+        """Whose first is next, if one is new."""
+        if not self._others:
+            return self._new
+        if next(iter(self._new.values())) < next(iter(self._others.values())):
+            return self._new
+        self._may_overtake = not self._may_overtake
+        return self._others if self._may_overtake else self._new
+
+    def remove(self, waiting: Waiting) -> bool:
+        """False when it does not stand here."""
+        return any(row.pop(waiting, None) is not None for row in (self._new, self._others))
+
+    def stale(self) -> list[Waiting]:
+        """Those whose fresh mail is fresh no longer."""
+        return [each for row in (self._new, self._others) for each in row if not each.has_fresh]
+
+    def clear(self) -> None:
+        self._new.clear()
+        self._others.clear()
+
+
 class Turns(Generic[Waiting]):
     """A queue of those that wait: with fresh mail and without it, by turns; nobody twice."""
 
     __slots__ = ("_first", "_fresh", "_other", "_turns")
 
     def __init__(self) -> None:
-        # Not a deque: who leaves before its turn is found at once.
         self._first: OrderedDict[Waiting, None] = OrderedDict()
-        self._fresh: OrderedDict[Waiting, None] = OrderedDict()
-        self._other: OrderedDict[Waiting, None] = OrderedDict()
+        self._fresh: _Standing[Waiting] = _Standing()
+        self._other: _Standing[Waiting] = _Standing()
         self._turns = 0
         """Of those with fresh mail since one of the others had its turn."""
 
     def __bool__(self) -> bool:
         return bool(self._fresh or self._other or self._first)
 
-    def append(self, waiting: Waiting) -> None:
-        (self._fresh if waiting.has_fresh else self._other)[waiting] = None
+    def append(self, waiting: Waiting, *, new: bool = False) -> None:
+        """`new`: nothing of it waited or was on its way when its mail came; counts for fresh mail."""
+        if waiting.has_fresh:
+            self._fresh.append(waiting, new=new)
+        else:
+            self._other.append(waiting)
 
     def put_first(self, waiting: Waiting) -> None:
         """Before all others: it has waited for its turn elsewhere."""
@@ -123,16 +196,15 @@ class Turns(Generic[Waiting]):
 
     def hasten(self, waiting: Waiting) -> None:
         """Fresh mail may have come for one that waits."""
-        if waiting in self._other and waiting.has_fresh:
-            del self._other[waiting]
-            self._fresh[waiting] = None
+        if waiting.has_fresh and self._other.remove(waiting):
+            self._fresh.append(waiting)
 
     def sort(self) -> list[Waiting]:
         """Those whose fresh mail is fresh no longer, which stand behind the others now."""
-        moved = [each for each in self._fresh if not each.has_fresh]
+        moved = self._fresh.stale()
         for each in moved:
-            del self._fresh[each]
-            self._other[each] = None
+            self._fresh.remove(each)
+            self._other.append(each)
         return moved
 
     @property
@@ -153,14 +225,15 @@ class Turns(Generic[Waiting]):
             return waiting
         if self._other and not fresh_only and (self._turns >= FRESH_TURNS or not self._fresh):
             self._turns = 0
-            return self._other.popitem(last=False)[0]
+            return self._other.pop()
         self._turns += 1
-        return self._fresh.popitem(last=False)[0]
+        return self._fresh.pop()
 
     def remove(self, waiting: Waiting) -> None:
         """It leaves before its turn."""
-        for each in (self._first, self._fresh, self._other):
-            each.pop(waiting, None)
+        self._first.pop(waiting, None)
+        self._fresh.remove(waiting)
+        self._other.remove(waiting)
 
     def clear(self) -> None:
         self._first.clear()

@@ -5,13 +5,16 @@ and asks what to do. Between two calls the state is consistent, so there is noth
 
 STRATEGIES (policy → the harm it prevents; compare the list at the head of Postfix's qmgr.c)
 
-- Fair turns (`ring.py`): destinations with work and a free slot stand in a ring and get one batch per turn
-  → a destination with a long line cannot starve the others of the zone's connections.
+- Fair turns (`ring.py`): destinations with work and a free slot stand in a ring; a turn is a few batches on
+  one connection, bounded in number and time → a destination with a long line cannot starve the others of the
+  zone's connections, and not every message pays for a connection of its own.
 - Probation (`probation.py`): destinations that have not answered yet, or take long, have a part of the zone's
   connections → hosts that accept connections and say nothing, and tarpits, cannot hold all of them.
 - Rates (`rates.py`): who has to wait for the next turn of a rate waits aside
   → a limited destination holds no connection while it waits.
 - Oldest message first within a destination → nothing waits for ever behind newer mail.
+- One domain in a batch where domains do not mix (`ZoneSettings.mixes_domains`), or as many as the hosts
+  announce → no recipient is put off because of his neighbours, and each outcome is stored when it is known.
 - Window: at most `WINDOW` deliveries of a zone and priority wait in memory → memory does not grow with the
   queue, and no queue keeps what is more urgent out of it.
 - Precedence (`precedence.py`): urgent mail first, in claims, in the ring and in each line → a newsletter does
@@ -62,7 +65,7 @@ from zonerelay.queue.look_ups import LookUps
 from zonerelay.queue.probes import Probes
 from zonerelay.queue.rates import Rates
 from zonerelay.queue.restraint import Restraint
-from zonerelay.queue.ring import Ring
+from zonerelay.queue.ring import MOST_IN_TURN, TURN_SECONDS, Ring
 from zonerelay.queue.shares import Question, Refill
 from zonerelay.queue.suspension import Transition, learn
 from zonerelay.routing.nexthop import DestinationKey, Route, SiteKey
@@ -160,6 +163,7 @@ class ZoneQueue:
     def finished(self, work: Work, outcomes: Sequence[Outcome], now: float) -> Transition:
         """An attempt ended; no outcomes: it never reached out, and nothing was learned about the hosts."""
         destination = work.destination
+        work.yields = not outcomes or self._ring.is_awaited(destination)
         self._ring.end(destination, work.ticket, now)
         self._works.discard(work)
         suspension = destination.suspension
@@ -212,6 +216,18 @@ class ZoneQueue:
                 return self._start(destination, now, tick)
             self._reroute(destination, now)
         return None
+
+    def following(self, work: Work, now: float, tick: float = 0.0) -> Work | None:
+        """As `next_work`, after `finished`: the next batch of the same turn, which has a connection."""
+        if not work.more or work.yields:
+            return None
+        destination = work.destination
+        used = work.used + work.seconds if work.number > 1 else 0.0
+        if used >= TURN_SECONDS or destination.usable_until <= now:
+            return None
+        if not self._ring.goes_on(destination, now, tick):
+            return None
+        return self._start(destination, now, tick, number=work.number + 1, used=used)
 
     @property
     def next_turn(self) -> float | None:
@@ -369,7 +385,7 @@ class ZoneQueue:
                 self._park(line)
                 return
             suspension.end()
-            self._ring.offer(line, now)
+            self._ring.offer(line, now, new=True)
         elif isinstance(line, Unrouted):
             self._look_ups.want(line)
 
@@ -434,14 +450,27 @@ class ZoneQueue:
         backlog.passed_over[domain] = None
         self._claims.of(priority).shortened(backlog)
 
-    def _start(self, destination: Destination, now: float, tick: float) -> Work:
-        priority, deliveries = destination.take(destination.limits.max_recipients_per_transaction)
+    def _start(
+        self, destination: Destination, now: float, tick: float, *, number: int = 1, used: float = 0.0
+    ) -> Work:
+        priority, deliveries = destination.take(
+            destination.limits.max_recipients_per_transaction, destination.most_domains
+        )
         shares = self._claims.of(priority)
         shares.left(deliveries)
         if self._restraint is not None:
             self._restraint.started(is_fresh=shares.newcomers.is_fresh(deliveries[0]))
         ticket = self._ring.start(destination, tick)
-        work = Work(destination, destination.route, deliveries, destination.suspension.epoch, ticket)
+        work = Work(
+            destination,
+            destination.route,
+            deliveries,
+            destination.suspension.epoch,
+            ticket,
+            number=number,
+            used=used,
+            more=self._by_domain and number < MOST_IN_TURN and destination.waiting > 0,
+        )
         self._works.add(work)
         self._ring.offer(destination, now)
         if self._by_domain:

@@ -44,7 +44,7 @@ from zonerelay.telemetry.events import Events
 
 LINGER = 0.05
 """Seconds that a found route waits for look-ups in progress: recipients of one message whose domains turn
-out to share their hosts then share a transaction."""
+out to share their hosts then share a transaction, where domains mix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,10 @@ class ZoneRunner:
         self._claimer.go_on()
 
     def _next_work(self, now: float) -> Work | None:
-        return self._queue.next_work(now, self._clock.monotonic() if self._rates.used else 0.0)
+        return self._queue.next_work(now, self._tick())
+
+    def _tick(self) -> float:
+        return self._clock.monotonic() if self._rates.used else 0.0
 
     def _grant_requests(self) -> None:
         self._start_look_ups()
@@ -329,9 +332,12 @@ class ZoneRunner:
 
     # Attempts
 
-    def _following(self) -> Work | None:
+    def _following(self, last: Work) -> Work | None:
         """What a lane goes on with; whatever else can start now does."""
-        work = None if self._stopping else self._next_work(self._clock.now())
+        if self._stopping:
+            return None
+        now = self._clock.now()
+        work = self._queue.following(last, now, self._tick()) or self._next_work(now)
         self._pump()
         return work
 

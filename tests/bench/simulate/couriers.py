@@ -176,7 +176,7 @@ class SimCourier:
         if site.kind.silent:
             session.wire.abort()
         else:
-            self._pool.give_back(session)
+            self._pool.give_back(session, more=batch.more)
         return outcomes
 
     def _answers(self, batch: Batch, site: Site) -> list[Outcome]:

@@ -261,6 +261,19 @@ def _rush(deliveries: int, nodes: int) -> Scenario:
     )
 
 
+def _crowd(deliveries: int, nodes: int) -> Scenario:
+    return Scenario(
+        name="crowd",
+        about="2,940 messages for 49 hosts in 20 s, with 20 connections; other people's single messages",
+        kinds=(Kind(name="crowd", share=0.0, domains=49, connecting=0.3, even=True), *_QUIET),
+        deliveries=deliveries or 5_000,
+        rate=10.0,
+        nodes=nodes,
+        zone=ZoneSettings(max_connections=20),
+        injections=(Injection(at=60.0, kind="crowd", recipients=2_940, seconds=20.0),),
+    )
+
+
 def _priorities(deliveries: int, nodes: int) -> Scenario:
     return Scenario(
         name="priorities",
@@ -293,6 +306,7 @@ _SCENARIOS = {
     "flood": _flood,
     "hosted": _hosted,
     "rush": _rush,
+    "crowd": _crowd,
     "priorities": _priorities,
 }
 NAMES = tuple(_SCENARIOS)

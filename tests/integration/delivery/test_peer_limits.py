@@ -8,6 +8,7 @@ import pytest
 
 from tests.integration.delivery.conftest import StartCourier, StartSink
 from tests.support.mail import ZONE, make_batch, make_message, route_to
+from zonerelay.config.models import ZoneSettings
 from zonerelay.delivery.courier import SmtpCourier
 from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.sandbox.conversation import Manners
@@ -18,8 +19,10 @@ SEVEN = [f"r{number}@example.com" for number in range(7)]
 THREE_DOMAINS = ["a@one.example", "b@TWO.example", "c@one.example", "d@three.example", "e@two.example"]
 
 
-async def send(courier: SmtpCourier, port: int, recipients: list[str]) -> list[Outcome]:
-    batch = make_batch(make_message(recipients=recipients), route_to(port), replace(ZONE))
+async def send(
+    courier: SmtpCourier, port: int, recipients: list[str], zone: ZoneSettings = ZONE
+) -> list[Outcome]:
+    batch = make_batch(make_message(recipients=recipients), route_to(port), replace(zone))
     return list(await courier.deliver(batch))
 
 
@@ -90,6 +93,46 @@ async def test_domains_of_one_connection(
     outcomes = await send(start_courier(), sink.port, THREE_DOMAINS)
     assert [each.verdict for each in outcomes] == [D] * 5
     assert taken(sink) == batches
+
+
+APART = [["a", "c"], ["b", "e"], ["d"]]
+TOGETHER = [["a", "b", "c", "d", "e"]]
+
+
+@pytest.mark.parametrize("chunking", [False, True])
+@pytest.mark.parametrize(
+    ("next_hop", "mix", "limits", "transactions", "connections"),
+    [
+        ("", None, "", APART, 1),
+        ("", None, "RCPTMAX=9 MAILMAX=9", APART, 1),
+        ("", None, "MAILMAX=1", APART, 3),
+        ("", None, "RCPTDOMAINMAX=1", APART, 3),
+        ("", None, "RCPTDOMAINMAX=2", [["a", "b", "c", "e"], ["d"]], 2),
+        ("", True, "", TOGETHER, 1),
+        ("", False, "RCPTDOMAINMAX=3", APART, 1),
+        ("", False, "RCPTDOMAINMAX=2", APART, 2),
+        ("hop", None, "", TOGETHER, 1),
+        ("hop", None, "RCPTDOMAINMAX=1", APART, 3),
+        ("hop", False, "", APART, 1),
+    ],
+)
+async def test_a_transaction_has_one_domain_unless_the_zone_or_the_host_says_that_they_mix(
+    start_sink: StartSink,
+    start_courier: StartCourier,
+    next_hop: str,
+    mix: bool | None,
+    limits: str,
+    transactions: list[list[str]],
+    connections: int,
+    chunking: bool,
+) -> None:
+    """Of several domains Google takes the first, and answers 451 4.3.0 for the others."""
+    sink = await start_sink(Manners(limits=limits, chunking=chunking))
+    zone = replace(ZONE, next_hop=next_hop, mix_domains=mix)
+    outcomes = await send(start_courier(), sink.port, THREE_DOMAINS, zone)
+    assert [each.verdict for each in outcomes] == [D] * 5
+    assert taken(sink) == transactions
+    assert sink.connections == connections
 
 
 async def test_a_connection_whose_domains_are_used_up_serves_others_no_more(
