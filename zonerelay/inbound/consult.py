@@ -8,7 +8,6 @@ Promise: `ask` raises only CancelledError. Trouble is temporary (rule 3): a 451 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Set
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,14 +30,7 @@ class LogIn:
     credentials: Credentials
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """The answer is known, and waits."""
-
-    seconds: float
-
-
-Question = LogIn | Event | Pause
+Question = LogIn | Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +79,6 @@ class Consultants:
 
     async def ask(self, question: Question) -> Verdict:
         try:
-            if isinstance(question, Pause):
-                await asyncio.sleep(question.seconds)
-                return Verdict()
             if isinstance(question, LogIn):
                 return await self._log_in(question)
             if isinstance(question, Mail) and self._sender_domains is not None:

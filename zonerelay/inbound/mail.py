@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from zonerelay.inbound import answers
 from zonerelay.inbound.access import Reason
 from zonerelay.inbound.answers import Answer, Then, refused
-from zonerelay.inbound.consult import Pause, Verdict
+from zonerelay.inbound.consult import Verdict
 from zonerelay.inbound.limits import client_key
 from zonerelay.inbound.policy import Mail, Rcpt
 from zonerelay.inbound.rewriting import renamed
@@ -151,8 +151,9 @@ def _perhaps_a_report(
     except TooManyGuessesError:
         return dialog.refuse(answers.TOO_MANY_GUESSES, "RCPT", mailbox=given)
     except WrongHashError as error:
-        detail = str(error)
-        return dialog.ask(Pause(error.delay), lambda _: no(detail)) if error.delay else no(detail)
+        answer = no(str(error))
+        dialog.delay = max(dialog.delay, error.delay)
+        return answer
     except SrsError as error:
         return no(str(error))
     if first is not None:
