@@ -57,11 +57,6 @@ async def test_server_that_does_not_sync_is_refused_unless_the_words_are_said(
     await store.close()
 
 
-async def test_session_that_commits_without_sync_is_refused() -> None:
-    url = shared_postgres().url + "?synchronous_commit=off"
-    assert "synchronous_commit = off" in await refusal(PostgresSettings(url=url))
-
-
 async def test_no_message_holds_the_password(careless: PostgresServer, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("not-the-password\n")

@@ -28,7 +28,7 @@ from zonerelay.store.postgres_links import Links
 from zonerelay.store.postgres_reaper import Reaper
 from zonerelay.store.postgres_rows import unword
 from zonerelay.store.postgres_schema import check_schema
-from zonerelay.store.postgres_server import check_server
+from zonerelay.store.postgres_server import UnsafeError, check_server
 from zonerelay.store.surroundings import Surroundings
 
 FIRST_PAUSE = 0.1
@@ -39,6 +39,7 @@ BEATS = 4
 LONGEST_BEAT = 10.0
 
 UNREACHABLE = "the database cannot be used"
+UNSAFE = "the database may lose what it has acknowledged"
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -50,15 +51,13 @@ class Resync(Protocol):
 
 
 class DatabaseKeeper:
-    """One relay's place in one database. `node` is its number, `lease` in seconds."""
+    """One relay's place in one database. `node` is its number."""
 
     def __init__(
         self,
         access: Access,
         *,
         node: int,
-        lease: float,
-        unsafe: bool,
         around: Surroundings,
     ) -> None:
         self.node = node
@@ -70,9 +69,8 @@ class DatabaseKeeper:
         self.resync: Resync | None = None
         self.all_zones: Callable[[], None] = lambda: None
         self._access = access
-        self._lease = lease
-        self._unsafe = unsafe
-        self._beat_every = min(lease / BEATS, LONGEST_BEAT)
+        self._lease = access.lease
+        self._beat_every = min(access.lease / BEATS, LONGEST_BEAT)
         self._clock = around.clock
         self._held_until = float("-inf")
         self.on_news = around.on_news
@@ -176,7 +174,7 @@ class DatabaseKeeper:
         """True when claims of before are void."""
         sent = self._clock.monotonic()
         control = self._control = await Link.open(self._access)
-        await check_server(control, unsafe=self._unsafe)
+        await self._check_server()
         ((taken,),) = await control.fetch(sql.TAKE_NUMBER, f"zonerelay node {self._access.schema}", self.node)
         if not taken:
             raise StoreOpenError(
@@ -198,6 +196,9 @@ class DatabaseKeeper:
         for link in (control, self._writer):
             link.on_end(lambda link=link: self._ended(link))  # type: ignore[misc]
         return not renewed
+
+    async def _check_server(self) -> None:
+        await check_server(self._usable(self._control), accepts_loss=self._access.accepts_loss)
 
     async def _check_schema(self, control: Link) -> None:
         try:
@@ -251,6 +252,7 @@ class DatabaseKeeper:
                     self.lease_lost()
                     continue
                 self._pause = FIRST_PAUSE
+                await self._check_server()
                 await self.reap()
             except ClashError:
                 continue  # somebody else was at the same; there is a next time
@@ -294,7 +296,7 @@ class DatabaseKeeper:
         _log.error("the database cannot be used: %s", error)
         self._health.refusal = type(error)(str(error))
         self.committer.refuse(self._health.refusal)
-        self._health.set("database", UNREACHABLE)
+        self._health.set("database", _reason(error))
         self._spawn(self._recover())
 
     async def _recover(self) -> None:
@@ -307,6 +309,7 @@ class DatabaseKeeper:
                 await self._reconnect()
             except StoreError as error:
                 self._cut()
+                self._health.set("database", _reason(error))
                 if str(error) != said:
                     said = str(error)
                     _log.error("the database cannot be used yet: %s", error)
@@ -325,6 +328,10 @@ class DatabaseKeeper:
         assert self.resync is not None
         await self.resync(new_session=new_session)
         await self.reap()
+
+
+def _reason(error: StoreError) -> str:
+    return UNSAFE if isinstance(error, UnsafeError) else UNREACHABLE
 
 
 def _nobody(_error: StoreError) -> None:

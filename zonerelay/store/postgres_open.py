@@ -27,21 +27,14 @@ async def open_postgres(
     """Raises StoreOpenError. Delivering can begin at once; counting goes on behind it."""
     load_driver()
     access = access_of(settings, around.environment)
-    unsafe = settings.accept_loss == LOSS_WORDS
-    keeper = DatabaseKeeper(
-        access,
-        node=settings.node,
-        lease=settings.lease,
-        unsafe=unsafe,
-        around=around,
-    )
+    keeper = DatabaseKeeper(access, node=settings.node, around=around)
     counter = QueueCounter(access, lambda: keeper.has_company)
     claims = DatabaseClaims(keeper, Claims(), around.on_lost)
     store = PostgresStore(keeper, claims, DatabaseReader(keeper, access), counter)
     news = _News(store, claims, around.on_news)
     keeper.on_news, keeper.all_zones = news.of_zone, news.of_all
     try:
-        await _prepare(access, unsafe=unsafe)
+        await _prepare(access)
         await keeper.start()
         await keeper.reap()
         ((last,),) = await claims.ask(sql.LAST_ID)
@@ -58,13 +51,14 @@ async def open_postgres(
 def access_of(settings: PostgresSettings, environment: Mapping[str, str]) -> Access:
     password = secret_of("postgres.password", settings.password, environment)
     name = f"zonerelay {settings.node}"
-    return Access(settings.url, password, settings.schema, name, settings.lease)
+    unsafe = settings.accept_loss == LOSS_WORDS
+    return Access(settings.url, password, settings.schema, name, settings.lease, accepts_loss=unsafe)
 
 
-async def _prepare(access: Access, *, unsafe: bool) -> None:
+async def _prepare(access: Access) -> None:
     link = await Link.open(access)
     try:
-        await check_server(link, unsafe=unsafe)
+        await check_server(link, accepts_loss=access.accepts_loss)
         await migrate(link, access.schema)
     finally:
         await link.close()
