@@ -1,10 +1,15 @@
-"""Handing out deliveries whose states must be read first, where what is read may turn out to be gone."""
+"""What claims have in common: reading what was claimed, and when those of a shared store are looked over."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
+
+RECONCILE = 30.0
+"""Seconds between two rounds of a relay on a shared store: what it holds there is compared with what it knows
+to be in use, and zones with something to claim are woken. Whatever was missed on the way (a claim that
+outlived its connection, a row that was locked while a claim looked) waits no longer than that."""
 
 
 async def claim_and_read(

@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Protocol
 
-from zonerelay.store import health
+from zonerelay.store import claiming, health
 from zonerelay.store import postgres_sql as sql
 from zonerelay.store.base import StoreError, StoreOpenError
 from zonerelay.store.group_commit import GroupCommitter
@@ -67,6 +67,7 @@ class DatabaseKeeper:
         self.channel = f"{access.schema}_news"
         self.on_failure: Callable[[StoreError], None] = _nobody
         self.resync: Resync | None = None
+        self.reconcile: Callable[[], Awaitable[None]] | None = None
         self.all_zones: Callable[[], None] = lambda: None
         self._access = access
         self._lease = access.lease
@@ -137,6 +138,7 @@ class DatabaseKeeper:
             self.committer.stop()
             raise
         self._heart = self._spawn(self._beat())
+        self._spawn(self._go_round())
 
     async def close(self) -> None:
         """Finish what was submitted, give every claim back, say good-bye."""
@@ -258,6 +260,16 @@ class DatabaseKeeper:
                 continue  # somebody else was at the same; there is a next time
             except StoreError as error:
                 self.trouble(error)
+
+    async def _go_round(self) -> None:
+        """Apart from the heart, which no claim or update that takes long may hold up."""
+        while True:
+            await asyncio.sleep(claiming.RECONCILE)
+            if self._health.refusal is None and self.reconcile is not None:
+                try:
+                    await self.reconcile()
+                except StoreError as error:
+                    _log.warning("claims could not be compared with the database this time: %s", error)
 
     async def reap(self) -> None:
         """Free what dead nodes have left, and let everybody know."""

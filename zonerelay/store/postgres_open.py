@@ -15,6 +15,7 @@ from zonerelay.store.postgres_counts import QueueCounter
 from zonerelay.store.postgres_driver import Access, Link, load_driver
 from zonerelay.store.postgres_keeper import DatabaseKeeper
 from zonerelay.store.postgres_reader import DatabaseReader
+from zonerelay.store.postgres_rows import unword
 from zonerelay.store.postgres_schema import migrate
 from zonerelay.store.postgres_server import check_server
 from zonerelay.store.surroundings import Surroundings, secret_of
@@ -33,6 +34,13 @@ async def open_postgres(
     store = PostgresStore(keeper, claims, DatabaseReader(keeper, access), counter)
     news = _News(store, claims, around.on_news)
     keeper.on_news, keeper.all_zones = news.of_zone, news.of_all
+
+    async def reconcile() -> None:
+        await store.reconcile()
+        for (zone,) in await claims.ask(sql.BUSY, around.clock.now()):
+            news.of_zone(unword(zone))
+
+    keeper.reconcile = reconcile
     try:
         await _prepare(access)
         await keeper.start()

@@ -41,6 +41,8 @@ INSERT INTO chunk (message_id, number, data) SELECT * FROM unnest($1::bigint[], 
 
 END_UPLOADS = "DELETE FROM upload WHERE message_id = ANY($1::bigint[]) AND session = $2 RETURNING message_id"
 
+UPLOADS = "SELECT message_id FROM upload WHERE session = $1"
+
 DROP_UPLOADS = """
 WITH u AS (
     DELETE FROM upload WHERE message_id = ANY($1::bigint[]) AND session = $2 RETURNING message_id
@@ -161,6 +163,13 @@ WHERE {_SAME} AND d.claimed_by = $4
 
 CLAIMED = f"SELECT {_ROW} FROM delivery d WHERE claimed_by = $1"
 
+CLAIMED_KEYS = "SELECT zone, message_id, recipient FROM delivery WHERE claimed_by = $1"
+
+GIVE_BACK = f"""
+UPDATE delivery d SET claimed_by = NULL FROM {_KEYS} AS k (zone, message_id, recipient)
+WHERE {_SAME} AND d.claimed_by = $4
+"""
+
 # --- operators
 
 FOR_UPDATE = f"""
@@ -210,6 +219,15 @@ WITH RECURSIVE found AS (
     FROM found WHERE found.zone IS NOT NULL
 )
 SELECT zone FROM found WHERE zone IS NOT NULL
+"""
+
+_FREE = "SELECT FROM delivery d WHERE d.zone = found.zone AND claimed_by IS NULL"
+BUSY = f"""
+{ZONES} AND (
+    EXISTS ({_FREE} AND NOT held AND NOT parked AND next_attempt <= 0)
+    OR EXISTS ({_FREE} AND NOT held AND NOT parked AND next_attempt > 0 AND next_attempt <= $1)
+    OR EXISTS ({_FREE} AND parked)
+)
 """
 
 OLDEST = (
