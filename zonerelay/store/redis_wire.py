@@ -58,9 +58,8 @@ _UNUSABLE: dict[type[ResponseError], str] = {
     MovedError: "MOVED",
 }
 _UNUSABLE_TEXTS = ("MISCONF", "NOREPLICAS")
-"""Answers after which a connection is given up: a new one is checked from the beginning. Of codes that redis-py
-has an exception for it leaves the text alone. NOAUTH and LOADING are no ResponseError to it but the end of a
-connection."""
+"""Answers after which a connection is given up: a new one is checked from the beginning. redis-py takes the
+code off the text where it has an exception for it. NOAUTH and LOADING end a connection by themselves."""
 
 GOODBYE = 0.5
 """Seconds."""
