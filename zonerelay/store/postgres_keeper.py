@@ -27,8 +27,9 @@ from zonerelay.store.postgres_driver import Access, ClashError, Link
 from zonerelay.store.postgres_links import Links
 from zonerelay.store.postgres_reaper import Reaper
 from zonerelay.store.postgres_rows import unword
-from zonerelay.store.postgres_schema import check_schema
+from zonerelay.store.postgres_schema import check_schema, migrate
 from zonerelay.store.postgres_server import UnsafeError, check_server
+from zonerelay.store.queue_mark import STRANGE, QueueMark, StrangeStoreError, new_mark
 from zonerelay.store.surroundings import Surroundings
 
 FIRST_PAUSE = 0.1
@@ -59,6 +60,7 @@ class DatabaseKeeper:
         *,
         node: int,
         around: Surroundings,
+        mark: QueueMark,
     ) -> None:
         self.node = node
         self.session = 0
@@ -70,6 +72,7 @@ class DatabaseKeeper:
         self.reconcile: Callable[[], Awaitable[None]] | None = None
         self.all_zones: Callable[[], None] = lambda: None
         self._access = access
+        self._mark = mark
         self._lease = access.lease
         self._beat_every = min(access.lease / BEATS, LONGEST_BEAT)
         self._clock = around.clock
@@ -177,6 +180,7 @@ class DatabaseKeeper:
         sent = self._clock.monotonic()
         control = self._control = await Link.open(self._access)
         await self._check_server()
+        await self._prepare(control)
         ((taken,),) = await control.fetch(sql.TAKE_NUMBER, f"zonerelay node {self._access.schema}", self.node)
         if not taken:
             raise StoreOpenError(
@@ -198,6 +202,17 @@ class DatabaseKeeper:
         for link in (control, self._writer):
             link.on_end(lambda link=link: self._ended(link))  # type: ignore[misc]
         return not renewed
+
+    async def _prepare(self, control: Link) -> None:
+        """Also after trouble: an empty database may have been accepted."""
+        ((is_there,),) = await control.fetch(sql.HAS_MARK)
+        rows = await control.fetch(sql.MARK) if is_there else ()
+        await self._mark.check(rows[0][0] if rows else None)
+        await migrate(control, self._access.schema)
+        if not rows:
+            await control.fetch(sql.SET_MARK, new_mark(self._clock))  # or it is another relay's
+            rows = await control.fetch(sql.MARK)
+        await self._mark.adopt(rows[0][0])
 
     async def _check_server(self) -> None:
         await check_server(self._usable(self._control), accepts_loss=self._access.accepts_loss)
@@ -343,6 +358,8 @@ class DatabaseKeeper:
 
 
 def _reason(error: StoreError) -> str:
+    if isinstance(error, StrangeStoreError):
+        return STRANGE
     return UNSAFE if isinstance(error, UnsafeError) else UNREACHABLE
 
 

@@ -12,23 +12,23 @@ from zonerelay.store.claim_pool import Claims
 from zonerelay.store.postgres import PostgresStore
 from zonerelay.store.postgres_claims import DatabaseClaims
 from zonerelay.store.postgres_counts import QueueCounter
-from zonerelay.store.postgres_driver import Access, Link, load_driver
+from zonerelay.store.postgres_driver import Access, load_driver
 from zonerelay.store.postgres_keeper import DatabaseKeeper
 from zonerelay.store.postgres_reader import DatabaseReader
 from zonerelay.store.postgres_rows import unword
-from zonerelay.store.postgres_schema import migrate
-from zonerelay.store.postgres_server import check_server
+from zonerelay.store.queue_mark import QueueMark
 from zonerelay.store.surroundings import Surroundings, secret_of
 
 
 async def open_postgres(
     settings: PostgresSettings,
     around: Surroundings,
+    mark: QueueMark,
 ) -> PostgresStore:
     """Raises StoreOpenError. Delivering can begin at once; counting goes on behind it."""
     load_driver()
     access = access_of(settings, around.environment)
-    keeper = DatabaseKeeper(access, node=settings.node, around=around)
+    keeper = DatabaseKeeper(access, node=settings.node, around=around, mark=mark)
     counter = QueueCounter(access, lambda: keeper.has_company)
     claims = DatabaseClaims(keeper, Claims(), around.on_lost)
     store = PostgresStore(keeper, claims, DatabaseReader(keeper, access), counter)
@@ -42,7 +42,6 @@ async def open_postgres(
 
     keeper.reconcile = reconcile
     try:
-        await _prepare(access)
         await keeper.start()
         await keeper.reap()
         ((last,),) = await claims.ask(sql.LAST_ID)
@@ -61,15 +60,6 @@ def access_of(settings: PostgresSettings, environment: Mapping[str, str]) -> Acc
     name = f"zonerelay {settings.node}"
     unsafe = settings.accept_loss == LOSS_WORDS
     return Access(settings.url, password, settings.schema, name, settings.lease, accepts_loss=unsafe)
-
-
-async def _prepare(access: Access) -> None:
-    link = await Link.open(access)
-    try:
-        await check_server(link, accepts_loss=access.accepts_loss)
-        await migrate(link, access.schema)
-    finally:
-        await link.close()
 
 
 class _News:

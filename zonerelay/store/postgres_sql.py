@@ -251,6 +251,10 @@ SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), current_
     current_setting('full_page_writes'), current_setting('synchronous_commit')
 """
 
+HAS_MARK = "SELECT to_regclass('queue_mark') IS NOT NULL"
+MARK = "SELECT mark FROM queue_mark"
+SET_MARK = "INSERT INTO queue_mark (mark) VALUES ($1) ON CONFLICT DO NOTHING"
+
 TAKE_NUMBER = "SELECT pg_try_advisory_lock(hashtext($1), $2)"
 
 REGISTER = """

@@ -20,6 +20,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store.base import StoreError, Wanted, everybody
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.looking import read_each
+from zonerelay.store.queue_mark import QueueMark
 from zonerelay.store.s3_adopt import Walks
 from zonerelay.store.s3_alerts import Alerts
 from zonerelay.store.s3_figures import Figures
@@ -66,6 +67,7 @@ class S3Store:
         objects: Objects,
         terms: Terms,
         around: Surroundings,
+        mark: QueueMark,
     ) -> None:
         self._objects = objects
         self._terms = terms
@@ -74,7 +76,13 @@ class S3Store:
         self._on_lost = around.on_lost
         mine = self._mine = Mine()
         nodes = self._nodes = Nodes(
-            objects.bucket, objects.keys, lease=terms.lease, alone=terms.alone, clock=clock, tell=self._tell
+            objects.bucket,
+            objects.keys,
+            lease=terms.lease,
+            alone=terms.alone,
+            clock=clock,
+            tell=self._tell,
+            mark=mark,
         )
         self._figures = Figures(mine, nodes)
         keeper = self._keeper = S3Keeper(
