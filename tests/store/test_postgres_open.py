@@ -26,9 +26,15 @@ def careless() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spools are here."""
+    monkeypatch.chdir(tmp_path)
+
+
 async def opened(settings: PostgresSettings, environment: Mapping[str, str] | None = None) -> Store:
     return await open_store(
-        SpoolSettings(backend=Backend.POSTGRES),
+        SpoolSettings(backend=Backend.POSTGRES, path=Path("spool")),
         Surroundings(
             clock=ManualClock(),
             on_health=lambda _reason: None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -15,6 +16,8 @@ from tests.store.spools import Spool, s3_settings, until
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import RedisServer
 from tests.support.s3_server import BUCKET, shared_moto
+from tests.support.toml import toml_document
+from zonerelay.cli.main import main
 from zonerelay.config.models import Backend, PostgresSettings, RedisSettings, S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store import postgres_keeper, redis_link, s3_keeper
@@ -43,8 +46,11 @@ class Place:
     async def open(self, machine: str) -> Spool:
         spool = Spool(self._directory / machine, backend=self._backend, clock=SystemClock(), **self._settings)
         await spool.open()
-        self._stack.push_async_callback(lambda: spool.store.close())
+        self._stack.push_async_callback(self._close, spool)
         return spool
+
+    async def _close(self, spool: Spool) -> None:
+        await spool.store.close()  # the one that is open then
 
     def mark_of(self, machine: str) -> QueueMark:
         none: dict[str, Any] = {"redis": RedisSettings(), "postgres": PostgresSettings(), "s3": S3Settings()}
@@ -168,6 +174,44 @@ async def test_queue_of_an_older_version_is_given_a_mark_once(place: Place) -> N
     again = await place.open("one")
     assert len([delivery async for delivery in again.store.scan()]) == 1
     assert place.mark_of("one").read()
+
+
+class TestCommand:
+    @pytest.fixture
+    def accept(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], tuple[int, str]]:
+        def run(backend: str) -> tuple[int, str]:
+            tables = {"spool": {"backend": backend, "path": str(tmp_path)}, "redis": {"prefix": "x:"}}
+            document = toml_document({}, tables)
+            (tmp_path / "relay.toml").write_text(document)
+            status = main(["spool", "accept-empty", "--config", str(tmp_path / "relay.toml")])
+            return status, "".join(capsys.readouterr())
+
+        return run
+
+    async def test_it_forgets_the_queue_of_the_configured_store_and_no_other(
+        self, tmp_path: Path, accept: Callable[[str], tuple[int, str]]
+    ) -> None:
+        there = place_of(
+            Backend.REDIS, redis=RedisSettings(prefix="x:"), postgres=PostgresSettings(), s3=S3Settings()
+        )
+        await QueueMark(tmp_path, there).adopt("one")
+        await QueueMark(tmp_path, "elsewhere").adopt("two")
+        status, said = await asyncio.to_thread(accept, "redis")
+        assert status == 0
+        assert "'one'" in said
+        assert QueueMark(tmp_path, there).read() == ""
+        assert QueueMark(tmp_path, "elsewhere").read() == "two"
+        assert await asyncio.to_thread(accept, "redis") == (
+            1,
+            f"zonerelay: this machine knows no queue in {there}: the store is believed as it is already\n",
+        )
+
+    def test_spool_of_this_machine_has_nothing_to_accept(
+        self, accept: Callable[[str], tuple[int, str]]
+    ) -> None:
+        status, said = accept("leveldb")
+        assert status == 2
+        assert "there is nothing to accept" in said
 
 
 async def test_file_that_cannot_be_read_is_said_and_not_taken_for_nothing(tmp_path: Path) -> None:

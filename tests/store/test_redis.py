@@ -300,7 +300,7 @@ class TestTrouble:
         held = await claim_ids(spool.store, limit=1)
         link = spool.store._link  # type: ignore[attr-defined]
         await link.run("claim", link.lease.token, b"default", 10, 10, repr(NOW).encode(), 0, b"")
-        found = []
+        found: list[int] = []
         async with asyncio.timeout(10):
             while len(found) < 2:
                 found += await claim_ids(spool.store)

@@ -2,9 +2,9 @@
 
 A server that has lost its disk, or another one behind the same name, has no mail and would be believed. So
 the store carries a mark, and each machine keeps a copy of it in `FILE` under `[spool] path`, by the place of
-the store. A machine without a copy joins, and adopts the mark that is there; a store without one (a new one, or
-one that an older version has made) is given one. A store that does not have the mark that this machine knows
-is refused until an operator says `zonerelay spool accept-empty`, which forgets the copy.
+the store. A machine without a copy joins, and adopts the mark that is there; a store without one (a new one,
+or one that an older version has made) is given one. A store that does not have the mark that this machine
+knows is refused until an operator says `zonerelay spool accept-empty`, which forgets the copy.
 
 LevelDB and the disk queue carry none. They are directories of this machine, and a copy would have to lie in
 them or be lost with them: the directory itself is the mark.
@@ -45,7 +45,7 @@ class QueueMark:
         self._known = ""
 
     async def check(self, stored: str | None) -> None:
-        """Raises StrangeStoreError. When anything is odd the file is read again: it may have been forgotten."""
+        """Raises StrangeStoreError. When anything is odd the file is read again: it may have been changed."""
         if stored is not None and stored == self._known:
             return
         self._known = await asyncio.to_thread(self.read)
@@ -53,9 +53,9 @@ class QueueMark:
             found = f"its mark is {stored!r}" if stored else "it has no mark, as an empty one"
             raise StrangeStoreError(
                 f"{self.place} does not hold the queue that this machine knows (mark {self._known!r}):"
-                f" {found}. Nothing was changed there, and no mail is taken. Bring its data back, or the right"
-                " server. If it was emptied on purpose, run zonerelay spool accept-empty on each machine that"
-                " shares it"
+                f" {found}. Nothing was changed there, and no mail is taken. Bring its data back, or the"
+                " right server. If it was emptied on purpose, run zonerelay spool accept-empty on each"
+                " machine that shares it"
             )
 
     async def adopt(self, stored: str) -> None:
