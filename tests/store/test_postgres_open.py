@@ -18,18 +18,14 @@ from zonerelay.store.base import Store, StoreOpenError
 from zonerelay.store.open import open_store
 from zonerelay.store.surroundings import Surroundings
 
+pytestmark = pytest.mark.usefixtures("home")
+
 
 @pytest.fixture(scope="module")
 def careless() -> Iterator[PostgresServer]:
     """A server that syncs nothing, and wants a password."""
     with PostgresServer({"fsync": "off", "full_page_writes": "off"}, auth="scram-sha-256") as server:
         yield server
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spools are here."""
-    monkeypatch.chdir(tmp_path)
 
 
 async def opened(settings: PostgresSettings, environment: Mapping[str, str] | None = None) -> Store:

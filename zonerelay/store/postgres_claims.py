@@ -34,6 +34,9 @@ from zonerelay.store.postgres_rows import delivery_key, delivery_of, key_columns
 
 _log = logging.getLogger("zonerelay.store")
 
+LOOK_BATCH = 500
+"""Claims that are looked at in one turn of the loop."""
+
 T = TypeVar("T")
 Taken = tuple[list[Delivery], list[Delivery]]
 """What was found, and what was met of domains that are passed over."""
@@ -141,19 +144,18 @@ class DatabaseClaims:
     async def give_back_strays(self, arriving: Callable[[], Collection[DeliveryKey]]) -> None:
         """What our session has claimed and nobody here knows of: the claim outlived its connection.
 
-        What is written about a delivery takes effect here in the turn of the loop in which its end is heard:
-        with `arriving`, the new ones that are being stored, nothing is between the database and our memory.
+        With `arriving`, the new ones that are being stored, nothing is between the database and our memory.
+        What leaves while we look is claimed by nobody any more, and nothing is claimed meanwhile.
         """
         async with self.exclusive:
             session = self._keeper.session
             rows = await self.ask(sql.CLAIMED_KEYS, session)
-            known = arriving()
-            keys = (delivery_key(row) for row in rows)
-            stray = [
-                key
-                for key in keys
-                if not self.claims.knows(key) and key not in known and key not in self._unreadable
-            ]
+            known = arriving() | self._unreadable
+            stray: list[DeliveryKey] = []
+            for start in range(0, len(rows), LOOK_BATCH):
+                keys = map(delivery_key, rows[start : start + LOOK_BATCH])
+                stray += [key for key in keys if key not in known and not self.claims.knows(key)]
+                await asyncio.sleep(0)
             if stray:
                 _log.warning("%d deliveries were claimed unheard: they are given back", len(stray))
                 await self.ask(sql.GIVE_BACK, *key_columns(stray), session)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.store import claiming
 from zonerelay.store.base import StoreError, Wanted, everybody
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.looking import read_each
@@ -142,6 +143,7 @@ class S3Store:
         self._left: set[MessageId] = set()
         self._heard_offers: dict[str, int] = {}
         self._next_walk = 0.0
+        self._next_round = clock.monotonic() + claiming.RECONCILE
         self._walking: asyncio.Task[None] | None = None
         self._is_read = False
         self._is_closing = False
@@ -293,6 +295,12 @@ class S3Store:
             self._begin_walk()
         if self._writer.unfinished:
             self._writer.finish_left()
+        if now >= self._next_round:
+            self._next_round = now + claiming.RECONCILE
+            for zone in self._figures.zones():
+                due = await self.next_due(zone)
+                if self.has_ready(zone) or (due is not None and due <= self._clock.now()):
+                    self._on_news(zone)
 
     async def _heard(self, ids: Sequence[MessageId]) -> bool:
         """Another relay says that there is mail; false when it is left to others. Raises StoreError."""
