@@ -150,7 +150,7 @@ class DatabaseClaims:
         async with self.exclusive:
             session = self._keeper.session
             rows = await self.ask(sql.CLAIMED_KEYS, session)
-            known = arriving() | self._unreadable
+            known = {*arriving(), *self._unreadable}
             stray: list[DeliveryKey] = []
             for start in range(0, len(rows), LOOK_BATCH):
                 keys = map(delivery_key, rows[start : start + LOOK_BATCH])
