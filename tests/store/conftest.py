@@ -33,6 +33,12 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 @pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative paths are the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 async def spool(tmp_path: Path) -> AsyncIterator[Spool]:
     """A LevelDB spool."""
     async with Spool(tmp_path / "spool") as opened:

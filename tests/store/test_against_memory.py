@@ -452,7 +452,7 @@ async def redis_rows(spool: Spool) -> list[bytes]:
     keys = shared_server().query("KEYS", f"{spool.redis.prefix}*").split(b"\r\n")
     prefix = spool.redis.prefix.encode()
     names = {key.removeprefix(prefix) for key in keys if key.startswith(prefix)}
-    return sorted(names - {b"format", b"fence", b"last-id", b"probe"})
+    return sorted(names - {b"format", b"fence", b"last-id", b"mark", b"probe"})
 
 
 async def leveldb_rows(spool: Spool) -> list[bytes]:
@@ -514,7 +514,8 @@ class S3Comparison(Comparison):
         await self.spool.store.close()
         assert self.spool.s3 is not None
         prefix = self.spool.s3.prefix
-        return [key for key in shared_moto().keys(prefix) if not key.startswith(f"{prefix}nodes/")]
+        keep = (f"{prefix}nodes/", f"{prefix}mark")
+        return [key for key in shared_moto().keys(prefix) if not key.startswith(keep)]
 
 
 _SETTINGS = settings(

@@ -18,6 +18,8 @@ from zonerelay.store.base import Store, StoreOpenError
 from zonerelay.store.open import open_store
 from zonerelay.store.surroundings import Surroundings
 
+pytestmark = pytest.mark.usefixtures("home")
+
 
 @pytest.fixture(scope="module")
 def careless() -> Iterator[PostgresServer]:
@@ -28,7 +30,7 @@ def careless() -> Iterator[PostgresServer]:
 
 async def opened(settings: PostgresSettings, environment: Mapping[str, str] | None = None) -> Store:
     return await open_store(
-        SpoolSettings(backend=Backend.POSTGRES),
+        SpoolSettings(backend=Backend.POSTGRES, path=Path("spool")),
         Surroundings(
             clock=ManualClock(),
             on_health=lambda _reason: None,
@@ -55,11 +57,6 @@ async def test_server_that_does_not_sync_is_refused_unless_the_words_are_said(
     assert "accept_loss" in said
     store = await opened(replace(settings, accept_loss=LOSS_WORDS), environment)
     await store.close()
-
-
-async def test_session_that_commits_without_sync_is_refused() -> None:
-    url = shared_postgres().url + "?synchronous_commit=off"
-    assert "synchronous_commit = off" in await refusal(PostgresSettings(url=url))
 
 
 async def test_no_message_holds_the_password(careless: PostgresServer, tmp_path: Path) -> None:

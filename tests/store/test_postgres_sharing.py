@@ -46,6 +46,7 @@ class Nodes:
     """Spools on one schema, each a node of its own."""
 
     def __init__(self, path: Path) -> None:
+        self.lease = LEASE
         self._path = path
         self._settings = PostgresSettings(
             url=shared_postgres().url, schema=f"nodes_{uuid.uuid4().hex[:16]}", lease=LEASE
@@ -53,7 +54,7 @@ class Nodes:
         self.spools: list[Spool] = []
 
     async def add(self, *, clock: ManualClock | None = None) -> Spool:
-        settings = replace(self._settings, node=len(self.spools))
+        settings = replace(self._settings, node=len(self.spools), lease=self.lease)
         spool = Spool(self._path, backend=Backend.POSTGRES, postgres=settings, clock=clock)
         await spool.open()
         self.spools.append(spool)
@@ -121,6 +122,7 @@ async def test_what_one_node_has_no_room_for_another_hears_of(
 
 
 async def test_node_that_stops_leaves_its_mail_to_the_others_at_once(nodes: Nodes) -> None:
+    nodes.lease = 300.0  # none ends, and no heart beats, while this runs
     first, second = await nodes.add(), await nodes.add()
     (delivery,) = await store_message(first.store, 1)
     await store_message(first.store, 2, next_attempt=NOW + 60)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from string import ascii_letters, digits
@@ -18,10 +20,14 @@ from tests.store.test_crash import Facts, check, command, whole_lines, work_for
 from tests.support.postgres import PostgresServer
 from zonerelay.config.models import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.base import Finish, StoreError
-from zonerelay.store.postgres_driver import Link, LostError
+from zonerelay.store import claiming
+from zonerelay.store.base import CHUNK_SIZE, Finish, Store, StoreError
+from zonerelay.store.postgres import PostgresStore
+from zonerelay.store.postgres_driver import Access, Fetch, Link, LostError
 
 CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'zonerelay%'"
+
+WAITING_FOR_STANDBY = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +46,19 @@ async def spool(server: PostgresServer, tmp_path: Path) -> AsyncIterator[Spool]:
 
 async def recovered(spool: Spool) -> None:
     await until(lambda: spool.store.unhealthy() is None, seconds=15.0)
+
+
+@contextlib.asynccontextmanager
+async def reopened(spool: Spool) -> AsyncIterator[tuple[Store, Fetch]]:
+    """With what was changed, and a transaction of somebody else who stands in the way."""
+    assert spool.postgres is not None
+    store = await spool.reopen()
+    other = await Link.open(Access(spool.postgres.url, "", spool.postgres.schema, "other", 60.0))
+    try:
+        async with other.transaction() as fetch:
+            yield store, fetch
+    finally:
+        await other.close()
 
 
 async def test_connections_that_are_cut_are_made_again_and_claims_are_kept(
@@ -227,3 +246,103 @@ def test_acknowledged_mail_survives_kill_9_of_the_relay(
             facts.hear(whole_lines(first + process.stdout.read()))
         check(facts, Backend.POSTGRES, tmp_path)
     assert len(facts.stored) > 10
+
+
+async def test_update_that_is_cancelled_at_its_commit_is_what_the_database_says(
+    server: PostgresServer, spool: Spool
+) -> None:
+    """An operator's connection to the relay ends in the middle: the mail is held, and must not be sent."""
+    store = spool.store
+    (delivery,) = await store_message(store, 1)
+    server.set("synchronous_standby_names", "elsewhere")
+    try:
+        holding = asyncio.create_task(store.update([delivery.key], lambda d: replace(d, held=True)))
+        await until(lambda: server.psql(WAITING_FOR_STANDBY) != "0")
+        holding.cancel()
+        await asyncio.wait([holding])
+    finally:
+        server.set("synchronous_standby_names", "")
+    await recovered(spool)
+    assert await store.claim("default", 10, now=NOW) == []
+    assert [found.held async for found in store.scan()] == [True]
+
+
+async def test_claim_that_outlives_its_connection_is_given_back(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "RECONCILE", 0.3)
+    async with reopened(spool) as (store, fetch):
+        (delivery,) = await store_message(store, 1, next_attempt=1.0)
+        await fetch("LOCK TABLE delivery IN SHARE MODE")
+        asking = asyncio.create_task(store.claim("default", 10, now=NOW))
+        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'delivery'::regclass"
+        while (await fetch(waits))[0][0] == 0:
+            await asyncio.sleep(0.01)
+        assert isinstance(store, PostgresStore)
+        store._keeper.links.cut()  # the server does not notice while it waits for the lock
+        with pytest.raises(StoreError):
+            await asking
+        await recovered(spool)
+        assert await fetch("SELECT claimed_by FROM delivery") == [(None,)]
+    spool.news.clear()
+    await until(lambda: "default" in spool.news)
+    assert await store.claim("default", 10, now=NOW) == [delivery]
+
+
+async def test_mail_that_was_locked_while_a_claim_looked_is_not_forgotten(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "RECONCILE", 0.3)
+    async with reopened(spool) as (store, fetch):
+        (delivery,) = await store_message(store, 1, next_attempt=1.0)
+        await fetch("SELECT * FROM delivery FOR UPDATE")
+        assert await store.claim("default", 10, now=NOW) == []
+    spool.news.clear()
+    await until(lambda: "default" in spool.news)
+    assert await store.claim("default", 10, now=NOW) == [delivery]
+
+
+async def test_upload_that_failed_leaves_nothing_while_the_relay_lives(
+    server: PostgresServer, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "RECONCILE", 0.3)
+    async with reopened(spool) as (store, fetch):
+
+        async def chunks() -> int:
+            ((count,),) = await fetch("SELECT count(*) FROM chunk")
+            return int(count)
+
+        big = bytes(12 * CHUNK_SIZE)
+        envelope = envelope_for(message_id(1), "a@x.example")
+        going_on = store.begin(envelope)
+        await going_on.write(big)
+        async with store.begin(envelope_for(message_id(2), "a@x.example")) as given_up:
+            await given_up.write(big)
+            while await chunks() < 22:  # the last of each is still in memory
+                await asyncio.sleep(0.01)
+            server.psql(CUT)
+            await until(lambda: store.unhealthy() is not None)
+        await recovered(spool)
+        async with asyncio.timeout(10):
+            while await chunks() > 11:
+                await asyncio.sleep(0.01)
+        await going_on.commit([delivery_for(envelope, "a@x.example")])
+        assert await body_of(store, message_id(1)) == big
+
+
+async def test_unreadable_delivery_holds_nobody_up(
+    server: PostgresServer, spool: Spool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(claiming, "RECONCILE", 0.2)
+    async with reopened(spool) as (store, _):
+        for number in range(3):
+            await store_message(store, number, next_attempt=1.0)
+        assert spool.postgres is not None
+        server.psql(f"UPDATE {spool.postgres.schema}.delivery SET record = 'junk' WHERE message_id = 1")
+        found = await store.claim("default", 10, now=NOW)
+        assert [delivery.message_id for delivery in found] == [message_id(0), message_id(2)]
+        spool.news.clear()
+        await asyncio.sleep(0.7)
+        assert spool.news == []
+        assert await store.claim("default", 10, now=NOW) == []
+        assert sum("unreadable" in record.message for record in caplog.records) == 1

@@ -24,7 +24,7 @@ from tests.support.redis_server import RedisServer
 from zonerelay.config.intake import LOSS_WORDS
 from zonerelay.config.models import Backend, SpoolSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.store import redis_lease, redis_link
+from zonerelay.store import claiming, redis_lease, redis_link
 from zonerelay.store.base import (
     CHUNK_SIZE,
     Change,
@@ -290,6 +290,23 @@ class TestTrouble:
             await asyncio.sleep(0.02)
         assert found == [1]
 
+    async def test_claims_that_outlived_their_connection_are_given_back(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(claiming, "RECONCILE", 0.3)
+        spool = await fleet.relay()
+        for number in range(3):
+            await store_message(spool.store, number)
+        held = await claim_ids(spool.store, limit=1)
+        link = spool.store._link  # type: ignore[attr-defined]
+        await link.run("claim", link.lease.token, b"default", 10, 10, repr(NOW).encode(), 0, b"")
+        found: list[int] = []
+        async with asyncio.timeout(10):
+            while len(found) < 2:
+                found += await claim_ids(spool.store)
+                await asyncio.sleep(0.02)
+        assert (held, found) == ([0], [1, 2])
+
     async def test_aborted_upload_leaves_nothing_and_a_crashed_one_goes_by_itself(self, fleet: Fleet) -> None:
         spool = await fleet.relay()
         envelope = envelope_for(message_id(1), "a@example.net")
@@ -326,13 +343,19 @@ class TestTrouble:
                 await writer.commit([delivery_for(envelope, "a@example.net")])
         assert await spool.store.zones() == set()
 
-    async def test_unreadable_delivery_holds_nobody_up(self, fleet: Fleet) -> None:
+    async def test_unreadable_delivery_holds_nobody_up(
+        self, fleet: Fleet, caplog: pytest.LogCaptureFixture
+    ) -> None:
         spool = await fleet.relay()
         await store_message(spool.store, 1)
         await store_message(spool.store, 2)
         key = fleet.key(f"deliveries:{message_id(1)}")
         fleet.server.ask("HSET", key, "default to@example.net", "0 1.0 example.net {broken")
         assert await claim_ids(spool.store) == [2]
+        # Nor is it handed out again by the next round, and complained about.
+        await spool.store._handout.reconcile()  # type: ignore[attr-defined]
+        assert await claim_ids(spool.store) == []
+        assert sum("unreadable" in record.message for record in caplog.records) == 1
 
     async def test_repeated_settle_makes_no_second_report(self, fleet: Fleet) -> None:
         spool = await fleet.relay()

@@ -64,7 +64,7 @@ def server(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> I
 
 async def opened(server: RedisServer, ca: Path | None, **other: str) -> Store:
     return await open_store(
-        SpoolSettings(backend=Backend.REDIS),
+        SpoolSettings(backend=Backend.REDIS, path=Path(other["path"])),
         Surroundings(
             clock=SystemClock(),
             on_health=lambda _reason: None,
@@ -86,7 +86,7 @@ async def opened(server: RedisServer, ca: Path | None, **other: str) -> Store:
 @pytest.fixture
 async def store(server: RedisServer, authority: trustme.CA, tmp_path: Path) -> AsyncIterator[Store]:
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    store = await opened(server, tmp_path / "ca.pem")
+    store = await opened(server, tmp_path / "ca.pem", path=str(tmp_path))
     yield store
     await store.close()
 
@@ -115,9 +115,11 @@ async def test_lease_is_renewed_with_those_rights(store: Store, server: RedisSer
     assert store.unhealthy() is None
 
 
-async def test_server_whose_certificate_nobody_vouches_for_is_refused(server: RedisServer) -> None:
+async def test_server_whose_certificate_nobody_vouches_for_is_refused(
+    server: RedisServer, tmp_path: Path
+) -> None:
     with pytest.raises(StoreOpenError, match="certificate verify failed"):
-        await opened(server, None)
+        await opened(server, None, path=str(tmp_path))
 
 
 async def test_a_server_that_does_not_say_goodbye_keeps_no_socket(
@@ -143,5 +145,5 @@ async def test_who_may_not_is_told_so(
 ) -> None:
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     with pytest.raises(StoreOpenError) as caught:
-        await opened(server, tmp_path / "ca.pem", **other)
+        await opened(server, tmp_path / "ca.pem", path=str(tmp_path), **other)
     assert PASSWORD not in str(caught.value)

@@ -29,7 +29,7 @@ from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
 from zonerelay.config.models import Backend, S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
-from zonerelay.store import s3, s3_alerts
+from zonerelay.store import claiming, s3, s3_alerts
 from zonerelay.store.base import Change, Finish, Postpone, QueueCounts, StoreError, StoreOpenError
 from zonerelay.store.base import Submit as Report
 from zonerelay.store.s3 import S3Store
@@ -51,7 +51,7 @@ class Fleet:
 
     async def relay(self, **other: Any) -> Spool:  # Any: as above
         settings = replace(self.settings, **other)
-        spool = Spool(Path("/nonexistent"), backend=Backend.S3, s3=settings, clock=SystemClock())
+        spool = Spool(Path("spool"), backend=Backend.S3, s3=settings, clock=SystemClock())
         return await self._stack.enter_async_context(spool)
 
     def keys(self, name: str = "") -> list[str]:
@@ -60,7 +60,7 @@ class Fleet:
 
 
 @pytest.fixture
-async def fleet() -> AsyncIterator[Fleet]:
+async def fleet(home: None) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
         yield Fleet(stack)
 
@@ -165,6 +165,20 @@ async def test_mail_stays_with_who_took_it_and_everybody_sees_all_of_it(fleet: F
     await beat(one, two, one)
     assert one.store.counts() == two.store.counts() == {"default": QueueCounts(ready=4)}
     assert await two.store.oldest("default", now=NOW + 1) == NOW
+
+
+async def test_zones_with_something_to_claim_are_woken_in_each_round_and_no_others(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "RECONCILE", 0.0)
+    spool = await fleet.relay()
+    await store_message(spool.store, 1)
+    await store_message(spool.store, 2, next_attempt=NOW - 1)
+    for expected in (["default"], ["default"], []):
+        spool.news.clear()
+        await beat(spool)
+        assert spool.news == expected
+        await spool.store.claim("default", 1, now=NOW)
 
 
 async def test_dead_relays_mail_is_taken_over_after_its_lease(fleet: Fleet) -> None:

@@ -75,7 +75,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @pytest.fixture
-async def wire() -> AsyncIterator[Wire]:
+async def wire(home: None) -> AsyncIterator[Wire]:
     made = Wire(shared_moto().port)
     await made.connect()
     yield made
@@ -84,7 +84,7 @@ async def wire() -> AsyncIterator[Wire]:
 
 def spool_over(wire: Wire, **other: object) -> Spool:
     settings = s3_settings(f"http://127.0.0.1:{wire.port}", timeout=2.0, **{"lease": 60.0, **other})
-    return Spool(Path("/nonexistent"), backend=Backend.S3, s3=settings, clock=SystemClock())
+    return Spool(Path("spool"), backend=Backend.S3, s3=settings, clock=SystemClock())
 
 
 async def test_lost_service_is_waited_for_and_nothing_is_lost(wire: Wire) -> None:
@@ -150,10 +150,10 @@ async def test_large_body_is_read_on_after_a_moment_without_the_service(wire: Wi
         assert read == body
 
 
-async def test_service_that_does_not_answer_is_given_up_in_time() -> None:
+async def test_service_that_does_not_answer_is_given_up_in_time(home: None) -> None:
     with MotoServer() as moto:
         settings = s3_settings(moto.url, timeout=0.5, lease=60.0)
-        async with Spool(Path("/nonexistent"), backend=Backend.S3, s3=settings, clock=SystemClock()) as spool:
+        async with Spool(Path("spool"), backend=Backend.S3, s3=settings, clock=SystemClock()) as spool:
             os.kill(moto.pid, signal.SIGSTOP)
             started = asyncio.get_running_loop().time()
             with pytest.raises(StoreError):

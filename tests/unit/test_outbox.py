@@ -77,6 +77,10 @@ def test_what_is_composed_is_read_again(
     assert max(map(len, composed.split(b"\r\n"))) <= 998
     assert b"\n" not in composed.replace(b"\r\n", b"")
     parsed = email.message_from_bytes(composed, policy=email.policy.default)
+    # RFC 5322 3.6: Date and From are required, Message-ID should be there, and each of them once.
+    assert [each.datetime.timestamp() for each in parsed.get_all("date", [])] == [int(NOW)]
+    assert parsed.get_all("message-id") == ["<1@example.org>"]
+    assert len(parsed.get_all("from", [])) == 1
     assert [each.addr_spec for each in parsed["to"].addresses] == [each.mailbox for each in to]
     # Python 3.11 keeps the blanks between encoded words of a name, which RFC 2047 6.2 has readers drop.
     name = parsed["from"].addresses[0].display_name

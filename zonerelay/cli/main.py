@@ -103,7 +103,15 @@ def _run_tool(arguments: Namespace) -> int:
             from zonerelay.cli.dkim import dkim
 
             return dkim(arguments)
+        case "spool":
+            return _run_spool(arguments)
     raise AssertionError(arguments.command)
+
+
+def _run_spool(arguments: Namespace) -> int:
+    from zonerelay.cli.accept_empty import accept_empty
+
+    return accept_empty(arguments)
 
 
 def _run_queue(arguments: Namespace) -> int:

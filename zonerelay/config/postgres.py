@@ -44,6 +44,6 @@ class PostgresSettings:
     )
     accept_loss: str = text(
         "",
-        f'The words "{LOSS_WORDS}", exactly so, make do with a server that has fsync, full_page_writes or '
-        "synchronous_commit off. Without them it is refused.",
+        f'The words "{LOSS_WORDS}", exactly so, make do with a server that has fsync or full_page_writes '
+        "off, which is refused without them, and leave synchronous_commit as it is.",
     )

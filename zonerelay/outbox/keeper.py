@@ -29,10 +29,6 @@ BEATS = 4
 LONGEST_BEAT = 10.0
 REAP_PAGES = 100
 
-_SAFE_COMMITS = (
-    "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
-)
-
 
 class OutboxKeeper:
     """`heard`: somebody may have put something in. `paused` and `resumed(kept)` frame trouble; `kept` says
@@ -162,7 +158,6 @@ class OutboxKeeper:
             self._held_until = sent + self._lease
         self.writer = await Link.open(self._access)
         for link in (control, self.writer):
-            await link.fetch(_SAFE_COMMITS)
             link.on_end(lambda link=link: self._ended(link))  # type: ignore[misc]
         await self._reap()
 

@@ -179,6 +179,16 @@ class Claims:
         self.hand_out((delivery,))
         return True
 
+    def knows(self, key: DeliveryKey) -> bool:
+        """Something is being done with it here, or will be."""
+        return (
+            key in self.handed
+            or key in self.settling
+            or key in self.changing
+            or key in self.lost
+            or key in self.zone(key.queue).waiting
+        )
+
     def is_lost(self, message_id: MessageId) -> bool:
         return message_id in self._lost_messages
 

@@ -14,6 +14,11 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.disk_index import Index, ZoneIndex
 
+RECONCILE = 30.0
+"""Seconds between two rounds of a relay on a shared store: what it holds there is compared with what it knows
+to be in use, and zones with something to claim are woken. Whatever was missed on the way (a claim that
+outlived its connection, a row that was locked while a claim looked) waits no longer than that."""
+
 
 class Held(Protocol):
     """A message's state in memory, which follows its changes."""

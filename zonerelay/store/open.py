@@ -11,6 +11,7 @@ from zonerelay.store.base import Store, StoreOpenError
 from zonerelay.store.disk_open import open_disk
 from zonerelay.store.leveldb_open import open_leveldb
 from zonerelay.store.memory import MemoryStore
+from zonerelay.store.queue_mark import QueueMark, place_of
 from zonerelay.store.shelf import Shelf
 from zonerelay.store.surroundings import Surroundings
 
@@ -28,6 +29,8 @@ async def open_store(
     s3: S3Settings | None = None,
 ) -> Store:
     """Raises StoreOpenError, whose text says what the operator should do."""
+    redis, postgres, s3 = redis or RedisSettings(), postgres or PostgresSettings(), s3 or S3Settings()
+    mark = QueueMark(settings.path, place_of(settings.backend, redis=redis, postgres=postgres, s3=s3))
     match settings.backend:
         case Backend.MEMORY:
             return await _open_memory(settings)
@@ -38,17 +41,17 @@ async def open_store(
         case Backend.POSTGRES:
             from zonerelay.store.postgres_open import open_postgres  # noqa: PLC0415 - its driver is an extra
 
-            return await open_postgres(postgres or PostgresSettings(), around)
+            return await open_postgres(postgres, around, mark)
         case Backend.S3:
             with _driver("s3", "aiobotocore", "botocore"):
                 from zonerelay.store.s3_open import open_s3  # noqa: PLC0415 - its client is an extra
 
-            return await open_s3(s3 or S3Settings(), around)
+            return await open_s3(s3, around, mark)
         case Backend.REDIS:
             with _driver("redis", "redis"):
                 from zonerelay.store.redis_open import open_redis  # noqa: PLC0415 - its driver is an extra
 
-            return await open_redis(settings, redis or RedisSettings(), around)
+            return await open_redis(settings, redis, around, mark)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.store import postgres_sql as sql
 from zonerelay.store import records
 from zonerelay.store.base import (
     CHUNK_SIZE,
@@ -188,6 +189,13 @@ class PostgresStore:
             await self._database.resync(new_session=new_session)
             await self._counter.start()
 
+    async def reconcile(self) -> None:
+        """Give back what the database holds for us and nobody here knows of: claims, parts of bodies."""
+        await self._database.give_back_strays(self._jobs.arriving)
+        uploads = await self._database.ask(sql.UPLOADS, self._keeper.session)
+        if given_up := [number for (number,) in uploads if not self._jobs.has_upload(number)]:
+            await self._database.ask(sql.DROP_UPLOADS, given_up, self._keeper.session)
+
     # --- operators
 
     async def update(
@@ -195,7 +203,8 @@ class PostgresStore:
     ) -> int:
         existed = 0
         for batch in in_batches(keys, UPDATE_BATCH):
-            existed += await self._update(batch, change)
+            # Cancelled in the middle of its commit it would be in doubt.
+            existed += await self._database.finish(self._update(batch, change))
         return existed
 
     async def _update(

@@ -9,18 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+import logging
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import postgres_sql as sql
-from zonerelay.store.base import Lost
+from zonerelay.store.base import Lost, StoreCorruptError
 from zonerelay.store.claim_pool import NEVER, Claims, ZonePool
 from zonerelay.store.postgres_driver import Link, LostError, Row
 from zonerelay.store.postgres_keeper import DatabaseKeeper
-from zonerelay.store.postgres_rows import delivery_of, key_columns, number, word, words
+from zonerelay.store.postgres_rows import delivery_key, delivery_of, key_columns, number, word, words
+
+_log = logging.getLogger("zonerelay.store")
+
+LOOK_BATCH = 500
+"""Claims that are looked at in one turn of the loop."""
 
 T = TypeVar("T")
 Taken = tuple[list[Delivery], list[Delivery]]
@@ -39,6 +54,7 @@ class DatabaseClaims:
         self._on_lost = on_lost
         self._locks: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[object]] = set()
+        self._unreadable: set[DeliveryKey] = set()
 
     def doubt(self, zone: str) -> None:
         self.claims.zone(zone).doubt()
@@ -49,7 +65,7 @@ class DatabaseClaims:
         async def fill(room: int) -> int:
             if not pool.more and pool.due > now:
                 return 0
-            return await self._finish(self._fill(zone, room, skip, now))
+            return await self.finish(self._fill(zone, room, skip, now))
 
         async with self._claiming(zone) as found:
             await self._collect(zone, limit, found, fill, lambda room: pool.take(room, skip, now))
@@ -63,7 +79,7 @@ class DatabaseClaims:
         pool = self.claims.zone(zone)
 
         async def fill(room: int) -> int:
-            return await self._finish(self._fill_new(zone, room, since, skip)) if pool.more else 0
+            return await self.finish(self._fill_new(zone, room, since, skip)) if pool.more else 0
 
         async with self._claiming(zone) as found:
             await self._collect(zone, limit, found, fill, lambda room: pool.take_new(room, since, skip))
@@ -84,7 +100,7 @@ class DatabaseClaims:
             self.claims.hand_out(some)
             found += some
             if passed:
-                await self._finish(self._park(zone, passed))
+                await self.finish(self._park(zone, passed))
             elif not came:
                 return
 
@@ -110,7 +126,7 @@ class DatabaseClaims:
         pool = self.claims.zone(zone)
         async with self._alone(zone):
             if pool.due == 0.0:
-                await self._finish(self._look_for_due(zone, pool))
+                await self.finish(self._look_for_due(zone, pool))
         first = min(pool.due, pool.next_due())
         return None if first == NEVER else first
 
@@ -120,17 +136,38 @@ class DatabaseClaims:
         there: dict[DeliveryKey, Delivery] = {}
         if not new_session:
             rows = await self.ask(sql.CLAIMED, self._keeper.session)
-            there = {delivery.key: delivery for delivery in map(delivery_of, rows)}
+            there = {delivery.key: delivery for delivery in self._read(rows)}
         lost = [key for key in claims.handed if key not in there]
         claims.lose(lost)
         for pool in claims.zones.values():
             pool.clear()
             pool.doubt()
         for key, delivery in there.items():
-            if key not in claims.handed and not claims.regain(delivery):
+            if key in claims.handed:
+                claims.handed[key] = delivery  # an operator's change may have landed unheard
+            elif not claims.regain(delivery):
                 claims.zone(key.queue).put(delivery)
         if lost:
             self._on_lost(lost)
+
+    async def give_back_strays(self, arriving: Callable[[], Collection[DeliveryKey]]) -> None:
+        """What our session has claimed and nobody here knows of: the claim outlived its connection.
+
+        With `arriving`, the new ones that are being stored, nothing is between the database and our memory.
+        What leaves while we look is claimed by nobody any more, and nothing is claimed meanwhile.
+        """
+        async with self.exclusive:
+            session = self._keeper.session
+            rows = await self.ask(sql.CLAIMED_KEYS, session)
+            known = {*arriving(), *self._unreadable}
+            stray: list[DeliveryKey] = []
+            for start in range(0, len(rows), LOOK_BATCH):
+                keys = map(delivery_key, rows[start : start + LOOK_BATCH])
+                stray += [key for key in keys if key not in known and not self.claims.knows(key)]
+                await asyncio.sleep(0)
+            if stray:
+                _log.warning("%d deliveries were claimed unheard: they are given back", len(stray))
+                await self.ask(sql.GIVE_BACK, *key_columns(stray), session)
 
     @contextlib.asynccontextmanager
     async def _alone(self, zone: str) -> AsyncIterator[None]:
@@ -182,12 +219,20 @@ class DatabaseClaims:
             return self._keep(self.claims.zone(zone), rows)
 
     def _keep(self, pool: ZonePool, rows: Sequence[Row]) -> int:
-        for row in rows:
-            if row[6]:
-                pool.parked = True
-            elif not self.claims.regain(delivery := delivery_of(row)):
+        pool.parked = pool.parked or any(row[6] for row in rows)
+        for delivery in self._read(row for row in rows if not row[6]):
+            if not self.claims.regain(delivery):
                 pool.put(delivery)
         return len(rows)
+
+    def _read(self, rows: Iterable[Row]) -> Iterator[Delivery]:
+        """What cannot be read stays claimed, so that it holds nobody up, and stored, for its repair."""
+        for row in rows:
+            try:
+                yield delivery_of(row)
+            except StoreCorruptError as error:
+                self._unreadable.add(delivery_key(row))
+                _log.error("%s", error)
 
     async def _look_for_due(self, zone: str, pool: ZonePool) -> None:
         with _doubting(pool):
@@ -235,7 +280,7 @@ class DatabaseClaims:
     async def _take_parked(self, zone: str, domain: str, limit: int) -> list[Delivery]:
         async with self.exclusive:
             rows = await self.ask(sql.CLAIM_PARKED, word(zone), self._keeper.session, limit, domain)
-            found = [d for d in map(delivery_of, rows) if not self.claims.regain(d)]
+            found = [d for d in self._read(rows) if not self.claims.regain(d)]
             self.claims.hand_out(found)
         return found
 
@@ -253,7 +298,7 @@ class DatabaseClaims:
             self._keeper.trouble(error)
             raise
 
-    async def _finish(self, work: Coroutine[Any, Any, T]) -> T:  # Any: what a coroutine sends is its business
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:  # Any: what a coroutine sends is its business
         """Carry it out to its end, also when whoever waits for it leaves."""
         return await asyncio.shield(self._start(work))
 

@@ -8,6 +8,9 @@ A `Link` is one connection that does one thing at a time; who comes later waits.
 - `BusyError`: somebody has held a lock for longer than we wanted to wait.
 - StoreFullError, and StoreError for everything else that the server says.
 
+A commit whose wait for a standby was cut short ends with a warning and no error (`pg_cancel_backend`, a
+shutdown): it counts as lost, too, and so does everything behind it on that connection.
+
 No text here holds a password, and of the server's own text only the message, never the DETAIL, which quotes
 rows.
 """
@@ -45,6 +48,8 @@ index), memory. The jobs of the batch are then written one by one."""
 _CLASH = ("40001", "40P01")
 _BUSY = ("55P03",)
 _FULL = ("53100",)
+_STANDBY_SOURCE = "syncrep.c"
+"""Where the server's warnings about synchronous standbys come from. Their texts are in its language."""
 
 # Any: what a column becomes is known to whoever wrote the statement, and to nobody else.
 Row = Sequence[Any]
@@ -83,12 +88,14 @@ class Access:
     schema: str
     name: str
     lease: float
+    accepts_loss: bool = False
 
     def __repr__(self) -> str:
         return f"Access({self.url!r}, schema={self.schema!r})"
 
     def settings(self, *, reads: bool = False) -> dict[str, str]:
         """Of every session. Statistics of a queue are always old: a plan must never walk the whole table.
+        What the session says itself (`synchronous_commit`, see `_SETTINGS`), no reload of the server changes.
 
         A relay that stops in the middle of a transaction holds its locks on what others are to take over: the
         server ends it. One that only `reads` may wait for whom it reads to.
@@ -98,6 +105,7 @@ class Access:
             "search_path": f'"{self.schema}"',
             "enable_seqscan": "off",
             "jit": "off",
+            **({} if self.accepts_loss else {"synchronous_commit": "at least on"}),
             "idle_in_transaction_session_timeout": f"{patience:.0f}s",
             # A relay whose machine has died must not keep its number for the two hours of TCP's default.
             "tcp_keepalives_idle": "10",
@@ -107,7 +115,12 @@ class Access:
 
 
 _SETTINGS = """
-SELECT pg_backend_pid(), set_config(name, value, false) FROM unnest($1::text[], $2::text[]) AS s (name, value)
+SELECT pg_backend_pid(), set_config(
+    name,
+    CASE WHEN value <> 'at least on' THEN value
+        WHEN current_setting(name) = 'remote_apply' THEN 'remote_apply' ELSE 'on' END,
+    false
+) FROM unnest($1::text[], $2::text[]) AS s (name, value)
 """
 
 
@@ -119,6 +132,8 @@ class Link:
         self._connection = connection
         self._driver = driver
         self._lock = asyncio.Lock()
+        self._doubt = ""
+        connection.add_log_listener(self._hear_log)
 
     @classmethod
     async def open(cls, access: Access, *, reads: bool = False) -> Link:
@@ -174,11 +189,23 @@ class Link:
                 raise
             with translated(self._driver):
                 await manager.__aexit__(None, None, None)
+            self._check_doubt()
 
     async def _fetch(self, statement: str, *values: object, timeout: float | None = None) -> Sequence[Row]:
         with translated(self._driver):
             # A Record is a sequence; asyncpg says so in C only.
-            return cast("Sequence[Row]", await self._connection.fetch(statement, *values, timeout=timeout))
+            rows = cast("Sequence[Row]", await self._connection.fetch(statement, *values, timeout=timeout))
+        self._check_doubt()
+        return rows
+
+    def _hear_log(self, _connection: object, message: asyncpg.PostgresLogMessage) -> None:
+        """A turn of the loop before whoever waits for the statement goes on."""
+        if getattr(message, "server_source_filename", None) == _STANDBY_SOURCE:
+            self._doubt = str(message)
+
+    def _check_doubt(self) -> None:
+        if self._doubt:
+            raise LostError(f"a commit did not wait for its standby: {self._doubt}")
 
     async def listen(self, channel: str, hear: Callable[[str], None]) -> None:
         """`hear(payload)` is called on the event loop."""

@@ -35,6 +35,7 @@ class Jobs:
         self._claims = claims
         self._counter = counter
         self._in_flight: dict[Job, None] = {}
+        self._uploading: set[int] = set()
 
     def take_hold(self, job: Job) -> None:
         """Nobody is handed these until the write is done."""
@@ -50,10 +51,24 @@ class Jobs:
                 job.simple = False
         self._claims.settling.update(job.changes)
 
+    def arriving(self) -> set[DeliveryKey]:
+        """Deliveries that are claimed by the write that stores them, and is under way."""
+        return {
+            key
+            for job in self._in_flight
+            for new in (*job.messages, *(report for report, _ in job.reports))
+            for key in new.claimed
+        }
+
+    def has_upload(self, number: int) -> bool:
+        """The body is still arriving, or its end is being written."""
+        return number in self._uploading
+
     def submit(self, job: Job, *, size: int = 0, lazy: bool = False) -> asyncio.Future[None]:
         """What it means takes effect when it is durable, waited for or not."""
         outcome = job.outcome = asyncio.get_running_loop().create_future()
         self._in_flight[job] = None
+        self._uploading.update(number for number, _, _ in job.uploads)
         applied = functools.partial(self._landed, job)
         written = self._keeper.committer.submit([job], size=size, lazy=lazy, applied=applied)
         if written.done() and (error := written.exception()) is not None:
@@ -66,6 +81,7 @@ class Jobs:
         """The batch is durable, and the job in it unless it was refused."""
         if self._in_flight.pop(job, self) is self:
             return
+        self._end_uploads(job)
         if job.error is not None:
             self._let_go(job)
             _tell(job, job.error)
@@ -130,10 +146,15 @@ class Jobs:
 
     def _give_up(self, job: Job, error: BaseException) -> None:
         self._in_flight.pop(job, None)
+        self._end_uploads(job)
         self._let_go(job)
         for new in job.messages:
             self.doubtful[new.id] = {delivery.queue for delivery in new.deliveries}
         _tell(job, error)
+
+    def _end_uploads(self, job: Job) -> None:
+        """Successful or not: what the database still has of them is dropped in the next round."""
+        self._uploading.difference_update(job.dropped, job.ended_uploads())
 
     def batch_failed(self, error: StoreError) -> None:
         for job in list(self._in_flight):

@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Protocol
 
-from zonerelay.store import health
+from zonerelay.store import claiming, health
 from zonerelay.store import postgres_sql as sql
 from zonerelay.store.base import StoreError, StoreOpenError
 from zonerelay.store.group_commit import GroupCommitter
@@ -27,8 +27,9 @@ from zonerelay.store.postgres_driver import Access, ClashError, Link
 from zonerelay.store.postgres_links import Links
 from zonerelay.store.postgres_reaper import Reaper
 from zonerelay.store.postgres_rows import unword
-from zonerelay.store.postgres_schema import check_schema
-from zonerelay.store.postgres_server import check_server
+from zonerelay.store.postgres_schema import check_schema, migrate
+from zonerelay.store.postgres_server import UnsafeError, check_server
+from zonerelay.store.queue_mark import STRANGE, QueueMark, StrangeStoreError, new_mark
 from zonerelay.store.surroundings import Surroundings
 
 FIRST_PAUSE = 0.1
@@ -39,6 +40,7 @@ BEATS = 4
 LONGEST_BEAT = 10.0
 
 UNREACHABLE = "the database cannot be used"
+UNSAFE = "the database may lose what it has acknowledged"
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -50,16 +52,15 @@ class Resync(Protocol):
 
 
 class DatabaseKeeper:
-    """One relay's place in one database. `node` is its number, `lease` in seconds."""
+    """One relay's place in one database. `node` is its number."""
 
     def __init__(
         self,
         access: Access,
         *,
         node: int,
-        lease: float,
-        unsafe: bool,
         around: Surroundings,
+        mark: QueueMark,
     ) -> None:
         self.node = node
         self.session = 0
@@ -68,11 +69,12 @@ class DatabaseKeeper:
         self.channel = f"{access.schema}_news"
         self.on_failure: Callable[[StoreError], None] = _nobody
         self.resync: Resync | None = None
+        self.reconcile: Callable[[], Awaitable[None]] | None = None
         self.all_zones: Callable[[], None] = lambda: None
         self._access = access
-        self._lease = lease
-        self._unsafe = unsafe
-        self._beat_every = min(lease / BEATS, LONGEST_BEAT)
+        self._mark = mark
+        self._lease = access.lease
+        self._beat_every = min(access.lease / BEATS, LONGEST_BEAT)
         self._clock = around.clock
         self._held_until = float("-inf")
         self.on_news = around.on_news
@@ -139,6 +141,7 @@ class DatabaseKeeper:
             self.committer.stop()
             raise
         self._heart = self._spawn(self._beat())
+        self._spawn(self._go_round())
 
     async def close(self) -> None:
         """Finish what was submitted, give every claim back, say good-bye."""
@@ -176,7 +179,8 @@ class DatabaseKeeper:
         """True when claims of before are void."""
         sent = self._clock.monotonic()
         control = self._control = await Link.open(self._access)
-        await check_server(control, unsafe=self._unsafe)
+        await self._check_server()
+        await self._prepare(control)
         ((taken,),) = await control.fetch(sql.TAKE_NUMBER, f"zonerelay node {self._access.schema}", self.node)
         if not taken:
             raise StoreOpenError(
@@ -198,6 +202,20 @@ class DatabaseKeeper:
         for link in (control, self._writer):
             link.on_end(lambda link=link: self._ended(link))  # type: ignore[misc]
         return not renewed
+
+    async def _prepare(self, control: Link) -> None:
+        """Also after trouble: an empty database may have been accepted."""
+        ((is_there,),) = await control.fetch(sql.HAS_MARK)
+        rows = await control.fetch(sql.MARK) if is_there else ()
+        await self._mark.check(rows[0][0] if rows else None)
+        await migrate(control, self._access.schema)
+        if not rows:
+            await control.fetch(sql.SET_MARK, new_mark(self._clock))  # or it is another relay's
+            rows = await control.fetch(sql.MARK)
+        await self._mark.adopt(rows[0][0])
+
+    async def _check_server(self) -> None:
+        await check_server(self._usable(self._control), accepts_loss=self._access.accepts_loss)
 
     async def _check_schema(self, control: Link) -> None:
         try:
@@ -251,11 +269,22 @@ class DatabaseKeeper:
                     self.lease_lost()
                     continue
                 self._pause = FIRST_PAUSE
+                await self._check_server()
                 await self.reap()
             except ClashError:
                 continue  # somebody else was at the same; there is a next time
             except StoreError as error:
                 self.trouble(error)
+
+    async def _go_round(self) -> None:
+        """Apart from the heart, which no claim or update that takes long may hold up."""
+        while True:
+            await asyncio.sleep(claiming.RECONCILE)
+            if self._health.refusal is None and self.reconcile is not None:
+                try:
+                    await self.reconcile()
+                except StoreError as error:
+                    _log.warning("claims could not be compared with the database this time: %s", error)
 
     async def reap(self) -> None:
         """Free what dead nodes have left, and let everybody know."""
@@ -294,7 +323,7 @@ class DatabaseKeeper:
         _log.error("the database cannot be used: %s", error)
         self._health.refusal = type(error)(str(error))
         self.committer.refuse(self._health.refusal)
-        self._health.set("database", UNREACHABLE)
+        self._health.set("database", _reason(error))
         self._spawn(self._recover())
 
     async def _recover(self) -> None:
@@ -307,6 +336,7 @@ class DatabaseKeeper:
                 await self._reconnect()
             except StoreError as error:
                 self._cut()
+                self._health.set("database", _reason(error))
                 if str(error) != said:
                     said = str(error)
                     _log.error("the database cannot be used yet: %s", error)
@@ -325,6 +355,12 @@ class DatabaseKeeper:
         assert self.resync is not None
         await self.resync(new_session=new_session)
         await self.reap()
+
+
+def _reason(error: StoreError) -> str:
+    if isinstance(error, StrangeStoreError):
+        return STRANGE
+    return UNSAFE if isinstance(error, UnsafeError) else UNREACHABLE
 
 
 def _nobody(_error: StoreError) -> None:

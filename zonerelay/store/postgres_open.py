@@ -12,36 +12,36 @@ from zonerelay.store.claim_pool import Claims
 from zonerelay.store.postgres import PostgresStore
 from zonerelay.store.postgres_claims import DatabaseClaims
 from zonerelay.store.postgres_counts import QueueCounter
-from zonerelay.store.postgres_driver import Access, Link, load_driver
+from zonerelay.store.postgres_driver import Access, load_driver
 from zonerelay.store.postgres_keeper import DatabaseKeeper
 from zonerelay.store.postgres_reader import DatabaseReader
-from zonerelay.store.postgres_schema import migrate
-from zonerelay.store.postgres_server import check_server
+from zonerelay.store.postgres_rows import unword
+from zonerelay.store.queue_mark import QueueMark
 from zonerelay.store.surroundings import Surroundings, secret_of
 
 
 async def open_postgres(
     settings: PostgresSettings,
     around: Surroundings,
+    mark: QueueMark,
 ) -> PostgresStore:
     """Raises StoreOpenError. Delivering can begin at once; counting goes on behind it."""
     load_driver()
     access = access_of(settings, around.environment)
-    unsafe = settings.accept_loss == LOSS_WORDS
-    keeper = DatabaseKeeper(
-        access,
-        node=settings.node,
-        lease=settings.lease,
-        unsafe=unsafe,
-        around=around,
-    )
+    keeper = DatabaseKeeper(access, node=settings.node, around=around, mark=mark)
     counter = QueueCounter(access, lambda: keeper.has_company)
     claims = DatabaseClaims(keeper, Claims(), around.on_lost)
     store = PostgresStore(keeper, claims, DatabaseReader(keeper, access), counter)
     news = _News(store, claims, around.on_news)
     keeper.on_news, keeper.all_zones = news.of_zone, news.of_all
+
+    async def reconcile() -> None:
+        await store.reconcile()
+        for (zone,) in await claims.ask(sql.BUSY, around.clock.now()):
+            news.of_zone(unword(zone))
+
+    keeper.reconcile = reconcile
     try:
-        await _prepare(access, unsafe=unsafe)
         await keeper.start()
         await keeper.reap()
         ((last,),) = await claims.ask(sql.LAST_ID)
@@ -58,16 +58,8 @@ async def open_postgres(
 def access_of(settings: PostgresSettings, environment: Mapping[str, str]) -> Access:
     password = secret_of("postgres.password", settings.password, environment)
     name = f"zonerelay {settings.node}"
-    return Access(settings.url, password, settings.schema, name, settings.lease)
-
-
-async def _prepare(access: Access, *, unsafe: bool) -> None:
-    link = await Link.open(access)
-    try:
-        await check_server(link, unsafe=unsafe)
-        await migrate(link, access.schema)
-    finally:
-        await link.close()
+    unsafe = settings.accept_loss == LOSS_WORDS
+    return Access(settings.url, password, settings.schema, name, settings.lease, accepts_loss=unsafe)
 
 
 class _News:

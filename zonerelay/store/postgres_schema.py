@@ -17,6 +17,7 @@ Every primary key holds the message's id, so that an operator can partition each
               parked: passed over, because its destination was full. alone: its message has no other.
     upload    bodies that are arriving, so that what a crash leaves can be removed
     limit_book  of each zone what connections and turns all relays have (limits/book.py), replaced as a whole
+    queue_mark  one row, by which relays know the queue again (queue_mark.py)
     node      one row per relay: its session, until when that lives, and its highest message id
 """
 
@@ -102,7 +103,11 @@ class Step(NamedTuple):
     oldest: int
 
 
-MIGRATIONS: tuple[Step, ...] = (Step(_FIRST, oldest=1), Step(_SECOND, oldest=1))
+_THIRD = """
+CREATE TABLE queue_mark (one boolean PRIMARY KEY DEFAULT true CHECK (one), mark text NOT NULL)
+"""
+
+MIGRATIONS: tuple[Step, ...] = (Step(_FIRST, oldest=1), Step(_SECOND, oldest=1), Step(_THIRD, oldest=1))
 """Step n makes version n of version n - 1. A step that was released never changes."""
 
 VERSION = len(MIGRATIONS)

@@ -11,8 +11,12 @@ from zonerelay.store.postgres_driver import Link
 OLDEST_VERSION = 13
 
 
-async def check_server(link: Link, *, unsafe: bool) -> None:
-    """Raises StoreOpenError."""
+class UnsafeError(StoreOpenError):
+    """The server would lose what it has acknowledged."""
+
+
+async def check_server(link: Link, *, accepts_loss: bool) -> None:
+    """Raises StoreOpenError. Cheap: settings may be changed behind our back, so each beat asks again."""
     ((version, standby, fsync, full_pages, commit),) = await link.fetch(sql.SERVER)
     if version < OLDEST_VERSION * 10_000:
         raise StoreOpenError(
@@ -29,8 +33,8 @@ async def check_server(link: Link, *, unsafe: bool) -> None:
         )
         if value == "off"
     ]
-    if wrong and not unsafe:
-        raise StoreOpenError(
+    if wrong and not accepts_loss:
+        raise UnsafeError(
             f"the database server has {' and '.join(wrong)}: it would lose mail that was acknowledged. Turn"
             " it on (docs/postgres.md), or say the words of [postgres] accept_loss"
         )

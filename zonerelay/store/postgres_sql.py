@@ -41,6 +41,8 @@ INSERT INTO chunk (message_id, number, data) SELECT * FROM unnest($1::bigint[], 
 
 END_UPLOADS = "DELETE FROM upload WHERE message_id = ANY($1::bigint[]) AND session = $2 RETURNING message_id"
 
+UPLOADS = "SELECT message_id FROM upload WHERE session = $1"
+
 DROP_UPLOADS = """
 WITH u AS (
     DELETE FROM upload WHERE message_id = ANY($1::bigint[]) AND session = $2 RETURNING message_id
@@ -161,6 +163,13 @@ WHERE {_SAME} AND d.claimed_by = $4
 
 CLAIMED = f"SELECT {_ROW} FROM delivery d WHERE claimed_by = $1"
 
+CLAIMED_KEYS = "SELECT zone, message_id, recipient FROM delivery WHERE claimed_by = $1"
+
+GIVE_BACK = f"""
+UPDATE delivery d SET claimed_by = NULL FROM {_KEYS} AS k (zone, message_id, recipient)
+WHERE {_SAME} AND d.claimed_by = $4
+"""
+
 # --- operators
 
 FOR_UPDATE = f"""
@@ -212,6 +221,15 @@ WITH RECURSIVE found AS (
 SELECT zone FROM found WHERE zone IS NOT NULL
 """
 
+_FREE = "SELECT FROM delivery d WHERE d.zone = found.zone AND claimed_by IS NULL"
+BUSY = f"""
+{ZONES} AND (
+    EXISTS ({_FREE} AND NOT held AND NOT parked AND next_attempt <= 0)
+    OR EXISTS ({_FREE} AND NOT held AND NOT parked AND next_attempt > 0 AND next_attempt <= $1)
+    OR EXISTS ({_FREE} AND parked)
+)
+"""
+
 OLDEST = (
     "SELECT created FROM delivery WHERE zone = $1 AND created <= $2 ORDER BY message_id, recipient LIMIT 1"
 )
@@ -232,6 +250,10 @@ SERVER = """
 SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), current_setting('fsync'),
     current_setting('full_page_writes'), current_setting('synchronous_commit')
 """
+
+HAS_MARK = "SELECT to_regclass('queue_mark') IS NOT NULL"
+MARK = "SELECT mark FROM queue_mark"
+SET_MARK = "INSERT INTO queue_mark (mark) VALUES ($1) ON CONFLICT DO NOTHING"
 
 TAKE_NUMBER = "SELECT pg_try_advisory_lock(hashtext($1), $2)"
 

@@ -54,7 +54,7 @@ class RedisStore:
         self._on_lost = around.on_lost
         book, figures = self._book, self._figures = ClaimBook(), Figures()
         reader = self._reader = RedisReader(link, book)
-        handout = self._handout = Handout(link, book, figures)
+        handout = self._handout = Handout(link, book, figures, around.clock)
         self._uploads = Uploads(link, book, figures, clock=around.clock, observe_commit=around.observe_commit)
         self._doubtful_submits: set[MessageId] = set()
         self.claim, self.claim_new = handout.claim, handout.claim_new
@@ -204,8 +204,7 @@ class RedisStore:
 
     async def _beating(self) -> None:
         await self._uploads.keep()
-        if self._handout.is_unsure:
-            await self._handout.reconcile()
+        await self._handout.go_round()
 
     # --- about the store
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
+from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
-from zonerelay.store import records
+from zonerelay.store import claiming, records
 from zonerelay.store import redis_records as rows
 from zonerelay.store.base import StoreCorruptError, StoreError
 from zonerelay.store.redis_claims import ClaimBook
@@ -27,8 +28,9 @@ _log = logging.getLogger("zonerelay.store")
 class Handout:
     """The claims of one relay."""
 
-    def __init__(self, link: RedisLink, book: ClaimBook, figures: Figures) -> None:
+    def __init__(self, link: RedisLink, book: ClaimBook, figures: Figures, clock: Clock) -> None:
         self._link = link
+        self._clock = clock
         self._book = book
         self._figures = figures
         self._turns: dict[str, int] = {}
@@ -36,6 +38,9 @@ class Handout:
         self._finding: list[dict[DeliveryKey, Delivery]] = []
         # An answer was lost that may have brought claims, or a release did not arrive.
         self.is_unsure = False
+        self._next_round = float("-inf")
+        self._unreadable: set[bytes] = set()
+        """Rows of `claims` that stay there."""
 
     async def claim(
         self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
@@ -133,6 +138,7 @@ class Handout:
                 delivery = rows.decode_member(zone, member, record)
             except StoreCorruptError as error:
                 # It stays claimed, so that it holds nobody up, and stored, for whoever repairs it.
+                self._unreadable.add(b"%b %b" % (zone, member))
                 _log.error("%s", error)
                 continue
             if self._book.add(delivery.key, token):
@@ -162,21 +168,34 @@ class Handout:
     def has_ready(self, zone: str) -> bool:
         return zone not in self._figures.quiet
 
+    async def go_round(self) -> None:
+        """Raises StoreError."""
+        now = self._clock.monotonic()
+        if self.is_unsure or now >= self._next_round:
+            self._next_round = now + claiming.RECONCILE
+            await self.reconcile()
+
     async def reconcile(self) -> None:
         """Give back claims that hang on this relay's lease without its knowing."""
         self.is_unsure = False
         token = self._link.lease.token
-        stored = await self._link.call("ZRANGE", self._link.terms.prefix + b"claims", token, token, "BYSCORE")
-        unknown = []
-        for member in as_list(stored):
-            assert isinstance(member, bytes)
-            key = rows.parse_claim(member)
-            if not self._book.has(key):
-                unknown.append(key)
+        claims = self._link.terms.prefix + b"claims"
+        # In the turn of the answer: the book has what was claimed or ended before, and nothing of what came
+        # after.
+        unknown = await then(
+            self._link.call("ZRANGE", claims, token, token, "BYSCORE"),
+            lambda stored: [key for key in self._claimed(stored) if not self._book.has(key)],
+        )
         for start in range(0, len(unknown), RELEASE_BATCH):
             some = unknown[start : start + RELEASE_BATCH]
             arguments = [part for key in some for part in (*rows.address(key), token)]
             await self._link.run("release", b"", *arguments)
+
+    def _claimed(self, stored: Reply) -> Iterator[DeliveryKey]:
+        for member in as_list(stored):
+            assert isinstance(member, bytes)
+            if member not in self._unreadable:
+                yield rows.parse_claim(member)
 
 
 def _nothing(_: Reply) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from zonerelay.store import health
 from zonerelay.store.base import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.health import Health
+from zonerelay.store.queue_mark import STRANGE, QueueMark, StrangeStoreError, new_mark
 from zonerelay.store.redis_lease import Lease
 from zonerelay.store.redis_promises import OLDEST, ServerFacts, ask
 from zonerelay.store.redis_wire import (
@@ -66,8 +67,10 @@ class Hooks:
 class RedisLink:
     """`open` first. `lease` is what makes claims ours."""
 
-    def __init__(self, server: Server, terms: Terms, around: Surroundings) -> None:
+    def __init__(self, server: Server, terms: Terms, around: Surroundings, mark: QueueMark) -> None:
         self.terms = terms
+        self._mark = mark
+        self._clock = around.clock
         self.lease = Lease(terms.prefix, terms.lease, around.clock)
         self.hooks: Hooks | None = None
         self._server = server
@@ -164,6 +167,7 @@ class RedisLink:
         self._bodies = await open_wire(self._server, self._on_broken)
         facts = await ask(self._records)
         self._check(facts)
+        await self._recognise(self._records)
         await load_scripts(self._records)
         self._records.confirm = self._bodies.confirm = self._confirmations(facts)
         self._channel = await open_channel(self._server, self.terms.prefix + b"news")
@@ -182,6 +186,16 @@ class RedisLink:
         if facts.flaws and not self.terms.accept_loss:
             _log.error("%s: %s", UNSAFE, "; ".join(facts.flaws))
             raise StoreOpenError(f"[redis] url: {UNSAFE}: {'; '.join(facts.flaws)}")
+
+    async def _recognise(self, wire: Wire) -> None:
+        """Raises StrangeStoreError, before anything is written."""
+        key = self.terms.prefix + b"mark"
+        stored = _text(await wire.call("GET", key))
+        await self._mark.check(stored)
+        if stored is None:
+            await wire.call("SET", key, new_mark(self._clock), "NX")  # or it is another relay's
+            stored = _text(await wire.call("GET", key))
+        await self._mark.adopt(stored or "")
 
     def _confirmations(self, facts: ServerFacts) -> tuple[Confirmation, ...]:
         patience = int(self._server.timeout * 500)
@@ -204,12 +218,12 @@ class RedisLink:
             await self._channel.close()
             self._channel = None
 
-    def _on_broken(self, reason: str) -> None:
+    def _on_broken(self, why: str, reason: str = UNREACHABLE) -> None:
         if self._health.refusal is None:
-            _log.error("%s: %s", UNREACHABLE, reason)
-            self._health.refusal = StoreError(UNREACHABLE)
+            _log.error("%s: %s", reason, why)
+            self._health.refusal = StoreError(reason)
             self._up.clear()
-            self._health.set("reach", UNREACHABLE)
+            self._health.set("reach", reason)
         self._broken.set()
 
     # --- staying connected
@@ -228,8 +242,7 @@ class RedisLink:
                 await self._connect()
                 break
             except StoreError as error:
-                unsafe = isinstance(error, StoreOpenError)
-                self._health.set("reach", UNSAFE if unsafe else UNREACHABLE)
+                self._health.set("reach", _reason(error))
                 _log.warning("the spool's server cannot be used yet: %s", error)
                 await self._disconnect()
                 pause = min(pause * 2, LONGEST_PAUSE)
@@ -262,20 +275,20 @@ class RedisLink:
     # --- the lease
 
     async def _beat(self) -> None:
-        with contextlib.suppress(StoreError):
+        try:
             while True:
                 await self.lease.next_beat()
                 wire = self._usable(self._records)
+                await self._recognise(wire)
                 await self._renew(wire)
                 await self.lease.reap(wire)
                 if self.hooks is not None:
                     await self.hooks.beating()
                 facts = await ask(self._usable(self._bodies))
-                try:
-                    self._check(facts)
-                except StoreOpenError as error:
-                    self._on_broken(str(error))
+                self._check(facts)
                 self._note_memory(facts)
+        except StoreError as error:
+            self._on_broken(str(error), _reason(error))
 
     async def _renew(self, wire: Wire) -> None:
         """Raises StoreError."""
@@ -300,3 +313,13 @@ class RedisLink:
     def full(self) -> None:
         """The server has just said so; the next look says whether it still is."""
         self._health.set("memory", health.NO_SPACE)
+
+
+def _reason(error: StoreError) -> str:
+    if isinstance(error, StrangeStoreError):
+        return STRANGE
+    return UNSAFE if isinstance(error, StoreOpenError) else UNREACHABLE
+
+
+def _text(reply: Reply) -> str | None:
+    return reply.decode("utf-8", "replace") if isinstance(reply, bytes) else None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from zonerelay.config.models import LOSS_WORDS, RedisSettings, SpoolSettings
 from zonerelay.store.base import StoreError, StoreOpenError
+from zonerelay.store.queue_mark import QueueMark
 from zonerelay.store.redis import RedisStore
 from zonerelay.store.redis_link import RedisLink, Terms
 from zonerelay.store.redis_wire import Server
@@ -16,6 +17,7 @@ async def open_redis(
     spool: SpoolSettings,
     settings: RedisSettings,
     around: Surroundings,
+    mark: QueueMark,
 ) -> RedisStore:
     """Raises StoreOpenError."""
     terms = Terms(
@@ -25,7 +27,7 @@ async def open_redis(
         accept_loss=settings.accept_loss == LOSS_WORDS,
         min_free_memory=spool.min_free_space,
     )
-    link = RedisLink(server_of(settings, around.environment), terms, around)
+    link = RedisLink(server_of(settings, around.environment), terms, around, mark)
     await link.open()
     store = RedisStore(link, around)
     try:

@@ -25,7 +25,16 @@ from typing import TypeAlias
 from redis.asyncio.connection import AbstractConnection, Connection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import (
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 
 from zonerelay.store.base import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.redis_scripts import DIGESTS, SOURCES
@@ -40,8 +49,17 @@ IN_FLIGHT = 2
 """Batches: one that the server works on, one that it finds when it is done."""
 TOGETHER = 100
 """Scripts between MULTI and EXEC: the server does nothing else meanwhile."""
-_UNUSABLE = ("NOSCRIPT", "READONLY", "NOAUTH", "MASTERDOWN", "MISCONF", "NOPERM", "CLUSTERDOWN", "MOVED")
-"""Answers after which a connection is given up: a new one is checked from the beginning."""
+_UNUSABLE: dict[type[ResponseError], str] = {
+    NoScriptError: "NOSCRIPT",
+    ReadOnlyError: "READONLY",
+    MasterDownError: "MASTERDOWN",
+    NoPermissionError: "NOPERM",
+    ClusterDownError: "CLUSTERDOWN",
+    MovedError: "MOVED",
+}
+_UNUSABLE_TEXTS = ("MISCONF", "NOREPLICAS")
+"""Answers after which a connection is given up: a new one is checked from the beginning. redis-py takes the
+code off the text where it has an exception for it. NOAUTH and LOADING end a connection by themselves."""
 
 GOODBYE = 0.5
 """Seconds."""
@@ -255,8 +273,10 @@ def _wrapped(group: list[_Call]) -> list[Command]:
 def _judged(error: ResponseError) -> StoreError:
     """Raises it when the connection is not to be used any longer."""
     text = str(error)
-    if text.startswith(_UNUSABLE) or type(error).__name__ in ("NoScriptError", "ReadOnlyError"):
-        raise error
+    if (code := _UNUSABLE.get(type(error))) is not None:
+        raise StoreError(f"{code} {text}")
+    if text.startswith(_UNUSABLE_TEXTS):
+        raise StoreError(text)
     if "maxmemory" in text:
         return StoreFullError("the spool's server has no memory left")
     return StoreError(f"the spool's server: {text}")

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
+from zonerelay.store import claiming
 from zonerelay.store.base import SHARED, StoreError, Wanted, everybody
 from zonerelay.store.body_writer import BodyWriter
 from zonerelay.store.looking import read_each
+from zonerelay.store.queue_mark import QueueMark
 from zonerelay.store.s3_adopt import Walks
 from zonerelay.store.s3_alerts import Alerts
 from zonerelay.store.s3_figures import Figures
@@ -66,6 +68,7 @@ class S3Store:
         objects: Objects,
         terms: Terms,
         around: Surroundings,
+        mark: QueueMark,
     ) -> None:
         self._objects = objects
         self._terms = terms
@@ -74,7 +77,13 @@ class S3Store:
         self._on_lost = around.on_lost
         mine = self._mine = Mine()
         nodes = self._nodes = Nodes(
-            objects.bucket, objects.keys, lease=terms.lease, alone=terms.alone, clock=clock, tell=self._tell
+            objects.bucket,
+            objects.keys,
+            lease=terms.lease,
+            alone=terms.alone,
+            clock=clock,
+            tell=self._tell,
+            mark=mark,
         )
         self._figures = Figures(mine, nodes)
         keeper = self._keeper = S3Keeper(
@@ -134,6 +143,7 @@ class S3Store:
         self._left: set[MessageId] = set()
         self._heard_offers: dict[str, int] = {}
         self._next_walk = 0.0
+        self._next_round = clock.monotonic() + claiming.RECONCILE
         self._walking: asyncio.Task[None] | None = None
         self._is_read = False
         self._is_closing = False
@@ -288,6 +298,12 @@ class S3Store:
             self._begin_walk()
         if self._writer.unfinished:
             self._writer.finish_left()
+        if now >= self._next_round:
+            self._next_round = now + claiming.RECONCILE
+            for zone in self._figures.zones():
+                due = await self.next_due(zone)
+                if self.has_ready(zone) or (due is not None and due <= self._clock.now()):
+                    self._on_news(zone)
 
     async def _heard(self, ids: Sequence[MessageId]) -> bool:
         """Another relay says that there is mail; false when it is left to others. Raises StoreError."""

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection
 from zonerelay.store import health
 from zonerelay.store.base import StoreError
 from zonerelay.store.health import Health
+from zonerelay.store.queue_mark import STRANGE, StrangeStoreError
 from zonerelay.store.s3_nodes import LostError, Nodes
 
 FIRST_PAUSE = 0.1
@@ -77,6 +78,9 @@ class S3Keeper:
         return await self._health.wait_while(lambda: self._reason() is not None)
 
     def trouble(self, error: StoreError) -> None:
+        if isinstance(error, StrangeStoreError) and self._health.reason != STRANGE:
+            _log.error("%s", error)
+            self._health.set("lease", STRANGE)
         if self._closed or self._in_trouble:
             return
         _log.error("%s: %s", UNREACHABLE, error)

@@ -13,6 +13,7 @@ being renewed, and stops taking mail when it finds another's name in it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MAX_WORKERS
 from zonerelay.store import s3_records as spelled
 from zonerelay.store.base import StoreError, StoreOpenError
+from zonerelay.store.queue_mark import QueueMark, new_mark
 from zonerelay.store.s3_client import Bucket, ConflictError, MissingError
 from zonerelay.store.s3_records import Keys, Lease
 
@@ -58,6 +60,7 @@ class Nodes:
         alone: bool,
         clock: Clock,
         tell: Callable[[], Lease],
+        mark: QueueMark,
     ) -> None:
         """`tell` says what stands in the lease besides session, state and beat."""
         self.number = 0
@@ -70,6 +73,7 @@ class Nodes:
         self._keys = keys
         self._clock = clock
         self._tell = tell
+        self._mark = mark
         self._etag = ""
         self._mine = Lease()
         self.last_ids: set[str] = set()
@@ -91,6 +95,7 @@ class Nodes:
 
     async def join(self) -> None:
         """Take a number and a session. Raises StoreError, or StoreOpenError."""
+        await self._recognise()
         self.session, self._etag = "", ""
         if self._alone:
             await self._join_alone()
@@ -101,6 +106,22 @@ class Nodes:
             if await self._take(number, seen):
                 self.others.pop(number, None)
                 return
+
+    async def _recognise(self) -> None:
+        """Raises StrangeStoreError."""
+        stored = await self._stored_mark()
+        await self._mark.check(stored)
+        if stored is None:
+            with contextlib.suppress(ConflictError):  # another relay's, made just now
+                await self._bucket.put(self._keys.mark, new_mark(self._clock).encode(), new=not self._alone)
+            stored = await self._stored_mark()
+        await self._mark.adopt(stored or "")
+
+    async def _stored_mark(self) -> str | None:
+        try:
+            return (await self._bucket.get(self._keys.mark)).data.decode("utf-8", "replace")
+        except MissingError:
+            return None
 
     def _choose(self) -> tuple[int, Seen | None]:
         """Go on for one that has stopped; else a number that nobody has."""

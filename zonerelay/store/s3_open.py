@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from zonerelay.config.models import Addressing, S3Settings
 from zonerelay.store import s3_probe
 from zonerelay.store.base import StoreError, StoreOpenError
+from zonerelay.store.queue_mark import QueueMark
 from zonerelay.store.s3 import S3Store, Terms
 from zonerelay.store.s3_client import Bucket, Place
 from zonerelay.store.s3_objects import Abilities, Objects
@@ -18,6 +19,7 @@ from zonerelay.store.surroundings import Surroundings, secret_of
 async def open_s3(
     settings: S3Settings,
     around: Surroundings,
+    mark: QueueMark,
 ) -> S3Store:
     """Raises StoreOpenError."""
     bucket = Bucket(_place(settings, around.environment))
@@ -33,6 +35,7 @@ async def open_s3(
             objects,
             Terms(lease=settings.lease, alone=not settings.shared, alerts=bool(settings.queue_url)),
             around,
+            mark,
         )
         await store.start()
     except BaseException as error:

@@ -3,6 +3,7 @@
     PREFIX queue/ID           a message: one line of JSON (`Head`), and behind it the body if it is small
     PREFIX body/ID-SESSION    a larger body
     PREFIX nodes/NN           the lease of the relay with that number
+    PREFIX mark               by which relays know the queue again (queue_mark.py)
     PREFIX probe/…            what was written to see whether it can be
 
 A message exists when `queue/ID` does and has deliveries. A head without any is what a removal leaves for a
@@ -157,6 +158,7 @@ class Keys:
         self.bodies = f"{prefix}body/"
         self.nodes = f"{prefix}nodes/"
         self.probes = f"{prefix}probe/"
+        self.mark = f"{prefix}mark"
 
     def message(self, message_id: MessageId) -> str:
         return self.queue + message_id

@@ -57,7 +57,7 @@ TLS_RESULTS = tuple(
     if result != "fallback" or level == "opportunistic"
 )
 TROUBLES = (
-    "auth", "inbound", "loop", "outbox.claim", "outbox.connect", "outbox.write", "policy", "queue.courier",
+    "auth", "inbound", "loop", "outbox.claim", "outbox.connect", "outbox.write", "policy", "queue.clock", "queue.courier",
     "queue.errand", "queue.journal", "queue.lane", "queue.read_message", "queue.report",
     "queue.report_header", "queue.router", "queue.settle", "queue.settled", "reload",
     "retry.backoff", "store.claim", "store.probe", "store.settle", "systemd",
