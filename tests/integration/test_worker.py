@@ -87,7 +87,10 @@ async def test_mail_goes_to_the_mx_host_with_the_lowest_preference(tmp_path: Pat
         assert delivered["host"] == "mx.example.com"
 
 
-async def test_recipients_at_one_provider_share_a_transaction_and_others_do_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mix", [None, True])
+async def test_recipients_at_one_provider_share_a_transaction_where_domains_mix(
+    tmp_path: Path, mix: bool | None
+) -> None:
     async with AsyncExitStack() as stack:
         sink = await started(stack)
         dns = await stack.enter_async_context(
@@ -100,17 +103,18 @@ async def test_recipients_at_one_provider_share_a_transaction_and_others_do_not(
                 }
             )
         )
-        chosen = settings(tmp_path, zone=mx_zone(sink.port), dns=dns.address)
+        chosen = settings(tmp_path, zone=replace(mx_zone(sink.port), mix_domains=mix), dns=dns.address)
         running = await stack.enter_async_context(relay_with(chosen))
         recipients = ["x@one.example", "y@two.example", "z@three.example"]
         for each in recipients:  # so that the names are known, and how long DNS takes does not matter
             await running.send("a@example.org", [each], MESSAGE)
         await sink.wait_for(3)
         await running.send("a@example.org", recipients, MESSAGE)
-        received = (await sink.wait_for(5))[3:]
+        received = (await sink.wait_for(5 if mix else 6))[3:]
         await running.until_empty()
         groups = sorted(sorted(message.recipients) for message in received)
-        assert groups == [["x@one.example", "y@two.example"], ["z@three.example"]]
+        together = [["x@one.example", "y@two.example"]]
+        assert groups == [*(together if mix else [["x@one.example"], ["y@two.example"]]), ["z@three.example"]]
         assert all(b"for <" not in message.body.partition(b"\r\n\r\n")[0] for message in received)
 
 
