@@ -1,14 +1,15 @@
 """A worker that is no more: when its spool is empty.
 
 Promise: the spool counts as empty when its store says that no zone has a delivery left, twice in a row, so
-nothing waits, is being attempted, or is held. Records that cannot be read count as mail: then it stays for
-ever.
+nothing waits, is being attempted, or is held. Records that cannot be read count as mail, and so does damage:
+then it stays for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
 
+from zonerelay.store import health
 from zonerelay.store.base import Store, StoreError
 
 LOOK_EVERY = 1.0
@@ -19,7 +20,8 @@ async def until_empty(store: Store) -> None:
     empty = 0
     while empty < 2:
         try:
-            empty = 0 if await store.zones() else empty + 1
+            has_mail = bool(await store.zones())
+            empty = 0 if has_mail or store.unhealthy() == health.DAMAGED else empty + 1
         except StoreError:
             empty = 0
         if empty < 2:

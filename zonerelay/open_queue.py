@@ -56,6 +56,7 @@ async def open_queue(
         Surroundings(
             clock=clock,
             on_health=on_health,
+            on_damage=events.store_damaged,
             observe_commit=events.metrics.store_commit,
             on_news=on_news,
             on_lost=on_lost,

@@ -351,7 +351,6 @@ class Worker:
 
     def surface(self) -> Surface:
         """What is seen of the worker itself in the status."""
-        unhealthy = None if self.store is None else self.store.unhealthy()
         listeners = self._listeners
         return Surface(
             listeners=self.addresses(),
@@ -361,6 +360,6 @@ class Worker:
                 *self.problems,
                 *(() if listeners is None else listeners.problems),
                 *(text for part in (self._sending, self._queue) if part for text in part.problems()),
-                *([unhealthy] if unhealthy else []),
+                *(() if self.store is None else self.store.problems()),
             ),
         )

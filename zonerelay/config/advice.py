@@ -20,7 +20,7 @@ from zonerelay.config.rewrite_checks import rewrite_advice
 from zonerelay.config.route_advice import route_advice
 from zonerelay.config.s3_checks import s3_advice
 from zonerelay.config.source_checks import source_advice
-from zonerelay.config.spool_checks import leveldb_room
+from zonerelay.config.spool_checks import space_guard
 from zonerelay.config.tls_advice import tls_advice
 from zonerelay.config.units import format_size
 
@@ -67,10 +67,10 @@ def _spool(settings: Settings) -> list[str]:
     room = settings.spool.min_free_space
     if room == 0:
         found.append("spool.min_free_space: 0: nothing is refused before the disk is full")
-    elif settings.spool.backend is Backend.LEVELDB and room < (least := leveldb_room(settings.spool)):
+    elif settings.spool.backend is Backend.LEVELDB and room < (least := space_guard(settings.spool)):
         found.append(
             f"spool.min_free_space: {format_size(room)}: LevelDB needs {format_size(least)} for a moment "
-            "when it moves tables (write_buffer); with less a disk that filled up is drained slowly"
+            f"when it moves tables (write_buffer), so new mail is refused below {format_size(least)}"
         )
     return found
 

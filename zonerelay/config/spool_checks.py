@@ -25,6 +25,13 @@ def leveldb_room(spool: SpoolSettings) -> int:
     return LEVELDB_TABLES * (spool.write_buffer + LEVELDB_BATCH)
 
 
+def space_guard(spool: SpoolSettings) -> int:
+    """Octets below which no new mail is taken: with LevelDB never fewer than it needs. 0: no guard."""
+    if spool.backend is not Backend.LEVELDB or not spool.min_free_space:
+        return spool.min_free_space
+    return max(spool.min_free_space, leveldb_room(spool))
+
+
 def check_spool(settings: Settings, report: Report) -> None:
     spool = settings.spool
     if not report.sound("spool"):

@@ -37,6 +37,7 @@ class JoinedStore:
         self._outbox = outbox
         # What concerns new mail and ids is the spool's alone.
         self.unhealthy = spool.unhealthy
+        self.problems = spool.problems
         self.usable = spool.usable
         self.probe = spool.probe
         # A table that cannot be asked has a figure of its own, and hides none of the spool's.

@@ -65,6 +65,7 @@ class LevelDbStore:
         keeper.on_failure = self._reset
         self.check_writable = keeper.check_writable
         self.unhealthy = keeper.unhealthy
+        self.problems = keeper.problems
         self.usable = keeper.usable
         self.scan = self._cold.scan
 

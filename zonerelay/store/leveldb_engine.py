@@ -1,9 +1,10 @@
 """LevelDB itself: the only module that knows plyvel. Every call blocks; the store's threads make them.
 
 Promises: a batch is written with `sync=True` or not at all (DESIGN rule 1), and nothing but
-StoreError leaves. After a failed write the log may end in half a record, and LevelDB would append
-behind it, where recovery never looks: acknowledged mail would be lost. So after any failed write
-`write` refuses until `reopen` has succeeded. A batch whose sync failed may yet be found complete
+StoreError leaves. Every block that is read is checked. What cannot be read back is told to `on_damage`, and
+walks step over it, so that it hides nothing behind it. After a failed write the log may end in half a record,
+and LevelDB would append behind it, where recovery never looks: acknowledged mail would be lost. So after any
+failed write `write` refuses until `reopen` has succeeded. A batch whose sync failed may yet be found complete
 by the reopening: it then counts as written (at least once).
 
 A power cut keeps a freshly switched log because ext4, xfs and btrfs make a new file's name
@@ -13,6 +14,7 @@ durable with its first fdatasync.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -68,6 +70,11 @@ class LevelDb:
 
     def __init__(self, path: Path, *, write_buffer: int) -> None:
         self.path = path
+        self.damage = ""
+        """The first that was met."""
+        self.on_damage: Callable[[str], None] = lambda text: None
+        self.on_unreadable: Callable[[str], None] = lambda text: None
+        """Hear of each, in the thread that meets it: what LevelDB cannot read, and records without sense."""
         self._write_buffer = write_buffer
         self._db: plyvel.DB | None = None
         self._suspect = False
@@ -100,7 +107,7 @@ class LevelDb:
     def reopen(self) -> None:
         """After a failed write: read the log back up to the last whole batch and start a new one."""
         self.close()
-        with _translated():
+        with self._translated():
             self._db = self._connect()
         self._suspect = False
 
@@ -112,17 +119,28 @@ class LevelDb:
 
     def free_space(self) -> int:
         """Octets that this process may still write to the spool's file system."""
-        with _translated():
+        with self._translated():
             usage = os.statvfs(self.path)
         return usage.f_bavail * usage.f_frsize
 
     def _connect(self) -> plyvel.DB:
+        # Without paranoid_checks a compaction gives damaged octets a new checksum, and a damaged index or
+        # filter of a table is believed: what is there is then not found. With it LevelDB refuses a log
+        # with a torn record, though a power cut may leave one that was never acknowledged: what can be
+        # read of such a log is moved into tables first.
+        try:
+            return self._database(paranoid=True)
+        except plyvel.CorruptionError:
+            self._database(paranoid=False).close()
+        return self._database(paranoid=True)
+
+    def _database(self, *, paranoid: bool) -> plyvel.DB:
         # Snappy: 20 % less CPU than none even for bodies that do not shrink (fewer octets to
-        # checksum and write when they do). paranoid_checks stays off: a torn last record after a
-        # power cut is normal and was never acknowledged.
+        # checksum and write when they do).
         return plyvel.DB(
             str(self.path),
             create_if_missing=True,
+            paranoid_checks=paranoid,
             write_buffer_size=self._write_buffer,
             max_file_size=_FILE_SIZE,
             max_open_files=_OPEN_FILES,
@@ -161,7 +179,7 @@ class LevelDb:
                     else:
                         put(key, value)
         except _FAILURES as error:
-            raise _translate(error) from error
+            raise self._failure(error) from error
         return batch
 
     def commit(self, batch: Batch) -> None:
@@ -172,7 +190,7 @@ class LevelDb:
             batch.write()
         except _FAILURES as error:
             self._suspect = True
-            raise _translate(error) from error
+            raise self._failure(error) from error
 
     def write(self, batches: Batches) -> None:
         """Write everything as one atomic batch and sync it."""
@@ -180,26 +198,37 @@ class LevelDb:
 
     def compact(self, start: bytes, stop: bytes) -> None:
         """Give back the space of what was removed between two keys; LevelDB does so only as others write."""
-        with self._compacting, _translated():
+        with self._compacting, self._translated():
             self._handle().compact_range(start=start, stop=stop)
 
     def size(self, start: bytes, stop: bytes) -> int:
         """Octets on disk between two keys, about."""
-        with _translated():
+        with self._translated():
             return self._handle().approximate_size(start, stop)
 
     # --- reading
 
     def snapshot(self) -> View:
         """A view that later writes do not change. Close it."""
-        with _translated():
+        with self._translated():
             return self._handle().snapshot()
 
     def get(self, key: bytes, view: View | None = None) -> bytes | None:
-        with _translated():
+        with self._translated():
             return (view or self._handle()).get(key, verify_checksums=True)
 
     def get_many(self, keys: Sequence[bytes], view: View | None = None) -> list[bytes | None]:
+        """The values of keys that are expected to be there. Raises StoreCorruptError if one is damaged."""
+        found: list[bytes | None] = []
+        for value in self.get_each(keys, view):
+            if isinstance(value, StoreCorruptError):
+                raise value
+            found.append(value)
+        return found
+
+    def get_each(
+        self, keys: Sequence[bytes], view: View | None = None
+    ) -> list[bytes | StoreCorruptError | None]:
         """The values of keys that are expected to be there, by one cursor.
 
         LevelDB counts each Get that looks into two files against the first of them, and rewrites up to 33 MB
@@ -207,61 +236,129 @@ class LevelDb:
         that was removed behind a missing key, and what is damaged beside a key spoils it: from the first
         such key on, each is asked for alone.
         """
-        with _translated():
-            source = view or self._handle()
-            found = _by_cursor(source, keys)
-            found += [source.get(key, verify_checksums=True) for key in keys[len(found) :]]
+        with self._translated():
+            found = _by_cursor(view or self._handle(), keys)
+        for key in keys[len(found) :]:
+            try:
+                found.append(self.get(key, view))
+            except StoreCorruptError as error:
+                found.append(error)
         return found
 
     def rows(
         self, start: bytes, stop: bytes | None = None, *, limit: int, view: View | None = None
     ) -> Iterator[Row]:
-        """At most `limit` rows from `start` up to and without `stop`, in key order."""
-        with _translated(), (view or self._handle()).raw_iterator(fill_cache=False) as cursor:
-            cursor.seek(start)
+        """At most `limit` rows from `start` up to and without `stop`, in key order; none that is damaged."""
+        with self._walk(view) as walk:
+            cursor, move = walk.cursor, walk.move
+            move(cursor.seek, start)
             while limit > 0 and cursor.valid():
                 row = cursor.item()
                 if stop is not None and row[0] >= stop:
                     return
-                yield row
-                limit -= 1
-                cursor.next()
+                if not walk.is_torn or self._is_current(row, view):
+                    yield row
+                    limit -= 1
+                move(cursor.next)
 
-    def first_keys(self, start: bytes, stop: bytes, jump: Jump) -> Iterator[bytes]:
-        """Keys from `start` to `stop`; after each, seek to `jump(key)`: walks prefixes, not rows."""
-        with _translated(), self._handle().raw_iterator(fill_cache=False) as cursor:
-            cursor.seek(start)
+    def first_keys(self, start: bytes, stop: bytes, jump: Jump, *, strict: bool = False) -> Iterator[bytes]:
+        """Keys from `start` to `stop`; after each, seek to `jump(key)`: walks prefixes, not rows.
+
+        `strict` raises StoreCorruptError where keys may be missing, for conclusions from what is not there.
+        """
+        with self._walk(strict=strict) as walk:
+            cursor, move = walk.cursor, walk.move
+            move(cursor.seek, start)
             while cursor.valid():
                 key = cursor.key()
                 if key >= stop:
                     return
                 yield key
-                cursor.seek(jump(key))
+                move(cursor.seek, jump(key))
 
     def last_key(self, start: bytes, stop: bytes) -> bytes | None:
-        """The highest key in the range."""
-        with _translated(), self._handle().raw_iterator(fill_cache=False) as cursor:
-            cursor.seek(stop)
+        """The highest key in the range that can be read."""
+        with self._walk() as walk:
+            cursor, move = walk.cursor, walk.move
+            move(cursor.seek, stop)
             if cursor.valid():
-                cursor.prev()
+                move(cursor.prev)
             else:
-                cursor.seek_to_last()
+                move(cursor.seek_to_last)
             key = cursor.key() if cursor.valid() else b""
             return key if key >= start else None
+
+    @contextlib.contextmanager
+    def _walk(self, view: View | None = None, *, strict: bool = False) -> Iterator[_Walk]:
+        source = view or self._handle()
+        with self._translated(), source.raw_iterator(verify_checksums=True, fill_cache=False) as cursor:
+            walk = _Walk(cursor, strict=strict)
+            try:
+                yield walk
+            finally:
+                if walk.damage is not None:
+                    self._failure(walk.damage)
+
+    def _is_current(self, row: Row, view: View | None) -> bool:
+        """Behind damage a walk may show what was removed, or replaced, by what is damaged."""
+        try:
+            return self.get(row[0], view) == row[1]
+        except StoreCorruptError:
+            return False
 
     def _handle(self) -> plyvel.DB:
         if self._db is None:
             raise StoreError("the spool is closed")
         return self._db
 
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Plyvel's errors as ours."""
+        try:
+            yield
+        except _FAILURES as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> StoreError:
+        """What it means to the store; damage is told of."""
+        text = f"LevelDB: {_words(error)}"
+        if _is_damage(error):
+            self.damage = self.damage or text
+            self.on_damage(text)
+            return StoreCorruptError(text)
+        if isinstance(error, RuntimeError):
+            return StoreError(f"the spool was closed: {error}")
+        return StoreFullError(text) if _is_full(error) else StoreError(text)
+
+
+class _Walk:
+    """A cursor that steps over what is damaged: LevelDB leaves out the block, or the table, and goes on
+    behind it, but never says again that it did.
+    """
+
+    def __init__(self, cursor: plyvel.RawIterator, *, strict: bool) -> None:
+        self.cursor = cursor
+        self.damage: Exception | None = None
+        self.is_torn = False
+        self._strict = strict
+
+    def move(self, step: Callable[..., None], *to: bytes) -> None:
+        try:
+            step(*to)
+        except _FAILURES as error:
+            if self._strict or not _is_damage(error):
+                raise
+            self.damage = error
+            self.is_torn = True
+
 
 _FAILURES = (plyvel.Error, OSError, RuntimeError)
 """What plyvel raises; RuntimeError means that the database was closed."""
 
 
-def _by_cursor(source: View | plyvel.DB, keys: Sequence[bytes]) -> list[bytes | None]:
+def _by_cursor(source: View | plyvel.DB, keys: Sequence[bytes]) -> list[bytes | StoreCorruptError | None]:
     """The values up to the first key that is missing or cannot be read."""
-    found: list[bytes | None] = []
+    found: list[bytes | StoreCorruptError | None] = []
     try:
         with source.raw_iterator(verify_checksums=True) as cursor:
             for key in keys:
@@ -269,34 +366,32 @@ def _by_cursor(source: View | plyvel.DB, keys: Sequence[bytes]) -> list[bytes | 
                 if not cursor.valid() or cursor.key() != key:
                     break
                 found.append(cursor.value())
-    except plyvel.CorruptionError:
-        pass
+    except plyvel.Error as error:
+        if not _is_damage(error):
+            raise
     return found
 
 
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    """Plyvel's errors as ours."""
-    try:
-        yield
-    except _FAILURES as error:
-        raise _translate(error) from error
-
-
-def _translate(error: Exception) -> StoreError:
-    if isinstance(error, plyvel.CorruptionError):
-        return StoreCorruptError(f"LevelDB: {error}")
-    if isinstance(error, RuntimeError):
-        return StoreError(f"the spool was closed: {error}")
-    if _is_full(error):
-        return StoreFullError(f"LevelDB: {error}")
-    return StoreError(f"LevelDB: {error}")
+def _is_damage(error: Exception) -> bool:
+    """Not for a while, and not for want of anything: a checksum, a disk that cannot read, a missing table."""
+    text = _words(error)
+    return isinstance(error, plyvel.CorruptionError) or (
+        isinstance(error, plyvel.Error)
+        and text.endswith((os.strerror(errno.EIO), os.strerror(errno.ENOENT)))
+        and ".ldb" in text
+    )
 
 
 def _is_full(error: Exception) -> bool:
     # LevelDB hands the system's words on, nothing else.
-    text = str(error)
+    text = _words(error)
     return "No space left" in text or "quota exceeded" in text
+
+
+def _words(error: Exception) -> str:
+    """LevelDB's own: plyvel hands on octets."""
+    said = error.args[0] if error.args else ""
+    return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(error)
 
 
 def _make_directory(path: Path) -> None:
@@ -318,7 +413,7 @@ def _make_directory(path: Path) -> None:
 
 def _explain(path: Path, error: Exception) -> str:
     """What happened at opening and what the operator should do."""
-    text = str(error)
+    text = _words(error)
     if "lock" in text.lower() and ("temporarily unavailable" in text or "already held" in text):
         return f"another zonerelay has this spool open: {path}; stop it or choose another [spool] path"
     if _is_full(error):

@@ -2,7 +2,8 @@
 
 After a failed write nothing more is written until the database was reopened, which is tried with
 growing pauses for as long as it takes (a full disk has to be freed first). Meanwhile new mail is
-refused, nothing is handed out, and all that was acknowledged stays where it is. Below
+refused, nothing is handed out, and all that was acknowledged stays where it is. A spool that has shown damage
+takes no new mail until the next start, and delivers what can be read. Below
 `min_free_space` new mail is refused while outcomes are still stored: they free space. Half of it is
 kept back as ballast and given up when the disk is full, so that the queue can be drained even then.
 """
@@ -10,17 +11,19 @@ kept back as ballast and given up when the disk is full, so that the queue can b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import NamedTuple
 
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import health, records
 from zonerelay.store import leveldb_scan as scan
 from zonerelay.store.ballast import Ballast
-from zonerelay.store.base import StoreError, StoreFullError
+from zonerelay.store.base import StoreCorruptError, StoreError, StoreFullError
 from zonerelay.store.group_commit import GroupCommitter
 from zonerelay.store.health import Health
 from zonerelay.store.leveldb_compaction import Compactor
@@ -43,6 +46,12 @@ SWEEP_PAUSE = 20
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 """Seconds between two attempts to reopen a failed spool."""
+LONGEST_DAMAGED = 60.0
+"""The same of a spool whose damage makes it fail: what compacts meets it again after each reopening, and
+what was attempted meanwhile waits for the next.
+"""
+MOST_KINDS = 16
+"""Of damage that are told one by one, and messages that are named."""
 
 _log = logging.getLogger("zonerelay.store")
 
@@ -91,7 +100,13 @@ class SpoolKeeper:
         self.check_usable = self._health.check_usable
         self.check_writable = self._health.check_writable
         self.unhealthy = self._health.unhealthy
+        self.problems = self._health.problems
         self.usable = self._health.usable
+        self._loop = asyncio.get_running_loop()
+        self._on_damage = around.on_damage
+        self._damage: set[str] = set()
+        self._unreadable: set[str] = set()
+        self._pause = FIRST_PAUSE
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._watcher: asyncio.Task[None] | None = None
@@ -100,6 +115,10 @@ class SpoolKeeper:
         """Sweep what the last run left and watch the space. `view` is the spool as it was opened, `last` the
         highest id in it: new messages have higher ones.
         """
+        self._db.on_damage = functools.partial(self._tell, self._damaged)
+        self._db.on_unreadable = functools.partial(self._tell, self._note_unreadable)
+        if self._db.damage:
+            self._damaged(self._db.damage)
         self._spawn(self._sweep(view, last))
         self._watcher = asyncio.get_running_loop().create_task(self._watch_space())
 
@@ -190,20 +209,56 @@ class SpoolKeeper:
         self._may_write = left // 4 if left >= 0 else sys.maxsize
         return left < 0
 
+    # --- damage
+
+    def _tell(self, known: Callable[[str], None], text: str) -> None:
+        """In any thread that reads or writes."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed: there is nobody to tell
+            self._loop.call_soon_threadsafe(known, text)
+
+    def _damaged(self, text: str) -> None:
+        if text not in self._damage and len(self._damage) < MOST_KINDS:
+            self._damage.add(text)
+            _log.error("the spool %s is damaged: %s", self._db.path, text)
+            self._on_damage(text)
+        self._health.set("damage", health.DAMAGED, _damage_advice(self._db.path, "; ".join(self._damage)))
+
+    def _note_unreadable(self, text: str) -> None:
+        """LevelDB is sound, a record is not: others are as good as before."""
+        if text in self._unreadable or len(self._unreadable) > MOST_KINDS:
+            return
+        self._unreadable.add(text)
+        self._on_damage(text)
+        count = len(self._unreadable)
+        self._health.note(
+            "unreadable",
+            f"the spool {self._db.path} holds {count if count <= MOST_KINDS else 'many'} records that are"
+            f" without sense or incomplete, the first {text}: they stay where they are, and their mail is not"
+            " sent; copy the directory while the relay is stopped, and report it",
+        )
+
     # --- failure and recovery
 
     def _fail(self, error: StoreError) -> None:
         _log.error("the spool cannot be written and is being reopened: %s", error)
         self._health.refusal = error
         full = isinstance(error, StoreFullError)
+        refused = ""
+        if isinstance(error, StoreCorruptError):
+            self._damaged(str(error))
+            self._pause = min(self._pause * 2, LONGEST_DAMAGED)
+            refused = (
+                "the spool cannot be written because it is damaged: deliveries pause, so that none is"
+                f" repeated; it is reopened after {self._pause:.1f} s, to store the outcomes that wait"
+            )
         self.on_failure()
         self.counts = Tally()  # a count that is under way adds to the old one
         if not self._closed:
             self._spawn(self._recover(full))
-        self._health.set("write", health.NO_SPACE if full else health.WRITE_FAILED)
+        self._health.set("write", health.NO_SPACE if full else health.WRITE_FAILED, refused)
 
     async def _recover(self, full: bool) -> None:
-        pause = FIRST_PAUSE
+        pause = self._pause
         while True:
             await asyncio.sleep(pause)
             try:
@@ -212,7 +267,7 @@ class SpoolKeeper:
                 break
             except StoreError as error:
                 _log.warning("the spool cannot be reopened yet: %s", error)
-                pause = min(pause * 2, LONGEST_PAUSE)
+                pause = min(pause * 2, max(LONGEST_PAUSE, self._pause))
         self._health.refusal = None
         self.committer.resume()
         self._spawn(self._count(view))
@@ -236,8 +291,8 @@ class SpoolKeeper:
     async def _sweep(self, view: View, last: MessageId | None) -> None:
         """Count the queue, then remove the chunks of uploads that a crash cut off."""
         await self._count(view)
-        if last is None:
-            return
+        if last is None or self._db.damage:
+            return  # chunks whose message is in what is damaged look like an upload that was cut off
         try:
             start: bytes | None = records.MESSAGE_PREFIX
             while start is not None:
@@ -292,6 +347,7 @@ class SpoolKeeper:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._compactor.close()
+        self._db.on_damage = self._db.on_unreadable = lambda text: None
         await self.reader.read(LevelDb.close)
         self.reader.stop()
 
@@ -300,6 +356,16 @@ class SpoolKeeper:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _damage_advice(path: Path, what: str) -> str:
+    return (
+        f"the spool {path} is damaged ({what}): new mail is refused, what can be read is delivered, and the"
+        " rest stays where it is. Look at the disk and at the kernel's messages. Let the queue drain, stop"
+        " the relay, copy the whole directory and keep the copy; then let LevelDB rebuild the directory from"
+        f""" what it can read: python3 -c 'import plyvel; plyvel.repair_db("{path}")', with the relay's own"""
+        " python3 and user, and start again. To take new mail at once, restart with another [spool] path"
+    )
 
 
 def _free_space(db: LevelDb, ballast: Ballast, min_free_space: int) -> int:
