@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 
-from zonerelay.store import health
 from zonerelay.store.base import Store, StoreError
 
 LOOK_EVERY = 1.0
@@ -21,7 +20,9 @@ async def until_empty(store: Store) -> None:
     while empty < 2:
         try:
             has_mail = bool(await store.zones())
-            empty = 0 if has_mail or store.unhealthy() == health.DAMAGED else empty + 1
+            # Damage, and losses that nobody has looked at; a full disk is no reason to stay.
+            may_hold_more = any(text != store.unhealthy() for text in store.problems())
+            empty = 0 if has_mail or may_hold_more else empty + 1
         except StoreError:
             empty = 0
         if empty < 2:

@@ -73,7 +73,12 @@ def build_handler(
     )
     explainer = _build_explainer(settings, parts, board)
     return ControlHandler(
-        operations, status=board.status, explainer=explainer, redactor=parts.redactor, part=answers
+        operations,
+        status=board.status,
+        explainer=explainer,
+        redactor=parts.redactor,
+        acknowledge=parts.queue.acknowledge,
+        part=answers,
     )
 
 

@@ -74,6 +74,7 @@ def build() -> argparse.ArgumentParser:
     _certificates(commands)
     _dkim(commands)
     _outbox(commands)
+    _spool(commands)
     commands.add_parser("sandbox", help="relay and scriptable sink on loopback: watch mail flow")
     commands.add_parser("version", help="print the version")
     return parser
@@ -262,6 +263,14 @@ def _outbox(commands: Commands) -> None:
     encrypt.add_argument("--host", required=True, help="smtp_host of the mailbox")
     encrypt.add_argument("--port", type=_count, default=587, help="its smtp_port (default: %(default)s)")
     encrypt.add_argument("--user", required=True, metavar="NAME", help="its smtp_username")
+
+
+def _spool(commands: Commands) -> None:
+    spool = commands.add_parser("spool", help="the LevelDB spool itself")
+    verbs = spool.add_subparsers(dest="verb", required=True, metavar="VERB")
+    acknowledge = _command(verbs, "acknowledge", "a loss of the spool has been dealt with: tell it no more")
+    acknowledge.add_argument("loss", metavar="ID", help="as `zonerelay status` shows it")
+    _json(acknowledge)
 
 
 def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> Filter:

@@ -101,6 +101,10 @@ def _run_tool(arguments: Namespace) -> int:
             from zonerelay.cli.dkim import dkim
 
             return dkim(arguments)
+        case "spool":
+            from zonerelay.cli.spool import acknowledge
+
+            return acknowledge(arguments)
     raise AssertionError(arguments.command)
 
 

@@ -114,6 +114,12 @@ class Changed(_Frame, frozen=True, kw_only=True, tag="changed"):
     busy: int
 
 
+class Acknowledged(_Frame, frozen=True, kw_only=True, tag="acknowledged"):
+    """The loss of a spool is told no more."""
+
+    loss: str
+
+
 class Address(_Frame, frozen=True, kw_only=True, tag="address"):
     """An address behind a pseudonym. `role` is `sender` or `recipient`."""
 
@@ -207,6 +213,7 @@ Frame = (
     | Progress
     | Count
     | Changed
+    | Acknowledged
     | Address
     | RelayStatus
     | Explanation

@@ -66,6 +66,7 @@ class LevelDbStore:
         self.check_writable = keeper.check_writable
         self.unhealthy = keeper.unhealthy
         self.problems = keeper.problems
+        self.acknowledge = keeper.acknowledge
         self.usable = keeper.usable
         self.scan = self._cold.scan
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,8 +25,21 @@ from typing import Protocol
 
 import plyvel
 
+from zonerelay.model.message_id import MessageId
 from zonerelay.store import records
 from zonerelay.store.base import StoreCorruptError, StoreError, StoreFullError, StoreOpenError
+from zonerelay.store.leveldb_directory import (
+    REBUILD,
+    DirectoryLock,
+    Judgement,
+    Mark,
+    judge,
+    lock_directory,
+    newest_log,
+    write_mark,
+)
+from zonerelay.store.leveldb_losses import Loss, Losses, identity_of
+from zonerelay.store.leveldb_mending import Mending
 from zonerelay.store.private_directories import make_private
 
 Op = tuple[bytes, bytes | None]
@@ -41,6 +56,9 @@ _OPEN_FILES = 74
 spool is counted as memory of the relay: 192 MB, however large the queue is.
 """
 _BLOOM_BITS = 10
+_TRIAL = "trial"
+
+_log = logging.getLogger("zonerelay.store")
 
 
 class NoRoomToOpenError(StoreOpenError):
@@ -75,8 +93,11 @@ class LevelDb:
         self.on_damage: Callable[[str], None] = lambda text: None
         self.on_unreadable: Callable[[str], None] = lambda text: None
         """Hear of each, in the thread that meets it: what LevelDB cannot read, and records without sense."""
+        self.losses = Losses(path)
         self._write_buffer = write_buffer
         self._db: plyvel.DB | None = None
+        self._lock: DirectoryLock | None = None
+        self._mark: Mark | None = None
         self._suspect = False
         # A compaction has a thread of its own: the database must not be closed under it.
         self._compacting = threading.Lock()
@@ -84,12 +105,17 @@ class LevelDb:
     # --- opening and closing
 
     def open(self) -> None:
-        """Open or create the spool. Raises StoreOpenError in words; never deletes or repairs anything."""
+        """Open or create the spool. Raises StoreOpenError in words, with every file as it was."""
         _make_directory(self.path)
         try:
+            self._lock = self._lock or lock_directory(self.path)
             self._db = self._connect()
         except (plyvel.Error, OSError) as error:
+            self.close()
             raise self.open_error(error) from error
+        except BaseException:
+            self.close()
+            raise
         try:
             self._check_format()
         except StoreOpenError:
@@ -98,6 +124,7 @@ class LevelDb:
         except StoreError as error:
             self.close()
             raise self.open_error(error) from error
+        self.note_synced()
 
     def open_error(self, error: Exception) -> StoreOpenError:
         """What an error at opening means and what the operator should do."""
@@ -106,16 +133,38 @@ class LevelDb:
 
     def reopen(self) -> None:
         """After a failed write: read the log back up to the last whole batch and start a new one."""
-        self.close()
+        self._close()
         with self._translated():
             self._db = self._connect()
         self._suspect = False
 
     def close(self) -> None:
+        """Release everything."""
+        was_open = self._db is not None
+        self._close()
+        if was_open:
+            self.note_synced()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _close(self) -> None:
         with self._compacting:
             if self._db is not None:
                 self._db.close()
                 self._db = None
+
+    def note_synced(self) -> None:
+        """Keep what is durable in the mark. Call it while nothing is being written."""
+        if self._suspect:
+            return
+        try:
+            mark = Mark(records.FORMAT_VERSION.decode(), *newest_log(self.path))
+            if mark != self._mark:
+                write_mark(self.path, mark)
+                self._mark = mark
+        except OSError as error:
+            _log.warning("the mark of the spool cannot be written, the one before stays good: %s", error)
 
     def free_space(self) -> int:
         """Octets that this process may still write to the spool's file system."""
@@ -124,23 +173,45 @@ class LevelDb:
         return usage.f_bavail * usage.f_frsize
 
     def _connect(self) -> plyvel.DB:
-        # Without paranoid_checks a compaction gives damaged octets a new checksum, and a damaged index or
-        # filter of a table is believed: what is there is then not found. With it LevelDB refuses a log
-        # with a torn record, though a power cut may leave one that was never acknowledged: what can be
-        # read of such a log is moved into tables first.
+        """What LevelDB would change, or drop without a word, is known before it may."""
+        self.losses.refresh()
+        found = judge(self.path)
+        if found.mark is not None:
+            _judge_format(self.path, found.mark.format.encode(), is_empty=False)
+        elif not found.is_new:
+            self._look_at(found)
+        self._mark = found.mark
+        mending = Mending(self.path, self.losses, found.mark)
         try:
-            return self._database(paranoid=True)
-        except plyvel.CorruptionError:
-            self._database(paranoid=False).close()
-        return self._database(paranoid=True)
+            for log in found.suspects:
+                if log.contents.gaps:
+                    mending.mend(log)
+            db = self._open_mended(mending, is_new=found.is_new)
+        except BaseException:
+            mending.undo()
+            raise
+        mending.settle(lambda identity: _is_there(db, records.metadata_key(MessageId(identity))))
+        return db
 
-    def _database(self, *, paranoid: bool) -> plyvel.DB:
+    def _open_mended(self, mending: Mending, *, is_new: bool) -> plyvel.DB:
+        try:
+            return self._database(self.path, is_new=is_new)
+        except plyvel.CorruptionError:
+            suspects = judge(self.path, verify=True).suspects
+            if not suspects:
+                raise
+            for log in suspects:
+                mending.mend(log)
+        return self._database(self.path)
+
+    def _database(self, path: Path, *, is_new: bool = False) -> plyvel.DB:
         # Snappy: 20 % less CPU than none even for bodies that do not shrink (fewer octets to
-        # checksum and write when they do).
+        # checksum and write when they do). Without paranoid_checks LevelDB drops what is damaged in a log,
+        # a compaction gives damaged octets a new checksum, and a damaged index or filter is believed.
         return plyvel.DB(
-            str(self.path),
-            create_if_missing=True,
-            paranoid_checks=paranoid,
+            str(path),
+            create_if_missing=is_new,
+            paranoid_checks=True,
             write_buffer_size=self._write_buffer,
             max_file_size=_FILE_SIZE,
             max_open_files=_OPEN_FILES,
@@ -149,21 +220,48 @@ class LevelDb:
             bloom_filter_bits=_BLOOM_BITS,
         )
 
+    def _look_at(self, found: Judgement) -> None:
+        """A database without our mark is that of an older release, or not ours, and opening it would change
+        it: it is opened through links. Raises StoreOpenError; other trouble is left to the opening itself.
+        """
+        trial = self.path / _TRIAL
+        shutil.rmtree(trial, ignore_errors=True)
+        with contextlib.suppress(plyvel.Error, OSError):
+            trial.mkdir(mode=0o700)
+            for name in found.files:
+                os.link(self.path / name, trial / name)
+            db = self._database(trial)
+            try:
+                with db.raw_iterator() as cursor:
+                    cursor.seek(b"")
+                    _judge_format(self.path, db.get(records.META_FORMAT), is_empty=not cursor.valid())
+            finally:
+                db.close()
+                shutil.rmtree(trial, ignore_errors=True)
+        shutil.rmtree(trial, ignore_errors=True)
+
     def _check_format(self) -> None:
-        found = self.get(records.META_FORMAT)
-        if found is None:
-            if next(self.rows(b"", limit=1), None) is not None:
-                raise StoreOpenError(
-                    f"{self.path} holds a LevelDB database that is not a zonerelay spool;"
-                    " choose another [spool] path"
+        mark = self._mark
+        try:
+            found = self.get(records.META_FORMAT)
+        except StoreCorruptError:
+            if mark is None:
+                raise
+            return  # told by now; the mark says what the record would
+        if mark is not None and (found is None or not found.isdigit()):
+            said = "missing" if found is None else f"unreadable ({found[:20]!r})"
+            self.losses.tell(
+                Loss(
+                    id=identity_of(b"format %b" % (found or b"")),
+                    what=f"the record of the spool's format version was {said} and was written again; no mail"
+                    " is in it, but what took it may have taken more",
                 )
-            self.write([[(records.META_FORMAT, records.FORMAT_VERSION)]])
-        elif found != records.FORMAT_VERSION:
-            raise StoreOpenError(
-                f"the spool in {self.path} has format version {found.decode('ascii', 'replace')};"
-                f" this zonerelay reads version {records.FORMAT_VERSION.decode()}:"
-                " run the release that wrote it, or drain it there first"
             )
+            found = None
+        else:
+            _judge_format(self.path, found, is_empty=next(self.rows(b"", limit=1), None) is None)
+        if found is None:
+            self.write([[(records.META_FORMAT, records.FORMAT_VERSION)]])
 
     # --- writing
 
@@ -372,6 +470,26 @@ def _by_cursor(source: View | plyvel.DB, keys: Sequence[bytes]) -> list[bytes | 
     return found
 
 
+def _is_there(db: plyvel.DB, key: bytes) -> bool:
+    try:
+        return db.get(key) is not None
+    except plyvel.Error:
+        return False
+
+
+def _judge_format(path: Path, found: bytes | None, *, is_empty: bool) -> None:
+    if found is None and not is_empty:
+        raise StoreOpenError(
+            f"{path} holds a LevelDB database that is not a zonerelay spool; choose another [spool] path"
+        )
+    if found not in (None, records.FORMAT_VERSION):
+        raise StoreOpenError(
+            f"the spool in {path} has format version {found.decode('ascii', 'replace')};"
+            f" this zonerelay reads version {records.FORMAT_VERSION.decode()}:"
+            " run the release that wrote it, or drain it there first"
+        )
+
+
 def _is_damage(error: Exception) -> bool:
     """Not for a while, and not for want of anything: a checksum, a disk that cannot read, a missing table."""
     text = _words(error)
@@ -404,6 +522,11 @@ def _make_directory(path: Path) -> None:
         ) from error
     if not path.is_dir():
         raise StoreOpenError(f"{path} is not a directory; choose another [spool] path")
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        raise StoreOpenError(
+            f"the file system of the spool directory {path} is read-only, perhaps because its disk fails:"
+            " look at the kernel's messages; nothing was changed"
+        )
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise StoreOpenError(
             f"the spool directory {path} cannot be written by this user; give it to the user that"
@@ -419,10 +542,13 @@ def _explain(path: Path, error: Exception) -> str:
     if _is_full(error):
         return f"the file system of the spool {path} is full: free some space and start again ({text})"
     if "Permission denied" in text or "Read-only" in text:
-        return f"the spool {path} cannot be written: {text}; check its owner and mode"
-    return (
-        f"the spool {path} is damaged: {text}; nothing was changed. Copy the directory first, then restore a"
-        " backup, or let LevelDB rebuild the copy from what it can read: python3 -c 'import plyvel;"
-        """ plyvel.repair_db("COPY")' (some messages may be missing then); to take new mail meanwhile,"""
-        " set another [spool] path"
-    )
+        return (
+            f"the spool {path} cannot be written: {text}; check its owner, its mode and the mount of its disk"
+        )
+    if os.strerror(errno.EIO) in text:
+        return (
+            f"the disk of the spool {path} fails: {text}; nothing was changed. Look at the kernel's messages,"
+            " and copy the directory to another disk while it can be read (GNU ddrescue for single files); to"
+            " take new mail meanwhile, set another [spool] path"
+        )
+    return f"the spool {path} is damaged: {text}{REBUILD}"

@@ -35,6 +35,8 @@ from zonerelay.store.writer_thread import WriterThread
 
 SPACE_INTERVAL = 1.0
 """Seconds between two looks at the free space."""
+MARK_INTERVAL = 1.0
+"""Seconds of which a log that lost its end looks like one that was torn by a power cut."""
 COMPACT_INTERVAL = 5.0
 """Seconds between two compactions while there is too little space."""
 LARGE_BATCH = 256 * 1024
@@ -91,6 +93,7 @@ class SpoolKeeper:
         self._ballast = ballast
         self._min_free_space = min_free_space
         self._may_write = 0
+        self._mark_at = 0.0
         self._compact_after = 0.0
         self._removed: tuple[MessageId, MessageId] | None = None
         self._cut_off: set[MessageId] = set()
@@ -106,6 +109,7 @@ class SpoolKeeper:
         self._on_damage = around.on_damage
         self._damage: set[str] = set()
         self._unreadable: set[str] = set()
+        self._losses: set[str] = set()
         self._pause = FIRST_PAUSE
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -119,6 +123,7 @@ class SpoolKeeper:
         self._db.on_unreadable = functools.partial(self._tell, self._note_unreadable)
         if self._db.damage:
             self._damaged(self._db.damage)
+        self.note_losses()
         self._spawn(self._sweep(view, last))
         self._watcher = asyncio.get_running_loop().create_task(self._watch_space())
 
@@ -142,7 +147,11 @@ class SpoolKeeper:
         batch = job.batch or db.batch(job.batches)
         started = now()
         db.commit(batch)
-        return now() - started
+        ended = now()
+        if ended >= self._mark_at:
+            self._mark_at = ended + MARK_INTERVAL
+            db.note_synced()
+        return ended - started
 
     # --- free space
 
@@ -237,6 +246,23 @@ class SpoolKeeper:
             " sent; copy the directory while the relay is stopped, and report it",
         )
 
+    def note_losses(self) -> None:
+        """What openings have found lost, as long as it was not acknowledged."""
+        told = dict(self._db.losses.problems())
+        for identity in self._losses - told.keys():
+            self._health.note(f"loss {identity}", None)
+        for identity, text in told.items():
+            self._health.note(f"loss {identity}", text)
+            if identity not in self._losses:
+                self._on_damage(text)
+        self._losses = set(told)
+
+    async def acknowledge(self, identity: str) -> bool:
+        """False when no such loss waits for it. Raises StoreError."""
+        known = await self.reader.read(_acknowledge, identity)
+        self.note_losses()
+        return known
+
     # --- failure and recovery
 
     def _fail(self, error: StoreError) -> None:
@@ -269,6 +295,7 @@ class SpoolKeeper:
                 _log.warning("the spool cannot be reopened yet: %s", error)
                 pause = min(pause * 2, max(LONGEST_PAUSE, self._pause))
         self._health.refusal = None
+        self.note_losses()
         self.committer.resume()
         self._spawn(self._count(view))
         self._spawn(self._sweep_cut_off())
@@ -277,7 +304,7 @@ class SpoolKeeper:
 
     async def _sweep_cut_off(self) -> None:
         """On a full disk that is the space that is missing. A message may be there after all."""
-        while self._cut_off:
+        while self._cut_off and not self._db.losses.open:
             message_id = self._cut_off.pop()
             try:
                 await self._sweep_from(records.message_prefix(message_id), message_id)
@@ -291,7 +318,7 @@ class SpoolKeeper:
     async def _sweep(self, view: View, last: MessageId | None) -> None:
         """Count the queue, then remove the chunks of uploads that a crash cut off."""
         await self._count(view)
-        if last is None or self._db.damage:
+        if last is None or self._db.damage or self._db.losses.open:
             return  # chunks whose message is in what is damaged look like an upload that was cut off
         try:
             start: bytes | None = records.MESSAGE_PREFIX
@@ -366,6 +393,10 @@ def _damage_advice(path: Path, what: str) -> str:
         f""" what it can read: python3 -c 'import plyvel; plyvel.repair_db("{path}")', with the relay's own"""
         " python3 and user, and start again. To take new mail at once, restart with another [spool] path"
     )
+
+
+def _acknowledge(db: LevelDb, identity: str) -> bool:
+    return db.losses.acknowledge(identity)
 
 
 def _free_space(db: LevelDb, ballast: Ballast, min_free_space: int) -> int:
