@@ -187,11 +187,14 @@ def _read_manifest(directory: Path, name: str) -> Manifest:
         ) from error
 
 
-REBUILD = (
-    "; nothing was changed. Copy the directory first, then restore a backup, or let LevelDB rebuild the copy"
-    """ from what it can read: python3 -c 'import plyvel; plyvel.repair_db("COPY")' (some messages may be"""
-    " missing then); to take new mail meanwhile, set another [spool] path"
+# Without paranoid_checks LevelDB keeps damaged octets, in part under new checksums.
+RESCUE = (
+    "Copy the directory first, and keep the copy. Then restore a backup, or let LevelDB rebuild the directory"
+    " from what it can read, with the relay's own python3 and as its user: python3 -c 'import plyvel;"
+    """ plyvel.repair_db("DIRECTORY", paranoid_checks=True)' (what is damaged is missing then, and lost/ in"""
+    " it has the old tables). To take new mail meanwhile, set another [spool] path"
 )
+REBUILD = f"; nothing was changed. {RESCUE}"
 
 
 def _table(directory: Path, names: set[str], table: Table) -> str:
