@@ -112,6 +112,20 @@ def judge(directory: Path, *, verify: bool = False) -> Judgement:
     )
 
 
+def drop_leftovers(directory: Path) -> bool:
+    """Remove the tables that LevelDB had begun to write when it failed: all that is in them is elsewhere too.
+
+    LevelDB does so itself, once it has opened the database. On a full disk it cannot, for want of the room
+    that they take. True when there were any. Raises StoreOpenError, or OSError.
+    """
+    files = judge(directory).files
+    tables = _numbers(_TABLE, os.listdir(directory)).values() if files else ()  # noqa: PTH208 - names alone
+    left = sorted(set(tables) - set(files))
+    for name in left:
+        (directory / name).unlink()
+    return bool(left)
+
+
 def own_names(directory: Path) -> set[str]:
     """Files that LevelDB makes when it opens a database."""
     return {entry.name for entry in directory.iterdir() if _NEW_NAME.fullmatch(entry.name)}

@@ -33,6 +33,7 @@ from zonerelay.store.leveldb_directory import (
     DirectoryLock,
     Judgement,
     Mark,
+    drop_leftovers,
     judge,
     lock_directory,
     newest_log,
@@ -173,6 +174,14 @@ class LevelDb:
         return usage.f_bavail * usage.f_frsize
 
     def _connect(self) -> plyvel.DB:
+        try:
+            return self._open_judged()
+        except plyvel.Error as error:
+            if not _is_full(error) or not drop_leftovers(self.path):
+                raise
+        return self._open_judged()
+
+    def _open_judged(self) -> plyvel.DB:
         """What LevelDB would change, or drop without a word, is known before it may."""
         self.losses.refresh()
         found = judge(self.path)
