@@ -133,7 +133,7 @@ class ControlHandler:
                     return End(count=rows, more=True)
                 await answer.send(delivery_row(delivery, message, state))
                 rows += 1
-        return End(count=rows)
+        return End(count=rows, missing=self._operations.left_out())
 
     async def _count(self, request: QueueCount, answer: Answer) -> None:
         wanted = _queue_filter(request.filter)
@@ -187,7 +187,7 @@ class ControlHandler:
                         return End(count=len(seen), more=True)
                     seen.add(mailbox)
                     await answer.send(Address(address=mailbox, role=role, message_id=delivery.message_id))
-        return End(count=len(seen))
+        return End(count=len(seen), missing=self._operations.left_out())
 
 
 def _queue_filter(wanted: Filter) -> QueueFilter:

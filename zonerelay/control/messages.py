@@ -190,7 +190,7 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
 
 class End(_Frame, frozen=True, kw_only=True, tag="end"):
     """The answer is complete. `more` is true when a limit cut a list short. `missing` names, in words, the
-    workers that did not answer: what they have is not in it.
+    workers that did not answer, and spools that are damaged: what they have is not in it.
     """
 
     count: int = 0

@@ -134,6 +134,20 @@ def missing_of(directory: Path, mark: Mark | None, manifest: int) -> tuple[str, 
     return "", size
 
 
+def drop_leftovers(directory: Path) -> bool:
+    """Remove the tables that LevelDB had begun to write when it failed: all that is in them is elsewhere too.
+
+    LevelDB does so itself, once it has opened the database. On a full disk it cannot, for want of the room
+    that they take. True when there were any. Raises StoreOpenError, or OSError.
+    """
+    files = judge(directory).files
+    tables = _numbers(_TABLE, os.listdir(directory)).values() if files else ()  # noqa: PTH208 - names alone
+    left = sorted(set(tables) - set(files))
+    for name in left:
+        (directory / name).unlink()
+    return bool(left)
+
+
 def own_names(directory: Path) -> set[str]:
     """Files that LevelDB makes when it opens a database."""
     return {entry.name for entry in directory.iterdir() if _NEW_NAME.fullmatch(entry.name)}
@@ -210,11 +224,14 @@ def _read_manifest(directory: Path, name: str) -> Manifest:
         raise DamagedSpoolError(directory, f"{directory / name}: {error}", REBUILD) from error
 
 
-REBUILD = (
-    "; nothing was changed. Copy the directory first, then restore a backup, or let LevelDB rebuild the copy"
-    """ from what it can read: python3 -c 'import plyvel; plyvel.repair_db("COPY")' (some messages may be"""
-    " missing then); to take new mail meanwhile, set another [spool] path"
+# Without paranoid_checks LevelDB keeps damaged octets, in part under new checksums.
+RESCUE = (
+    "Copy the directory first, and keep the copy. Then restore a backup, or let LevelDB rebuild the directory"
+    " from what it can read, with the relay's own python3 and as its user: python3 -c 'import plyvel;"
+    """ plyvel.repair_db("DIRECTORY", paranoid_checks=True)' (what is damaged is missing then, and lost/ in"""
+    " it has the old tables). To take new mail meanwhile, set another [spool] path"
 )
+REBUILD = f"; nothing was changed. {RESCUE}"
 
 
 def _table(directory: Path, names: set[str], table: Table) -> str:

@@ -33,6 +33,7 @@ from zonerelay.store.leveldb_directory import (
     DirectoryLock,
     Judgement,
     Mark,
+    drop_leftovers,
     judge,
     last_written,
     lock_directory,
@@ -198,6 +199,14 @@ class LevelDb:
         return usage.f_bavail * usage.f_frsize
 
     def _connect(self) -> plyvel.DB:
+        try:
+            return self._open_judged()
+        except plyvel.Error as error:
+            if not _is_full(error) or not drop_leftovers(self.path):
+                raise
+        return self._open_judged()
+
+    def _open_judged(self) -> plyvel.DB:
         """What LevelDB would change, or drop without a word, is known before it may."""
         self.losses.refresh()
         found = judge(self.path)
@@ -370,7 +379,23 @@ class LevelDb:
                 found.append(self.get(key, view))
             except StoreCorruptError as error:
                 found.append(error)
+        if None in found:
+            # To LevelDB a table that is not there held nothing.
+            with self._translated():
+                missing = self._missing_tables()
+            if missing:
+                lost = self._damaged(f"{missing[0]} is missing")
+                found = [lost if value is None else value for value in found]
         return found
+
+    def _missing_tables(self) -> list[str]:
+        gone = self._tables() - {path.name for path in self.path.iterdir()}
+        # Those that a compaction has replaced meanwhile are no longer asked for.
+        return sorted(gone & self._tables()) if gone else []
+
+    def _tables(self) -> set[str]:
+        lines = (self._handle().get_property(b"leveldb.sstables") or b"").splitlines()
+        return {f"{int(line.partition(b':')[0]):06d}.ldb" for line in lines if line.startswith(b" ")}
 
     def rows(
         self, start: bytes, stop: bytes | None = None, *, limit: int, view: View | None = None
@@ -383,7 +408,7 @@ class LevelDb:
                 row = cursor.item()
                 if stop is not None and row[0] >= stop:
                     return
-                if not walk.is_torn or self._is_current(row, view):
+                if walk.damage is None or (not walk.is_short and self._is_current(row, view)):
                     yield row
                     limit -= 1
                 move(cursor.next)
@@ -450,12 +475,15 @@ class LevelDb:
         """What it means to the store; damage is told of."""
         text = f"LevelDB: {_words(error)}"
         if _is_damage(error):
-            self.damage = self.damage or text
-            self.on_damage(text)
-            return StoreCorruptError(text)
+            return self._damaged(text)
         if isinstance(error, RuntimeError):
             return StoreError(f"the spool was closed: {error}")
         return StoreFullError(text) if _is_full(error) else StoreError(text)
+
+    def _damaged(self, text: str) -> StoreCorruptError:
+        self.damage = self.damage or text
+        self.on_damage(text)
+        return StoreCorruptError(text)
 
 
 class _Walk:
@@ -466,7 +494,8 @@ class _Walk:
     def __init__(self, cursor: plyvel.RawIterator, *, strict: bool) -> None:
         self.cursor = cursor
         self.damage: Exception | None = None
-        self.is_torn = False
+        self.is_short = False
+        """A table is missing, of which a Get knows nothing either."""
         self._strict = strict
 
     def move(self, step: Callable[..., None], *to: bytes) -> None:
@@ -476,7 +505,7 @@ class _Walk:
             if self._strict or not _is_damage(error):
                 raise
             self.damage = error
-            self.is_torn = True
+            self.is_short = self.is_short or not isinstance(error, plyvel.CorruptionError)
 
 
 _FAILURES = (plyvel.Error, OSError, RuntimeError)

@@ -27,6 +27,7 @@ from zonerelay.store.base import StoreCorruptError, StoreError, StoreFullError
 from zonerelay.store.group_commit import GroupCommitter
 from zonerelay.store.health import Health
 from zonerelay.store.leveldb_compaction import Compactor
+from zonerelay.store.leveldb_directory import RESCUE
 from zonerelay.store.leveldb_engine import Batch, Batches, LevelDb, Op, View
 from zonerelay.store.leveldb_reader import SpoolReader
 from zonerelay.store.surroundings import Surroundings
@@ -49,13 +50,21 @@ FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 """Seconds between two attempts to reopen a failed spool."""
 LONGEST_DAMAGED = 60.0
-"""The same of a spool whose damage makes it fail: what compacts meets it again after each reopening, and
-what was attempted meanwhile waits for the next.
+"""The same of a spool whose damage makes it fail, for the outcomes that wait: what compacts meets it again
+after each reopening.
 """
+MOST_REFUSED = 1
+"""Times that damage may make it fail before nothing is handed out any more. A crash repeats what waits."""
 MOST_KINDS = 16
 """Of damage that are told one by one, and messages that are named."""
 
 _log = logging.getLogger("zonerelay.store")
+
+
+_PAUSED = (
+    "the spool cannot be written for long because it is damaged: deliveries pause until the next start, so"
+    " that none is repeated; now and then it is reopened to store the outcomes that wait"
+)
 
 
 class Job(NamedTuple):
@@ -110,6 +119,7 @@ class SpoolKeeper:
         self._damage: set[str] = set()
         self._unreadable: set[str] = set()
         self._losses: set[str] = set()
+        self._refused = 0
         self._pause = FIRST_PAUSE
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -126,6 +136,12 @@ class SpoolKeeper:
         self.note_losses()
         self._spawn(self._sweep(view, last))
         self._watcher = asyncio.get_running_loop().create_task(self._watch_space())
+
+    def check_claims(self) -> None:
+        """Raises StoreError while nothing may be handed out."""
+        self._health.check_usable()
+        if self._refused > MOST_REFUSED:
+            raise StoreCorruptError(health.DAMAGED)
 
     async def probe(self) -> None:
         self.check_usable()
@@ -269,19 +285,17 @@ class SpoolKeeper:
         _log.error("the spool cannot be written and is being reopened: %s", error)
         self._health.refusal = error
         full = isinstance(error, StoreFullError)
-        refused = ""
         if isinstance(error, StoreCorruptError):
             self._damaged(str(error))
+            self._refused += 1
             self._pause = min(self._pause * 2, LONGEST_DAMAGED)
-            refused = (
-                "the spool cannot be written because it is damaged: deliveries pause, so that none is"
-                f" repeated; it is reopened after {self._pause:.1f} s, to store the outcomes that wait"
-            )
+            if self._refused > MOST_REFUSED:
+                self._health.note("paused", _PAUSED)
         self.on_failure()
         self.counts = Tally()  # a count that is under way adds to the old one
         if not self._closed:
             self._spawn(self._recover(full))
-        self._health.set("write", health.NO_SPACE if full else health.WRITE_FAILED, refused)
+        self._health.set("write", health.NO_SPACE if full else health.WRITE_FAILED)
 
     async def _recover(self, full: bool) -> None:
         pause = self._pause
@@ -388,10 +402,8 @@ class SpoolKeeper:
 def _damage_advice(path: Path, what: str) -> str:
     return (
         f"the spool {path} is damaged ({what}): new mail is refused, what can be read is delivered, and the"
-        " rest stays where it is. Look at the disk and at the kernel's messages. Let the queue drain, stop"
-        " the relay, copy the whole directory and keep the copy; then let LevelDB rebuild the directory from"
-        f""" what it can read: python3 -c 'import plyvel; plyvel.repair_db("{path}")', with the relay's own"""
-        " python3 and user, and start again. To take new mail at once, restart with another [spool] path"
+        f" rest stays where it is. Look at the disk and at the kernel's messages. When the queue"
+        f" has drained, stop the relay. {RESCUE}"
     )
 
 
