@@ -10,6 +10,7 @@ exactly after an orderly stop: what is missing at the end of a log cannot be tol
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -41,7 +42,11 @@ _ADVICE = (
 
 
 class DamagedSpoolError(StoreOpenError):
-    """LevelDB must not open the directory as it is."""
+    """LevelDB must not open the directory as it is. `what` is in short what is wrong with it."""
+
+    def __init__(self, directory: Path, what: str, advice: str) -> None:
+        super().__init__(f"the spool {directory} is damaged: {what}{advice}")
+        self.what = what
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +112,26 @@ def judge(directory: Path, *, verify: bool = False) -> Judgement:
     return Judgement(
         is_new=False,
         mark=mark,
-        suspects=_suspects(logs, mark, verify=verify),
+        suspects=_suspects(logs, mark, manifest.last_sequence, verify=verify),
         files=("CURRENT", name, *tables, *(path.name for path in logs)),
     )
+
+
+def missing_of(directory: Path, mark: Mark | None, manifest: int) -> tuple[str, int]:
+    """What an open database has lost that its next opening needs, in words, "" when it is all there; and the
+    size of its manifest, which was `manifest` at least. Raises OSError.
+    """
+    try:
+        path = directory / _manifest_name(directory, set(os.listdir(directory)))  # noqa: PTH208 - names alone
+    except DamagedSpoolError as error:
+        return error.what, manifest
+    size = path.stat().st_size
+    if size < max(manifest, 1):
+        return f"{path} has lost its end", manifest
+    newest = newest_log(directory)
+    if mark is not None and newest < (mark.log, mark.size):
+        return f"{directory / f'{mark.log:06d}.log'} is missing or has lost its end", size
+    return "", size
 
 
 def drop_leftovers(directory: Path) -> bool:
@@ -133,8 +155,17 @@ def own_names(directory: Path) -> set[str]:
 
 def newest_log(directory: Path) -> tuple[int, int]:
     """Number and size of the log that is written to; zeros when there is none. Raises OSError."""
-    number = max(_numbers(_LOG, os.listdir(directory)), default=0)  # noqa: PTH208 - names alone, every second
-    return number, (directory / f"{number:06d}.log").stat().st_size if number else 0
+    for _ in range(3):  # a newer one may take its place at any time
+        number = max(_numbers(_LOG, os.listdir(directory)), default=0)  # noqa: PTH208 - names alone
+        with contextlib.suppress(FileNotFoundError):
+            return number, (directory / f"{number:06d}.log").stat().st_size if number else 0
+    return 0, 0
+
+
+def last_written(directory: Path) -> float:
+    """No log was written after it, in Unix seconds; 0 when there is none. Raises OSError."""
+    logs = [entry for entry in os.scandir(directory) if _LOG.fullmatch(entry.name)]
+    return max((entry.stat().st_mtime + 1.0 for entry in logs), default=0.0)
 
 
 def _numbers(pattern: re.Pattern[str], names: set[str] | list[str]) -> dict[int, str]:
@@ -155,9 +186,7 @@ def _check_never_used(directory: Path, names: set[str], mark: Mark | None) -> No
         if not used:
             advice += f". If the spool was emptied on purpose, remove {directory / MARK_NAME} and start again"
         found = f"of its database there is {', '.join(used[:3])}" if used else "so is its database"
-        raise DamagedSpoolError(
-            f"the spool {directory} is damaged: the file CURRENT is missing, and {found}{advice}"
-        )
+        raise DamagedSpoolError(directory, f"the file CURRENT is missing, and {found}", advice)
 
 
 def _is_unused(path: Path) -> bool:
@@ -177,18 +206,14 @@ def _restore_current(directory: Path, manifests: dict[int, str]) -> str:
 
 def _manifest_name(directory: Path, names: set[str]) -> str:
     current = directory / "CURRENT"
-    raw = current.read_bytes()
+    raw = current.read_bytes() if "CURRENT" in names else b""
     manifests = _numbers(_MANIFEST, names)
     again = _restore_current(directory, manifests)
     if not _CURRENT.fullmatch(raw):
-        raise DamagedSpoolError(
-            f"the spool {directory} is damaged: {current} does not name a manifest{again}{_ADVICE}"
-        )
+        raise DamagedSpoolError(directory, f"{current} does not name a manifest", again + _ADVICE)
     name = raw.decode("ascii").strip()
     if name not in names:
-        raise DamagedSpoolError(
-            f"the spool {directory} is damaged: {current} names {name}, which is missing{again}{_ADVICE}"
-        )
+        raise DamagedSpoolError(directory, f"{current} names {name}, which is missing", again + _ADVICE)
     return name
 
 
@@ -196,9 +221,7 @@ def _read_manifest(directory: Path, name: str) -> Manifest:
     try:
         return read_manifest((directory / name).read_bytes())
     except FormatError as error:
-        raise DamagedSpoolError(
-            f"the spool {directory} is damaged: {directory / name}: {error}{REBUILD}"
-        ) from error
+        raise DamagedSpoolError(directory, f"{directory / name}: {error}", REBUILD) from error
 
 
 # Without paranoid_checks LevelDB keeps damaged octets, in part under new checksums.
@@ -218,14 +241,12 @@ def _table(directory: Path, names: set[str], table: Table) -> str:
         name = f"{table.number:06d}.sst"
     if name not in names:
         raise DamagedSpoolError(
-            f"the spool {directory} is damaged: {name} is missing; put it back from lost+found if it is"
-            f" there{REBUILD}"
+            directory, f"{name} is missing", f"; put it back from lost+found if it is there{REBUILD}"
         )
     size = (directory / name).stat().st_size
     if size != table.size:
         raise DamagedSpoolError(
-            f"the spool {directory} is damaged: {directory / name} has {size:,} octets instead of"
-            f" {table.size:,}{REBUILD}"
+            directory, f"{directory / name} has {size:,} octets instead of {table.size:,}", REBUILD
         )
     return name
 
@@ -239,42 +260,50 @@ def _logs(directory: Path, names: set[str], manifest: Manifest, mark: Mark | Non
     for number in sorted(needed - present.keys()):
         path = directory / f"{number:06d}.log"
         raise DamagedSpoolError(
-            f"the spool {directory} is damaged: {path} is missing, which holds the newest mail; put it"
-            f" back from lost+found if it is there, or, to go on without that mail: touch {path}{_ADVICE}"
+            directory,
+            f"{path} is missing, which holds the newest mail",
+            "; put it back from lost+found if it is there, or, to go on without that mail: touch"
+            f" {path}{_ADVICE}",
         )
     read = {number for number in present if number >= manifest.log or number == manifest.previous_log}
     return [directory / present[number] for number in sorted(read)]
 
 
-def _suspects(paths: list[Path], mark: Mark | None, *, verify: bool) -> tuple[FoundLog, ...]:
+def _suspects(
+    paths: list[Path], mark: Mark | None, last_sequence: int, *, verify: bool
+) -> tuple[FoundLog, ...]:
+    """`last_sequence`: of what is in tables. Where a log begins further behind than the one before it ends,
+    that one has lost its end.
+    """
     found: list[FoundLog] = []
-    suspects: list[FoundLog] = []
     for path in paths:
         raw = path.read_bytes()
         synced = mark.size if mark is not None and int(path.stem) == mark.log else 0
         contents = read_log(raw, synced=synced, verify=verify)
         if not contents.is_clean and not verify:
             contents = read_log(raw, synced=synced)
-        if not contents.is_clean:
-            suspects.append(FoundLog(path, raw, synced, contents))
-        if found and (earlier := _cut_short(found[-1], contents)):
-            suspects = [each for each in suspects if each.path != earlier.path]
-            suspects.append(earlier)
+        if found and _missing(found[-1].contents, contents, last_sequence):
+            contents = read_log(raw, synced=synced)
+            if missing := _missing(found[-1].contents, contents, last_sequence):
+                _note_lost_end(found[-1], missing)
         found.append(FoundLog(path, raw, synced, contents))
-    return tuple(sorted(suspects, key=lambda each: each.path))
+    return tuple(log for log in found if not log.contents.is_clean)
 
 
-def _cut_short(log: FoundLog, following: Log) -> FoundLog | None:
-    """A log whose last records are missing: the next one goes on further behind."""
-    before, after = log.contents.sequences, following.sequences
-    if before is None or after is None or before[1] >= after[0]:
-        return None
-    if log.contents.gaps and log.contents.gaps[-1].end >= len(log.raw):
-        return None
+def _missing(log: Log, following: Log, last_sequence: int) -> int:
+    """Writes between two logs; none are known of when the second has lost its own beginning."""
+    if following.sequences is None or (following.gaps and following.gaps[0].start == 0):
+        return 0
+    expected = last_sequence + 1 if log.sequences is None else log.sequences[1]
+    return max(following.sequences[0] - expected, 0)
+
+
+def _note_lost_end(log: FoundLog, missing: int) -> None:
     contents = log.contents
-    gap = Gap(contents.end, max(len(log.raw), contents.end))
-    whole = Log(contents.records, [*contents.gaps, gap], None, contents.end)
-    return FoundLog(log.path, log.raw, log.synced, whole)
+    contents.torn = None
+    contents.writes_missing_behind = missing
+    if not contents.gaps or contents.gaps[-1].end < len(log.raw):
+        contents.gaps.append(Gap(contents.end, len(log.raw)))
 
 
 # --- what the spool adds to LevelDB's files

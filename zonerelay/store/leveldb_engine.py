@@ -35,7 +35,9 @@ from zonerelay.store.leveldb_directory import (
     Mark,
     drop_leftovers,
     judge,
+    last_written,
     lock_directory,
+    missing_of,
     newest_log,
     write_mark,
 )
@@ -99,6 +101,10 @@ class LevelDb:
         self._db: plyvel.DB | None = None
         self._lock: DirectoryLock | None = None
         self._mark: Mark | None = None
+        self._missing = set[str]()
+        self._manifest_size = 0
+        self.last_used = 0.0
+        """When the run before this one wrote, in Unix seconds: not before the ids that it gave."""
         self._suspect = False
         # A compaction has a thread of its own: the database must not be closed under it.
         self._compacting = threading.Lock()
@@ -110,6 +116,7 @@ class LevelDb:
         _make_directory(self.path)
         try:
             self._lock = self._lock or lock_directory(self.path)
+            self.last_used = self.last_used or last_written(self.path)
             self._db = self._connect()
         except (plyvel.Error, OSError) as error:
             self.close()
@@ -155,12 +162,30 @@ class LevelDb:
                 self._db.close()
                 self._db = None
 
+    def look(self) -> None:
+        """At the files that nothing reads before the next opening. What is in a log that is no longer there
+        is in memory too, and is moved into a table.
+        """
+        if self._suspect or self._db is None:
+            return
+        try:
+            missing, self._manifest_size = missing_of(self.path, self._mark, self._manifest_size)
+        except OSError as error:
+            missing = str(error)
+        if missing and missing not in self._missing:
+            self._missing.add(missing)
+            self.damage = self.damage or missing
+            self.on_damage(missing)
+            self.compact(b"", b"\0")
+
     def note_synced(self) -> None:
         """Keep what is durable in the mark. Call it while nothing is being written."""
         if self._suspect:
             return
         try:
             mark = Mark(records.FORMAT_VERSION.decode(), *newest_log(self.path))
+            if self._mark is not None and (mark.log, mark.size) < (self._mark.log, self._mark.size):
+                return  # `look` tells of it
             if mark != self._mark:
                 write_mark(self.path, mark)
                 self._mark = mark
@@ -190,6 +215,7 @@ class LevelDb:
         elif not found.is_new:
             self._look_at(found)
         self._mark = found.mark
+        self._manifest_size = 0
         mending = Mending(self.path, self.losses, found.mark)
         try:
             for log in found.suspects:
@@ -197,7 +223,10 @@ class LevelDb:
                     mending.mend(log)
             db = self._open_mended(mending, is_new=found.is_new)
         except BaseException:
-            mending.undo()
+            try:
+                mending.undo()
+            except OSError as error:
+                _log.error("the spool %s could not be left as it was: %s", self.path, error)
             raise
         mending.settle(lambda identity: _is_there(db, records.metadata_key(MessageId(identity))))
         return db

@@ -52,6 +52,8 @@ class Log:
     gaps: list[Gap] = field(default_factory=list)
     torn: int | None = None
     end: int = 0
+    writes_missing_behind: int = 0
+    """As the log that follows says."""
 
     @property
     def is_clean(self) -> bool:
@@ -66,8 +68,8 @@ class Log:
 
     @property
     def writes_missing(self) -> int:
-        """Behind the first whole record and before the last, by their numbers."""
-        missing = 0
+        """At least, as the numbers of the others say."""
+        missing = self.writes_missing_behind
         for before, after in itertools.pairwise(self.records):
             missing += max(sequence_of(after)[0] - sum(sequence_of(before)), 0)
         return missing

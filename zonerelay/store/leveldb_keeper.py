@@ -412,6 +412,7 @@ def _acknowledge(db: LevelDb, identity: str) -> bool:
 
 
 def _free_space(db: LevelDb, ballast: Ballast, min_free_space: int) -> int:
+    db.look()
     return ballast.count_in(db.free_space(), wanted=min_free_space)
 
 

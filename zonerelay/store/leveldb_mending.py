@@ -97,6 +97,8 @@ class Mending:
 def _description(log: FoundLog) -> str:
     gaps = log.contents.gaps
     shown = ", ".join(f"{gap.start:,} to {gap.end:,}" for gap in gaps[:3])
+    if gaps[-1].end >= len(log.raw) and len(gaps) <= 3:
+        shown = f"{shown.rpartition(' to ')[0]} to the end"
     more = f" and {len(gaps) - 3} more stretches" if len(gaps) > 3 else ""
     text = f"octets {shown}{more} of {log.path.name} were damaged or missing when it was opened"
     if writes := log.contents.writes_missing:

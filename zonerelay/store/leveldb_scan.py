@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.model.message_id import MessageId, first_at, is_message_id
 from zonerelay.store import records
 from zonerelay.store.base import MessageNotFoundError, QueueCounts, StoreCorruptError, Wanted, everybody
 from zonerelay.store.ledger import Found, OpenMessage
 from zonerelay.store.leveldb_engine import LevelDb, View
+from zonerelay.store.leveldb_losses import Loss, identity_of
 
 PAGE_ROWS = 1000
 """Rows looked at in one go."""
@@ -218,11 +219,31 @@ def oldest(db: LevelDb, start: bytes, end: bytes, now: float) -> tuple[bytes, fl
 
 def last_message_id(db: LevelDb) -> MessageId | None:
     """The highest id that this spool has seen, aborted uploads included."""
-    ids = [(db.get(records.META_LAST_ID) or b"").decode("ascii", "replace")]
+    ids = [_noted_last_id(db)]
     last = db.last_key(records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX))
     if last is not None:
         ids.append(last.split(b" ")[1].decode("ascii", "replace"))
     return max((MessageId(text) for text in ids if is_message_id(text)), default=None)
+
+
+def _noted_last_id(db: LevelDb) -> str:
+    """When it is unreadable, the clock of the last run stands in for it: ids must not come twice."""
+    try:
+        noted = (db.get(records.META_LAST_ID) or b"").decode("ascii", "replace")
+    except StoreCorruptError:
+        return first_at(db.last_used)
+    if not noted or is_message_id(noted):
+        return noted
+    instead = first_at(db.last_used)
+    db.losses.tell(
+        Loss(
+            id=identity_of(noted.encode()),
+            what=f"the record of the last message id was unreadable ({noted[:20]!r}), {instead} was written"
+            " in its place; no mail is in it, but what took it may have taken more",
+        )
+    )
+    db.write([[(records.META_LAST_ID, instead.encode("ascii"))]])
+    return instead
 
 
 def count_page(db: LevelDb, start: bytes, view: View) -> tuple[dict[str, QueueCounts], bytes | None]:
