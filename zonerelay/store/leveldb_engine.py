@@ -287,7 +287,7 @@ class LevelDb:
                 raise
             return  # told by now; the mark says what the record would
         if mark is not None and (found is None or not found.isdigit()):
-            said = "missing" if found is None else f"unreadable ({found[:20]!r})"
+            said = "missing" if found is None else f"unreadable ({_printable(found[:20])})"
             self.losses.tell(
                 Loss(
                     id=identity_of(b"format %b" % (found or b"")),
@@ -562,6 +562,10 @@ def _is_full(error: Exception) -> bool:
     # LevelDB hands the system's words on, nothing else.
     text = _words(error)
     return "No space left" in text or "quota exceeded" in text
+
+
+def _printable(raw: bytes) -> str:
+    return raw.decode("ascii", "backslashreplace")
 
 
 def _words(error: Exception) -> str:
