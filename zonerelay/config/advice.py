@@ -20,9 +20,8 @@ from zonerelay.config.rewrite_checks import rewrite_advice
 from zonerelay.config.route_advice import route_advice
 from zonerelay.config.s3_checks import s3_advice
 from zonerelay.config.source_checks import source_advice
-from zonerelay.config.spool_checks import space_guard
+from zonerelay.config.spool_checks import raised_guard
 from zonerelay.config.tls_advice import tls_advice
-from zonerelay.config.units import format_size
 
 
 def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
@@ -64,14 +63,10 @@ def _spool(settings: Settings) -> list[str]:
                 "spool.shelve: a shelf is not durable: a crash loses the queued messages written last, and "
                 "can damage all of them"
             )
-    room = settings.spool.min_free_space
-    if room == 0:
+    if settings.spool.min_free_space == 0:
         found.append("spool.min_free_space: 0: nothing is refused before the disk is full")
-    elif settings.spool.backend is Backend.LEVELDB and room < (least := space_guard(settings.spool)):
-        found.append(
-            f"spool.min_free_space: {format_size(room)}: LevelDB needs {format_size(least)} for a moment "
-            f"when it moves tables (write_buffer), so new mail is refused below {format_size(least)}"
-        )
+    if raised := raised_guard(settings.spool):
+        found.append(f"spool.min_free_space: {raised}")
     return found
 
 

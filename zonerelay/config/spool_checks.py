@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zonerelay.config.models import Backend, Settings, SpoolSettings
 from zonerelay.config.problems import Report
+from zonerelay.config.units import format_size
 
 ONLY_WITH = {
     "env_directory": Backend.DISK,
@@ -30,6 +31,17 @@ def space_guard(spool: SpoolSettings) -> int:
     if spool.backend is not Backend.LEVELDB or not spool.min_free_space:
         return spool.min_free_space
     return max(spool.min_free_space, leveldb_room(spool))
+
+
+def raised_guard(spool: SpoolSettings) -> str:
+    """What `min_free_space` does not say of when new mail is refused, or ""."""
+    guard = space_guard(spool)
+    if guard == spool.min_free_space:
+        return ""
+    return (
+        f"new mail is refused below {format_size(guard)} free: LevelDB needs that for a moment when it moves"
+        f" tables (write_buffer), and min_free_space is {format_size(spool.min_free_space)}"
+    )
 
 
 def check_spool(settings: Settings, report: Report) -> None:

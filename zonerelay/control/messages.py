@@ -146,6 +146,8 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     workers: tuple[WorkerStatus, ...] = ()
     counted: bool = True
     """False: what was found at the start is still being counted, and the figures of `zones` are too low."""
+    guard: str = ""
+    """Below how much free space new mail is refused, where the configuration says less."""
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
