@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.crew import AT_ONCE, QUICK, run, status
+from tests.support.ports import free_port
 from tests.support.process import RelayProcess
 from tests.support.submit import Submitter, tokens
 from zonerelay.sandbox.sink import Sink
@@ -67,3 +68,29 @@ def flip(table: Path, at: int) -> None:
             octets = file.read(4)
             file.seek(at)
             file.write(bytes(octet ^ 0xFF for octet in octets))
+
+
+async def test_hole_in_the_log_is_a_problem_until_an_operator_acknowledges_it(tmp_path: Path) -> None:
+    relay = RelayProcess(tmp_path / "relay", next_hop=f"127.0.0.1:{free_port()}", tables=QUICK)
+    with relay:
+        client = Submitter(relay.smtp_port, prefix="queued", size=4000)
+        await client.run(2, 20)
+        assert len(client.acknowledged) == 20
+        await AT_ONCE(relay.kill)
+        log = max(relay.spool.glob("*.log"))
+        flip(log, log.read_bytes().find(client.body[1000:1100]))
+        await AT_ONCE(relay.start)
+        assert relay.http("/readyz")[0] == 200, "what was lost does not come back by refusing more"
+        (problem,) = (await AT_ONCE(status, relay)).problems
+        assert "they name 1 message, of which" in problem
+        (told,) = relay.events("store-damaged")
+        assert "the spool lost something" in told["detail"]
+        identity = problem.rpartition(" ")[2]
+        refused = await AT_ONCE(run, relay, "spool", "acknowledge", "00000000")
+        assert refused.returncode == 1
+        assert "no loss 00000000 of the spool waits to be acknowledged" in refused.stderr
+        done = await AT_ONCE(run, relay, "spool", "acknowledge", identity)
+        assert done.stdout == f"{identity}: acknowledged\n"
+        assert (await AT_ONCE(status, relay)).problems == ()
+        await AT_ONCE(relay.restart)
+        assert (await AT_ONCE(status, relay)).problems == ()

@@ -18,6 +18,7 @@ import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from zonerelay.store.base import StoreOpenError
 from zonerelay.store.leveldb_format import FormatError, Gap, Log, Manifest, Table, read_log, read_manifest
@@ -117,21 +118,30 @@ def judge(directory: Path, *, verify: bool = False) -> Judgement:
     )
 
 
-def missing_of(directory: Path, mark: Mark | None, manifest: int) -> tuple[str, int]:
-    """What an open database has lost that its next opening needs, in words, "" when it is all there; and the
-    size of its manifest, which was `manifest` at least. Raises OSError.
+class Needed(NamedTuple):
+    """What the next opening of an open database needs. `missing` says in words what is not there,
+    `in_memory` that the database has it all the same; `manifest` is the manifest's size.
     """
+
+    manifest: int
+    missing: str = ""
+    in_memory: bool = False
+
+
+def look_at(directory: Path, mark: Mark | None, manifest: int) -> Needed:
+    """The manifest had `manifest` octets before. Raises OSError."""
     try:
         path = directory / _manifest_name(directory, set(os.listdir(directory)))  # noqa: PTH208 - names alone
     except DamagedSpoolError as error:
-        return error.what, manifest
+        return Needed(manifest, error.what)
     size = path.stat().st_size
     if size < max(manifest, 1):
-        return f"{path} has lost its end", manifest
+        return Needed(manifest, f"{path} has lost its end")
     newest = newest_log(directory)
     if mark is not None and newest < (mark.log, mark.size):
-        return f"{directory / f'{mark.log:06d}.log'} is missing or has lost its end", size
-    return "", size
+        log = directory / f"{mark.log:06d}.log"
+        return Needed(size, f"{log} is missing or has lost its end", in_memory=True)
+    return Needed(size)
 
 
 def drop_leftovers(directory: Path) -> bool:

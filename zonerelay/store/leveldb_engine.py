@@ -33,11 +33,12 @@ from zonerelay.store.leveldb_directory import (
     DirectoryLock,
     Judgement,
     Mark,
+    Needed,
     drop_leftovers,
     judge,
     last_written,
     lock_directory,
-    missing_of,
+    look_at,
     newest_log,
     write_mark,
 )
@@ -169,14 +170,16 @@ class LevelDb:
         if self._suspect or self._db is None:
             return
         try:
-            missing, self._manifest_size = missing_of(self.path, self._mark, self._manifest_size)
+            found = look_at(self.path, self._mark, self._manifest_size)
         except OSError as error:
-            missing = str(error)
-        if missing and missing not in self._missing:
-            self._missing.add(missing)
-            self.damage = self.damage or missing
-            self.on_damage(missing)
-            self.compact(b"", b"\0")
+            found = Needed(self._manifest_size, str(error))
+        self._manifest_size = found.manifest
+        if found.missing and found.missing not in self._missing:
+            self._missing.add(found.missing)
+            self.damage = self.damage or found.missing
+            self.on_damage(found.missing)
+            if found.in_memory:
+                self.compact(b"", b"\0")
 
     def note_synced(self) -> None:
         """Keep what is durable in the mark. Call it while nothing is being written."""

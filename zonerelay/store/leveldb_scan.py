@@ -229,15 +229,16 @@ def last_message_id(db: LevelDb) -> MessageId | None:
 def _noted_last_id(db: LevelDb) -> str:
     """When it is unreadable, the clock of the last run stands in for it: ids must not come twice."""
     try:
-        noted = (db.get(records.META_LAST_ID) or b"").decode("ascii", "replace")
+        raw = db.get(records.META_LAST_ID)
     except StoreCorruptError:
         return first_at(db.last_used)
-    if not noted or is_message_id(noted):
+    noted = (raw or b"").decode("ascii", "replace")
+    if raw is None or is_message_id(noted):
         return noted
     instead = first_at(db.last_used)
     db.losses.tell(
         Loss(
-            id=identity_of(noted.encode()),
+            id=identity_of(b"last-id %b" % raw),
             what=f"the record of the last message id was unreadable ({noted[:20]!r}), {instead} was written"
             " in its place; no mail is in it, but what took it may have taken more",
         )
