@@ -1,8 +1,8 @@
 """A worker that is no more: when its spool is empty.
 
 Promise: the spool counts as empty when its store says that no zone has a delivery left and proves that
-nothing else is stored, twice in a row: nothing waits, is being attempted, is held, or cannot be read. Else it
-stays for ever, and `tell` says why.
+nothing else is stored, twice in a row: nothing waits, is being attempted, is held, or cannot be read, nothing
+is damaged, and no loss waits to be acknowledged. Else it stays for ever, and `tell` says why.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ async def until_empty(store: Store, tell: Callable[[str], None]) -> None:
     empty, told = 0, ""
     while empty < 2:
         try:
-            left = "" if (zones := await store.zones()) else await store.left_over()
+            left = "" if (zones := await store.zones()) else await store.left_over() or _trouble(store)
             empty = 0 if zones or left else empty + 1
         except StoreError:
             left, empty = told, 0
@@ -31,3 +31,8 @@ async def until_empty(store: Store, tell: Callable[[str], None]) -> None:
             tell(left)
         if empty < 2:
             await asyncio.sleep(LOOK_EVERY)
+
+
+def _trouble(store: Store) -> str:
+    """Damage, and losses that wait to be acknowledged; a full disk is no reason to stay."""
+    return "; ".join(text for text in store.problems() if text != store.unhealthy())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from zonerelay.config.models import Settings
 from zonerelay.model.clock import Clock
 from zonerelay.store.base import Lost, News, Store
+from zonerelay.store.leveldb import LevelDbStore
 from zonerelay.store.open import open_store
 from zonerelay.store.spool_places import node_of, spool_of
 from zonerelay.store.surroundings import Surroundings
@@ -21,14 +22,19 @@ if TYPE_CHECKING:
 class MailQueue:
     """`store` is all of it. Closing the store closes everything."""
 
-    def __init__(self, store: Store, outbox: Outbox | None = None) -> None:
+    def __init__(self, store: Store, spool: Store, outbox: Outbox | None = None) -> None:
         self.store = store
+        self._spool = spool
         self._outbox = outbox
 
     async def start(self, zones: ZoneHost, logins: LoginHost) -> None:
         """Begin to take rows, once the scheduler runs. Raises StoreError."""
         if self._outbox is not None:
             await self._outbox.start(zones, logins)
+
+    async def acknowledge(self, loss: str) -> bool:
+        """The operator has dealt with it; false when the spool tells of no such loss. Raises StoreError."""
+        return isinstance(self._spool, LevelDbStore) and await self._spool.acknowledge(loss)
 
     def problems(self) -> tuple[str, ...]:
         """For people."""
@@ -56,6 +62,7 @@ async def open_queue(
         Surroundings(
             clock=clock,
             on_health=on_health,
+            on_damage=events.store_damaged,
             observe_commit=events.metrics.store_commit,
             on_news=on_news,
             on_lost=on_lost,
@@ -66,7 +73,7 @@ async def open_queue(
         s3=settings.s3,
     )
     if not (settings.outbox.url and takes_rows):
-        return MailQueue(spool)
+        return MailQueue(spool, spool)
     try:
         from zonerelay.outbox.attach import Outbox  # noqa: PLC0415 - its driver is an extra
 
@@ -84,4 +91,4 @@ async def open_queue(
     except BaseException:
         await spool.close()
         raise
-    return MailQueue(outbox.join(spool), outbox)
+    return MailQueue(outbox.join(spool), spool, outbox)

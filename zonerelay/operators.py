@@ -80,7 +80,12 @@ def build_handler(
 ) -> ControlHandler:
     explainer = _build_explainer(settings, parts, board)
     return ControlHandler(
-        operations, status=board.status, explainer=explainer, redactor=parts.redactor, part=answers
+        operations,
+        status=board.status,
+        explainer=explainer,
+        redactor=parts.redactor,
+        acknowledge=parts.queue.acknowledge,
+        part=answers,
     )
 
 

@@ -371,7 +371,6 @@ class Worker:
 
     def surface(self) -> Surface:
         """What is seen of the worker itself in the status."""
-        unhealthy = None if self.store is None else self.store.unhealthy()
         listeners = self._listeners
         return Surface(
             listeners=self.addresses(),
@@ -383,10 +382,9 @@ class Worker:
                 *(() if listeners is None else listeners.problems),
                 *(
                     text
-                    for part in (self._sending, self._queue, self._scheduler)
+                    for part in (self._sending, self._queue, self._scheduler, self.store)
                     if part
                     for text in part.problems()
                 ),
-                *([unhealthy] if unhealthy else []),
             ),
         )

@@ -120,6 +120,8 @@ def check_refusals(client: Submitter) -> None:
         (SIZE, GUARD),
         # Often so little that LevelDB has to be given the room that is kept back.
         (120 * MB, GUARD),
+        # Less than LevelDB needs: the guard is what it needs.
+        (60 * MB, "8 MB"),
     ],
 )
 async def test_queue_that_grows_to_the_guard_is_refused_more_and_drains(
@@ -173,6 +175,22 @@ async def test_relay_starts_and_drains_on_a_full_disk(
         occupy(small_disk / "neighbour")
         async with comes_back(sink_port) as sink:
             await asyncio.to_thread(relay.start, statuses=(200, 503))
+            await sink.wait_for(len(client.acknowledged), timeout=30)
+            await asyncio.to_thread(relay.wait_until_empty, timeout=60)
+            assert client.acknowledged <= tokens(sink.messages).keys()
+
+
+async def test_what_a_compaction_that_found_no_room_left_does_not_keep_the_spool_shut(
+    tmp_path: Path, small_disk: Path, sink_port: int
+) -> None:
+    """LevelDB removes such tables when it has opened the spool, and has no room left to open it."""
+    with relay_on(tmp_path, small_disk, sink_port, 0) as relay:
+        client = Submitter(relay.smtp_port, prefix="queued", size=LARGE)
+        await client.run(2, 5)
+        relay.kill()
+        occupy(small_disk / "spool" / "999999.ldb")
+        async with comes_back(sink_port) as sink:
+            await asyncio.to_thread(relay.start)
             await sink.wait_for(len(client.acknowledged), timeout=30)
             await asyncio.to_thread(relay.wait_until_empty, timeout=60)
             assert client.acknowledged <= tokens(sink.messages).keys()

@@ -7,9 +7,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from zonerelay.control import messages
-from zonerelay.control.messages import Count, DeliveryRow, End, RelayStatus
-from zonerelay.control.requests import QueueCount, QueueList, Request
+from zonerelay.control.errors import NotFoundError
+from zonerelay.control.messages import Acknowledged, Count, DeliveryRow, End, RelayStatus
+from zonerelay.control.requests import QueueCount, QueueList, Request, SpoolAcknowledge
 from zonerelay.control.server import Answer, ControlServer, Handler
 from zonerelay.supervisor.asking import ask, frames
 from zonerelay.supervisor.fan_out import FanOut
@@ -130,3 +133,27 @@ async def test_workers_look_through_their_queues_at_the_same_time(tmp_path: Path
         rows = [each async for each in frames(path, QueueList()) if isinstance(each, DeliveryRow)]
         assert len(rows) == 3
         assert (await ask(path, QueueCount(), Count)).matched == 3
+
+
+class Lossy:
+    """A worker whose spool tells of one loss."""
+
+    def __init__(self, loss: str) -> None:
+        self.losses = {loss}
+
+    async def handle(self, request: Request, answer: Answer) -> End:
+        assert isinstance(request, SpoolAcknowledge)
+        if request.loss not in self.losses:
+            raise NotFoundError(f"no loss {request.loss}")
+        self.losses.remove(request.loss)
+        await answer.send(Acknowledged(loss=request.loss))
+        return End()
+
+
+async def test_a_loss_is_acknowledged_by_the_worker_that_has_it(tmp_path: Path) -> None:
+    workers = [Lossy("aaaa"), Lossy("bbbb")]
+    async with relay_of(tmp_path, workers) as path, asyncio.timeout(20):
+        assert (await ask(path, SpoolAcknowledge(loss="bbbb"), Acknowledged)).loss == "bbbb"
+        with pytest.raises(NotFoundError, match="no loss bbbb"):
+            await ask(path, SpoolAcknowledge(loss="bbbb"), Acknowledged)
+    assert [each.losses for each in workers] == [{"aaaa"}, set()]

@@ -57,6 +57,7 @@ class Spool:
             self.s3 = s3_settings(shared_moto().url, lease=60.0)
         self.clock = clock or ManualClock()
         self.health: list[str | None] = []
+        self.damage: list[str] = []
         self.news: list[str] = []
         self.lost: list[Collection[DeliveryKey]] = []
         self.syncs: list[float] = []
@@ -70,6 +71,7 @@ class Spool:
             Surroundings(
                 clock=self.clock,
                 on_health=self.health.append,
+                on_damage=self.damage.append,
                 observe_commit=self.syncs.append,
                 on_news=self.news.append,
                 on_lost=self.lost.append,

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import plyvel
 import pytest
 
 from tests.store.builders import NOW, delivery_for, envelope_for, message_id, store_message
@@ -15,6 +16,7 @@ from zonerelay.config.models import Backend
 from zonerelay.store import leveldb_scan as scan
 from zonerelay.store import records
 from zonerelay.store.base import QueueCounts, StoreError, StoreOpenError
+from zonerelay.store.leveldb_directory import MARK_NAME, Mark, write_mark
 from zonerelay.store.leveldb_engine import LevelDb, Op
 
 
@@ -30,6 +32,15 @@ def raw_rows(path: Path, *, then: list[Op] | None = None) -> dict[bytes, bytes]:
         db.close()
 
 
+def contents(path: Path) -> dict[str, bytes]:
+    """Every file of a directory but those that say nothing."""
+    files = (each for each in path.rglob("*") if each.is_file())
+    return {str(each.relative_to(path)): each.read_bytes() for each in files if each.name not in UNTOLD}
+
+
+UNTOLD = {"LOG", "LOG.old", "LOCK", "ballast"}
+
+
 async def refusal(path: Path) -> str:
     with pytest.raises(StoreOpenError) as caught:
         await Spool(path).open()
@@ -43,16 +54,36 @@ async def test_second_opener_is_told_who_may_have_the_spool(spool: Spool) -> Non
     await store_message(spool.store, 1)
 
 
-async def test_unknown_format_version_is_refused(spool: Spool) -> None:
+@pytest.mark.parametrize("marked", [True, False])
+async def test_unknown_format_version_is_refused_and_left_alone(spool: Spool, marked: bool) -> None:
+    path = spool.settings.path
     await spool.store.close()
-    raw_rows(spool.settings.path, then=[(records.META_FORMAT, b"2")])
-    assert "has format version 2; this zonerelay reads version 1" in await refusal(spool.settings.path)
+    raw_rows(path, then=[(records.META_FORMAT, b"2")])
+    (path / MARK_NAME).unlink()
+    if marked:
+        write_mark(path, Mark("2", 1, 0))
+    before = contents(path)
+    assert "has format version 2; this zonerelay reads version 1" in await refusal(path)
+    assert contents(path) == before
 
 
-async def test_foreign_database_is_refused_and_left_alone(spool: Spool) -> None:
+async def test_foreign_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    db = plyvel.DB(str(tmp_path), create_if_missing=True)
+    db.put(b"theirs", b"x")
+    db.close()
+    before = contents(tmp_path)
+    assert "not a zonerelay spool" in await refusal(tmp_path)
+    assert contents(tmp_path) == before
+
+
+async def test_spool_of_an_older_release_has_no_mark_and_is_opened(spool: Spool) -> None:
+    await store_message(spool.store, 1)
     await spool.store.close()
-    raw_rows(spool.settings.path, then=[(records.META_FORMAT, None), (b"theirs", b"x")])
-    assert "not a zonerelay spool" in await refusal(spool.settings.path)
+    (spool.settings.path / MARK_NAME).unlink()
+    await spool.open()
+    assert len(await spool.store.claim("default", 10, now=NOW)) == 1
+    assert spool.store.problems() == ()
+    assert not (spool.settings.path / "trial").exists()
 
 
 async def test_damaged_database_says_copy_first(spool: Spool) -> None:

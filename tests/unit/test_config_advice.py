@@ -118,8 +118,8 @@ def test_what_is_never_used_is_said(text: str, said: str) -> None:
     ("text", "said"),
     [
         ("min_free_space = 0", "0: nothing is refused before the disk is full"),
-        ('min_free_space = "47 MB"', "47 MB: LevelDB needs 48 MB for a moment"),
-        ('write_buffer = "32 MB"', "100 MB: LevelDB needs 144 MB for a moment"),
+        ('min_free_space = "47 MB"', "new mail is refused below 48 MB free: LevelDB needs that"),
+        ('write_buffer = "32 MB"', "new mail is refused below 144 MB free: LevelDB needs that"),
         ('min_free_space = "48 MB"', ""),
         ('backend = "disk"\nmin_free_space = "1 MB"', ""),
     ],

@@ -268,6 +268,9 @@ def _outbox(commands: Commands) -> None:
 def _spool(commands: Commands) -> None:
     spool = commands.add_parser("spool", help="the spool itself")
     verbs = spool.add_subparsers(dest="verb", required=True, metavar="VERB")
+    acknowledge = _command(verbs, "acknowledge", "a loss of the spool has been dealt with: tell it no more")
+    acknowledge.add_argument("loss", metavar="ID", help="as `zonerelay status` shows it")
+    _json(acknowledge)
     _command(verbs, "accept-empty", "believe a shared store that lost the queue which this machine knows")
 
 

@@ -109,6 +109,10 @@ def _run_tool(arguments: Namespace) -> int:
 
 
 def _run_spool(arguments: Namespace) -> int:
+    if arguments.verb == "acknowledge":
+        from zonerelay.cli.spool import acknowledge
+
+        return acknowledge(arguments)
     from zonerelay.cli.accept_empty import accept_empty
 
     return accept_empty(arguments)

@@ -108,7 +108,7 @@ def facts(pairs: Iterable[tuple[str, Cell]]) -> Table:
 
 
 def completeness(end: End) -> int:
-    """The exit status of a list, after a word about workers that did not answer."""
+    """The exit status of a list, after a word about what is not in it."""
     for missing in end.missing:
         chatter().print(f"Not in this answer: {missing}")
     return FAILED if end.missing else OK

@@ -53,6 +53,8 @@ def _facts(found: RelayStatus) -> Iterator[tuple[str, output.Cell]]:
     yield "relay", f"{found.hostname}, zonerelay {found.software}, process {found.pid}"
     yield "state", f"{found.state} for {text.span(found.uptime)}"
     yield "spool", found.backend
+    if found.guard:
+        yield "free space", text.clean(found.guard)
     if not found.counted:
         yield "queue", Text("still being counted: there is more than the figures say", style="yellow")
     if found.limits:

@@ -23,9 +23,8 @@ from zonerelay.config.route_advice import route_advice
 from zonerelay.config.s3_checks import s3_advice
 from zonerelay.config.secrets import is_public
 from zonerelay.config.source_checks import source_advice
-from zonerelay.config.spool_checks import leveldb_room
+from zonerelay.config.spool_checks import raised_guard
 from zonerelay.config.tls_advice import tls_advice
-from zonerelay.config.units import format_size
 
 
 def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
@@ -74,14 +73,10 @@ def _spool(settings: Settings) -> list[str]:
                 "spool.shelve: a shelf is not durable: a crash loses the queued messages written last, and "
                 "can damage all of them"
             )
-    room = settings.spool.min_free_space
-    if room == 0:
+    if settings.spool.min_free_space == 0:
         found.append("spool.min_free_space: 0: nothing is refused before the disk is full")
-    elif settings.spool.backend is Backend.LEVELDB and room < (least := leveldb_room(settings.spool)):
-        found.append(
-            f"spool.min_free_space: {format_size(room)}: LevelDB needs {format_size(least)} for a moment "
-            "when it moves tables (write_buffer); with less a disk that filled up is drained slowly"
-        )
+    if raised := raised_guard(settings.spool):
+        found.append(f"spool.min_free_space: {raised}")
     return found
 
 

@@ -103,8 +103,9 @@ class SpoolSettings:
         100 * MB,
         "With less free space than this on the spool's file system new mail is answered 452 4.3.1 and "
         "/readyz says no, so that what is queued can still be delivered. Half of it is kept back in a file "
-        "(ballast) and given up when others fill the disk all the same. 0 turns both off. With redis it is "
-        "the memory below the server's maxmemory, if that is set, and there is no ballast.",
+        "(ballast) and given up when others fill the disk all the same. 0 turns both off. With leveldb less "
+        "than four times write_buffer and 4 MB counts as that, for so much it needs to move its tables. With "
+        "redis it is the memory below the server's maxmemory, if that is set, and there is no ballast.",
         least=MB,
         optional=True,
     )

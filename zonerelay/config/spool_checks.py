@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zonerelay.config.models import Backend, Settings, SpoolSettings
 from zonerelay.config.problems import Report
+from zonerelay.config.units import format_size
 
 ONLY_WITH = {
     "env_directory": Backend.DISK,
@@ -23,6 +24,24 @@ comes at once, are written again before their space is free.
 def leveldb_room(spool: SpoolSettings) -> int:
     """Octets that LevelDB may need besides what it holds."""
     return LEVELDB_TABLES * (spool.write_buffer + LEVELDB_BATCH)
+
+
+def space_guard(spool: SpoolSettings) -> int:
+    """Octets below which no new mail is taken: with LevelDB never fewer than it needs. 0: no guard."""
+    if spool.backend is not Backend.LEVELDB or not spool.min_free_space:
+        return spool.min_free_space
+    return max(spool.min_free_space, leveldb_room(spool))
+
+
+def raised_guard(spool: SpoolSettings) -> str:
+    """What `min_free_space` does not say of when new mail is refused, or ""."""
+    guard = space_guard(spool)
+    if guard == spool.min_free_space:
+        return ""
+    return (
+        f"new mail is refused below {format_size(guard)} free: LevelDB needs that for a moment when it moves"
+        f" tables (write_buffer), and min_free_space is {format_size(spool.min_free_space)}"
+    )
 
 
 def check_spool(settings: Settings, report: Report) -> None:

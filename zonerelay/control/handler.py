@@ -12,7 +12,17 @@ from contextlib import aclosing
 from zonerelay import __version__
 from zonerelay.control.errors import ControlError, NotFoundError
 from zonerelay.control.explain import Explainer
-from zonerelay.control.messages import Address, Changed, Count, End, Pong, RelayStatus, TraceStep
+from zonerelay.control.messages import (
+    Acknowledged,
+    Address,
+    Changed,
+    Count,
+    End,
+    Explanation,
+    Pong,
+    RelayStatus,
+    TraceStep,
+)
 from zonerelay.control.part import PartAnswers
 from zonerelay.control.part_messages import PartMetrics, PartReadiness
 from zonerelay.control.requests import (
@@ -26,6 +36,7 @@ from zonerelay.control.requests import (
     QueueTrace,
     Request,
     Resolve,
+    SpoolAcknowledge,
     Status,
 )
 from zonerelay.control.server import Answer
@@ -43,6 +54,10 @@ MAX_RESOLVED = 100
 DEFAULT_REASON = "given up by the operator"
 
 
+async def _nothing_lost(_loss: str) -> bool:
+    return False
+
+
 class ControlHandler:
     """Satisfies `control.server.Handler`. `status` composes the relay's own part of the answer."""
 
@@ -53,8 +68,10 @@ class ControlHandler:
         status: Callable[[], Awaitable[RelayStatus]],
         explainer: Explainer,
         redactor: Redactor,
+        acknowledge: Callable[[str], Awaitable[bool]] = _nothing_lost,
         part: PartAnswers | None = None,
     ) -> None:
+        self._acknowledge = acknowledge
         self._part = part
         self._operations = operations
         self._status = status
@@ -83,10 +100,8 @@ class ControlHandler:
                 await self._trace(request, answer)
             case Resolve():
                 return await self._resolve(request, answer)
-            case Explain():
-                await answer.send(await self._explainer.explain(request))
-            case Status():
-                await answer.send(await self._status())
+            case Explain() | Status() | SpoolAcknowledge():
+                await answer.send(await self._answer(request))
             case PartMetrics() if self._part is not None:
                 await answer.send(await self._part.metrics())
             case PartReadiness() if self._part is not None:
@@ -94,6 +109,19 @@ class ControlHandler:
             case Ping():
                 await answer.send(Pong(software=__version__, pid=os.getpid()))
         return End()
+
+    async def _answer(
+        self, request: Explain | Status | SpoolAcknowledge
+    ) -> Explanation | RelayStatus | Acknowledged:
+        match request:
+            case Explain():
+                return await self._explainer.explain(request)
+            case Status():
+                return await self._status()
+            case SpoolAcknowledge():
+                if not await self._acknowledge(request.loss):
+                    raise NotFoundError(f"no loss {request.loss} of the spool waits to be acknowledged")
+                return Acknowledged(loss=request.loss)
 
     async def _list(self, request: QueueList, answer: Answer) -> End:
         # One more than asked for: that is how we know that there are more.
@@ -105,7 +133,7 @@ class ControlHandler:
                     return End(count=rows, more=True)
                 await answer.send(delivery_row(delivery, message, state))
                 rows += 1
-        return End(count=rows)
+        return End(count=rows, missing=self._operations.left_out())
 
     async def _count(self, request: QueueCount, answer: Answer) -> None:
         wanted = _queue_filter(request.filter)
@@ -159,7 +187,7 @@ class ControlHandler:
                         return End(count=len(seen), more=True)
                     seen.add(mailbox)
                     await answer.send(Address(address=mailbox, role=role, message_id=delivery.message_id))
-        return End(count=len(seen))
+        return End(count=len(seen), missing=self._operations.left_out())
 
 
 def _queue_filter(wanted: Filter) -> QueueFilter:

@@ -114,6 +114,12 @@ class Changed(_Frame, frozen=True, kw_only=True, tag="changed"):
     busy: int
 
 
+class Acknowledged(_Frame, frozen=True, kw_only=True, tag="acknowledged"):
+    """The loss of a spool is told no more."""
+
+    loss: str
+
+
 class Address(_Frame, frozen=True, kw_only=True, tag="address"):
     """An address behind a pseudonym. `role` is `sender` or `recipient`."""
 
@@ -140,6 +146,8 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
     workers: tuple[WorkerStatus, ...] = ()
     counted: bool = True
     """False: what was found at the start is still being counted, and the figures of `zones` are too low."""
+    guard: str = ""
+    """Below how much free space new mail is refused, where the configuration says less."""
 
 
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
@@ -184,7 +192,7 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
 
 class End(_Frame, frozen=True, kw_only=True, tag="end"):
     """The answer is complete. `more` is true when a limit cut a list short. `missing` names, in words, the
-    workers that did not answer: what they have is not in it.
+    workers that did not answer, and spools that are damaged: what they have is not in it.
     """
 
     count: int = 0
@@ -207,6 +215,7 @@ Frame = (
     | Progress
     | Count
     | Changed
+    | Acknowledged
     | Address
     | RelayStatus
     | Explanation

@@ -102,6 +102,12 @@ class Explain(_Request, frozen=True, kw_only=True, tag="explain"):
     headers: tuple[tuple[str, str], ...] = ()
 
 
+class SpoolAcknowledge(_Request, frozen=True, kw_only=True, tag="spool-acknowledge"):
+    """The operator has dealt with a loss of the spool: it is no problem any more."""
+
+    loss: str
+
+
 class Resolve(_Request, frozen=True, kw_only=True, tag="resolve"):
     """Which addresses in the queue a pseudonym from the log stands for."""
 
@@ -118,6 +124,7 @@ Request = (
     | QueueChange
     | Explain
     | Resolve
+    | SpoolAcknowledge
     | PartMetrics
     | PartReadiness
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from zonerelay import __version__
 from zonerelay.config.models import Settings
+from zonerelay.config.spool_checks import raised_guard
 from zonerelay.control.explain import Suspended
 from zonerelay.control.messages import RelayStatus
 from zonerelay.control.source_plans import SourcePlans
@@ -115,6 +116,7 @@ class StatusBoard:
             pid=os.getpid(),
             hostname=self._hostname,
             backend=self._settings.spool.backend.value,
+            guard=raised_guard(self._settings.spool),
             uptime=self._clock.now() - self._started,
             state=surface.state,
             listeners=tuple(surface.listeners),

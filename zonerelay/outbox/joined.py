@@ -39,6 +39,7 @@ class JoinedStore:
         self._waiting: list[dict[DeliveryKey, Delivery]] = []
         # What concerns new mail and ids is the spool's alone.
         self.unhealthy = spool.unhealthy
+        self.problems = spool.problems
         self.usable = spool.usable
         self.probe = spool.probe
         # A table that cannot be asked has a figure of its own, and hides none of the spool's.

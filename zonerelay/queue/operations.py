@@ -35,6 +35,7 @@ from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import Settler
 from zonerelay.queue.streams import closing
 from zonerelay.queue.tracing import Shown, Step, steps
+from zonerelay.store import health
 from zonerelay.store.base import MessageNotFoundError, Store, StoreCorruptError
 from zonerelay.telemetry.events import Events
 
@@ -73,6 +74,9 @@ class Progress(Protocol):
     total: int
 
 
+LEFT_OUT = "what cannot be read, for the spool is damaged (zonerelay status says more)"
+
+
 class Operations:
     """One per worker. Methods raise StoreError when the store cannot do it."""
 
@@ -86,6 +90,10 @@ class Operations:
         self._clock = clock
 
     # Looking
+
+    def left_out(self) -> tuple[str, ...]:
+        """What the answers of a damaged store lack, in words."""
+        return (LEFT_OUT,) if self._store.unhealthy() == health.DAMAGED else ()
 
     async def select(
         self, wanted: QueueFilter, limit: int | None = None, progress: Progress | None = None

@@ -205,6 +205,9 @@ class QueueStore(Protocol):
     def unhealthy(self) -> str | None:
         """A bland reason why no new mail should be taken now, or `None`. Cheap; asked before each message."""
 
+    def problems(self) -> Sequence[str]:
+        """Everything that an operator should know of, in full; the reason of `unhealthy` is among it."""
+
     async def usable(self) -> bool:
         """Wait while the store has failed and is being repaired; true when it had.
 

@@ -69,6 +69,7 @@ class DiskStore:
         keeper.on_repair = self._repaired
         self.check_writable = keeper.check_writable
         self.unhealthy = keeper.unhealthy
+        self.problems = keeper.problems
         self.usable = keeper.usable
         # Called for every claim, so without a step in between.
         claims = DiskClaims(keeper, self._index, self._states)

@@ -84,6 +84,7 @@ class DiskKeeper:
         self.check_usable = self._health.check_usable
         self.check_writable = self._health.check_writable
         self.unhealthy = self._health.unhealthy
+        self.problems = self._health.problems
         self.usable = self._health.usable
         self._closed = False
         self._number = number

@@ -1,7 +1,9 @@
 """Whether a store may be used, and why not. Bland reasons: they may reach clients and `/readyz`.
 
 Two things are kept apart. A refusal means that nothing can be done now, and is what every caller gets. A
-cause without one (little space, little memory) keeps new mail out while the queue is drained.
+cause without one (little space, little memory, damage) keeps new mail out while the queue is drained.
+
+`problems` is what the operator reads: each cause in full, and notes, which keep nothing out.
 """
 
 from __future__ import annotations
@@ -9,19 +11,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from zonerelay.store.base import StoreError, StoreFullError
+from zonerelay.store.base import StoreCorruptError, StoreError, StoreFullError
 
 NO_SPACE = "insufficient disk space"
 WRITE_FAILED = "the spool cannot be written"
 CLOSED = "the spool is closed"
+DAMAGED = "the spool is damaged"
 
 
 class Health:
-    """Causes with their reasons; the first one counts. `on_change` hears of every new reason and of None."""
+    """Causes with their reasons; damage counts before all others, then the first one. `on_change` hears of
+    every new reason and of None.
+    """
 
     def __init__(self, on_change: Callable[[str | None], None]) -> None:
         self._on_change = on_change
         self._causes: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
         self._closed = False
         self._changed = asyncio.Event()
         self._refusal: StoreError | None = None
@@ -60,15 +66,28 @@ class Health:
             raise type(self.refusal)(str(self.refusal))
 
     def check_writable(self) -> None:
-        """Also raises StoreFullError when there is too little room for new mail."""
+        """Also raises StoreFullError when there is too little room for new mail, StoreCorruptError when the
+        store is damaged.
+        """
         if self.reason is not None:
             self.check_usable()
-            raise StoreFullError(self.reason)
+            raise (StoreCorruptError if self.reason == DAMAGED else StoreFullError)(self.reason)
 
     def unhealthy(self) -> str | None:
         return self.reason
 
-    def set(self, cause: str, reason: str | None) -> None:
+    def problems(self) -> tuple[str, ...]:
+        return tuple(self._texts.values())
+
+    def note(self, cause: str, text: str | None) -> None:
+        """A problem that keeps no mail out."""
+        if text is None:
+            self._texts.pop(cause, None)
+        else:
+            self._texts[cause] = text
+
+    def set(self, cause: str, reason: str | None, text: str = "") -> None:
+        """`text` is what the operator reads in place of the bland reason."""
         if self._closed:
             return
         before = self.reason
@@ -76,7 +95,9 @@ class Health:
             self._causes.pop(cause, None)
         else:
             self._causes[cause] = reason
-        self.reason = next(iter(self._causes.values()), None)
+        self.note(cause, None if reason is None else text or reason)
+        reasons = self._causes.values()
+        self.reason = DAMAGED if DAMAGED in reasons else next(iter(reasons), None)
         if self.reason != before:
             self._on_change(self.reason)
         self._tell()

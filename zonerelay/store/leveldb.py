@@ -68,6 +68,8 @@ class LevelDbStore:
         keeper.on_failure = self._reset
         self.check_writable = keeper.check_writable
         self.unhealthy = keeper.unhealthy
+        self.problems = keeper.problems
+        self.acknowledge = keeper.acknowledge
         self.usable = keeper.usable
         self.scan = self._cold.scan
 
@@ -133,17 +135,17 @@ class LevelDbStore:
     async def claim(
         self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        self._keeper.check_usable()
+        self._keeper.check_claims()
         return await self._zones[zone].claim(limit, skip_domains, now)
 
     async def claim_new(
         self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
     ) -> list[Delivery]:
-        self._keeper.check_usable()
+        self._keeper.check_claims()
         return await self._zones[zone].claim_new(limit, since, skip_domains)
 
     async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
-        self._keeper.check_usable()
+        self._keeper.check_claims()
         return await self._zones[zone].claim_domain(domain, limit, now)
 
     def release(self, keys: Collection[DeliveryKey]) -> None:

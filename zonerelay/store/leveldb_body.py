@@ -14,6 +14,7 @@ from zonerelay.store import records
 from zonerelay.store.base import MessageNotFoundError, StoreCorruptError
 from zonerelay.store.leveldb_engine import LevelDb
 from zonerelay.store.leveldb_reader import SpoolReader
+from zonerelay.store.leveldb_scan import unreadable
 
 READ_CHUNKS = 4
 """Chunks read in one go."""
@@ -50,6 +51,7 @@ def _read_group(db: LevelDb, message_id: MessageId, first: int, chunks: int) -> 
         if chunk is None:
             if db.get(records.exists_key(message_id)) is None:
                 raise MessageNotFoundError(f"message {message_id} was removed while it was read")
-            raise StoreCorruptError(f"message {message_id}: chunk {number} of {chunks} is missing")
+            lost = StoreCorruptError(f"message {message_id}: chunk {number} of {chunks} is missing")
+            raise unreadable(db, lost)
         found.append(chunk)
     return found

@@ -2,7 +2,8 @@
 
 After a failed write nothing more is written until the database was reopened, which is tried with
 growing pauses for as long as it takes (a full disk has to be freed first). Meanwhile new mail is
-refused, nothing is handed out, and all that was acknowledged stays where it is. Below
+refused, nothing is handed out, and all that was acknowledged stays where it is. A spool that has shown damage
+takes no new mail until the next start, and delivers what can be read. Below
 `min_free_space` new mail is refused while outcomes are still stored: they free space. Half of it is
 kept back as ballast and given up when the disk is full, so that the queue can be drained even then.
 """
@@ -10,20 +11,23 @@ kept back as ballast and given up when the disk is full, so that the queue can b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import NamedTuple
 
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import health, records
 from zonerelay.store import leveldb_scan as scan
 from zonerelay.store.ballast import Ballast
-from zonerelay.store.base import StoreError, StoreFullError
+from zonerelay.store.base import StoreCorruptError, StoreError, StoreFullError
 from zonerelay.store.group_commit import GroupCommitter
 from zonerelay.store.health import Health
 from zonerelay.store.leveldb_compaction import Compactor
+from zonerelay.store.leveldb_directory import RESCUE
 from zonerelay.store.leveldb_engine import Batch, Batches, LevelDb, Op, View
 from zonerelay.store.leveldb_reader import SpoolReader
 from zonerelay.store.surroundings import Surroundings
@@ -32,6 +36,8 @@ from zonerelay.store.writer_thread import WriterThread
 
 SPACE_INTERVAL = 1.0
 """Seconds between two looks at the free space."""
+MARK_INTERVAL = 1.0
+"""Seconds of which a log that lost its end looks like one that was torn by a power cut."""
 COMPACT_INTERVAL = 5.0
 """Seconds between two compactions while there is too little space."""
 LARGE_BATCH = 256 * 1024
@@ -43,8 +49,22 @@ SWEEP_PAUSE = 20
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 """Seconds between two attempts to reopen a failed spool."""
+LONGEST_DAMAGED = 60.0
+"""The same of a spool whose damage makes it fail, for the outcomes that wait: what compacts meets it again
+after each reopening.
+"""
+MOST_REFUSED = 1
+"""Times that damage may make it fail before nothing is handed out any more. A crash repeats what waits."""
+MOST_KINDS = 16
+"""Of damage that are told one by one, and messages that are named."""
 
 _log = logging.getLogger("zonerelay.store")
+
+
+_PAUSED = (
+    "the spool cannot be written for long because it is damaged: deliveries pause until the next start, so"
+    " that none is repeated; now and then it is reopened to store the outcomes that wait"
+)
 
 
 class Job(NamedTuple):
@@ -82,6 +102,7 @@ class SpoolKeeper:
         self._ballast = ballast
         self._min_free_space = min_free_space
         self._may_write = 0
+        self._mark_at = 0.0
         self._compact_after = 0.0
         self._removed: tuple[MessageId, MessageId] | None = None
         self._cut_off: set[MessageId] = set()
@@ -92,7 +113,15 @@ class SpoolKeeper:
         self.check_usable = self._health.check_usable
         self.check_writable = self._health.check_writable
         self.unhealthy = self._health.unhealthy
+        self.problems = self._health.problems
         self.usable = self._health.usable
+        self._loop = asyncio.get_running_loop()
+        self._on_damage = around.on_damage
+        self._damage: set[str] = set()
+        self._unreadable: set[str] = set()
+        self._losses: set[str] = set()
+        self._refused = 0
+        self._pause = FIRST_PAUSE
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._watcher: asyncio.Task[None] | None = None
@@ -101,8 +130,19 @@ class SpoolKeeper:
         """Sweep what the last run left and watch the space. `view` is the spool as it was opened, `last` the
         highest id in it: new messages have higher ones.
         """
+        self._db.on_damage = functools.partial(self._tell, self._damaged)
+        self._db.on_unreadable = functools.partial(self._tell, self._note_unreadable)
+        if self._db.damage:
+            self._damaged(self._db.damage)
+        self.note_losses()
         self._spawn(self._sweep(view, last))
         self._watcher = asyncio.get_running_loop().create_task(self._watch_space())
+
+    def check_claims(self) -> None:
+        """Raises StoreError while nothing may be handed out."""
+        self._health.check_usable()
+        if self._refused > MOST_REFUSED:
+            raise StoreCorruptError(health.DAMAGED)
 
     async def probe(self) -> None:
         self.check_usable()
@@ -124,7 +164,11 @@ class SpoolKeeper:
         batch = job.batch or db.batch(job.batches)
         started = now()
         db.commit(batch)
-        return now() - started
+        ended = now()
+        if ended >= self._mark_at:
+            self._mark_at = ended + MARK_INTERVAL
+            db.note_synced()
+        return ended - started
 
     # --- free space
 
@@ -191,12 +235,63 @@ class SpoolKeeper:
         self._may_write = left // 4 if left >= 0 else sys.maxsize
         return left < 0
 
+    # --- damage
+
+    def _tell(self, known: Callable[[str], None], text: str) -> None:
+        """In any thread that reads or writes."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed: there is nobody to tell
+            self._loop.call_soon_threadsafe(known, text)
+
+    def _damaged(self, text: str) -> None:
+        if text not in self._damage and len(self._damage) < MOST_KINDS:
+            self._damage.add(text)
+            _log.error("the spool %s is damaged: %s", self._db.path, text)
+            self._on_damage(text)
+        self._health.set("damage", health.DAMAGED, _damage_advice(self._db.path, "; ".join(self._damage)))
+
+    def _note_unreadable(self, text: str) -> None:
+        """LevelDB is sound, a record is not: others are as good as before."""
+        if text in self._unreadable or len(self._unreadable) > MOST_KINDS:
+            return
+        self._unreadable.add(text)
+        self._on_damage(text)
+        count = len(self._unreadable)
+        self._health.note(
+            "unreadable",
+            f"the spool {self._db.path} holds {count if count <= MOST_KINDS else 'many'} records that are"
+            f" without sense or incomplete, the first {text}: they stay where they are, and their mail is not"
+            " sent; copy the directory while the relay is stopped, and report it",
+        )
+
+    def note_losses(self) -> None:
+        """What openings have found lost, as long as it was not acknowledged."""
+        told = dict(self._db.losses.problems())
+        for identity in self._losses - told.keys():
+            self._health.note(f"loss {identity}", None)
+        for identity, text in told.items():
+            self._health.note(f"loss {identity}", text)
+            if identity not in self._losses:
+                self._on_damage(text)
+        self._losses = set(told)
+
+    async def acknowledge(self, identity: str) -> bool:
+        """False when no such loss waits for it. Raises StoreError."""
+        known = await self.reader.read(_acknowledge, identity)
+        self.note_losses()
+        return known
+
     # --- failure and recovery
 
     def _fail(self, error: StoreError) -> None:
         _log.error("the spool cannot be written and is being reopened: %s", error)
         self._health.refusal = error
         full = isinstance(error, StoreFullError)
+        if isinstance(error, StoreCorruptError):
+            self._damaged(str(error))
+            self._refused += 1
+            self._pause = min(self._pause * 2, LONGEST_DAMAGED)
+            if self._refused > MOST_REFUSED:
+                self._health.note("paused", _PAUSED)
         self.on_failure()
         self.counts = Tally()  # a count that is under way adds to the old one
         if not self._closed:
@@ -204,7 +299,7 @@ class SpoolKeeper:
         self._health.set("write", health.NO_SPACE if full else health.WRITE_FAILED)
 
     async def _recover(self, full: bool) -> None:
-        pause = FIRST_PAUSE
+        pause = self._pause
         while True:
             await asyncio.sleep(pause)
             try:
@@ -213,8 +308,9 @@ class SpoolKeeper:
                 break
             except StoreError as error:
                 _log.warning("the spool cannot be reopened yet: %s", error)
-                pause = min(pause * 2, LONGEST_PAUSE)
+                pause = min(pause * 2, max(LONGEST_PAUSE, self._pause))
         self._health.refusal = None
+        self.note_losses()
         self.committer.resume()
         self._spawn(self._tell_of_all())
         self._spawn(self._count(view))
@@ -232,7 +328,7 @@ class SpoolKeeper:
 
     async def _sweep_cut_off(self) -> None:
         """On a full disk that is the space that is missing. A message may be there after all."""
-        while self._cut_off:
+        while self._cut_off and not self._db.losses.open:
             message_id = self._cut_off.pop()
             try:
                 await self._sweep_from(records.message_prefix(message_id), message_id)
@@ -246,8 +342,8 @@ class SpoolKeeper:
     async def _sweep(self, view: View, last: MessageId | None) -> None:
         """Count the queue, then remove the chunks of uploads that a crash cut off."""
         await self._count(view)
-        if last is None:
-            return
+        if last is None or self._db.damage or self._db.losses.open:
+            return  # chunks whose message is in what is damaged look like an upload that was cut off
         try:
             start: bytes | None = records.MESSAGE_PREFIX
             while start is not None:
@@ -302,6 +398,7 @@ class SpoolKeeper:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._compactor.close()
+        self._db.on_damage = self._db.on_unreadable = lambda text: None
         await self.reader.read(LevelDb.close)
         self.reader.stop()
 
@@ -312,7 +409,20 @@ class SpoolKeeper:
         return task
 
 
+def _damage_advice(path: Path, what: str) -> str:
+    return (
+        f"the spool {path} is damaged ({what}): new mail is refused, what can be read is delivered, and the"
+        f" rest stays where it is. Look at the disk and at the kernel's messages. When the queue"
+        f" has drained, stop the relay. {RESCUE}"
+    )
+
+
+def _acknowledge(db: LevelDb, identity: str) -> bool:
+    return db.losses.acknowledge(identity)
+
+
 def _free_space(db: LevelDb, ballast: Ballast, min_free_space: int) -> int:
+    db.look()
     return ballast.count_in(db.free_space(), wanted=min_free_space)
 
 

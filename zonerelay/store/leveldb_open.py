@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zonerelay.config.models import SpoolSettings
+from zonerelay.config.spool_checks import space_guard
 from zonerelay.model.message_id import MessageId
 from zonerelay.store import leveldb_scan as scan
 from zonerelay.store.ballast import Ballast
@@ -29,7 +30,8 @@ async def open_leveldb(
 ) -> LevelDbStore:
     """Raises StoreOpenError. Delivering can begin at once; counting and sweeping go on behind it."""
     reader = SpoolReader(LevelDb(settings.path, write_buffer=settings.write_buffer))
-    ballast = Ballast(settings.path, settings.min_free_space // 2)
+    guard = space_guard(settings)
+    ballast = Ballast(settings.path, guard // 2)
     try:
         opened = await reader.read(_open, ballast)
     except BaseException:
@@ -39,7 +41,7 @@ async def open_leveldb(
     keeper = SpoolKeeper(
         reader,
         ballast=ballast,
-        min_free_space=settings.min_free_space,
+        min_free_space=guard,
         around=around,
     )
     store = LevelDbStore(keeper, Ledger(), last_id=opened.last_id, empty=opened.is_empty)

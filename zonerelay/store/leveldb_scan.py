@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.model.message_id import MessageId, first_at, is_message_id
 from zonerelay.store import records
 from zonerelay.store.base import MessageNotFoundError, QueueCounts, StoreCorruptError, Wanted, everybody
 from zonerelay.store.ledger import Found, OpenMessage
 from zonerelay.store.leveldb_engine import LevelDb, View
+from zonerelay.store.leveldb_losses import Loss, identity_of
 
 PAGE_ROWS = 1000
 """Rows looked at in one go."""
@@ -51,7 +52,7 @@ def read_fresh(db: LevelDb, start: bytes, end: bytes, wanted: int) -> Page:
             if not status.held and status.next_attempt <= 0:
                 found.append(records.decode_delivery(key, value))
         except StoreCorruptError as error:
-            _log.error("stepped over: %s", error)
+            _step_over(db, error)
     return Page(found, None, [])
 
 
@@ -66,7 +67,7 @@ def read_index(db: LevelDb, start: bytes, bound: bytes, end: bytes, wanted: int)
         keys.append(key)
     view = db.snapshot()
     try:
-        found = read_deliveries(db, [key for _, key in _parsed(keys)], view)
+        found = read_deliveries(db, [key for _, key in _parsed(db, keys)], view)
     finally:
         view.close()
     return Page(found, low, keys)
@@ -75,29 +76,41 @@ def read_index(db: LevelDb, start: bytes, bound: bytes, end: bytes, wanted: int)
 def read_deliveries(db: LevelDb, keys: Sequence[DeliveryKey], view: View | None = None) -> list[Delivery]:
     """Those of the deliveries that exist and can be read."""
     raw_keys = [records.delivery_key(key) for key in keys]
-    return list(_decoded(zip(raw_keys, db.get_many(raw_keys, view), strict=True)))
+    return list(_decoded(db, zip(raw_keys, db.get_each(raw_keys, view), strict=True)))
 
 
-def _decoded(rows: Iterable[tuple[bytes, bytes | None]]) -> Iterator[Delivery]:
+def _decoded(
+    db: LevelDb, rows: Iterable[tuple[bytes, bytes | StoreCorruptError | None]]
+) -> Iterator[Delivery]:
     for key, value in rows:
-        if value is not None:
+        if isinstance(value, bytes):
             try:
                 yield records.decode_delivery(key, value)
             except StoreCorruptError as error:
-                _log.error("stepped over: %s", error)
+                _step_over(db, error)
 
 
-def _parsed(keys: Iterable[bytes]) -> Iterator[tuple[bytes, DeliveryKey]]:
+def _step_over(db: LevelDb, error: StoreCorruptError) -> None:
+    _log.error("stepped over: %s", unreadable(db, error))
+
+
+def unreadable(db: LevelDb, error: StoreCorruptError) -> StoreCorruptError:
+    """LevelDB gives out the record as it was written, or has none, and that makes no sense."""
+    db.on_unreadable(str(error))
+    return error
+
+
+def _parsed(db: LevelDb, keys: Iterable[bytes]) -> Iterator[tuple[bytes, DeliveryKey]]:
     for key in keys:
         try:
             yield key, records.parse_delivery_key(key)
         except StoreCorruptError as error:
-            _log.error("stepped over: %s", error)
+            _step_over(db, error)
 
 
 def read_keys(db: LevelDb, start: bytes, end: bytes) -> list[tuple[bytes, DeliveryKey]]:
     """One page of keys."""
-    return list(_parsed(key for key, _ in db.rows(start, end, limit=PAGE_ROWS)))
+    return list(_parsed(db, (key for key, _ in db.rows(start, end, limit=PAGE_ROWS))))
 
 
 def scan_page(db: LevelDb, start: bytes, end: bytes, view: View, wanted: Wanted) -> Page:
@@ -106,18 +119,18 @@ def scan_page(db: LevelDb, start: bytes, end: bytes, view: View, wanted: Wanted)
     low = rows[-1][0] + b"\0" if len(rows) == PAGE_ROWS else None
     if wanted is not everybody:
         rows = [row for row in rows if wanted(records.unfield(row[0].rpartition(b" ")[2]))]
-    return Page(list(_decoded(rows)), low, [])
+    return Page(list(_decoded(db, rows)), low, [])
 
 
 def read_messages(db: LevelDb, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
     """Those that exist and can be read."""
     found: dict[MessageId, Message] = {}
-    for message_id, raw in zip(ids, db.get_many(list(map(records.metadata_key, ids))), strict=True):
-        if raw is not None:
+    for message_id, raw in zip(ids, db.get_each(list(map(records.metadata_key, ids))), strict=True):
+        if isinstance(raw, bytes):
             try:
                 found[message_id] = records.decode_message(message_id, raw)
             except StoreCorruptError as error:
-                _log.error("stepped over: %s", error)
+                _step_over(db, error)
     return found
 
 
@@ -126,13 +139,21 @@ def read_message(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessa
     (raw,) = db.get_many([records.metadata_key(message_id)])
     if raw is None:
         raise MessageNotFoundError(f"no message {message_id}")
-    message = records.decode_message(message_id, raw)
+    try:
+        message = records.decode_message(message_id, raw)
+    except StoreCorruptError as error:
+        raise unreadable(db, error) from error
     recipients = len(message.envelope.recipients)
     # Most messages have one recipient and no count; to look for what is missing is dear (LevelDb.get_many).
-    count = None if recipients == 1 else db.get(records.open_count_key(message_id))
-    if count is None:
-        return message, OpenMessage(message, recipients)
-    return message, OpenMessage(message, records.parse_count(message_id, count), count_stored=True)
+    try:
+        count = None if recipients == 1 else db.get(records.open_count_key(message_id))
+        if count is None:
+            return message, OpenMessage(message, recipients)
+        return message, OpenMessage(message, records.parse_count(message_id, count), count_stored=True)
+    except StoreCorruptError as error:
+        # The message stays when its last delivery has left; with too low a count it would leave before.
+        unreadable(db, error)
+        return message, OpenMessage(message, recipients, count_stored=True)
 
 
 def read_message_and_body(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessage, bytes | None]:
@@ -140,7 +161,8 @@ def read_message_and_body(db: LevelDb, message_id: MessageId) -> tuple[Message, 
     message, count = read_message(db, message_id)
     if message.chunks != 1:
         return message, count, None
-    return message, count, db.get_many([records.chunk_key(message_id, 1)])[0]
+    (body,) = db.get_each([records.chunk_key(message_id, 1)])
+    return message, count, body if isinstance(body, bytes) else None
 
 
 def read_states(db: LevelDb, keys: Sequence[DeliveryKey]) -> Found:
@@ -163,7 +185,7 @@ def zones(db: LevelDb) -> set[str]:
     """Zones that hold deliveries, one seek each."""
     prefix = records.DELIVERY_PREFIX
     keys = db.first_keys(prefix, records.after(prefix), lambda key: b"%b %b!" % tuple(key.split(b" ", 2)[:2]))
-    return {key.queue for _, key in _parsed(keys)}
+    return {key.queue for _, key in _parsed(db, keys)}
 
 
 def left_over(db: LevelDb) -> str:
@@ -184,7 +206,7 @@ def deliveries_of(db: LevelDb, message_id: MessageId) -> list[Delivery]:
         start: bytes | None = prefix
         while start is not None:
             rows = list(db.rows(start, records.after(prefix), limit=PAGE_ROWS))
-            found += _decoded(rows)
+            found += _decoded(db, rows)
             start = rows[-1][0] + b"\0" if len(rows) == PAGE_ROWS else None
     return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
 
@@ -198,7 +220,7 @@ def oldest(db: LevelDb, start: bytes, end: bytes, now: float) -> tuple[bytes, fl
         try:
             created = records.decode_created(key, value)
         except StoreCorruptError as error:
-            _log.error("stepped over: %s", error)
+            _step_over(db, error)
             continue
         first = first or key
         if created <= now:
@@ -208,11 +230,32 @@ def oldest(db: LevelDb, start: bytes, end: bytes, now: float) -> tuple[bytes, fl
 
 def last_message_id(db: LevelDb) -> MessageId | None:
     """The highest id that this spool has seen, aborted uploads included."""
-    ids = [(db.get(records.META_LAST_ID) or b"").decode("ascii", "replace")]
+    ids = [_noted_last_id(db)]
     last = db.last_key(records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX))
     if last is not None:
         ids.append(last.split(b" ")[1].decode("ascii", "replace"))
     return max((MessageId(text) for text in ids if is_message_id(text)), default=None)
+
+
+def _noted_last_id(db: LevelDb) -> str:
+    """When it is unreadable, the clock of the last run stands in for it: ids must not come twice."""
+    try:
+        raw = db.get(records.META_LAST_ID)
+    except StoreCorruptError:
+        return first_at(db.last_used)
+    noted = (raw or b"").decode("ascii", "replace")
+    if raw is None or is_message_id(noted):
+        return noted
+    instead = first_at(db.last_used)
+    db.losses.tell(
+        Loss(
+            id=identity_of(b"last-id %b" % raw),
+            what=f"the record of the last message id was unreadable ({noted[:20]!r}), {instead} was written"
+            " in its place; no mail is in it, but what took it may have taken more",
+        )
+    )
+    db.write([[(records.META_LAST_ID, instead.encode("ascii"))]])
+    return instead
 
 
 def count_page(db: LevelDb, start: bytes, view: View) -> tuple[dict[str, QueueCounts], bytes | None]:
@@ -224,7 +267,8 @@ def count_page(db: LevelDb, start: bytes, view: View) -> tuple[dict[str, QueueCo
         try:
             counts = found.setdefault(records.unfield(key.split(b" ", 2)[1]), QueueCounts())
             status = records.decode_status(key, value)
-        except (StoreCorruptError, ValueError):
+        except (StoreCorruptError, ValueError) as error:
+            db.on_unreadable(str(error))
             continue
         if status.held:
             counts.held += 1
@@ -239,11 +283,11 @@ def aborted_uploads(db: LevelDb, start: bytes, last: MessageId) -> tuple[list[by
     """Message prefixes up to `last` that hold chunks but neither `#` nor `*`, and where the next page starts.
 
     `#` and `*` sort before the chunks, so one seek per message tells. A message that is being removed
-    meanwhile goes as a whole.
+    meanwhile goes as a whole. Raises StoreCorruptError where a `#` may be in what is damaged.
     """
     aborted: list[bytes] = []
     end = records.after(records.message_prefix(last))
-    keys = db.first_keys(start, end, lambda key: key.rpartition(b" ")[0] + b"!")
+    keys = db.first_keys(start, end, lambda key: key.rpartition(b" ")[0] + b"!", strict=True)
     for number, key in enumerate(keys):
         if number == SEEKS:
             return aborted, key

@@ -264,6 +264,9 @@ class MemoryStore:
     def unhealthy(self) -> str | None:
         return health.CLOSED if self._closed else None
 
+    def problems(self) -> tuple[str, ...]:
+        return ()
+
     async def usable(self) -> bool:
         return False
 

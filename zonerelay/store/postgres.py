@@ -71,6 +71,7 @@ class PostgresStore:
         keeper.resync = self._resync
         self.check_writable = keeper.check_usable
         self.unhealthy = keeper.unhealthy
+        self.problems = keeper.problems
         self.usable = keeper.usable
         self.probe = keeper.probe
 

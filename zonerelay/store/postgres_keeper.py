@@ -84,6 +84,7 @@ class DatabaseKeeper:
         self._health = Health(around.on_health)
         self.check_usable = self._health.check_usable
         self.unhealthy = self._health.unhealthy
+        self.problems = self._health.problems
         self.usable = self._health.usable
         self._tasks: set[asyncio.Task[None]] = set()
         self._heart: asyncio.Task[None] | None = None

@@ -1,4 +1,4 @@
-"""Directories for mail: nobody else may look into them, and a power cut does not take them away.
+"""Directories and files beside mail: nobody else may look into them, and a power cut does not take them away.
 
 Several workers may be making the same ones at the same time: the spool of each but the first is in that of
 the first. Blocks.
@@ -19,7 +19,7 @@ def make_private(path: Path) -> None:
     missing = [each for each in (path, *path.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(mode=0o700, exist_ok=True)
-        _sync(each.parent)
+        sync(each.parent)
 
 
 def take_from_others(directory: Path) -> None:
@@ -34,7 +34,24 @@ def take_from_others(directory: Path) -> None:
                 each.chmod(stat.S_IMODE(mode) & ~stat.S_IRWXO)
 
 
-def _sync(directory: Path) -> None:
+def write_durably(path: Path, content: bytes) -> None:
+    """As a whole or not at all. Raises OSError."""
+    part = path.with_name(f"{path.name}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sync(directory: Path) -> None:
+    """Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

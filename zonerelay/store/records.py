@@ -104,7 +104,7 @@ def parse_count(message_id: MessageId, raw: bytes) -> int:
     try:
         return int(raw)
     except ValueError as error:
-        raise StoreCorruptError(f"message {message_id}: unreadable open count {raw[:20]!r}") from error
+        raise StoreCorruptError(f"message {message_id}: unreadable open count {_shown(raw[:20])}") from error
 
 
 _encode = msgspec.json.Encoder().encode
@@ -201,6 +201,13 @@ def due_field(when: float) -> bytes:
     return b"%0*.7f" % (_TIME_WIDTH, min(max(when, 0.0), _MAX_TIME))
 
 
+def _shown(raw: bytes) -> str:
+    """A key in an error's text, without the recipient at its end."""
+    text = raw[:200].decode("ascii", "backslashreplace")
+    head, blank, _ = text.rpartition(" ")
+    return f"{head} …" if blank else text
+
+
 def parse_delivery_key(raw: bytes) -> DeliveryKey:
     """Any of the three `delivery-zone`, `deferred-zone`, `delivery-domain` keys."""
     try:
@@ -209,7 +216,7 @@ def parse_delivery_key(raw: bytes) -> DeliveryKey:
             unfield(parts[1]), MessageId(parts[-2].decode("ascii")), Mailbox(unfield(parts[-1]))
         )
     except (ValueError, IndexError) as error:
-        raise StoreCorruptError(f"unreadable key {raw[:200]!r}") from error
+        raise StoreCorruptError(f"unreadable key {_shown(raw)}") from error
 
 
 def parse_due(raw: bytes) -> float:
@@ -217,7 +224,7 @@ def parse_due(raw: bytes) -> float:
     try:
         return float(raw.split(b" ", 3)[2])
     except (ValueError, IndexError) as error:
-        raise StoreCorruptError(f"unreadable key {raw[:200]!r}") from error
+        raise StoreCorruptError(f"unreadable key {_shown(raw)}") from error
 
 
 def encode_delivery(delivery: Delivery) -> bytes:
@@ -257,7 +264,7 @@ def decode_record(key: DeliveryKey, raw: bytes) -> Delivery:
         record = _decode_record(raw)
         unknown = _unknown(record, raw)
     except (ValueError, msgspec.MsgspecError) as error:
-        raise StoreCorruptError(f"unreadable delivery {delivery_key(key)[:200]!r}: {error}") from error
+        raise StoreCorruptError(f"unreadable delivery {_shown(delivery_key(key))}: {error}") from error
     return delivery_of(key, record, unknown)
 
 
@@ -282,11 +289,11 @@ def decode_status(raw_key: bytes, raw: bytes) -> DeliveryStatus:
     try:
         return _decode_status(raw)
     except (ValueError, msgspec.MsgspecError) as error:
-        raise StoreCorruptError(f"unreadable delivery {raw_key[:200]!r}: {error}") from error
+        raise StoreCorruptError(f"unreadable delivery {_shown(raw_key)}: {error}") from error
 
 
 def decode_created(raw_key: bytes, raw: bytes) -> float:
     try:
         return _decode_created(raw).created
     except (ValueError, msgspec.MsgspecError) as error:
-        raise StoreCorruptError(f"unreadable delivery {raw_key[:200]!r}: {error}") from error
+        raise StoreCorruptError(f"unreadable delivery {_shown(raw_key)}: {error}") from error

@@ -66,6 +66,7 @@ class RedisStore:
         self.scan, self.deliveries_of = reader.scan, reader.deliveries_of
         self.counts = figures.counts
         self.unhealthy = link.unhealthy
+        self.problems = link.problems
         self.usable = link.usable
 
     async def start(self) -> None:

@@ -79,6 +79,7 @@ class RedisLink:
         self.check_usable = self._health.check_usable
         self.check_writable = self._health.check_writable
         self.unhealthy = self._health.unhealthy
+        self.problems = self._health.problems
         self.usable = self._health.usable
         self._records: Wire | None = None
         self._bodies: Wire | None = None

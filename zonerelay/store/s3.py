@@ -150,6 +150,7 @@ class S3Store:
         self._closed = False
         self.read_message, self.read_body = self._reader.read_message, self._reader.read_body
         self.unhealthy, self.usable, self.probe = keeper.unhealthy, keeper.usable, keeper.probe
+        self.problems = keeper.problems
         self.counts = self._figures.counts
 
     # --- start and end

@@ -62,6 +62,10 @@ class S3Keeper:
         reason = self._health.reason
         return reason if reason is not None or self._nodes.holds_lease else NO_LEASE
 
+    def problems(self) -> tuple[str, ...]:
+        reason = self._reason()
+        return self._health.problems() or (() if reason is None else (reason,))
+
     # --- may it be used?
 
     def check_open(self) -> None:

@@ -15,13 +15,18 @@ def no_news(zone: str) -> None:
     """Nobody else's mail comes in."""
 
 
+def no_damage(text: str) -> None:
+    """The log of the store itself has it."""
+
+
 def none_lost(keys: Collection[DeliveryKey]) -> None:
     """Claims do not end by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """`on_health` hears of every change of `unhealthy()`; `observe_commit` of the seconds of each durable
+    """`on_health` hears of every change of `unhealthy()`; `on_damage` of each new kind of damage that the
+    store meets; `observe_commit` of the seconds of each durable
     write; `on_news` and `on_lost` of what other relays do to a shared store. All are called on the event
     loop that opened the store and must not raise. `environment` is where secrets may be.
     """
@@ -29,6 +34,7 @@ class Surroundings:
     clock: Clock
     on_health: Callable[[str | None], None]
     observe_commit: Callable[[float], None]
+    on_damage: Callable[[str], None] = no_damage
     on_news: News = no_news
     on_lost: Lost = none_lost
     environment: Mapping[str, str] = field(default_factory=dict)

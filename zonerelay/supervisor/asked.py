@@ -8,7 +8,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from zonerelay.control.messages import DeliveryRow, Frame, RelayStatus
+from zonerelay.control.messages import DeliveryRow, End, Frame, RelayStatus
 from zonerelay.control.requests import Request
 from zonerelay.supervisor.asking import UnansweredError, ask, frames
 
@@ -53,6 +53,8 @@ class Asked:
         try:
             async with aclosing(frames(self._sockets[worker], request)) as answered:
                 async for frame in answered:
+                    if isinstance(frame, End) and frame.missing:
+                        self._missed[worker] = "; ".join(frame.missing)
                     yield frame
         except UnansweredError as error:
             self._missed[worker] = str(error)

@@ -10,6 +10,7 @@ from pathlib import Path
 from zonerelay import __version__
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.models import Settings
+from zonerelay.config.spool_checks import raised_guard
 from zonerelay.control.messages import RelayStatus
 from zonerelay.control.paths import control_socket_path
 from zonerelay.model.clock import Clock
@@ -65,6 +66,7 @@ class Board:
             pid=os.getpid(),
             hostname=resolve_hostname(self.settings, socket.getfqdn),
             backend=self.settings.spool.backend.value,
+            guard=raised_guard(self.settings.spool),
             uptime=self._clock.now() - self._started,
             state="draining" if self.draining else "running",
             listeners=tuple(self._listening.addresses()),

@@ -37,6 +37,7 @@ from zonerelay.control.requests import (
     QueueTrace,
     Request,
     Resolve,
+    SpoolAcknowledge,
     Status,
 )
 from zonerelay.control.server import Answer
@@ -72,7 +73,9 @@ class FanOut:
             case QueueChange():
                 await self._change(request, asked, answer)
             case QueueShow() | QueueTrace():
-                await self._find(request, asked, answer)
+                await self._find(request, asked, answer, first=int(request.message_id[-2:], 16))
+            case SpoolAcknowledge():
+                await self._find(request, asked, answer, first=0)
             case Explain():
                 await self._explain(request, asked, answer)
             case _:
@@ -128,10 +131,12 @@ class FanOut:
             raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
         await answer.send(merge_changed(request.action, list(found.values()), shared=self._relay.shared))
 
-    async def _find(self, request: QueueShow | QueueTrace, asked: Asked, answer: Answer) -> None:
-        number = int(request.message_id[-2:], 16)
+    async def _find(
+        self, request: QueueShow | QueueTrace | SpoolAcknowledge, asked: Asked, answer: Answer, *, first: int
+    ) -> None:
+        """From the one worker that has it."""
         not_found: NotFoundError | None = None
-        for worker in sorted(asked.workers(), key=lambda each: each != number):
+        for worker in sorted(asked.workers(), key=lambda each: each != first):
             try:
                 async with aclosing(asked.of(worker, request)) as answered:
                     async for frame in answered:

@@ -251,6 +251,11 @@ class Events:
         else:
             self._emit("error", "store-unhealthy", {"reason": reason})
 
+    def store_damaged(self, detail: str) -> None:
+        """The store has met something that it cannot read back, for the first time since the start."""
+        self.metrics.store_damaged()
+        self._emit("error", "store-damaged", {"detail": self._redact.text(detail)})
+
     def certificate_loaded(
         self, listener: str, file: str, *, name: str, names: int, expires: float, fingerprint: str
     ) -> None:

@@ -57,10 +57,10 @@ TLS_RESULTS = tuple(
     if result != "fallback" or level == "opportunistic"
 )
 TROUBLES = (
-    "auth", "inbound", "loop", "outbox.claim", "outbox.connect", "outbox.write", "policy", "queue.clock", "queue.courier",
-    "queue.errand", "queue.journal", "queue.lane", "queue.read_message", "queue.report",
-    "queue.report_header", "queue.router", "queue.settle", "queue.settled", "reload",
-    "retry.backoff", "store.claim", "store.probe", "store.settle", "systemd",
+    "auth", "inbound", "loop", "outbox.claim", "outbox.connect", "outbox.write", "policy", "queue.clock",
+    "queue.courier", "queue.errand", "queue.journal", "queue.lane", "queue.read_message", "queue.report",
+    "queue.report_header", "queue.router", "queue.settle", "queue.settled", "reload", "retry.backoff",
+    "store.claim", "store.probe", "store.settle", "systemd",
 )  # fmt: skip
 """The places that tell of trouble."""
 
@@ -113,6 +113,9 @@ class Metrics:
         )
         self._commits = Histogram(
             "zonerelay_store_commit_seconds", "Durable writes of the store.", COMMIT_BUCKETS
+        )
+        self._damage = Counter(
+            "zonerelay_store_damage_total", "Kinds of damage that the store has met since the start."
         )
         self._tls_sessions = LabelledCounter(
             "zonerelay_inbound_tls_sessions_total", "TLS handshakes with clients completed.", ("version",)
@@ -187,6 +190,7 @@ class Metrics:
                 self._deliveries,
                 self._seconds,
                 self._commits,
+                self._damage,
                 self._lag,
                 self._inbound,
                 self._policy_failures,
@@ -231,6 +235,9 @@ class Metrics:
 
     def trouble(self, where: str) -> None:
         self._trouble.add((where,))
+
+    def store_damaged(self) -> None:
+        self._damage.value += 1
 
     def policy_failed(self, step: str, kind: str) -> None:
         self._policy_failures.add((step, kind))

@@ -1,0 +1,104 @@
+"""A spool that is damaged while the relay runs: it says so everywhere, takes no mail, and sends the rest."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.support.crew import AT_ONCE, QUICK, run, status
+from tests.support.ports import free_port
+from tests.support.process import RelayProcess
+from tests.support.submit import Submitter, tokens
+from zonerelay.sandbox.sink import Sink
+
+
+async def test_damage_met_while_running_is_told_everywhere_and_the_rest_is_sent(
+    tmp_path: Path, sink: Sink
+) -> None:
+    spool = tmp_path / "relay" / "spool"
+    await sink.close()
+    relay = RelayProcess(
+        tmp_path / "relay",
+        next_hop=f"127.0.0.1:{sink.port}",
+        spool={"path": str(spool), "write_buffer": "1 MB"},
+        tables=QUICK,
+    )
+    with relay:
+        client = Submitter(relay.smtp_port, prefix="queued", size=20_000)
+        await client.run(4, 40)
+        assert len(client.acknowledged) == 40
+        await AT_ONCE(relay.restart)  # LevelDB puts into tables what its log holds
+        # Ten, for the bodies of those that were tried since the start may be in memory.
+        bodies = [
+            (table, found.start())
+            for table in spool.glob("*.ldb")
+            for found in re.finditer(re.escape(client.body[3000:3100]), table.read_bytes())
+        ]
+        for table, at in bodies[-10:]:
+            flip(table, at)
+        back = Sink(port=sink.port)
+        await back.start()
+        try:
+            await AT_ONCE(relay.wait_for, lambda: relay.http("/readyz")[0] == 503, what="/readyz 503")
+            assert "the spool is damaged" in relay.http("/readyz")[1]
+            late = Submitter(relay.smtp_port, prefix="late")
+            await late.run(1, 1)
+            assert set(late.replies) == {b"451 4.3.0"}
+            assert relay.metric("zonerelay_store_usable", worker="0") == 0
+            assert relay.metric("zonerelay_store_damage_total") >= 1
+            (told, *_) = relay.events("store-damaged")
+            assert told["detail"] == "LevelDB: Corruption: block checksum mismatch"
+            assert [event["reason"] for event in relay.events("store-unhealthy")] == ["the spool is damaged"]
+            (problem, *_) = (await AT_ONCE(status, relay)).problems
+            assert f"the spool {spool} is damaged (LevelDB: Corruption:" in problem
+            listed = await AT_ONCE(run, relay, "queue", "list")
+            assert listed.returncode == 1
+            assert "Not in this answer: what cannot be read, for the spool is damaged" in listed.stderr
+            assert "b'" not in listed.stdout + listed.stderr
+
+            def left() -> float:
+                return relay.metric("zonerelay_queue_deliveries", zone="default", state="deferred")
+
+            await AT_ONCE(
+                relay.wait_for,
+                lambda: 1 <= left() <= 10 and len(tokens(back.messages)) + left() == 40,
+                what="all but the damaged ones are delivered, and those stay",
+            )
+            assert max(tokens(back.messages).values()) == 1
+        finally:
+            await back.close()
+
+
+def flip(table: Path, at: int) -> None:
+    if at >= 0:
+        with table.open("r+b") as file:
+            file.seek(at)
+            octets = file.read(4)
+            file.seek(at)
+            file.write(bytes(octet ^ 0xFF for octet in octets))
+
+
+async def test_hole_in_the_log_is_a_problem_until_an_operator_acknowledges_it(tmp_path: Path) -> None:
+    relay = RelayProcess(tmp_path / "relay", next_hop=f"127.0.0.1:{free_port()}", tables=QUICK)
+    with relay:
+        client = Submitter(relay.smtp_port, prefix="queued", size=4000)
+        await client.run(2, 20)
+        assert len(client.acknowledged) == 20
+        await AT_ONCE(relay.kill)
+        log = max(relay.spool.glob("*.log"))
+        flip(log, log.read_bytes().find(client.body[1000:1100]))
+        await AT_ONCE(relay.start)
+        assert relay.http("/readyz")[0] == 200, "what was lost does not come back by refusing more"
+        (problem,) = (await AT_ONCE(status, relay)).problems
+        assert "; they name " in problem, "what was written together is lost together"
+        (told,) = relay.events("store-damaged")
+        assert "the spool lost something" in told["detail"]
+        identity = problem.rpartition(" ")[2]
+        refused = await AT_ONCE(run, relay, "spool", "acknowledge", "00000000")
+        assert refused.returncode == 1
+        assert "no loss 00000000 of the spool waits to be acknowledged" in refused.stderr
+        done = await AT_ONCE(run, relay, "spool", "acknowledge", identity)
+        assert done.stdout == f"{identity}: acknowledged\n"
+        assert (await AT_ONCE(status, relay)).problems == ()
+        await AT_ONCE(relay.restart)
+        assert (await AT_ONCE(status, relay)).problems == ()

@@ -1,0 +1,125 @@
+"""Every file of a LevelDB spool, damaged in every way, found at a start and while the relay runs.
+
+Never is more lost than what is damaged, never without a word, and a start that refuses changes nothing. Each
+test is one object of the spool with all its faults, in processes of their own (`damage_worker.py`). The table
+in docs/spool-format.md says what comes of each: `python -m tests.store.test_damage_matrix` prints it anew.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.store.damage_worker import FAULTS, FLIPS, LOGS, MOMENTS, OBJECTS, TABLES, Outcome
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "spool-format.md"
+MAPPED = ("empty", "cut")
+"""LevelDB maps its tables: of one that became shorter while it was read nothing but a signal is to be had."""
+
+
+def build_disk(directory: Path) -> Path:
+    library = directory / "failing_disk.so"
+    source = Path(__file__).with_name("failing_disk.c")
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+def outcomes_of(name: str, disk: Path, directory: Path) -> list[Outcome]:
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.store.damage_worker", name, directory],
+        env={**os.environ, "LD_PRELOAD": str(disk)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        check=False,
+        timeout=140,
+    )
+    assert ran.returncode == 0, ran.stderr.decode()
+    found = [msgspec.json.decode(line, type=Outcome) for line in ran.stdout.splitlines()]
+    assert [(each.moment, each.fault) for each in found] == [(m, f) for m in MOMENTS for f in FAULTS]
+    return found
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_disk(tmp_path_factory.mktemp("disk"))
+
+
+def test_there_are_two_hundred_cells_and_more() -> None:
+    assert len(OBJECTS) * len(FAULTS) * len(MOMENTS) >= 200
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_damage_takes_no_more_than_it_hits_and_is_told(name: str, disk: Path, tmp_path: Path) -> None:
+    found = outcomes_of(name, disk, tmp_path)
+    for outcome in found:
+        check(outcome)
+    assert row_of(name, found) in DOCUMENT.read_text().splitlines()
+
+
+def check(outcome: Outcome) -> None:
+    assert not outcome.error, outcome
+    assert not outcome.changed, outcome
+    assert not outcome.added or outcome.fault == "read-only", outcome
+    if outcome.refused:
+        assert "nothing was changed" in outcome.refused or "cannot be written" in outcome.refused, outcome
+    lost, may_lose = set(outcome.lost), set(outcome.may_lose)
+    assert lost <= may_lose, (lost - may_lose, outcome)
+    assert set(outcome.repeated) <= may_lose, outcome
+    assert not lost or outcome.told, outcome
+    if outcome.object in TABLES:
+        check_table(outcome)
+    if outcome.object in LOGS and outcome.fault in FLIPS:
+        assert {each[:16] for each in lost} <= set(outcome.named), outcome
+        assert len({each[:16] for each in lost}) <= 1, outcome
+    if is_fatal(outcome):
+        assert outcome.told or outcome.refused, outcome
+
+
+def check_table(outcome: Outcome) -> None:
+    if outcome.moment == "running" and outcome.fault in MAPPED:
+        assert outcome.ended_by == -signal.SIGBUS, outcome
+        assert outcome.refused, outcome
+    else:
+        assert outcome.ended_by == 0, outcome
+    if outcome.fault == "data":
+        assert len(outcome.lost) <= 3, outcome
+    if outcome.fault in FLIPS and not outcome.refused:
+        assert not outcome.accepts, outcome
+
+
+def is_fatal(outcome: Outcome) -> bool:
+    """The next start cannot but find it."""
+    files = ("CURRENT", "MANIFEST", *TABLES)
+    if outcome.moment == "running":
+        return outcome.object in files and outcome.fault not in ("EIO", "read-only")
+    return outcome.object in (*files, *LOGS) and outcome.fault != "read-only"
+
+
+def row_of(name: str, found: Sequence[Outcome]) -> str:
+    """At a start, and while running."""
+    start, running = found[: len(FAULTS)], found[len(FAULTS) :]
+    cells = (f"{at.letter} / {then.letter}" for at, then in zip(start, running, strict=True))
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        library = build_disk(Path(place))
+        print(f"| | {' | '.join(FAULTS)} |\n|{'---|' * (len(FAULTS) + 1)}")
+        for name in OBJECTS:
+            directory = Path(place) / name
+            directory.mkdir()
+            print(row_of(name, outcomes_of(name, library, directory)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

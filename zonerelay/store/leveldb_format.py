@@ -1,0 +1,351 @@
+"""LevelDB's own files, read from their octets: logs, the batches in them, and the manifest. Pure: no I/O.
+
+LevelDB drops the rest of a block of 32 KiB behind a damaged record, takes a length that runs over the end of
+the file for the end of the log, and steps over zeros without a word. `read_log` finds every record that is
+whole, says which octets belong to none, and tells damage from the torn end that a power cut leaves.
+`write_log` makes a log of what is whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+BLOCK = 32 * 1024
+_HEADER = struct.Struct("<IHB")
+_BATCH = struct.Struct("<QI")
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+
+_FAR = 1 << 24
+"""Writes between two records of one log are fewer. A body may hold octets that look like a record."""
+
+_IDENTITY = re.compile(
+    rb"(?:message |delivery-zone [!-~]+ |deferred-zone [!-~]+ [0-9.]+ |meta open )([0-9a-f]{16})"
+)
+
+
+class FormatError(ValueError):
+    """The octets are not what LevelDB writes."""
+
+
+# --- logs
+
+
+class Gap(NamedTuple):
+    """Octets of a log that belonged to records which are lost; `end` may lie behind the end of the file."""
+
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Log:
+    """What is in a log. `end` is behind the last whole record, `torn` where a record begins that was being
+    written when the log was left: nothing in it was ever acknowledged.
+    """
+
+    records: list[bytes] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    torn: int | None = None
+    end: int = 0
+    writes_missing_behind: int = 0
+    """As the log that follows says."""
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.gaps and self.torn is None
+
+    @property
+    def sequences(self) -> tuple[int, int] | None:
+        """The first one, and the one that follows the last."""
+        if not self.records:
+            return None
+        return sequence_of(self.records[0])[0], sum(sequence_of(self.records[-1]))
+
+    @property
+    def writes_missing(self) -> int:
+        """At least, as the numbers of the others say."""
+        missing = self.writes_missing_behind
+        for before, after in itertools.pairwise(self.records):
+            missing += max(sequence_of(after)[0] - sum(sequence_of(before)), 0)
+        return missing
+
+
+class _Piece(NamedTuple):
+    """A fragment of a record; kind 0 is octets that are none."""
+
+    start: int
+    end: int
+    kind: int
+    payload: bytes = b""
+
+
+def read_log(raw: bytes, *, synced: int = 0, verify: bool = True, batches: bool = True) -> Log:
+    """`synced` octets of it were known to be durable once. Without `verify` checksums are believed: that is
+    quick, and finds what LevelDB itself does not notice; what it says of damage is rough. The manifest is a
+    log without `batches`.
+    """
+    log = Log()
+    begun: list[_Piece] = []
+    lost: int | None = None
+    last: _Piece | None = None
+    for piece in _pieces(raw, verify=verify):
+        last = piece
+        if begun and piece.kind in (0, _FULL, _FIRST):
+            lost, begun = begun[0].start if lost is None else lost, []
+        if piece.kind == _FIRST or (begun and piece.kind == _MIDDLE):
+            begun.append(piece)
+            continue
+        start = piece.start
+        if piece.kind == _FULL or (begun and piece.kind == _LAST):
+            whole = [*begun, piece]
+            start = whole[0].start
+            payload = piece.payload if not begun else b"".join(each.payload for each in whole)
+            begun = []
+            if not (verify and batches) or _follows(log, payload):
+                if lost is not None:
+                    log.gaps.append(Gap(lost, start))
+                    lost = None
+                log.records.append(payload)
+                log.end = piece.end
+                continue
+        lost = start if lost is None else lost
+    if lost is None and begun:
+        lost = begun[0].start
+    if lost is not None and log.end >= synced and last is not None and _is_torn(raw, last):
+        log.torn = lost
+    elif lost is not None or log.end < synced:
+        log.gaps.append(Gap(log.end if lost is None else lost, max(len(raw), synced)))
+    return log
+
+
+def _is_torn(raw: bytes, last: _Piece) -> bool:
+    """Does the log end as if its writer had been stopped, or as if the disk had not got the last octets?"""
+    if last.kind in (_FIRST, _MIDDLE):
+        return True
+    if last.kind != 0 or last.end != len(raw):
+        return False
+    if last.end - last.start < _HEADER.size or not raw[-8:].strip(b"\0"):
+        return True
+    _, length, kind = _HEADER.unpack_from(raw, last.start)
+    end = last.start + _HEADER.size + length
+    return bool(_FULL <= kind <= _LAST and last.end < end <= last.start - last.start % BLOCK + BLOCK)
+
+
+def _pieces(raw: bytes, *, verify: bool) -> Iterator[_Piece]:
+    size = len(raw)
+    for block in range(0, size, BLOCK):
+        offset, end = block, min(block + BLOCK, size)
+        while end - offset >= _HEADER.size:
+            piece = _piece(raw, offset, end, verify=verify)
+            if piece is None:
+                piece = _Piece(offset, _next(raw, offset, end) if verify else end, 0)
+            yield piece
+            offset = piece.end
+        if offset < end < block + BLOCK:
+            yield _Piece(offset, end, 0)  # the beginning of a header, and the end of the file
+
+
+def _piece(raw: bytes, offset: int, end: int, *, verify: bool) -> _Piece | None:
+    crc, length, kind = _HEADER.unpack_from(raw, offset)
+    stop = offset + _HEADER.size + length
+    if not _FULL <= kind <= _LAST or stop > end:
+        return None
+    if verify and masked_crc(raw[offset + 6 : stop]) != crc:
+        return None
+    return _Piece(offset, stop, kind, raw[offset + _HEADER.size : stop])
+
+
+def _next(raw: bytes, offset: int, end: int) -> int:
+    """Where the next fragment begins behind one that is damaged, in the block that ends at `end`."""
+    _, length, _ = _HEADER.unpack_from(raw, offset)
+    stop = offset + _HEADER.size + int(length)
+    if stop == end or (stop + _HEADER.size <= end and _piece(raw, stop, end, verify=True)):
+        return stop
+    others = range(offset + 1, end - _HEADER.size + 1)
+    return next((at for at in others if raw[at + 6] <= _LAST and _piece(raw, at, end, verify=True)), end)
+
+
+def _follows(log: Log, payload: bytes) -> bool:
+    """Is it a batch, and could it stand behind the others?"""
+    try:
+        operations = list(operations_of(payload))
+    except FormatError:
+        return False
+    sequence, count = sequence_of(payload)
+    before = log.sequences
+    return count == len(operations) and (before is None or before[1] <= sequence < before[1] + _FAR)
+
+
+def write_log(records: Iterable[bytes]) -> bytes:
+    """A log of these records, as LevelDB would have written it."""
+    out = bytearray()
+    for record in records:
+        start, first = 0, True
+        while first or start < len(record):
+            room = BLOCK - len(out) % BLOCK
+            if room < _HEADER.size:
+                out += bytes(room)
+                room = BLOCK
+            part = record[start : start + room - _HEADER.size]
+            start += len(part)
+            last = start == len(record)
+            kind = (_FULL if last else _FIRST) if first else (_LAST if last else _MIDDLE)
+            out += _HEADER.pack(masked_crc(bytes([kind]) + part), len(part), kind) + part
+            first = False
+    return bytes(out)
+
+
+def identities_in(octets: bytes) -> list[str]:
+    """The ids of messages that keys of the spool name in octets of any kind, each once."""
+    return list(dict.fromkeys(found.decode("ascii") for found in _IDENTITY.findall(octets)))
+
+
+# --- batches
+
+
+def sequence_of(batch: bytes) -> tuple[int, int]:
+    """The number of a batch's first write, and how many writes it has. Raises FormatError."""
+    if len(batch) < _BATCH.size:
+        raise FormatError("a batch is too short")
+    sequence, count = _BATCH.unpack_from(batch)
+    return sequence, count
+
+
+def operations_of(batch: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    """Keys and new values; `None` deletes. Raises FormatError."""
+    sequence_of(batch)
+    reader = _Reader(batch, _BATCH.size)
+    while not reader.at_end:
+        kind = reader.number()
+        if kind not in (0, 1):
+            raise FormatError(f"a batch holds an operation of kind {kind}")
+        key = reader.text()
+        yield key, reader.text() if kind else None
+
+
+# --- the manifest
+
+
+class Table(NamedTuple):
+    number: int
+    size: int
+
+
+@dataclass(slots=True)
+class Manifest:
+    """What a manifest says, after its last record: the tables, and the first log that is not in them yet."""
+
+    tables: dict[tuple[int, int], Table] = field(default_factory=dict)  # by level and number
+    log: int = 0
+    previous_log: int = 0
+    last_sequence: int = 0
+
+
+def read_manifest(raw: bytes) -> Manifest:
+    """Raises FormatError."""
+    framed = read_log(raw, verify=False, batches=False)
+    if not framed.is_clean:
+        framed = read_log(raw, batches=False)
+    if framed.gaps:
+        raise FormatError(f"octets {framed.gaps[0].start} to {framed.gaps[0].end} are damaged")
+    manifest = Manifest()
+    seen = 0
+    for record in framed.records:
+        reader = _Reader(record)
+        while not reader.at_end:
+            seen |= 1 << _apply(manifest, reader)
+    if seen & _NEEDED != _NEEDED:
+        raise FormatError("its end is missing")
+    return manifest
+
+
+_NEEDED = 1 << 2 | 1 << 3 | 1 << 4
+"""The fields without which LevelDB does not open a database: log, next file, last sequence."""
+
+
+def _apply(manifest: Manifest, reader: _Reader) -> int:
+    match field_number := reader.number():
+        case 1:
+            reader.text()
+        case 2:
+            manifest.log = reader.number()
+        case 3:
+            reader.number()
+        case 4:
+            manifest.last_sequence = reader.number()
+        case 5:
+            reader.number()
+            reader.text()
+        case 6:
+            manifest.tables.pop((reader.number(), reader.number()), None)
+        case 7:
+            level, table = reader.number(), Table(reader.number(), reader.number())
+            reader.text()
+            reader.text()
+            manifest.tables[level, table.number] = table
+        case 9:
+            manifest.previous_log = reader.number()
+        case _:
+            raise FormatError(f"it has a field {field_number}")
+    return field_number
+
+
+class _Reader:
+    """LevelDB's numbers and texts, one after the other. Raises FormatError where they are cut short."""
+
+    def __init__(self, octets: bytes, at: int = 0) -> None:
+        self._octets = octets
+        self._at = at
+
+    @property
+    def at_end(self) -> bool:
+        return self._at >= len(self._octets)
+
+    def number(self) -> int:
+        value = shift = 0
+        while self._at < len(self._octets) and shift < 70:
+            octet = self._octets[self._at]
+            self._at += 1
+            value |= (octet & 0x7F) << shift
+            if octet < 0x80:
+                return value
+            shift += 7
+        raise FormatError("a number is cut short")
+
+    def text(self) -> bytes:
+        length = self.number()
+        begin, end = self._at, self._at + length
+        if end > len(self._octets):
+            raise FormatError("a text is cut short")
+        self._at = end
+        return self._octets[begin:end]
+
+
+# --- checksums
+
+
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for number in range(256):
+        crc = number
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+        table.append(crc)
+    return tuple(table)
+
+
+_CRC = _crc_table()
+
+
+def masked_crc(octets: bytes) -> int:
+    """CRC-32C as LevelDB writes it: 10 MB/s, so only what is suspected is read with it."""
+    crc, table = 0xFFFFFFFF, _CRC
+    for octet in octets:
+        crc = table[(crc ^ octet) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
