@@ -125,7 +125,8 @@ class Bed:
     def counted(self) -> list[str]:
         text = self.running.worker.metrics.exposition().decode()
         name = "zonerelay_outbound_tls_sessions_total"
-        return [line.removeprefix(name) for line in text.splitlines() if line.startswith(f"{name}{{")]
+        lines = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
+        return [line.removeprefix(name) for line in lines if not line.endswith(" 0.0")]
 
 
 @asynccontextmanager
