@@ -95,6 +95,7 @@ class ZoneQueue:
         self._ring = Ring(zone, self._rates, shared, restraint)
         self._by_domain = not zone.next_hop
         self._claims = ClaimPlan(window, by_domain=self._by_domain)
+        self.wants_claim = self._claims.wants
         self._probes = Probes(window)
         self._directory = Directory(zone, retry, self._rates, self._ring)
         self._lines = self._directory.lines
@@ -243,10 +244,6 @@ class ZoneQueue:
     def has_requests(self) -> bool:
         """`take_look_ups`, `take_parked` or `take_returned` has something."""
         return bool(self._look_ups.is_wanted or self._parked or self._returned)
-
-    def wants_claim(self, more: Collection[Priority], new: Collection[Priority] = ()) -> bool:
-        """As `ClaimPlan.wants`."""
-        return self._claims.wants(more, new)
 
     @property
     def is_crowded(self) -> bool:

@@ -238,10 +238,7 @@ class ZoneRunner:
         self._claimer.go_on()
 
     def _next_work(self, now: float) -> Work | None:
-        return self._queue.next_work(now, self._tick())
-
-    def _tick(self) -> float:
-        return self._clock.monotonic() if self._rates.used else 0.0
+        return self._queue.next_work(now, self._clock.monotonic() if self._rates.used else 0.0)
 
     def _grant_requests(self) -> None:
         self._start_look_ups()
@@ -337,7 +334,7 @@ class ZoneRunner:
         if self._stopping:
             return None
         now = self._clock.now()
-        work = self._queue.following(last, now, self._tick()) or self._next_work(now)
+        work = self._queue.following(last, now, self._clock.monotonic()) or self._next_work(now)
         self._pump()
         return work
 
