@@ -126,8 +126,8 @@ class _Standing(OrderedDict[Waiting, bool]):
     running.
     """
 
-    # No deque: a destination that leaves before its turn is found at once. A dict that is empty is found to be
-    # so without a call of Python, which happens a dozen times per message.
+    # No deque: a destination that leaves before its turn is found at once. And a dict is asked whether it is
+    # empty, a dozen times per message, without a call of Python.
 
     def __init__(self) -> None:
         super().__init__()
