@@ -20,16 +20,15 @@ from pathlib import Path
 
 import uvloop
 
-from zonerelay.config.advice import advice
-from zonerelay.config.changes import kept_from
-from zonerelay.config.hostname import resolve_hostname
-from zonerelay.config.models import Settings
-from zonerelay.config.settings import ConfigError, load
-from zonerelay.cycles import CycleRounds
-from zonerelay.heir import until_empty
+from zonerelay.config.load.changes import kept_from
+from zonerelay.config.load.settings import ConfigError, load
+from zonerelay.config.options.hostname import resolve_hostname
+from zonerelay.config.rules.advice import advice
+from zonerelay.config.tables.models import Settings
 from zonerelay.model.clock import SystemClock
-from zonerelay.place import STARTED_WITH, Place, place_of
-from zonerelay.process import (
+from zonerelay.process.gc import CycleRounds
+from zonerelay.process.identity import STARTED_WITH, Place, place_of
+from zonerelay.process.setup import (
     StartError,
     allow_reload,
     build_redactor,
@@ -39,12 +38,13 @@ from zonerelay.process import (
     raise_limits,
     tune_for_mail,
 )
-from zonerelay.reloading import Reloading
-from zonerelay.store.spool_places import spools_beyond
-from zonerelay.systemd import Notifier
-from zonerelay.telemetry.logs import configure as configure_logs
-from zonerelay.telemetry.redact import RedactKeyError
-from zonerelay.worker import Worker
+from zonerelay.process.systemd import Notifier
+from zonerelay.store.spool_paths import spools_beyond
+from zonerelay.telemetry.logs.logs import configure as configure_logs
+from zonerelay.telemetry.logs.redact import RedactKeyError
+from zonerelay.worker.drain_spool import until_empty
+from zonerelay.worker.reload import Reloading
+from zonerelay.worker.worker import Worker
 
 
 def serve(config: Path) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.process import RelayProcess
 from zonerelay.sandbox.sink import Sink
-from zonerelay.store.base import CHUNK_SIZE
+from zonerelay.store.contract import CHUNK_SIZE
 
 MB = 1024 * 1024
 

@@ -20,14 +20,14 @@ from tests.support.certificates import DAY, Made, make
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.relay import Running, relay_with, settings
 from tests.support.validating import Records, ValidatingResolver
-from zonerelay.config.models import DnsSettings, TlsMode, ZoneSettings
-from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import Explanation
-from zonerelay.control.paths import control_socket_path
-from zonerelay.control.requests import Explain
+from zonerelay.config.tables.models import DnsSettings, TlsMode, ZoneSettings
+from zonerelay.control.messages.answers import Explanation
+from zonerelay.control.messages.requests import Explain
+from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.socket.paths import control_socket_path
 from zonerelay.sandbox.conversation import Manners, Script
 from zonerelay.sandbox.sink import Sink
-from zonerelay.telemetry.events import Field
+from zonerelay.telemetry.events.events import Field
 
 PORT = free_port()
 NOW = time.time()

@@ -13,7 +13,7 @@ from tests.support.process import PROGRAM, RelayProcess
 from tests.support.s3_server import BUCKET, KEY, MotoServer
 from tests.support.submit import Submitter, tokens
 from zonerelay.sandbox.sink import Sink
-from zonerelay.store.s3_records import decode_head
+from zonerelay.store.s3.records import decode_head
 
 LEASE = 2.0
 IN_FLIGHT = 5

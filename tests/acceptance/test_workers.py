@@ -25,8 +25,8 @@ from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
 from tests.support.regulars import Regulars
 from tests.support.submit import Submitter, tokens
-from zonerelay.control.messages import Changed, DeliveryRow, MessageDetail
-from zonerelay.control.requests import ChangeVerb, QueueChange, QueueList, QueueShow
+from zonerelay.control.messages.answers import Changed, DeliveryRow, MessageDetail
+from zonerelay.control.messages.requests import ChangeVerb, QueueChange, QueueList, QueueShow
 from zonerelay.sandbox.sink import Sink
 
 

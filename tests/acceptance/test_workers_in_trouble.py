@@ -28,10 +28,10 @@ from tests.support.process import PROGRAM, RelayProcess
 from tests.support.regulars import Regulars
 from tests.support.submit import Submitter, tokens
 from tests.support.toml import Table
-from zonerelay.control.errors import NotFoundError
-from zonerelay.control.messages import Changed, DeliveryRow, End, MessageDetail
-from zonerelay.control.requests import ChangeVerb, Filter, QueueChange, QueueList, QueueShow
-from zonerelay.control.standings import ZoneStatus
+from zonerelay.control.messages.answers import Changed, DeliveryRow, End, MessageDetail
+from zonerelay.control.messages.requests import ChangeVerb, Filter, QueueChange, QueueList, QueueShow
+from zonerelay.control.messages.standings import ZoneStatus
+from zonerelay.control.socket.errors import NotFoundError
 from zonerelay.sandbox.conversation import Received
 from zonerelay.sandbox.sink import Sink
 

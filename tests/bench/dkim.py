@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Sequence
 import uvloop
 
 from tests.support.dkim import NOW, entry, keys_of
-from zonerelay.delivery.signing import Signing
-from zonerelay.message.authors import author_domain
-from zonerelay.message.dkim import DkimKey, sign
-from zonerelay.message.dkim_body import RelaxedBody
+from zonerelay.delivery.rewrite.signing import Signing
+from zonerelay.message.dkim.authors import author_domain
+from zonerelay.message.dkim.body import RelaxedBody
+from zonerelay.message.dkim.signature import DkimKey, sign
 
 ROUNDS = 7
 PIECE = 4096

@@ -110,25 +110,25 @@ class Log:
 
 
 def make_listener() -> Any:
-    from zonerelay.config.models import ListenerSettings
-    from zonerelay.inbound.listener import Listener
+    from zonerelay.config.tables.models import ListenerSettings
+    from zonerelay.inbound.listen.listener import Listener
     from zonerelay.model.clock import SystemClock
     from zonerelay.model.message_id import MessageIdSource
-    from zonerelay.telemetry.events import Events
-    from zonerelay.telemetry.metrics import Metrics
-    from zonerelay.telemetry.redact import Redactor
+    from zonerelay.telemetry.events.events import Events
+    from zonerelay.telemetry.logs.redact import Redactor
+    from zonerelay.telemetry.metrics.metrics import Metrics
 
     clock = SystemClock()
     told: dict[str, Any] = {}
-    if importlib.util.find_spec("zonerelay.inbound.shared"):
-        from zonerelay.inbound.shared import Shared
+    if importlib.util.find_spec("zonerelay.inbound.listen.unix_sockets"):
+        from zonerelay.inbound.listen.unix_sockets import Shared
 
         told["shared"] = Shared()
     store: Any = Store()
     # Any: older trees ask for a name, newer ones for a function that gives it.
     choose_zone: Any = lambda *_, **__: "default"  # noqa: E731
-    if importlib.util.find_spec("zonerelay.routing.route_rules"):
-        from zonerelay.routing.zones import Choice
+    if importlib.util.find_spec("zonerelay.routing.zones.route_rules"):
+        from zonerelay.routing.zones.zones import Choice
 
         def choose_zone(*_: object, **__: object) -> Any:
             return lambda _: Choice("default", "")
@@ -155,7 +155,7 @@ class Path4KiB:
 
     async def run(self, around: Callable[[str, Callable[[], Any]], None]) -> None:
         """`around` calls each step, by its name."""
-        from zonerelay.inbound.session import Session
+        from zonerelay.inbound.session.session import Session
 
         made: list[Any] = []
         listener = self._listener

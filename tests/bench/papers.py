@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.bench.client import PASSWORD, user_name
 from tests.bench.rows import Row, Tls
 from tests.support.certificates import DAY, make
-from zonerelay.config import passwords
-from zonerelay.config.credentials import User, format_line
+from zonerelay.config.credentials import passwords
+from zonerelay.config.credentials.file import User, format_line
 
 
 @dataclass(frozen=True, slots=True)

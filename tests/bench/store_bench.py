@@ -21,11 +21,11 @@ import uvloop
 from tests.bench.spools import SPOOLS, SpoolServer
 from tests.store.builders import delivery_for, envelope_for
 from tests.support.meters import read_stat
-from zonerelay.config.models import Backend, RedisSettings, SpoolSettings
+from zonerelay.config.tables.models import Backend, RedisSettings, SpoolSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.store.base import Finish, Store
+from zonerelay.store.contract import Finish, Store
 from zonerelay.store.open import open_store
 from zonerelay.store.surroundings import Surroundings
 

@@ -21,7 +21,10 @@ from tests.support.credentials import file_of, user
 from tests.support.dns import SERVFAIL, FakeDns, Trouble
 from tests.support.inbound import HOSTNAME, EventLog, House, RememberingStore, events_into, listening
 from tests.support.tls_client import trusting
-from zonerelay.config.models import (
+from zonerelay.config.load.tables import read_settings
+from zonerelay.config.options.options import options_of
+from zonerelay.config.options.problems import Report
+from zonerelay.config.tables.models import (
     REPEATED,
     AuthSettings,
     DnsSettings,
@@ -31,22 +34,19 @@ from zonerelay.config.models import (
     Settings,
     SrsSettings,
 )
-from zonerelay.config.options import options_of
-from zonerelay.config.problems import Report
-from zonerelay.config.tables import read_settings
-from zonerelay.inbound import policy
-from zonerelay.inbound.access_rules import AccessRules
-from zonerelay.inbound.auth import Authenticator
-from zonerelay.inbound.certificates import Certificates
-from zonerelay.inbound.memory import SessionMemory
-from zonerelay.inbound.policy_runner import PolicyRunner
-from zonerelay.inbound.rewriting import Rewriting
-from zonerelay.inbound.sender_domain import SenderDomains
-from zonerelay.inbound.shared import Shared
+from zonerelay.inbound.access.auth import Authenticator
+from zonerelay.inbound.access.rules import AccessRules
+from zonerelay.inbound.access.sender_domain import SenderDomains
+from zonerelay.inbound.limits.memory import SessionMemory
+from zonerelay.inbound.listen.unix_sockets import Shared
+from zonerelay.inbound.policy import api as policy
+from zonerelay.inbound.policy.runner import PolicyRunner
+from zonerelay.inbound.state.rewriting import Rewriting
+from zonerelay.inbound.tls.certificates import Certificates
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import ManualClock
-from zonerelay.routing.hosts import Hosts
-from zonerelay.routing.resolver import Resolver
+from zonerelay.routing.dns.hosts import Hosts
+from zonerelay.routing.dns.resolver import Resolver
 
 ZONES = ("default", "bulk")
 

@@ -10,12 +10,13 @@ import pytest
 
 from tests.dialogs.test_disconnects import gone, reset
 from tests.support.inbound import House, RememberingStore, Talk, listening, until
-from zonerelay.config.credentials import User
-from zonerelay.config.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
-from zonerelay.inbound.auth import Login, LoginKind
-from zonerelay.inbound.intake import BACKLOG
-from zonerelay.inbound.memory import SESSION_COST, SessionMemory
-from zonerelay.inbound.policy import (
+from zonerelay.config.credentials.file import User
+from zonerelay.config.tables.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
+from zonerelay.inbound.access.auth import Login, LoginKind
+from zonerelay.inbound.cleanup.intake import BACKLOG
+from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
+from zonerelay.inbound.listen.unix_sockets import Shared
+from zonerelay.inbound.policy.api import (
     ACCEPT,
     Connect,
     Decision,
@@ -28,9 +29,8 @@ from zonerelay.inbound.policy import (
     accept,
     refuse,
 )
-from zonerelay.inbound.session import MAX_PIPELINED
-from zonerelay.inbound.shared import Shared
-from zonerelay.smtp.sasl import Credentials
+from zonerelay.inbound.session.session import MAX_PIPELINED
+from zonerelay.smtp.server.sasl import Credentials
 
 PLAIN = b"AUTH PLAIN " + base64.b64encode(b"\0app\0secret")
 BODY = b"Subject: x\r\n\r\nbody\r\n"

@@ -13,7 +13,7 @@ from dkim.canonicalization import Relaxed
 from tests.dialogs.staging import Step, staged
 from tests.support.feeding import cuts
 from tests.support.inbound import House, Stored, Talk, listening
-from zonerelay.inbound.shared import Shared
+from zonerelay.inbound.listen.unix_sockets import Shared
 
 HASHING = Shared(hash_bodies=True)
 

@@ -61,8 +61,8 @@ import uvloop
 
 from tests.dialogs.staging import Step, client_context, load, staged
 from tests.support.inbound import House, RememberingStore, Stored, Talk, until
-from zonerelay.store import health
-from zonerelay.store.base import StoreError, StoreFullError
+from zonerelay.store.common import health
+from zonerelay.store.contract import StoreError, StoreFullError
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 STAGE = frozenset({"set", "auth", "user", "access", "rewrite", "srs", "policy", "dns", "memory"})

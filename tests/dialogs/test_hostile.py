@@ -12,13 +12,14 @@ from dataclasses import replace
 import pytest
 
 from tests.support.inbound import EventLog, House, RememberingStore, Talk, listening, until
-from zonerelay.config.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
-from zonerelay.inbound import errors, policy
-from zonerelay.inbound.auth import Login, LoginKind
-from zonerelay.inbound.memory import SESSION_COST, SessionMemory
-from zonerelay.inbound.shared import Shared
-from zonerelay.inbound.turns import FAST, LARGE
-from zonerelay.smtp.sasl import Credentials
+from zonerelay.config.tables.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
+from zonerelay.inbound.access.auth import Login, LoginKind
+from zonerelay.inbound.limits import error_delay as errors
+from zonerelay.inbound.limits.large_bodies import FAST, LARGE
+from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
+from zonerelay.inbound.listen.unix_sockets import Shared
+from zonerelay.inbound.policy import api as policy
+from zonerelay.smtp.server.sasl import Credentials
 
 HERE = ListenerSettings(address="127.0.0.1:0")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.inbound import RememberingStore, Talk, listening, until
-from zonerelay.config.models import MB, ListenerSettings
-from zonerelay.inbound.intake import BACKLOG
+from zonerelay.config.tables.models import MB, ListenerSettings
+from zonerelay.inbound.cleanup.intake import BACKLOG
 
 
 async def test_total_connections_are_limited() -> None:

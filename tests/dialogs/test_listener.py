@@ -11,12 +11,12 @@ import pytest
 import uvloop
 
 from tests.support.inbound import RememberingStore, Talk, listening, until
-from zonerelay.config.models import ListenerSettings
-from zonerelay.inbound.bursts import MANY
-from zonerelay.inbound.listener import ListenError
-from zonerelay.message.headers import Fields
+from zonerelay.config.tables.models import ListenerSettings
+from zonerelay.inbound.limits.bursts import MANY
+from zonerelay.inbound.listen.listener import ListenError
+from zonerelay.message.header.headers import Fields
 from zonerelay.model.envelope import Body, Envelope
-from zonerelay.routing.zones import Choice, ZoneOf
+from zonerelay.routing.zones.zones import Choice, ZoneOf
 
 
 async def test_port_zero_is_resolved() -> None:

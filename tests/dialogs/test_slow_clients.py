@@ -13,8 +13,10 @@ import pytest
 from tests.dialogs.staging import listening_with_tls
 from tests.support.inbound import Talk, listening, until
 from tests.support.tls_client import trusting
-from zonerelay.config.models import ListenerSettings, ListenerTls
-from zonerelay.inbound import answers, deadlines, link
+from zonerelay.config.tables.models import ListenerSettings, ListenerTls
+from zonerelay.inbound.session import timeouts as deadlines
+from zonerelay.inbound.session import transport as link
+from zonerelay.inbound.state import replies as answers
 
 pytestmark = pytest.mark.alone  # tenths of a second are to be told from each other
 

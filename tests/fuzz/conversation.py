@@ -13,23 +13,23 @@ from dataclasses import dataclass
 
 from tests.fuzz.wire import Wire
 from tests.support.inbound import HOSTNAME, EventLog, RememberingStore, one_zone
-from zonerelay.config.credentials import User
-from zonerelay.config.models import ListenerSettings
-from zonerelay.inbound.access import AccessPolicy, Client
-from zonerelay.inbound.answers import Answer
-from zonerelay.inbound.auth import Login, LoginKind
-from zonerelay.inbound.consult import Consultants
-from zonerelay.inbound.memory import SessionMemory
-from zonerelay.inbound.reception import Reception
-from zonerelay.inbound.session import Session
-from zonerelay.inbound.tls import TlsContexts
+from zonerelay.config.credentials.file import User
+from zonerelay.config.tables.models import ListenerSettings
+from zonerelay.inbound.access.auth import Login, LoginKind
+from zonerelay.inbound.access.networks import AccessPolicy, Client
+from zonerelay.inbound.limits.memory import SessionMemory
+from zonerelay.inbound.session.session import Session
+from zonerelay.inbound.state.context import Reception
+from zonerelay.inbound.state.questions import Consultants
+from zonerelay.inbound.state.replies import Answer
+from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.smtp.commands import MAX_LINE
-from zonerelay.smtp.sasl import Credentials
-from zonerelay.telemetry.events import Events
-from zonerelay.telemetry.metrics import Metrics
-from zonerelay.telemetry.redact import Redactor
+from zonerelay.smtp.server.commands import MAX_LINE
+from zonerelay.smtp.server.sasl import Credentials
+from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 MEMORY = 1 << 30
 PASSWORD = "secret"

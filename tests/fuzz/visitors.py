@@ -16,18 +16,18 @@ from tests.fuzz.targets.sessions import OneCertificate
 from tests.fuzz.wire import Wire
 from tests.support.inbound import EventLog, RememberingStore, events_into, one_zone
 from tests.support.tls_client import trusting
-from zonerelay.config.credentials import User
-from zonerelay.config.models import ListenerSettings
-from zonerelay.inbound.auth import Login, LoginKind
-from zonerelay.inbound.listener import Listener
-from zonerelay.inbound.memory import SessionMemory
-from zonerelay.inbound.policy import ACCEPT, EVENTS, Decision, EndOfData, Event, accept, refuse
-from zonerelay.inbound.session import Session
-from zonerelay.inbound.shared import Shared
+from zonerelay.config.credentials.file import User
+from zonerelay.config.tables.models import ListenerSettings
+from zonerelay.inbound.access.auth import Login, LoginKind
+from zonerelay.inbound.limits.memory import SessionMemory
+from zonerelay.inbound.listen.listener import Listener
+from zonerelay.inbound.listen.unix_sockets import Shared
+from zonerelay.inbound.policy.api import ACCEPT, EVENTS, Decision, EndOfData, Event, accept, refuse
+from zonerelay.inbound.session.session import Session
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.smtp.sasl import Credentials
-from zonerelay.store.base import StoreError, StoreFullError
+from zonerelay.smtp.server.sasl import Credentials
+from zonerelay.store.contract import StoreError, StoreFullError
 
 MOST_TURNS = 30  # of the loop, for what the dice delay
 

@@ -14,11 +14,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.support.tls_client import TlsClient
 from zonerelay.cli.main import main
-from zonerelay.config.settings import load_text
-from zonerelay.inbound.certificate_files import read_pair
-from zonerelay.inbound.tls import TlsFault
-from zonerelay.inbound.tls_channel import TlsChannel
-from zonerelay.inbound.tls_contexts import build_context
+from zonerelay.config.load.settings import load_text
+from zonerelay.inbound.tls.certificate_files import read_pair
+from zonerelay.inbound.tls.channel import TlsChannel
+from zonerelay.inbound.tls.contexts import build_context
+from zonerelay.inbound.tls.ports import TlsFault
 
 COMMAND = ("cert", "self-signed")
 

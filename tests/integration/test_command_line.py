@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_relay import FakeRelay, delivery
-from zonerelay.cli import output
 from zonerelay.cli.main import main
-from zonerelay.cli.text import when
-from zonerelay.control.requests import Explain
+from zonerelay.cli.terminal import output
+from zonerelay.cli.terminal.text import when
+from zonerelay.control.messages.requests import Explain
 
 RUN = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
 

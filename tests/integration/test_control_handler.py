@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.queueing import DEFERRED, Relay, ScriptedRouter
-from zonerelay.config.models import DnsSettings, RouteSettings, ZoneSettings
-from zonerelay.control.client import ControlClient
-from zonerelay.control.errors import ControlError, NotFoundError
-from zonerelay.control.explain import Explainer, Suspended
+from zonerelay.config.tables.models import DnsSettings, RouteSettings, ZoneSettings
+from zonerelay.control.explain.explain import Explainer, Suspended
 from zonerelay.control.handler import ControlHandler
-from zonerelay.control.messages import (
+from zonerelay.control.messages.answers import (
     Address,
     Changed,
     Count,
@@ -28,7 +26,7 @@ from zonerelay.control.messages import (
     RelayStatus,
     TraceStep,
 )
-from zonerelay.control.requests import (
+from zonerelay.control.messages.requests import (
     Explain,
     Filter,
     Ping,
@@ -41,18 +39,20 @@ from zonerelay.control.requests import (
     Resolve,
     Status,
 )
-from zonerelay.control.server import ControlServer
+from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.socket.errors import ControlError, NotFoundError
+from zonerelay.control.socket.server import ControlServer
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.queue.operations import Operations
-from zonerelay.routing.hosts import Hosts
-from zonerelay.routing.nexthop import MxHost, Route, Unroutable
-from zonerelay.routing.resolver import Resolver
-from zonerelay.routing.zones import Zones
-from zonerelay.store.base import StoreError
-from zonerelay.telemetry.redact import Redactor
+from zonerelay.queue.operator.operations import Operations
+from zonerelay.routing.destinations.nexthop import MxHost, Route, Unroutable
+from zonerelay.routing.dns.hosts import Hosts
+from zonerelay.routing.dns.resolver import Resolver
+from zonerelay.routing.zones.zones import Zones
+from zonerelay.store.contract import StoreError
+from zonerelay.telemetry.logs.redact import Redactor
 
 REDACTOR = Redactor(b"k" * 32, enabled=True)
 ZONES = (

@@ -11,12 +11,9 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from zonerelay.control import messages
-from zonerelay.control import server as server_module
-from zonerelay.control.client import ControlClient
-from zonerelay.control.errors import ControlError, NotFoundError, NotRunningError
-from zonerelay.control.messages import Changed, Count, DeliveryRow, End, Frame, Pong
-from zonerelay.control.requests import (
+from zonerelay.control.messages import answers as messages
+from zonerelay.control.messages.answers import Changed, Count, DeliveryRow, End, Frame, Pong
+from zonerelay.control.messages.requests import (
     MAX_REQUEST,
     Ping,
     QueueChange,
@@ -27,7 +24,10 @@ from zonerelay.control.requests import (
     Resolve,
     Status,
 )
-from zonerelay.control.server import Answer, ControlServer
+from zonerelay.control.socket import server as server_module
+from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.socket.errors import ControlError, NotFoundError, NotRunningError
+from zonerelay.control.socket.server import Answer, ControlServer
 
 
 def row(number: int) -> DeliveryRow:

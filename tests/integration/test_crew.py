@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.queueing import Sink
-from zonerelay.inherited import NOTHING
 from zonerelay.model.clock import SystemClock
-from zonerelay.supervisor.crew import Crew, Launch
-from zonerelay.supervisor.launching import Launcher
-from zonerelay.supervisor.life import Patience, Phase
+from zonerelay.process.sockets import NOTHING
 from zonerelay.supervisor.sockets import Sockets
-from zonerelay.telemetry.families import Accounts
+from zonerelay.supervisor.workers.launching import Launcher
+from zonerelay.supervisor.workers.restart_policy import Patience, Phase
+from zonerelay.supervisor.workers.workers import Crew, Launch
+from zonerelay.telemetry.metrics.families import Accounts
 
 STAYS = """
 import os, signal, socket, time

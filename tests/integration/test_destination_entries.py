@@ -15,7 +15,7 @@ import trustme
 from tests.support.certificates import make
 from tests.support.dns import FakeDns
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
-from zonerelay.config.models import (
+from zonerelay.config.tables.models import (
     DestinationSettings,
     DestinationTls,
     RetrySettings,
@@ -23,9 +23,9 @@ from zonerelay.config.models import (
     TlsMode,
     ZoneSettings,
 )
-from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import Explanation
-from zonerelay.control.requests import Explain
+from zonerelay.control.messages.answers import Explanation
+from zonerelay.control.messages.requests import Explain
+from zonerelay.control.socket.client import ControlClient
 from zonerelay.sandbox.conversation import Manners
 from zonerelay.sandbox.sink import Sink
 

@@ -14,10 +14,10 @@ import pytest
 from tests.support.dkim import NOW, ed25519_pem, record, rsa_pem, verified
 from tests.support.dns import FakeDns, Zones
 from zonerelay.cli.main import main
-from zonerelay.config.settings import load_text
-from zonerelay.message.dkim import sign
-from zonerelay.message.dkim_body import RelaxedBody
-from zonerelay.message.dkim_keys import DkimKeys
+from zonerelay.config.load.settings import load_text
+from zonerelay.message.dkim.body import RelaxedBody
+from zonerelay.message.dkim.keys import DkimKeys
+from zonerelay.message.dkim.signature import sign
 from zonerelay.routing.idna import ascii_domain
 
 HEADER = b"From: ann@example.com\r\nSubject: x\r\n"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.control import messages
-from zonerelay.control.errors import NotFoundError
-from zonerelay.control.messages import Acknowledged, Count, DeliveryRow, End, RelayStatus
-from zonerelay.control.requests import QueueCount, QueueList, Request, SpoolAcknowledge
-from zonerelay.control.server import Answer, ControlServer, Handler
-from zonerelay.supervisor.asking import ask, frames
-from zonerelay.supervisor.fan_out import FanOut
+from zonerelay.control.messages import answers as messages
+from zonerelay.control.messages.answers import Acknowledged, Count, DeliveryRow, End, RelayStatus
+from zonerelay.control.messages.requests import QueueCount, QueueList, Request, SpoolAcknowledge
+from zonerelay.control.socket.errors import NotFoundError
+from zonerelay.control.socket.server import Answer, ControlServer, Handler
+from zonerelay.supervisor.merge.asking import ask, frames
+from zonerelay.supervisor.merge.fan_out import FanOut
 
 ROWS = 2000
 LARGE = "x" * 4000

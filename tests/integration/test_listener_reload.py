@@ -19,7 +19,7 @@ from tests.support.credentials import file_of, user
 from tests.support.ports import LOOPBACK, free_ports
 from tests.support.relay import Running, relay_with, settings
 from tests.support.tls_client import trusting
-from zonerelay.config.models import (
+from zonerelay.config.tables.models import (
     AccessSettings,
     AuthSettings,
     ListenerAuth,
@@ -28,12 +28,12 @@ from zonerelay.config.models import (
     Settings,
     ZoneSettings,
 )
-from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import RelayStatus
-from zonerelay.control.requests import Status
-from zonerelay.inbound import listeners
-from zonerelay.inbound.consult import AskedPolicy
-from zonerelay.inbound.listener import Listener
+from zonerelay.control.messages.answers import RelayStatus
+from zonerelay.control.messages.requests import Status
+from zonerelay.control.socket.client import ControlClient
+from zonerelay.inbound.listen import listeners
+from zonerelay.inbound.listen.listener import Listener
+from zonerelay.inbound.state.questions import AskedPolicy
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
 

@@ -10,11 +10,11 @@ import pytest
 
 from tests.support.ports import LOOPBACK
 from tests.support.relay import relay_with, settings
-from zonerelay.config.models import ZoneSettings
-from zonerelay.inbound.intake import LIST
+from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.inbound.cleanup.intake import LIST
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
-from zonerelay.store.body_writer import BodyWriter
+from zonerelay.store.common.body_writer import BodyWriter
 
 
 async def submitted(port: int, recipients: int) -> bytes:

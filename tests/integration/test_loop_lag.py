@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from zonerelay.telemetry.loop_lag import IDLE, IDLE_INTERVAL, INTERVAL, LoopLag, interval_after
-from zonerelay.telemetry.metrics import Metrics
+from zonerelay.telemetry.load.loop_lag import IDLE, IDLE_INTERVAL, INTERVAL, LoopLag, interval_after
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 
 async def test_a_pause_of_the_loop_is_seen_in_nearly_its_length() -> None:

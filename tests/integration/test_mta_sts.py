@@ -18,8 +18,8 @@ import trustme
 from tests.support.dns import SERVFAIL, FakeDns, Records
 from tests.support.https import HttpsServer, Page
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
-from zonerelay.cli.explain import _facts as explain_facts
-from zonerelay.config.models import (
+from zonerelay.cli.queue.explain import _facts as explain_facts
+from zonerelay.config.tables.models import (
     DestinationSettings,
     DestinationTls,
     RetrySettings,
@@ -27,9 +27,9 @@ from zonerelay.config.models import (
     TlsMode,
     ZoneSettings,
 )
-from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import Explanation
-from zonerelay.control.requests import Explain
+from zonerelay.control.messages.answers import Explanation
+from zonerelay.control.messages.requests import Explain
+from zonerelay.control.socket.client import ControlClient
 from zonerelay.sandbox.conversation import Manners
 from zonerelay.sandbox.sink import Sink
 

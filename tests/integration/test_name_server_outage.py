@@ -10,9 +10,9 @@ import pytest
 
 from tests.support.dns import SERVFAIL, SILENCE, FakeDns, Trouble, Troubles, Zones
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
-from zonerelay.config.models import ZoneSettings
-from zonerelay.routing import name_server_watch, name_servers, resolver
-from zonerelay.routing.name_server_watch import FAILURES, PROBE
+from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.routing.dns import name_server_watch, name_servers, resolver
+from zonerelay.routing.dns.name_server_watch import FAILURES, PROBE
 
 MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n"
 TRY = 0.1

@@ -17,12 +17,12 @@ import pytest
 
 from tests.support.dns import GARBAGE, REFUSED, SERVFAIL, SILENCE, TRUNCATED, FakeDns, Trouble, Zones
 from tests.support.ports import free_port
-from zonerelay.config.endpoints import NameServer, parse_name_server
-from zonerelay.routing import name_servers
-from zonerelay.routing.answers import DnsStatus
-from zonerelay.routing.dns_packets import Reading
-from zonerelay.routing.dns_records import A
-from zonerelay.routing.name_servers import PER_SOCKET, NameServers, NotPlain
+from zonerelay.config.options.endpoints import NameServer, parse_name_server
+from zonerelay.routing.dns import name_servers
+from zonerelay.routing.dns.answers import DnsStatus
+from zonerelay.routing.dns.name_servers import PER_SOCKET, NameServers, NotPlain
+from zonerelay.routing.dns.packets import Reading
+from zonerelay.routing.dns.records import A
 
 FILES = Path("/proc/self/fd")
 ZONES: Zones = {"mx.example.com": {"A": ["192.0.2.1"], "TTL": 60}}

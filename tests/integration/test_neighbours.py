@@ -11,10 +11,10 @@ import time
 import pytest
 
 from tests.support.ports import LOOPBACK
-from zonerelay.config.endpoints import ListenAddress
-from zonerelay.inbound import neighbours as neighbours_module
-from zonerelay.inbound.binding import bound_group
-from zonerelay.inbound.neighbours import PATIENCE, Neighbours
+from zonerelay.config.options.endpoints import ListenAddress
+from zonerelay.inbound.listen import sibling_sockets as neighbours_module
+from zonerelay.inbound.listen.binding import bound_group
+from zonerelay.inbound.listen.sibling_sockets import PATIENCE, Neighbours
 
 
 class Greeter(asyncio.Protocol):

@@ -14,12 +14,18 @@ import pytest
 from tests.integration.test_routes import explain, listener, standing_still
 from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
-from zonerelay.config.intake import CLEARTEXT_AUTH_WORDS
-from zonerelay.config.models import AuthSettings, ListenerAuth, RetrySettings, RouteSettings, ZoneSettings
-from zonerelay.config.units import parse_rate
-from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import DeliveryRow
-from zonerelay.control.requests import Filter, QueueChange, QueueList
+from zonerelay.config.options.units import parse_rate
+from zonerelay.config.tables.intake import CLEARTEXT_AUTH_WORDS
+from zonerelay.config.tables.models import (
+    AuthSettings,
+    ListenerAuth,
+    RetrySettings,
+    RouteSettings,
+    ZoneSettings,
+)
+from zonerelay.control.messages.answers import DeliveryRow
+from zonerelay.control.messages.requests import Filter, QueueChange, QueueList
+from zonerelay.control.socket.client import ControlClient
 from zonerelay.model.priority import Priority
 from zonerelay.sandbox.conversation import Script
 from zonerelay.sandbox.sink import Sink

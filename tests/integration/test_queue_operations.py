@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, NO_HOST, Relay
-from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.config.tables.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.message_id import MessageId
-from zonerelay.queue import claimer
-from zonerelay.queue import operations as module
-from zonerelay.queue.operations import Operations, QueueFilter, Result
-from zonerelay.queue.zone_queue import ZoneQueue
-from zonerelay.store.base import MessageNotFoundError
+from zonerelay.queue.operator import operations as module
+from zonerelay.queue.operator.operations import Operations, QueueFilter, Result
+from zonerelay.queue.zone import claimer
+from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.store.contract import MessageNotFoundError
 
 ALL = QueueFilter()
 

@@ -13,9 +13,9 @@ import pytest
 
 from tests.support.ports import LOOPBACK
 from tests.support.relay import Running, relay_with, settings
-from zonerelay.config.models import ZoneSettings
-from zonerelay.reloading import Reloading
-from zonerelay.systemd import Notifier
+from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.process.systemd import Notifier
+from zonerelay.worker.reload import Reloading
 
 CONFIG = f"""
 [[listener]]

@@ -16,7 +16,7 @@ from dkim.canonicalization import Relaxed
 
 from tests.support.dkim import PEMS
 from tests.support.relay import LOOPBACK, QUICK, Running, relay_with, settings
-from zonerelay.config.models import (
+from zonerelay.config.tables.models import (
     DkimSettings,
     ListenerSettings,
     RetrySettings,
@@ -27,9 +27,9 @@ from zonerelay.config.models import (
     SrsSettings,
     ZoneSettings,
 )
-from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import Explanation, TraceStep
-from zonerelay.control.requests import Explain, QueueTrace
+from zonerelay.control.messages.answers import Explanation, TraceStep
+from zonerelay.control.messages.requests import Explain, QueueTrace
+from zonerelay.control.socket.client import ControlClient
 from zonerelay.message.srs import Srs
 from zonerelay.model.address import Mailbox
 from zonerelay.model.message_id import MessageId

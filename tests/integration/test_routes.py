@@ -17,8 +17,8 @@ from tests.support.certificates import DAY, Made, make
 from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.tls_client import trusting
-from zonerelay.config.intake import CLEARTEXT_AUTH_WORDS
-from zonerelay.config.models import (
+from zonerelay.config.tables.intake import CLEARTEXT_AUTH_WORDS
+from zonerelay.config.tables.models import (
     AuthSettings,
     ListenerAuth,
     ListenerSettings,
@@ -28,10 +28,10 @@ from zonerelay.config.models import (
     Settings,
     ZoneSettings,
 )
-from zonerelay.control.client import ControlClient
-from zonerelay.control.errors import ControlError
-from zonerelay.control.messages import Explanation, TraceStep
-from zonerelay.control.requests import Explain, QueueTrace
+from zonerelay.control.messages.answers import Explanation, TraceStep
+from zonerelay.control.messages.requests import Explain, QueueTrace
+from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.socket.errors import ControlError
 from zonerelay.model.priority import Priority
 from zonerelay.sandbox.sink import Sink
 

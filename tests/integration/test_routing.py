@@ -22,16 +22,16 @@ from tests.support.dns import (
     Troubles,
     Zones,
 )
-from zonerelay.config.endpoints import parse_listen
-from zonerelay.config.models import DnsSettings, ZoneSettings
+from zonerelay.config.options.endpoints import parse_listen
+from zonerelay.config.tables.models import DnsSettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.routing.addresses import OwnAddresses
-from zonerelay.routing.answers import DnsStatus, TlsaRecord
-from zonerelay.routing.hosts import Hosts
-from zonerelay.routing.mx import MxRouter
-from zonerelay.routing.nexthop import Route, Unroutable
-from zonerelay.routing.resolver import FAILURE_TTL, MAX_RECORDS, Resolver
+from zonerelay.routing.destinations.addresses import OwnAddresses
+from zonerelay.routing.destinations.mx import MxRouter
+from zonerelay.routing.destinations.nexthop import Route, Unroutable
+from zonerelay.routing.dns.answers import DnsStatus, TlsaRecord
+from zonerelay.routing.dns.hosts import Hosts
+from zonerelay.routing.dns.resolver import FAILURE_TTL, MAX_RECORDS, Resolver
 
 ZONES: Zones = {
     "example.com": {"MX": ["20 Backup.Example.com", "10 mx.example.com"], "TTL": 300},

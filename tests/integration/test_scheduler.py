@@ -19,15 +19,16 @@ from tests.support.queueing import (
     Relay,
     route_to,
 )
-from zonerelay.config.models import InDoubt, RetrySettings, ZoneSettings
+from zonerelay.config.tables.models import InDoubt, RetrySettings, ZoneSettings
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.queue import claimer, journal
-from zonerelay.queue.protocols import Batch
-from zonerelay.queue.restraint import LEAST
-from zonerelay.routing.nexthop import DestinationKey, Unroutable
-from zonerelay.store.base import QueueCounts, StoreCorruptError
+from zonerelay.queue.contract import Batch
+from zonerelay.queue.selection.backlog_throttle import LEAST
+from zonerelay.queue.settle import outcome_log as journal
+from zonerelay.queue.zone import claimer
+from zonerelay.routing.destinations.nexthop import DestinationKey, Unroutable
+from zonerelay.store.contract import QueueCounts, StoreCorruptError
 
 Make = Callable[..., Relay]
 MX = ZoneSettings()

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.support.dns import GARBAGE, REFUSED, SERVFAIL, SILENCE, FakeDns, Trouble, Troubles
-from zonerelay.config.models import DnsSettings
-from zonerelay.inbound.sender_domain import NO_DOMAIN, NO_HOST, NULL_MX, UNKNOWN, SenderDomains
+from zonerelay.config.tables.models import DnsSettings
+from zonerelay.inbound.access.sender_domain import NO_DOMAIN, NO_HOST, NULL_MX, UNKNOWN, SenderDomains
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.reply import Reply
-from zonerelay.routing.hosts import Hosts
-from zonerelay.routing.resolver import Resolver
+from zonerelay.routing.dns.hosts import Hosts
+from zonerelay.routing.dns.resolver import Resolver
 
 ZONES = {
     "example.com": {"MX": ["10 mx.example.com."]},

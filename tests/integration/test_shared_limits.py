@@ -15,7 +15,8 @@ from tests.support.counting import CountingReceiver
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.relay import Running, relay_with, settings
-from zonerelay.config.models import (
+from zonerelay.config.options.units import parse_rate
+from zonerelay.config.tables.models import (
     Backend,
     PostgresSettings,
     RedisSettings,
@@ -23,11 +24,10 @@ from zonerelay.config.models import (
     SpoolSettings,
     ZoneSettings,
 )
-from zonerelay.config.units import parse_rate
+from zonerelay.limits.authority.table import LimitTable
 from zonerelay.limits.server import LimitServer
-from zonerelay.limits.table import LimitTable
 from zonerelay.model.clock import SystemClock
-from zonerelay.place import Place
+from zonerelay.process.identity import Place
 
 MESSAGE = b"From: a@example.org\r\nSubject: x\r\n\r\nbody\r\n"
 LIMIT = 4

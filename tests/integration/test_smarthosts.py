@@ -12,9 +12,9 @@ import trustme
 
 from tests.support.relay import LOOPBACK, relay_with, settings
 from tests.support.smarthost import Smarthost
-from zonerelay.config.models import CredentialSettings, RetrySettings, Settings, TlsMode, ZoneSettings
-from zonerelay.control.messages import Changed, Explanation
-from zonerelay.control.requests import Explain, QueueChange
+from zonerelay.config.tables.models import CredentialSettings, RetrySettings, Settings, TlsMode, ZoneSettings
+from zonerelay.control.messages.answers import Changed, Explanation
+from zonerelay.control.messages.requests import Explain, QueueChange
 
 MESSAGE = b"Subject: hello\r\n\r\nhello\r\n"
 

@@ -13,11 +13,11 @@ import pytest
 from tests.support.dns import FakeDns
 from tests.support.guard import BLOCKED, Guard
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
-from zonerelay.cli.explain_offline import offline
-from zonerelay.config.models import RouteSettings, Settings, SourceBy, SourceSettings, ZoneSettings
-from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import Explanation
-from zonerelay.control.requests import Explain
+from zonerelay.cli.queue.explain_offline import offline
+from zonerelay.config.tables.models import RouteSettings, Settings, SourceBy, SourceSettings, ZoneSettings
+from zonerelay.control.messages.answers import Explanation
+from zonerelay.control.messages.requests import Explain
+from zonerelay.control.socket.client import ControlClient
 from zonerelay.sandbox.sink import Sink
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"

@@ -27,7 +27,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.redis_server import RedisServer
 from tests.support.relay import Running, relay_with, settings
 from tests.support.s3_server import SECRET, MotoServer
-from zonerelay.config.models import (
+from zonerelay.config.tables.models import (
     Backend,
     PostgresSettings,
     RedisSettings,
@@ -35,11 +35,8 @@ from zonerelay.config.models import (
     SpoolSettings,
     ZoneSettings,
 )
-from zonerelay.control.client import ControlClient
-from zonerelay.control.errors import ControlError
-from zonerelay.control.part_messages import PartMetrics, PartReadiness
-from zonerelay.control.paths import control_socket_path
-from zonerelay.control.requests import (
+from zonerelay.control.messages.part_messages import PartMetrics, PartReadiness
+from zonerelay.control.messages.requests import (
     Explain,
     Filter,
     Ping,
@@ -51,8 +48,11 @@ from zonerelay.control.requests import (
     Request,
     Resolve,
 )
-from zonerelay.store.base import StoreError
-from zonerelay.store.leveldb_engine import LevelDb
+from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.socket.errors import ControlError
+from zonerelay.control.socket.paths import control_socket_path
+from zonerelay.store.contract import StoreError
+from zonerelay.store.leveldb.engine import LevelDb
 
 MESSAGE = b"Subject: one\r\n\r\nbody\r\n"
 ENGINES = [each for each in Backend if each is not Backend.MEMORY]

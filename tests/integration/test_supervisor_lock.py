@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.process import StartError
+from zonerelay.process.setup import StartError
 from zonerelay.supervisor import lock
 
 _HOLDS = """

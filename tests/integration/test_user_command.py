@@ -16,7 +16,8 @@ import pytest
 
 from tests.support.toml import toml_document
 from zonerelay.cli.main import main
-from zonerelay.config import credentials, passwords
+from zonerelay.config.credentials import file as credentials
+from zonerelay.config.credentials import passwords
 
 RUN = "import sys; from zonerelay.cli.main import main; sys.exit(main())"
 PASSWORD = "correct horse"

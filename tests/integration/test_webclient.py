@@ -14,7 +14,7 @@ import uvloop
 
 from tests.support.https import LOOPBACK, HttpsServer, Page
 from tests.support.ports import free_port
-from zonerelay.webclient import Response, WebError, fetch, request
+from zonerelay.process.webclient import Response, WebError, fetch, request
 
 NAME = "www.example.com"
 

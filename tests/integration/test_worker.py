@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.dns import SERVFAIL, FakeDns
 from tests.support.relay import HOSTNAME, LOOPBACK, Running, relay_with, settings
-from zonerelay.config.models import (
+from zonerelay.config.tables.models import (
     CredentialSettings,
     InDoubt,
     ListenerSettings,
@@ -24,11 +24,11 @@ from zonerelay.config.models import (
     SourceSettings,
     ZoneSettings,
 )
-from zonerelay.inbound.access import Reason
-from zonerelay.message.dsn_words import DsnKind
+from zonerelay.inbound.access.networks import Reason
+from zonerelay.message.dsn.text import DsnKind
 from zonerelay.sandbox.conversation import Manners
 from zonerelay.sandbox.sink import Sink
-from zonerelay.telemetry.metrics import OUTCOMES
+from zonerelay.telemetry.metrics.metrics import OUTCOMES
 
 MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n.A dot.\r\n"
 
@@ -279,7 +279,7 @@ async def test_restart_keeps_attempts_and_due_times(tmp_path: Path) -> None:
 
 
 async def test_a_second_relay_on_the_same_spool_is_refused_in_words(tmp_path: Path) -> None:
-    from zonerelay.worker import StartError
+    from zonerelay.worker.worker import StartError
 
     chosen = settings(tmp_path, zone=ZoneSettings(next_hop=f"{LOOPBACK}:1"))
     async with relay_with(chosen):

@@ -12,8 +12,8 @@ from tests.store.fleet import Fleet
 from tests.store.spools import Spool
 from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer, shared_server
-from zonerelay.config.models import Backend
-from zonerelay.store.base import Store
+from zonerelay.config.tables.models import Backend
+from zonerelay.store.contract import Store
 
 VARIANTS: dict[str, tuple[Backend, tuple[str, ...]]] = {
     **{backend.value: (backend, ()) for backend in Backend},

@@ -25,10 +25,10 @@ from pathlib import Path
 from tests.store.builders import body_of, delivery_for, envelope_for
 from tests.store.disks import mount_image
 from tests.store.spools import Spool, s3_settings
-from zonerelay.config.models import Backend, PostgresSettings, RedisSettings
+from zonerelay.config.tables.models import Backend, PostgresSettings, RedisSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.message_id import MessageId, MessageIdSource
-from zonerelay.store.base import Finish, Store, StoreError
+from zonerelay.store.contract import Finish, Store, StoreError
 
 SESSIONS = 6
 _place = os.environ.get("CRASH_REDIS", "").split()

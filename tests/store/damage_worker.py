@@ -29,13 +29,13 @@ from tests.store.builders import NOW, body_of, message_id, store_message
 from tests.store.spools import Spool
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
-from zonerelay.store import leveldb_keeper as keeper_module
-from zonerelay.store import records
-from zonerelay.store.base import Finish, StoreError, StoreOpenError
-from zonerelay.store.leveldb_directory import MARK_NAME, Mark, newest_log, write_mark
-from zonerelay.store.leveldb_engine import LevelDb
-from zonerelay.store.leveldb_format import identities_in, read_log, read_manifest, write_log
-from zonerelay.store.leveldb_losses import DIRECTORY
+from zonerelay.store.common import records
+from zonerelay.store.contract import Finish, StoreError, StoreOpenError
+from zonerelay.store.leveldb import keeper as keeper_module
+from zonerelay.store.leveldb.directory import MARK_NAME, Mark, newest_log, write_mark
+from zonerelay.store.leveldb.engine import LevelDb
+from zonerelay.store.leveldb.format import identities_in, read_log, read_manifest, write_log
+from zonerelay.store.leveldb.losses import DIRECTORY
 
 TABLES, LOGS = ("table 1", "table 2", "table 3"), ("older log", "newer log")
 KEYS = {

@@ -10,10 +10,10 @@ from pathlib import Path
 from tests.store.builders import NOW
 from tests.store.spools import Spool, until
 from tests.support.redis_server import RedisServer
-from zonerelay.config.models import Backend, RedisSettings
+from zonerelay.config.tables.models import Backend, RedisSettings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.base import Store
-from zonerelay.store.redis_lease import Lease
+from zonerelay.store.contract import Store
+from zonerelay.store.redis.lease import Lease
 
 LEASE = 1.0
 LONG = 300.0

@@ -13,9 +13,9 @@ from pathlib import Path
 from tests.store.builders import NOW, body_of, message_id, store_message
 from tests.store.disks import mount_tmpfs
 from tests.store.spools import Spool, until
-from zonerelay.config.models import Backend
+from zonerelay.config.tables.models import Backend
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.base import Finish, StoreError, StoreFullError
+from zonerelay.store.contract import Finish, StoreError, StoreFullError
 
 TMPFS_SIZE = 40 * 1024 * 1024
 # More than what LevelDB needs to compact everything that is left.

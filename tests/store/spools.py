@@ -13,10 +13,10 @@ from typing import Any, Self
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
-from zonerelay.config.models import Backend, PostgresSettings, RedisSettings, S3Settings, SpoolSettings
+from zonerelay.config.tables.models import Backend, PostgresSettings, RedisSettings, S3Settings, SpoolSettings
 from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import DeliveryKey
-from zonerelay.store.base import Store
+from zonerelay.store.contract import Store
 from zonerelay.store.open import open_store
 from zonerelay.store.surroundings import Surroundings
 

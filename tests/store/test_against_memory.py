@@ -22,33 +22,31 @@ from tests.store.spools import Spool, until
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.s3_server import shared_moto
-from zonerelay.config.models import Backend
+from zonerelay.config.tables.models import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.store import (
-    claim_pool,
-    disk,
-    disk_index,
-    disk_scan,
-    disk_states,
-    ledger,
-    leveldb,
-    leveldb_claims,
-    leveldb_scan,
-    postgres,
-    postgres_jobs,
-    postgres_reader,
-    ready_window,
-    redis,
-    redis_claims,
-    redis_handout,
-    redis_reader,
-    s3_records,
-    s3_settling,
-    s3_states,
-    s3_survey,
-)
-from zonerelay.store.base import Change, Finish, MessageWriter, Postpone, QueueCounts, Submit
-from zonerelay.store.memory import MemoryStore
+from zonerelay.store.common import claim_pool
+from zonerelay.store.common import in_flight as ledger
+from zonerelay.store.common import queue_index as disk_index
+from zonerelay.store.contract import Change, Finish, MessageWriter, Postpone, QueueCounts, Submit
+from zonerelay.store.disk import scan as disk_scan
+from zonerelay.store.disk import states as disk_states
+from zonerelay.store.disk import store as disk
+from zonerelay.store.leveldb import claims as leveldb_claims
+from zonerelay.store.leveldb import ready_window
+from zonerelay.store.leveldb import scan as leveldb_scan
+from zonerelay.store.leveldb import store as leveldb
+from zonerelay.store.memory.store import MemoryStore
+from zonerelay.store.postgres import jobs as postgres_jobs
+from zonerelay.store.postgres import reader as postgres_reader
+from zonerelay.store.postgres import store as postgres
+from zonerelay.store.redis import claims as redis_claims
+from zonerelay.store.redis import handout as redis_handout
+from zonerelay.store.redis import reader as redis_reader
+from zonerelay.store.redis import store as redis
+from zonerelay.store.s3 import records as s3_records
+from zonerelay.store.s3 import settling as s3_settling
+from zonerelay.store.s3 import states as s3_states
+from zonerelay.store.s3 import survey as s3_survey
 
 T = TypeVar("T")
 
@@ -459,7 +457,7 @@ async def leveldb_rows(spool: Spool) -> list[bytes]:
     """Every key of a spool, once the sweep after opening is over."""
     await asyncio.sleep(0.1)
     await spool.store.close()
-    from zonerelay.store.leveldb_engine import LevelDb
+    from zonerelay.store.leveldb.engine import LevelDb
 
     db = LevelDb(spool.settings.path, write_buffer=1024 * 1024)
     db.open()

@@ -10,8 +10,8 @@ import pytest
 from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool, until
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.ballast import FILE_NAME, Ballast
-from zonerelay.store.base import Finish
+from zonerelay.store.common.ballast import FILE_NAME, Ballast
+from zonerelay.store.contract import Finish
 
 MB = 1024 * 1024
 

@@ -10,11 +10,11 @@ import pytest
 from tests.store.builders import NOW, store_message
 from tests.store.spools import Spool
 from zonerelay.model.delivery import Delivery
-from zonerelay.store import ready_window
-from zonerelay.store.base import Finish
-from zonerelay.store.leveldb import LevelDbStore
-from zonerelay.store.leveldb_engine import Batch, Batches, LevelDb, Row, View
-from zonerelay.store.memory import MemoryStore
+from zonerelay.store.contract import Finish
+from zonerelay.store.leveldb import ready_window
+from zonerelay.store.leveldb.engine import Batch, Batches, LevelDb, Row, View
+from zonerelay.store.leveldb.store import LevelDbStore
+from zonerelay.store.memory.store import MemoryStore
 
 LIST = 5000
 MANY = 300
@@ -47,7 +47,7 @@ class Counted(LevelDb):
 
 @pytest.fixture
 async def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LevelDbStore]:
-    monkeypatch.setattr("zonerelay.store.leveldb_open.LevelDb", Counted)
+    monkeypatch.setattr("zonerelay.store.leveldb.open.LevelDb", Counted)
     async with Spool(tmp_path / "spool") as spool:
         assert isinstance(spool.store, LevelDbStore)
         Counted.reset()
@@ -86,7 +86,7 @@ async def test_a_zone_holds_its_window_in_memory_and_finds_the_rest(
     store: LevelDbStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ready_window, "WINDOW_LIMIT", 40)
-    monkeypatch.setattr("zonerelay.store.leveldb_claims._READ_AHEAD", 20)
+    monkeypatch.setattr("zonerelay.store.leveldb.claims._READ_AHEAD", 20)
     for number in range(1, MANY + 1):
         await store_message(store, number)
     window = store._zones["default"].window

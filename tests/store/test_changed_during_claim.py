@@ -13,15 +13,17 @@ import pytest
 
 from tests.store.builders import NOW, body_of, delivery_for, envelope_for, message_id, store_message
 from tests.store.spools import Spool, until
-from zonerelay.config.models import Backend
+from zonerelay.config.tables.models import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outbox import message_id_of
 from zonerelay.outbox.joined import JoinedStore
-from zonerelay.store import disk_states, leveldb_scan, s3_states
-from zonerelay.store.base import Finish, Store
-from zonerelay.store.leveldb_engine import LevelDb
-from zonerelay.store.memory import MemoryStore
-from zonerelay.store.postgres_claims import DatabaseClaims
+from zonerelay.store.contract import Finish, Store
+from zonerelay.store.disk import states as disk_states
+from zonerelay.store.leveldb import scan as leveldb_scan
+from zonerelay.store.leveldb.engine import LevelDb
+from zonerelay.store.memory.store import MemoryStore
+from zonerelay.store.postgres.claims import DatabaseClaims
+from zonerelay.store.s3 import states as s3_states
 
 if TYPE_CHECKING:
     from zonerelay.outbox.store import OutboxStore

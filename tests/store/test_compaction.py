@@ -12,9 +12,10 @@ import pytest
 
 from tests.store.builders import message_id, store_message
 from tests.store.spools import Spool
-from zonerelay.store import leveldb_compaction, records
-from zonerelay.store.leveldb_compaction import slices
-from zonerelay.store.leveldb_engine import LevelDb
+from zonerelay.store.common import records
+from zonerelay.store.leveldb import compaction as leveldb_compaction
+from zonerelay.store.leveldb.compaction import slices
+from zonerelay.store.leveldb.engine import LevelDb
 
 BODY = 8 * 1024
 

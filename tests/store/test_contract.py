@@ -24,7 +24,7 @@ from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Notify, Recipient
 from zonerelay.model.priority import Priority, queue_of
-from zonerelay.store.base import (
+from zonerelay.store.contract import (
     CHUNK_SIZE,
     Finish,
     MessageNotFoundError,

@@ -21,12 +21,15 @@ import pytest
 
 from tests.store.builders import NOW, attempt, message_id, own_message, store_message
 from tests.store.spools import Spool, until
-from zonerelay.config.models import Backend
+from zonerelay.config.tables.models import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.store import disk_index, disk_keeper, disk_states, group_commit
-from zonerelay.store.base import Change, Finish, Postpone, QueueCounts, Store, StoreError, Submit
-from zonerelay.store.leveldb_engine import Batch, LevelDb
+from zonerelay.store.common import group_commit
+from zonerelay.store.common import queue_index as disk_index
+from zonerelay.store.contract import Change, Finish, Postpone, QueueCounts, Store, StoreError, Submit
+from zonerelay.store.disk import keeper as disk_keeper
+from zonerelay.store.disk import states as disk_states
+from zonerelay.store.leveldb.engine import Batch, LevelDb
 
 ZONES = ("a", "b")
 ADDRESSES = ("p@one.example", "q@one.example", "p@two.example")

@@ -27,12 +27,11 @@ from tests.store.builders import (
     store_message,
 )
 from tests.store.spools import Spool, until
-from zonerelay.config.models import Backend
+from zonerelay.config.tables.models import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.envelope import Notify
 from zonerelay.model.message_id import MessageId
-from zonerelay.store import disk_batch, disk_files
-from zonerelay.store.base import (
+from zonerelay.store.contract import (
     Change,
     Finish,
     Postpone,
@@ -43,7 +42,9 @@ from zonerelay.store.base import (
     StoreOpenError,
     Submit,
 )
-from zonerelay.store.disk_directories import Directory
+from zonerelay.store.disk import batch as disk_batch
+from zonerelay.store.disk import files as disk_files
+from zonerelay.store.disk.directories import Directory
 
 LARGE = bytes(range(256)) * 4000
 
@@ -452,7 +453,7 @@ class TestFailedWrites:
     async def test_failed_append_fails_only_its_own_message(
         self, queue: Spool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("zonerelay.store.disk_files.write_all", _full)
+        monkeypatch.setattr("zonerelay.store.disk.files.write_all", _full)
         with pytest.raises(StoreFullError):
             await store_message(queue.store, 1, body=LARGE)
         # The store looks again by itself, and may have found room before we ask.

@@ -17,10 +17,10 @@ import pytest
 
 from tests.store.builders import NOW, attempt, body_of, message_id, own_message, store_message
 from tests.store.spools import Spool
-from zonerelay.config.models import Backend
+from zonerelay.config.tables.models import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
-from zonerelay.store.base import Finish, Postpone, Store, Submit
+from zonerelay.store.contract import Finish, Postpone, Store, Submit
 
 CALLS = ("write", "rename", "unlink", "fsync", "fdatasync")
 NAMES = ("env_directory", "meta_directory", "scratch_directory")

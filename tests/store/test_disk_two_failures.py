@@ -20,10 +20,11 @@ import pytest
 
 from tests.store.builders import NOW, body_of, message_id, own_message, store_message
 from tests.store.spools import Spool
-from zonerelay.config.models import Backend
+from zonerelay.config.tables.models import Backend
 from zonerelay.model.clock import SystemClock
-from zonerelay.store import disk_keeper, group_commit
-from zonerelay.store.base import Finish, Store, StoreError, Submit
+from zonerelay.store.common import group_commit
+from zonerelay.store.contract import Finish, Store, StoreError, Submit
+from zonerelay.store.disk import keeper as disk_keeper
 
 CALLS = ("rename", "unlink", "fsync", "fdatasync")
 BODIES = {1: b"original", 2: b"other", 3: b"refused", 5: b"bounce"}

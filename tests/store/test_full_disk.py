@@ -24,12 +24,12 @@ from tests.store.builders import (
     store_message,
 )
 from tests.store.spools import Spool, until
-from zonerelay.config.models import Backend
+from zonerelay.config.tables.models import Backend
 from zonerelay.model.clock import SystemClock
-from zonerelay.store import leveldb_scan as scan
-from zonerelay.store import records
-from zonerelay.store.base import CHUNK_SIZE, Finish, QueueCounts, StoreError, StoreFullError, Submit
-from zonerelay.store.body_writer import GROUP_CHUNKS
+from zonerelay.store.common import records
+from zonerelay.store.common.body_writer import GROUP_CHUNKS
+from zonerelay.store.contract import CHUNK_SIZE, Finish, QueueCounts, StoreError, StoreFullError, Submit
+from zonerelay.store.leveldb import scan
 
 
 @contextlib.contextmanager

@@ -11,11 +11,11 @@ import pytest
 
 from tests.store.builders import NOW, message_id, store_message
 from tests.store.spools import Spool, until
-from zonerelay import heir
-from zonerelay.config.models import Backend
-from zonerelay.store import records
-from zonerelay.store.base import SHARED, Finish, Store
-from zonerelay.store.leveldb_engine import LevelDb
+from zonerelay.config.tables.models import Backend
+from zonerelay.store.common import records
+from zonerelay.store.contract import SHARED, Finish, Store
+from zonerelay.store.leveldb.engine import LevelDb
+from zonerelay.worker import drain_spool as heir
 
 SHARED_ONES = ("redis", "postgres", "s3")
 

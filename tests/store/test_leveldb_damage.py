@@ -13,12 +13,13 @@ import pytest
 
 from tests.store.builders import NOW, body_of, delivery_for, envelope_for, message_id, store_message
 from tests.store.spools import Spool, until
-from zonerelay.heir import until_empty
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
-from zonerelay.store import leveldb_keeper, records
-from zonerelay.store.base import Finish, QueueCounts, StoreCorruptError, StoreError
-from zonerelay.store.leveldb_engine import LevelDb
+from zonerelay.store.common import records
+from zonerelay.store.contract import Finish, QueueCounts, StoreCorruptError, StoreError
+from zonerelay.store.leveldb import keeper as leveldb_keeper
+from zonerelay.store.leveldb.engine import LevelDb
+from zonerelay.worker.drain_spool import until_empty
 
 DAMAGED = "the spool is damaged"
 COUNT = 300

@@ -15,12 +15,12 @@ from tests.store.builders import NOW, message_id, store_message
 from tests.store.spools import Spool, until
 from tests.store.test_leveldb_open import contents, refusal
 from zonerelay.cli.main import main
-from zonerelay.store import records
-from zonerelay.store.base import StoreOpenError
-from zonerelay.store.leveldb import LevelDbStore
-from zonerelay.store.leveldb_directory import MARK_NAME, judge, newest_log, read_mark
-from zonerelay.store.leveldb_format import BLOCK, read_log, write_log
-from zonerelay.store.leveldb_losses import DIRECTORY, MAX_KEPT, Loss, Losses
+from zonerelay.store.common import records
+from zonerelay.store.contract import StoreOpenError
+from zonerelay.store.leveldb.directory import MARK_NAME, judge, newest_log, read_mark
+from zonerelay.store.leveldb.format import BLOCK, read_log, write_log
+from zonerelay.store.leveldb.losses import DIRECTORY, MAX_KEPT, Loss, Losses
+from zonerelay.store.leveldb.store import LevelDbStore
 
 MESSAGES = 40
 

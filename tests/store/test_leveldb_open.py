@@ -12,12 +12,12 @@ import pytest
 
 from tests.store.builders import NOW, delivery_for, envelope_for, message_id, store_message
 from tests.store.spools import Spool, until
-from zonerelay.config.models import Backend
-from zonerelay.store import leveldb_scan as scan
-from zonerelay.store import records
-from zonerelay.store.base import QueueCounts, StoreError, StoreOpenError
-from zonerelay.store.leveldb_directory import MARK_NAME, Mark, write_mark
-from zonerelay.store.leveldb_engine import LevelDb, Op
+from zonerelay.config.tables.models import Backend
+from zonerelay.store.common import records
+from zonerelay.store.contract import QueueCounts, StoreError, StoreOpenError
+from zonerelay.store.leveldb import scan
+from zonerelay.store.leveldb.directory import MARK_NAME, Mark, write_mark
+from zonerelay.store.leveldb.engine import LevelDb, Op
 
 
 def raw_rows(path: Path, *, then: list[Op] | None = None) -> dict[bytes, bytes]:

@@ -15,17 +15,17 @@ import pytest
 
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
-from zonerelay.limits.client import SocketAuthority
+from zonerelay.limits.authority.table import LimitTable, MemoryAuthority
 from zonerelay.limits.server import LimitServer
 from zonerelay.limits.shared import SharedAuthority
-from zonerelay.limits.table import LimitTable, MemoryAuthority
 from zonerelay.limits.values import Answer, AuthorityError, Claim, LimitAuthority, Request, TurnAsk
+from zonerelay.limits.worker.client import SocketAuthority
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.postgres_driver import Access, Link
-from zonerelay.store.postgres_limits import PostgresShelf
-from zonerelay.store.postgres_schema import migrate
-from zonerelay.store.redis_limits import RedisShelf
-from zonerelay.store.redis_wire import Server
+from zonerelay.store.postgres.driver import Access, Link
+from zonerelay.store.postgres.limits import PostgresShelf
+from zonerelay.store.postgres.schema import migrate
+from zonerelay.store.redis.connection import Server
+from zonerelay.store.redis.limits import RedisShelf
 
 KINDS = ("memory", "socket", "redis", "postgres")
 SHARED = ("redis", "postgres")

@@ -17,9 +17,13 @@ import pytest
 from tests.store.builders import NOW, attempt, delivery_for, envelope_for, message_id, store_message
 from tests.store.spools import Spool, until
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.store import claim_pool, leveldb_claims, leveldb_scan, ready_window, redis_handout
-from zonerelay.store.base import Change, Finish, Postpone, Store, StoreError
-from zonerelay.store.leveldb_engine import Batch, LevelDb
+from zonerelay.store.common import claim_pool
+from zonerelay.store.contract import Change, Finish, Postpone, Store, StoreError
+from zonerelay.store.leveldb import claims as leveldb_claims
+from zonerelay.store.leveldb import ready_window
+from zonerelay.store.leveldb import scan as leveldb_scan
+from zonerelay.store.leveldb.engine import Batch, LevelDb
+from zonerelay.store.redis import handout as redis_handout
 
 DOMAINS = ("one.example", "two.example", "three.example")
 HOUR = 3600.0

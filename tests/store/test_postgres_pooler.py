@@ -12,10 +12,10 @@ from tests.store.builders import NOW, message_id, store_message
 from tests.store.spools import Spool, until
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import shared_postgres
-from zonerelay.config.models import Backend, PostgresSettings
+from zonerelay.config.tables.models import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store import claim_pool
-from zonerelay.store.base import StoreOpenError
+from zonerelay.store.common import claim_pool
+from zonerelay.store.contract import StoreOpenError
 
 
 def settings(bouncer: PgBouncer) -> PostgresSettings:

@@ -13,12 +13,12 @@ import pytest
 from tests.store.builders import NOW, message_id, store_message
 from tests.store.spools import Spool, until
 from tests.support.postgres import PostgresServer
-from zonerelay.config.models import LOSS_WORDS, Backend, PostgresSettings
+from zonerelay.config.tables.models import LOSS_WORDS, Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store import postgres_keeper
-from zonerelay.store.base import StoreError
-from zonerelay.store.postgres import PostgresStore
-from zonerelay.store.postgres_driver import Link
+from zonerelay.store.contract import StoreError
+from zonerelay.store.postgres import keeper as postgres_keeper
+from zonerelay.store.postgres.driver import Link
+from zonerelay.store.postgres.store import PostgresStore
 
 SHOW = "SHOW synchronous_commit"
 

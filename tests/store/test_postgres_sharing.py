@@ -24,10 +24,10 @@ from tests.store.builders import (
 )
 from tests.store.spools import Spool, until
 from tests.support.postgres import shared_postgres
-from zonerelay.config.models import Backend, PostgresSettings
+from zonerelay.config.tables.models import Backend, PostgresSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.store import claim_pool, postgres_counts, postgres_reaper
-from zonerelay.store.base import (
+from zonerelay.store.common import claim_pool
+from zonerelay.store.contract import (
     CHUNK_SIZE,
     Finish,
     MessageNotFoundError,
@@ -36,8 +36,10 @@ from zonerelay.store.base import (
     StoreError,
     Submit,
 )
-from zonerelay.store.postgres import PostgresStore
-from zonerelay.store.postgres_driver import Link
+from zonerelay.store.postgres import counts as postgres_counts
+from zonerelay.store.postgres import expiry as postgres_reaper
+from zonerelay.store.postgres.driver import Link
+from zonerelay.store.postgres.store import PostgresStore
 
 LEASE = 1.2
 

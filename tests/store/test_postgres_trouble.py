@@ -18,12 +18,12 @@ from tests.store.builders import NOW, body_of, delivery_for, envelope_for, messa
 from tests.store.spools import Spool, until
 from tests.store.test_crash import Facts, check, command, whole_lines, work_for
 from tests.support.postgres import PostgresServer
-from zonerelay.config.models import Backend, PostgresSettings
+from zonerelay.config.tables.models import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store import claiming
-from zonerelay.store.base import CHUNK_SIZE, Finish, Store, StoreError
-from zonerelay.store.postgres import PostgresStore
-from zonerelay.store.postgres_driver import Access, Fetch, Link, LostError
+from zonerelay.store.common import claiming
+from zonerelay.store.contract import CHUNK_SIZE, Finish, Store, StoreError
+from zonerelay.store.postgres.driver import Access, Fetch, Link, LostError
+from zonerelay.store.postgres.store import PostgresStore
 
 CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'zonerelay%'"
 

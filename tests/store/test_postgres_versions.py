@@ -12,12 +12,12 @@ import pytest
 from tests.store.builders import NOW, message_id, store_message
 from tests.store.spools import Spool, until
 from tests.support.postgres import shared_postgres
-from zonerelay.config.models import Backend, PostgresSettings
+from zonerelay.config.tables.models import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store import postgres_schema
-from zonerelay.store.base import Finish, StoreOpenError
-from zonerelay.store.postgres_driver import Access, Link
-from zonerelay.store.postgres_schema import Step
+from zonerelay.store.contract import Finish, StoreOpenError
+from zonerelay.store.postgres import schema as postgres_schema
+from zonerelay.store.postgres.driver import Access, Link
+from zonerelay.store.postgres.schema import Step
 
 NEXT = postgres_schema.VERSION + 1
 COLUMN = "ALTER TABLE delivery ADD COLUMN tomorrow text"

@@ -18,11 +18,13 @@ from tests.support.redis_server import RedisServer
 from tests.support.s3_server import BUCKET, shared_moto
 from tests.support.toml import toml_document
 from zonerelay.cli.main import main
-from zonerelay.config.models import Backend, PostgresSettings, RedisSettings, S3Settings
+from zonerelay.config.tables.models import Backend, PostgresSettings, RedisSettings, S3Settings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store import postgres_keeper, redis_link, s3_keeper
-from zonerelay.store.base import StoreError, StoreOpenError
-from zonerelay.store.queue_mark import FILE, STRANGE, QueueMark, place_of
+from zonerelay.store.common.queue_mark import FILE, STRANGE, QueueMark, place_of
+from zonerelay.store.contract import StoreError, StoreOpenError
+from zonerelay.store.postgres import keeper as postgres_keeper
+from zonerelay.store.redis import client as redis_link
+from zonerelay.store.s3 import keeper as s3_keeper
 
 LEASE = 2.0
 

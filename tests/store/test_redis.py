@@ -21,11 +21,11 @@ from tests.store.builders import (
 from tests.store.fleet import Fleet, claim_ids, until_healthy
 from tests.store.spools import until
 from tests.support.redis_server import RedisServer
-from zonerelay.config.intake import LOSS_WORDS
-from zonerelay.config.models import Backend, SpoolSettings
+from zonerelay.config.tables.intake import LOSS_WORDS
+from zonerelay.config.tables.models import Backend, SpoolSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.store import claiming, redis_lease, redis_link
-from zonerelay.store.base import (
+from zonerelay.store.common import claiming
+from zonerelay.store.contract import (
     CHUNK_SIZE,
     Change,
     Finish,
@@ -38,6 +38,8 @@ from zonerelay.store.base import (
     Submit,
 )
 from zonerelay.store.open import open_store
+from zonerelay.store.redis import client as redis_link
+from zonerelay.store.redis import lease as redis_lease
 from zonerelay.store.surroundings import Surroundings
 
 
@@ -159,7 +161,7 @@ class TestPromises:
     async def test_missing_driver_is_said_in_words(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for module in [name for name in sys.modules if name.startswith("zonerelay.store.redis")]:
+        for module in [name for name in sys.modules if name.startswith("zonerelay.store.redis.store")]:
             monkeypatch.delitem(sys.modules, module)
         for module in [name for name in sys.modules if name.partition(".")[0] == "redis"]:
             monkeypatch.delitem(sys.modules, module)
@@ -321,7 +323,7 @@ class TestTrouble:
     async def test_slow_upload_is_kept_while_its_relay_lives_and_for_good_when_committed(
         self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("zonerelay.store.redis_uploads.UPLOAD_KEPT", 800)
+        monkeypatch.setattr("zonerelay.store.redis.uploads.UPLOAD_KEPT", 800)
         spool = await fleet.relay()
         envelope = envelope_for(message_id(1), "a@example.net")
         body = b"x" * (20 * CHUNK_SIZE)

@@ -16,11 +16,11 @@ from tests.store.spools import until
 from tests.support.debian import REPOSITORY
 from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
-from zonerelay.config.models import Backend, RedisSettings, SpoolSettings
+from zonerelay.config.tables.models import Backend, RedisSettings, SpoolSettings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.base import CHUNK_SIZE, Finish, Store, StoreOpenError
+from zonerelay.store.contract import CHUNK_SIZE, Finish, Store, StoreOpenError
 from zonerelay.store.open import open_store
-from zonerelay.store.redis_wire import Server, open_wire
+from zonerelay.store.redis.connection import Server, open_wire
 from zonerelay.store.surroundings import Surroundings
 
 PASSWORD = "correct-horse"
@@ -126,7 +126,7 @@ async def test_a_server_that_does_not_say_goodbye_keeps_no_socket(
     server: RedisServer, authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    monkeypatch.setattr("zonerelay.store.redis_wire.GOODBYE", 0.02)
+    monkeypatch.setattr("zonerelay.store.redis.connection.GOODBYE", 0.02)
     before = len(list(FILES.iterdir()))
     at = Server(server.url, user="zonerelay", password=PASSWORD, ca_file=str(tmp_path / "ca.pem"))
     wire = await open_wire(at, pytest.fail)

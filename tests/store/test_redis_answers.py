@@ -13,8 +13,8 @@ from tests.store.fleet import Fleet, until_healthy
 from tests.store.spools import until
 from tests.support.ports import free_port, wait_until
 from tests.support.redis_server import RedisServer
-from zonerelay.store.base import StoreError
-from zonerelay.store.redis_wire import Server, open_wire
+from zonerelay.store.contract import StoreError
+from zonerelay.store.redis.connection import Server, open_wire
 
 
 @asynccontextmanager

@@ -22,14 +22,8 @@ from tests.store.builders import (
 from tests.store.fleet import LEASE, LONG, Fleet, beat_now, claim_ids, lease_of, stop_renewing
 from tests.store.spools import Spool, until
 from zonerelay.model.delivery import Delivery
-from zonerelay.store import redis_lease
-from zonerelay.store.base import (
-    CHUNK_SIZE,
-    Finish,
-    Postpone,
-    StoreError,
-    Submit,
-)
+from zonerelay.store.contract import CHUNK_SIZE, Finish, Postpone, StoreError, Submit
+from zonerelay.store.redis import lease as redis_lease
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.store.builders import delivery_for, envelope_for, message_id
-from zonerelay.store.base import CHUNK_SIZE, Store
-from zonerelay.store.s3_records import INLINE_LIMIT
-from zonerelay.store.s3_uploads import PART
+from zonerelay.store.contract import CHUNK_SIZE, Store
+from zonerelay.store.s3.records import INLINE_LIMIT
+from zonerelay.store.s3.uploads import PART
 
 SIZES = [
     0,

@@ -11,9 +11,9 @@ from tests.store.fleet import claim_ids
 from tests.store.spools import Spool, until
 from tests.store.test_s3_sharing import Fleet, cut_off, find_dead, fleet, healthy, inside
 from tests.store.test_s3_walks import walk
-from zonerelay.store import s3_refusals
-from zonerelay.store.base import StoreError
-from zonerelay.store.s3_client import ConflictError, UnsureError
+from zonerelay.store.contract import StoreError
+from zonerelay.store.s3 import refusals as s3_refusals
+from zonerelay.store.s3.client import ConflictError, UnsureError
 
 __all__ = ["fleet"]  # the fixture
 

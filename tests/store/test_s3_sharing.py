@@ -26,15 +26,17 @@ from tests.store.builders import (
 from tests.store.fleet import claim_ids
 from tests.store.spools import Spool, s3_settings, until
 from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
-from zonerelay.config.models import Backend, S3Settings
+from zonerelay.config.tables.models import Backend, S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
-from zonerelay.store import claiming, s3, s3_alerts
-from zonerelay.store.base import Change, Finish, Postpone, QueueCounts, StoreError, StoreOpenError
-from zonerelay.store.base import Submit as Report
-from zonerelay.store.s3 import S3Store
-from zonerelay.store.s3_client import Bucket, Place, UnsureError
-from zonerelay.store.s3_objects import Abilities
+from zonerelay.store.common import claiming
+from zonerelay.store.contract import Change, Finish, Postpone, QueueCounts, StoreError, StoreOpenError
+from zonerelay.store.contract import Submit as Report
+from zonerelay.store.s3 import alerts as s3_alerts
+from zonerelay.store.s3 import store as s3
+from zonerelay.store.s3.client import Bucket, Place, UnsureError
+from zonerelay.store.s3.objects import Abilities
+from zonerelay.store.s3.store import S3Store
 
 LEASE = 2.0
 LONG = 600.0
@@ -470,7 +472,7 @@ class TestAlone:
         async def ignore(self: Any, key: str, data: bytes, *, match: str = "", new: bool = False) -> str:
             return str((await self._ask("put_object", Key=key, Body=data))["ETag"])
 
-        monkeypatch.setattr("zonerelay.store.s3_client.Bucket.put", ignore)
+        monkeypatch.setattr("zonerelay.store.s3.client.Bucket.put", ignore)
         with pytest.raises(StoreOpenError, match="shared = false"):
             await fleet.relay()
         spool = await fleet.relay(shared=False, lease=LEASE)

@@ -21,11 +21,11 @@ from tests.store.spools import Spool, s3_settings
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.submit import Submitter, tokens
 from tests.support.swift import KEY, SECRET, SwiftServer
-from zonerelay.config.models import Backend, S3Settings
+from zonerelay.config.tables.models import Backend, S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.sandbox.sink import Sink
-from zonerelay.store.base import Store, StoreOpenError
-from zonerelay.store.s3_client import Bucket, Place
+from zonerelay.store.contract import Store, StoreOpenError
+from zonerelay.store.s3.client import Bucket, Place
 
 
 @pytest.fixture(scope="module")

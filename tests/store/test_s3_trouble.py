@@ -16,10 +16,10 @@ from tests.store.fleet import claim_ids
 from tests.store.spools import Spool, s3_settings, until
 from tests.store.test_crash import Facts, check, command, whole_lines, work_for
 from tests.support.s3_server import MotoServer, shared_moto
-from zonerelay.config.models import Backend
+from zonerelay.config.tables.models import Backend
 from zonerelay.model.clock import SystemClock
-from zonerelay.store import s3
-from zonerelay.store.base import Finish, StoreCorruptError, StoreError
+from zonerelay.store.contract import Finish, StoreCorruptError, StoreError
+from zonerelay.store.s3 import store as s3
 
 ROUNDS = 1
 
@@ -169,8 +169,8 @@ async def test_service_that_does_not_answer_is_given_up_in_time(home: None) -> N
 
 async def test_long_queue_is_read_while_the_relay_works(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "LOAD_PATIENCE", 0.0)
-    monkeypatch.setattr("zonerelay.store.s3_client.PAGE_KEYS", 7)
-    monkeypatch.setattr("zonerelay.store.s3_adopt.READS_AT_ONCE", 4)
+    monkeypatch.setattr("zonerelay.store.s3.client.PAGE_KEYS", 7)
+    monkeypatch.setattr("zonerelay.store.s3.adopt.READS_AT_ONCE", 4)
     async with spool_over(wire) as spool:
         for number in range(30):
             await store_message(spool.store, number, next_attempt=NOW - 5)

@@ -10,7 +10,7 @@ from tests.store.builders import NOW, attempt, store_message
 from tests.store.fleet import claim_ids
 from tests.store.spools import Spool, until
 from tests.store.test_s3_sharing import Fleet, cut_off, find_dead, fleet, inside
-from zonerelay.store.base import Finish, Postpone
+from zonerelay.store.contract import Finish, Postpone
 
 __all__ = ["fleet"]  # the fixture
 
@@ -56,7 +56,7 @@ async def test_others_mail_is_read_once_whatever_they_do_with_it(fleet: Fleet) -
 
 
 async def test_take_over_holds_few_messages_at_a_time(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zonerelay.store.s3_adopt.READS_AT_ONCE", 2)
+    monkeypatch.setattr("zonerelay.store.s3.adopt.READS_AT_ONCE", 2)
     dead, heir = await fleet.relay(lease=60.0), await fleet.relay(lease=60.0)
     for number in range(6):
         await store_message(dead.store, number, body=b"x" * 100_000)

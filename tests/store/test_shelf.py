@@ -14,8 +14,8 @@ import pytest
 
 from tests.store.builders import NOW, attempt, body_of, message_id, own_message, store_message
 from tests.store.spools import Spool
-from zonerelay.config.models import Backend
-from zonerelay.store.base import Finish, MessageNotFoundError, Postpone, StoreOpenError, Submit
+from zonerelay.config.tables.models import Backend
+from zonerelay.store.contract import Finish, MessageNotFoundError, Postpone, StoreOpenError, Submit
 
 
 def shelved(path: Path) -> Spool:

@@ -6,7 +6,7 @@ from functools import cache
 
 from argon2 import PasswordHasher
 
-from zonerelay.config.credentials import User, format_line
+from zonerelay.config.credentials.file import User, format_line
 
 
 @cache

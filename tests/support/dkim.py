@@ -11,10 +11,10 @@ import dkim
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from zonerelay.config.models import DkimSettings
-from zonerelay.message.dkim import ED25519, RSA
-from zonerelay.message.dkim_keys import DkimKeys
-from zonerelay.message.dkim_private import load_private_key, new_private_key
+from zonerelay.config.tables.models import DkimSettings
+from zonerelay.message.dkim.keys import DkimKeys
+from zonerelay.message.dkim.private_keys import load_private_key, new_private_key
+from zonerelay.message.dkim.signature import ED25519, RSA
 from zonerelay.routing.idna import ascii_domain
 
 NOW = 1_780_000_000.0

@@ -10,10 +10,10 @@ import dns.rdataclass
 import dns.rdatatype
 import dns.resolver
 
-from zonerelay.routing.answers import DnsStatus, Record
-from zonerelay.routing.dns_packets import Reading, read_answer
-from zonerelay.routing.dns_records import Kind
-from zonerelay.routing.thorough_dns import _READERS, _is_authentic, _nxdomain_ttl, _understand
+from zonerelay.routing.dns.answers import DnsStatus, Record
+from zonerelay.routing.dns.dnspython_client import _READERS, _is_authentic, _nxdomain_ttl, _understand
+from zonerelay.routing.dns.packets import Reading, read_answer
+from zonerelay.routing.dns.records import Kind
 
 FAILURES = (dns.rcode.SERVFAIL, dns.rcode.REFUSED)
 

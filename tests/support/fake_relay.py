@@ -7,9 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from zonerelay.control.client import ControlClient
-from zonerelay.control.errors import NotFoundError
-from zonerelay.control.messages import (
+from zonerelay.control.messages.answers import (
     Address,
     Changed,
     Count,
@@ -21,8 +19,8 @@ from zonerelay.control.messages import (
     RelayStatus,
     TraceStep,
 )
-from zonerelay.control.plans import AddressPlan, HostPlan, RouteCheck, SourcePlan
-from zonerelay.control.requests import (
+from zonerelay.control.messages.plans import AddressPlan, HostPlan, RouteCheck, SourcePlan
+from zonerelay.control.messages.requests import (
     Explain,
     Filter,
     Ping,
@@ -35,8 +33,10 @@ from zonerelay.control.requests import (
     Resolve,
     Status,
 )
-from zonerelay.control.server import Answer, ControlServer
-from zonerelay.control.standings import DestinationStatus, SourcePenalty, ZoneStatus
+from zonerelay.control.messages.standings import DestinationStatus, SourcePenalty, ZoneStatus
+from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.socket.errors import NotFoundError
+from zonerelay.control.socket.server import Answer, ControlServer
 
 
 def delivery(number: int, **changes: object) -> DeliveryRow:

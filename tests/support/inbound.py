@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, cast
 
-from zonerelay.config.models import ListenerSettings
-from zonerelay.inbound.consult import AskedPolicy
-from zonerelay.inbound.listener import Listener
-from zonerelay.inbound.reception import ChooseZone, Notify
-from zonerelay.inbound.shared import Shared
-from zonerelay.inbound.tls import TlsContexts
-from zonerelay.message.headers import Fields
+from zonerelay.config.tables.models import ListenerSettings
+from zonerelay.inbound.listen.listener import Listener
+from zonerelay.inbound.listen.unix_sockets import Shared
+from zonerelay.inbound.state.context import ChooseZone, Notify
+from zonerelay.inbound.state.questions import AskedPolicy
+from zonerelay.inbound.tls.ports import TlsContexts
+from zonerelay.message.header.headers import Fields
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.routing.zones import Choice, ZoneOf
-from zonerelay.store.base import QueueStore
-from zonerelay.telemetry.events import Events
-from zonerelay.telemetry.metrics import Metrics
-from zonerelay.telemetry.redact import Redactor
+from zonerelay.routing.zones.zones import Choice, ZoneOf
+from zonerelay.store.contract import QueueStore
+from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 HOSTNAME = "relay.example.org"
 PATIENCE = 5.0  # seconds a test waits for something that should happen at once

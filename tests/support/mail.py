@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zonerelay.config.models import CredentialSettings, DeliverySettings, SourceSettings, ZoneSettings
-from zonerelay.delivery.courier import SmtpCourier
-from zonerelay.delivery.errand import Turn
-from zonerelay.delivery.logins import Logins, Reports, senders_of
-from zonerelay.delivery.oauth import Post, post
-from zonerelay.delivery.rendering import Renderer
-from zonerelay.delivery.session import TlsObserver
-from zonerelay.delivery.source_ways import SourceWays
+from zonerelay.config.tables.models import CredentialSettings, DeliverySettings, SourceSettings, ZoneSettings
+from zonerelay.delivery.auth.logins import Logins, Reports, senders_of
+from zonerelay.delivery.auth.oauth import Post, post
+from zonerelay.delivery.batch.batch_state import Turn
+from zonerelay.delivery.batch.courier import SmtpCourier
+from zonerelay.delivery.connection.session import TlsObserver
+from zonerelay.delivery.rewrite.rendering import Renderer
+from zonerelay.delivery.source.selection import SourceWays
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import Delivery
@@ -22,13 +22,13 @@ from zonerelay.model.envelope import Body, Envelope, Message, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.routing.answers import DnsAnswer, DnsStatus, TlsaRecord
-from zonerelay.routing.nexthop import Addresses, MxHost, Route
-from zonerelay.store.base import CHUNK_SIZE, StoreError
-from zonerelay.telemetry.events import Events, Field
-from zonerelay.telemetry.metrics import Metrics
-from zonerelay.telemetry.redact import Redactor
-from zonerelay.telemetry.smarthosts import SmarthostEvents, SmarthostMetrics
+from zonerelay.routing.destinations.nexthop import Addresses, MxHost, Route
+from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, TlsaRecord
+from zonerelay.store.contract import CHUNK_SIZE, StoreError
+from zonerelay.telemetry.events.events import Events, Field
+from zonerelay.telemetry.events.smarthosts import SmarthostEvents, SmarthostMetrics
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 ZONE = ZoneSettings(allow_private_addresses=True, chunking=True)
 TEXT = b"Subject: test\r\n\r\nHello.\r\n"

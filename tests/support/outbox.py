@@ -15,11 +15,11 @@ from pathlib import Path
 
 from tests.support.postgres import PostgresServer, shared_postgres
 from tests.support.relay import HOSTNAME, MemoryLog, Running, settings
-from zonerelay.config.models import OutboxSettings, TlsMode, ZoneSettings
+from zonerelay.config.tables.models import OutboxSettings, TlsMode, ZoneSettings
 from zonerelay.model.clock import SystemClock
-from zonerelay.outbox.passwords import NONCE_SIZE, seal
-from zonerelay.telemetry.redact import Redactor
-from zonerelay.worker import Worker
+from zonerelay.outbox.database.passwords import NONCE_SIZE, seal
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.worker.worker import Worker
 
 LOOPBACK = "127.0.0.1"
 KEY = b"k" * 32

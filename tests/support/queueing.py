@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from zonerelay.config.models import BounceSettings, RetrySettings, ZoneSettings
+from zonerelay.config.tables.models import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock, ManualClock, SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
@@ -16,19 +16,19 @@ from zonerelay.model.envelope import Envelope, Message, Notify, Recipient
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.queue import retry as retries
-from zonerelay.queue.protocols import Batch
+from zonerelay.queue.contract import Batch
 from zonerelay.queue.scheduler import Scheduler
-from zonerelay.queue.settle import Settler
-from zonerelay.queue.zone_queue import ZoneQueue
-from zonerelay.routing.mx import Findings
-from zonerelay.routing.nexthop import MxHost, Route, Unroutable
-from zonerelay.routing.zones import Choice, ZoneOf
-from zonerelay.store.base import Change, StoreError
-from zonerelay.store.memory import MemoryStore
-from zonerelay.telemetry.events import Events, Field
-from zonerelay.telemetry.metrics import Metrics
-from zonerelay.telemetry.redact import Redactor
+from zonerelay.queue.settle import retry as retries
+from zonerelay.queue.settle.settler import Settler
+from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.routing.destinations.mx import Findings
+from zonerelay.routing.destinations.nexthop import MxHost, Route, Unroutable
+from zonerelay.routing.zones.zones import Choice, ZoneOf
+from zonerelay.store.contract import Change, StoreError
+from zonerelay.store.memory.store import MemoryStore
+from zonerelay.telemetry.events.events import Events, Field
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 HEADER = b"From: a@example.org\r\nSubject: hello\r\n"
 TEXT = HEADER + b"\r\nThe body.\r\n"

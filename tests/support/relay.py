@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.support.stories import call_as_witness
-from zonerelay.config.models import (
+from zonerelay.config.tables.models import (
     AdminSettings,
     BounceSettings,
     DeliverySettings,
@@ -31,16 +31,16 @@ from zonerelay.config.models import (
     SpoolSettings,
     ZoneSettings,
 )
-from zonerelay.control.client import ControlClient
-from zonerelay.control.messages import Frame, RelayStatus
-from zonerelay.control.paths import control_socket_path
-from zonerelay.control.requests import Request, Status
+from zonerelay.control.messages.answers import Frame, RelayStatus
+from zonerelay.control.messages.requests import Request, Status
+from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.socket.paths import control_socket_path
 from zonerelay.model.clock import SystemClock
-from zonerelay.place import Place
-from zonerelay.routing.sts_policies import HTTPS_PORT
-from zonerelay.telemetry.events import Field
-from zonerelay.telemetry.redact import Redactor
-from zonerelay.worker import ALONE, Worker
+from zonerelay.process.identity import Place
+from zonerelay.routing.mta_sts.policies import HTTPS_PORT
+from zonerelay.telemetry.events.events import Field
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.worker.worker import ALONE, Worker
 
 HOSTNAME = "relay.test"
 LOOPBACK = "127.0.0.1"

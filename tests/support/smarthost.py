@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.mail import Log, Names, make_batch, make_courier, make_logins, make_message
-from zonerelay.config.models import CredentialSettings, ZoneSettings
-from zonerelay.delivery.oauth import Post, post
+from zonerelay.config.tables.models import CredentialSettings, ZoneSettings
+from zonerelay.delivery.auth.oauth import Post, post
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome
-from zonerelay.routing.nexthop import Route
-from zonerelay.telemetry.redact import Redactor
-from zonerelay.telemetry.smarthosts import SmarthostEvents, SmarthostMetrics
+from zonerelay.routing.destinations.nexthop import Route
+from zonerelay.telemetry.events.smarthosts import SmarthostEvents, SmarthostMetrics
+from zonerelay.telemetry.logs.redact import Redactor
 
 LOOPBACK = "127.0.0.1"
 REFUSED_TOKEN = {"status": "401", "schemes": "bearer", "scope": "https://mail.example/"}

@@ -7,7 +7,7 @@ import ssl
 import warnings
 from collections.abc import Callable, Iterable
 
-from zonerelay.inbound.tls_channel import TlsChannel
+from zonerelay.inbound.tls.channel import TlsChannel
 
 Cut = Callable[[bytes], Iterable[bytes]]
 

@@ -6,8 +6,8 @@ import ipaddress
 
 import pytest
 
-from zonerelay.config.models import AccessAction, AccessSettings
-from zonerelay.inbound.access_rules import DEFERRED, REFUSED, AccessRules
+from zonerelay.config.tables.models import AccessAction, AccessSettings
+from zonerelay.inbound.access.rules import DEFERRED, REFUSED, AccessRules
 from zonerelay.model.reply import Reply
 
 

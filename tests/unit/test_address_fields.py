@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.message.address_fields import (
+from zonerelay.message.header.address_fields import (
     MAX_ADDRESS,
     MAX_ADDRESSES,
     MAX_LINE,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.routing.address_patterns import AddressPatterns
+from zonerelay.routing.zones.address_patterns import AddressPatterns
 
 MATCHES: list[tuple[str, str, bool, str]] = [
     ("user@example.com", "user@example.com", True, "the address"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.limits.allowance import ZoneAllowance
 from zonerelay.limits.values import Held
+from zonerelay.limits.worker.allowance import ZoneAllowance
 
 LINE = ("mx.example", "a.example")
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from zonerelay.model.clock import ManualClock
-from zonerelay.routing.answers import DnsAnswer, DnsStatus
-from zonerelay.routing.cache import AnswerCache
+from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus
+from zonerelay.routing.dns.cache import AnswerCache
 
 
 class Asked:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.inbound import attempts
-from zonerelay.inbound.attempts import MAX_KEYS, Attempts
+from zonerelay.inbound.limits import auth_failures as attempts
+from zonerelay.inbound.limits.auth_failures import MAX_KEYS, Attempts
 
 WINDOW = 900.0
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.credentials import file_of, user
-from zonerelay.config import passwords
-from zonerelay.config.access import AuthSettings
-from zonerelay.inbound.auth import Authenticator, Login, LoginKind
-from zonerelay.inbound.password_check import MAX_WAITING_PER_CLIENT, REMEMBERED_FOR
+from zonerelay.config.credentials import passwords
+from zonerelay.config.tables.access import AuthSettings
+from zonerelay.inbound.access.auth import Authenticator, Login, LoginKind
+from zonerelay.inbound.access.password_check import MAX_WAITING_PER_CLIENT, REMEMBERED_FOR
 from zonerelay.model.clock import ManualClock
-from zonerelay.smtp.sasl import Credentials
-from zonerelay.telemetry.events import Events, Field
-from zonerelay.telemetry.metrics import Metrics
-from zonerelay.telemetry.redact import Redactor
+from zonerelay.smtp.server.sasl import Credentials
+from zonerelay.telemetry.events.events import Events, Field
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 CLIENT = "192.0.2.1"
 RIGHT = Credentials("app", "correct horse")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support.feeding import cuts
-from zonerelay.config.credentials import User
-from zonerelay.config.models import KB, ListenerSettings
-from zonerelay.inbound.access import Client
-from zonerelay.inbound.grants import GrantTable
-from zonerelay.inbound.standing import Standing
-from zonerelay.message.headers import MAX_METADATA, HeaderScanner, authors
+from zonerelay.config.credentials.file import User
+from zonerelay.config.tables.models import KB, ListenerSettings
+from zonerelay.inbound.access.networks import Client
+from zonerelay.inbound.state.client_state import Standing
+from zonerelay.inbound.state.permissions import GrantTable
+from zonerelay.message.header.headers import MAX_METADATA, HeaderScanner, authors
 
 MAX_HEADER = 256 * KB
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.feeding import cuts
-from zonerelay.smtp.bdat import ChunkReader, parse_bdat
-from zonerelay.smtp.paths import CommandError
-from zonerelay.smtp.stuffing import DotStuffer, PlainLines, stuffed
+from zonerelay.smtp.client.stuffing import DotStuffer, PlainLines, stuffed
+from zonerelay.smtp.server.bdat import ChunkReader, parse_bdat
+from zonerelay.smtp.server.paths import CommandError
 
 Chunk = tuple[bytes, bool]
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.feeding import cuts
-from zonerelay.message.body_hash import BodyHash
-from zonerelay.message.headers import HeaderScanner
+from zonerelay.message.dkim.body_hash import BodyHash
+from zonerelay.message.header.headers import HeaderScanner
 
 OURS = b"Received: from x\r\n\tby y;\r\nMessage-ID: <z>\r\n"
 

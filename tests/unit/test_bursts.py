@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from tests.store.builders import envelope_for, message_id
-from zonerelay.inbound.bursts import LONG, LOOK_EVERY, MANY, MAX_SENDERS, RATE, TIME, Bursts
-from zonerelay.inbound.deliveries import deliveries_of
-from zonerelay.inbound.transaction import NO_EDITS, Transaction
+from zonerelay.inbound.cleanup.deliveries import deliveries_of
+from zonerelay.inbound.limits.bursts import LONG, LOOK_EVERY, MANY, MAX_SENDERS, RATE, TIME, Bursts
+from zonerelay.inbound.state.transaction import NO_EDITS, Transaction
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Envelope, Origin
-from zonerelay.routing.zones import Zones
-from zonerelay.smtp.params import MailCommand
-from zonerelay.store.base import QueueCounts
+from zonerelay.routing.zones.zones import Zones
+from zonerelay.smtp.server.params import MailCommand
+from zonerelay.store.contract import QueueCounts
 
 
 def mail(sender: str, *, user: str = "", client: str = "192.0.2.1", recipients: int = 1) -> Envelope:

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa
 
 from tests.support.certificates import DAY, NOW, Made, context_files, make
 from tests.support.tls_client import TlsClient, trusting
-from zonerelay.config.models import ListenerSettings, ListenerTls
-from zonerelay.inbound import certificates
-from zonerelay.inbound.certificate_files import (
+from zonerelay.config.tables.models import ListenerSettings, ListenerTls
+from zonerelay.inbound.tls import certificates
+from zonerelay.inbound.tls.certificate_files import (
     CertificateError,
     Pair,
     Texts,
@@ -30,11 +30,11 @@ from zonerelay.inbound.certificate_files import (
     parse_pair,
     read_pair,
 )
-from zonerelay.inbound.certificates import LOOK_EVERY, TRY_AGAIN, Certificates
+from zonerelay.inbound.tls.certificates import LOOK_EVERY, TRY_AGAIN, Certificates
 from zonerelay.model.clock import ManualClock
-from zonerelay.telemetry.events import Events, Field
-from zonerelay.telemetry.metrics import Metrics
-from zonerelay.telemetry.redact import Redactor
+from zonerelay.telemetry.events.events import Events, Field
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 
 @dataclass

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.dkim import NOW, entry, keys_of
-from zonerelay.cli.check_config import summary
-from zonerelay.config.models import DkimMode, SrsSettings, ZoneSettings
-from zonerelay.config.secrets import SecretError, read_secret
-from zonerelay.config.settings import load_text
-from zonerelay.control.change_plans import ChangePlans
-from zonerelay.control.plans import ChangePlan
-from zonerelay.control.terms_plans import too_large_for
-from zonerelay.message.dkim_keys import DkimKeys
+from zonerelay.cli.files.check_config import summary
+from zonerelay.config.credentials.secrets import SecretError, read_secret
+from zonerelay.config.load.settings import load_text
+from zonerelay.config.tables.models import DkimMode, SrsSettings, ZoneSettings
+from zonerelay.control.explain.change_plans import ChangePlans
+from zonerelay.control.explain.terms_plans import too_large_for
+from zonerelay.control.messages.plans import ChangePlan
+from zonerelay.message.dkim.keys import DkimKeys
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import ManualClock
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.certificates import DAY, make
 from tests.support.credentials import file_of, user
-from zonerelay.cli import check_config
+from zonerelay.cli.files import check_config
 
 QUOTA = "zonerelay.policies.quota:Quota"
 

@@ -8,9 +8,9 @@ from tests.support.mail import TEXT, make_message
 from tests.unit.test_transaction import LOST, PEER, outcomes, reply, summary, to
 from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.chunked import ChunkedTransaction, can_be_chunked
-from zonerelay.smtp.extensions import Capabilities
-from zonerelay.smtp.transaction import Phase
+from zonerelay.smtp.client.chunked import ChunkedTransaction, can_be_chunked
+from zonerelay.smtp.client.extensions import Capabilities
+from zonerelay.smtp.client.transaction import Phase
 
 PLAIN = Capabilities(chunking=True)
 PIPELINING = Capabilities(chunking=True, pipelining=True)

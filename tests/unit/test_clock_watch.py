@@ -10,12 +10,12 @@ import pytest
 
 from tests.store.builders import attempt
 from tests.support.queueing import DEFERRED, DELIVERED, Relay
-from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.config.tables.models import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.queue.clock_watch import ClockWatch
-from zonerelay.queue.operations import Operations
+from zonerelay.queue.operator.clock_watch import ClockWatch
+from zonerelay.queue.operator.operations import Operations
 
 DAY = 86_400.0
 MINUTE = 60.0

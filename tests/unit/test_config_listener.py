@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.models import (
+from zonerelay.config.load.settings import ConfigError, load_text
+from zonerelay.config.tables.models import (
     AccessAction,
     AccessSettings,
     AuthSettings,
@@ -15,7 +16,6 @@ from zonerelay.config.models import (
     ListenerTls,
     Settings,
 )
-from zonerelay.config.settings import ConfigError, load_text
 
 OPEN = 'open_relay = "I understand that anybody may relay"'
 CLEAR = 'cleartext_auth = "I understand that passwords can be read on the way"'

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.config.models import (
+from zonerelay.config.load.settings import ConfigError, load, load_text
+from zonerelay.config.options.options import option_of
+from zonerelay.config.tables.models import (
     REPEATED,
     TABLES,
     Backend,
@@ -22,8 +24,6 @@ from zonerelay.config.models import (
     Settings,
     TlsMode,
 )
-from zonerelay.config.options import option_of
-from zonerelay.config.settings import ConfigError, load, load_text
 
 RENDERED = re.compile(r"[^:\s]+: .+ \(line \d+\)")
 

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.models import AdminSettings, Settings, SpoolSettings
-from zonerelay.control import messages
-from zonerelay.control.errors import ControlError
-from zonerelay.control.messages import DeliveryRow, End, Failure, Frame, Progress, RequestError
-from zonerelay.control.paths import control_socket_path
-from zonerelay.control.requests import (
+from zonerelay.config.tables.models import AdminSettings, Settings, SpoolSettings
+from zonerelay.control.messages import answers as messages
+from zonerelay.control.messages.answers import DeliveryRow, End, Failure, Frame, Progress, RequestError
+from zonerelay.control.messages.requests import (
     Explain,
     Filter,
     Ping,
@@ -25,6 +23,8 @@ from zonerelay.control.requests import (
     Resolve,
     Status,
 )
+from zonerelay.control.socket.errors import ControlError
+from zonerelay.control.socket.paths import control_socket_path
 
 REQUESTS: list[Request] = [
     Ping(),

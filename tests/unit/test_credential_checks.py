@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.advice import advice
-from zonerelay.config.credential_checks import try_credentials
-from zonerelay.config.problems import ConfigError, Report
-from zonerelay.config.settings import load_text
+from zonerelay.config.load.settings import load_text
+from zonerelay.config.options.problems import ConfigError, Report
+from zonerelay.config.rules.advice import advice
+from zonerelay.config.rules.credential_checks import try_credentials
 
 ZONE = '[[zone]]\nname = "default"\nnext_hop = "[smtp.example.net]:587"\ntls = "verify"\n'
 PLAIN = '[[credential]]\nname = "main"\nuser = "relay"\npassword = "/etc/zonerelay/main.password"\n'

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.credentials import cheap_hash, file_of, user
-from zonerelay.config import credentials, passwords
-from zonerelay.config.credentials import CredentialsError, User, format_line, parse, parse_line
-from zonerelay.config.credentials_edit import change_user
+from zonerelay.config.credentials import file as credentials
+from zonerelay.config.credentials import passwords
+from zonerelay.config.credentials.edit import change_user
+from zonerelay.config.credentials.file import CredentialsError, User, format_line, parse, parse_line
 from zonerelay.model.priority import Priority
 
 HASH = cheap_hash("correct horse")

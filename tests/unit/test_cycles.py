@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from zonerelay.cycles import (
+from zonerelay.process.gc import (
     GROWN,
     IDLE_AFTER,
     IDLE_GROWN,

@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.support.certificates import DAY, NOW, Made, make
-from zonerelay.delivery.dane import MAX_RECORDS, NotVouchedForError, usable, verify
-from zonerelay.routing.answers import TlsaRecord
+from zonerelay.delivery.tls.dane import MAX_RECORDS, NotVouchedForError, usable, verify
+from zonerelay.routing.dns.answers import TlsaRecord
 
 NAMES = ("mx.example.com", "example.com")
 ROOT = make(common_name="Test Root", authority=True)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.inbound import answers
-from zonerelay.inbound.access import Reason
-from zonerelay.inbound.deadlines import HANDSHAKE, Deadlines
+from zonerelay.inbound.access.networks import Reason
+from zonerelay.inbound.session.timeouts import HANDSHAKE, Deadlines
+from zonerelay.inbound.state import replies as answers
 
 IDLE, TRANSACTION, RATE = 10.0, 100.0, 50
 # Sums of the same seconds in another order; the session looks again after at least as much.

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.cli import check_config
-from zonerelay.config.advice import advice
-from zonerelay.config.settings import ConfigError, load_text
+from zonerelay.cli.files import check_config
+from zonerelay.config.load.settings import ConfigError, load_text
+from zonerelay.config.rules.advice import advice
 
 FINGERPRINT = "ab" * 32
 ZONES = '[[zone]]\nname = "default"\n[[zone]]\nname = "bulk"\nmax_connections = 5\n'

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from zonerelay.config.models import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
-from zonerelay.config.units import parse_rate
+from zonerelay.config.options.units import parse_rate
+from zonerelay.config.tables.models import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.routing.destination_table import DestinationTable
-from zonerelay.routing.nexthop import Limits, MxHost, Route, TlsDemand
-from zonerelay.routing.terms import on_terms
+from zonerelay.routing.destinations.destination_table import DestinationTable
+from zonerelay.routing.destinations.nexthop import Limits, MxHost, Route, TlsDemand
+from zonerelay.routing.destinations.terms import on_terms
 
 NOW = ManualClock().now()
 OUTLOOK = ("a.mail.protection.outlook.com", "b.mail.protection.outlook.com")

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.advice import advice
-from zonerelay.config.models import DestinationSettings
-from zonerelay.config.settings import load_text
-from zonerelay.routing import mta_sts, sts_files, sts_policies
-from zonerelay.routing.destination_table import DestinationTable
-from zonerelay.routing.nexthop import MxHost
+from zonerelay.config.load.settings import load_text
+from zonerelay.config.rules.advice import advice
+from zonerelay.config.tables.models import DestinationSettings
+from zonerelay.routing.destinations.destination_table import DestinationTable
+from zonerelay.routing.destinations.nexthop import MxHost
+from zonerelay.routing.mta_sts import files as sts_files
+from zonerelay.routing.mta_sts import policies as sts_policies
+from zonerelay.routing.mta_sts import policy_text as mta_sts
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "destinations.md").read_text()

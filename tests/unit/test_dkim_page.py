@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.advice import advice
-from zonerelay.config.settings import load_text
-from zonerelay.message import dkim, dkim_keys, dkim_private
-from zonerelay.message.dkim_record import RecordStatus
+from zonerelay.config.load.settings import load_text
+from zonerelay.config.rules.advice import advice
+from zonerelay.message.dkim import keys as dkim_keys
+from zonerelay.message.dkim import private_keys as dkim_private
+from zonerelay.message.dkim import signature as dkim
+from zonerelay.message.dkim.dns_record import RecordStatus
 
 PAGE = (Path(__file__).parents[2] / "docs" / "dkim.md").read_text()
 EXAMPLES = re.findall(r"^```toml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.dns_oracle import read_alike
-from zonerelay.routing import dns_packets
-from zonerelay.routing.answers import DnsStatus, MxRecord, TlsaRecord
-from zonerelay.routing.dns_packets import Reading, is_truncated, question, read_answer
-from zonerelay.routing.dns_records import AAAA, CNAME, MX, TLSA, TXT, A, Kind, is_plain_name
+from zonerelay.routing.dns import packets as dns_packets
+from zonerelay.routing.dns.answers import DnsStatus, MxRecord, TlsaRecord
+from zonerelay.routing.dns.packets import Reading, is_truncated, question, read_answer
+from zonerelay.routing.dns.records import AAAA, CNAME, MX, TLSA, TXT, A, Kind, is_plain_name
 
 NAME = "mail.example.com"
 KINDS: dict[str, Kind[object]] = {kind.name: kind for kind in (MX, A, AAAA, TLSA, TXT, CNAME)}  # type: ignore[misc]  # of several types

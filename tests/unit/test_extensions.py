@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.smtp.extensions import (
+from zonerelay.smtp.client.extensions import (
     NO_LIMITS,
     Capabilities,
     Limits,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.store.builders import NOW, envelope_for, message_id
-from zonerelay.inbound.bursts import MANY
-from zonerelay.inbound.deliveries import first_due
+from zonerelay.inbound.cleanup.deliveries import first_due
+from zonerelay.inbound.limits.bursts import MANY
 
 
 @pytest.mark.parametrize(("recipients", "due"), [(1, 0.0), (MANY, 0.0), (MANY + 1, NOW)])

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from zonerelay.model.clock import ManualClock
-from zonerelay.store import group_commit
-from zonerelay.store.base import StoreError, StoreFullError
-from zonerelay.store.group_commit import GroupCommitter
-from zonerelay.store.leveldb_engine import Batches, Op
-from zonerelay.store.writer_thread import WriterThread
+from zonerelay.store.common import group_commit
+from zonerelay.store.common.group_commit import GroupCommitter
+from zonerelay.store.common.writer_thread import WriterThread
+from zonerelay.store.contract import StoreError, StoreFullError
+from zonerelay.store.leveldb.engine import Batches, Op
 
 
 class Disk:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from zonerelay.delivery.health import FIRST_PAUSE, LONGEST_PAUSE, MAX_REMEMBERED, PROBE_TIME, Health
+from zonerelay.delivery.connection.dead_hosts import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    MAX_REMEMBERED,
+    PROBE_TIME,
+    Health,
+)
 from zonerelay.model.clock import ManualClock
 
 KEY = "192.0.2.1:25"

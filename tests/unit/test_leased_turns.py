@@ -14,13 +14,13 @@ from tests.bench.simulate.run import Result, simulate
 from tests.bench.simulate.scenarios import SENDERS, Death, Injection, Scenario, limits
 from tests.bench.simulate.world import Kind
 from tests.unit.test_rates import fullest
-from zonerelay.config.models import ZoneSettings
-from zonerelay.config.units import Rate, parse_rate
-from zonerelay.limits.book import Book
+from zonerelay.config.options.units import Rate, parse_rate
+from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.limits.authority.book import Book
 from zonerelay.limits.clocks import ClockBounds
 from zonerelay.limits.rates import interval, leased_grace, margin
-from zonerelay.limits.turns import LeasedTurns
 from zonerelay.limits.values import Request, TurnAsk
+from zonerelay.limits.worker.turns import LeasedTurns
 from zonerelay.model.clock import ManualClock
 
 RATE = Rate(4, 1.0)

@@ -9,10 +9,10 @@ import pytest
 from tests.store.builders import delivery_for, envelope_for, message_id
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
-from zonerelay.store import ledger as ledger_module
-from zonerelay.store.base import StoreError
-from zonerelay.store.ledger import Found, Ledger, OpenMessage
-from zonerelay.store.plan import Plan
+from zonerelay.store.common import in_flight as ledger_module
+from zonerelay.store.common.in_flight import Found, Ledger, OpenMessage
+from zonerelay.store.contract import StoreError
+from zonerelay.store.leveldb.write_plan import Plan
 
 
 def delivery(number: int = 1) -> Delivery:

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from zonerelay.limits.keeper import SAFE, LimitKeeper
 from zonerelay.limits.values import Answer, AuthorityError, Held, Request
+from zonerelay.limits.worker.keeper import SAFE, LimitKeeper
 from zonerelay.model.clock import ManualClock
 
 LEASE = 15.0

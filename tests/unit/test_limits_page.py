@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.advice import advice
-from zonerelay.config.models import DestinationSettings, ZoneSettings
-from zonerelay.config.settings import load_text
-from zonerelay.config.units import parse_rate
+from zonerelay.config.load.settings import load_text
+from zonerelay.config.options.units import parse_rate
+from zonerelay.config.rules.advice import advice
+from zonerelay.config.tables.models import DestinationSettings, ZoneSettings
 from zonerelay.limits.rates import MARGIN_LEAST, MARGIN_PART
-from zonerelay.queue.rates import Pacer
-from zonerelay.queue.turn import PATIENCE
+from zonerelay.queue.selection.rates import Pacer
+from zonerelay.queue.selection.turn import PATIENCE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
 _TOML = re.compile(r"^```toml\n(.+?)^```", re.MULTILINE | re.DOTALL)

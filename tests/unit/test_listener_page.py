@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.settings import load_text
-from zonerelay.inbound import answers
-from zonerelay.inbound.access import Reason
-from zonerelay.inbound.answers import Answer
+from zonerelay.config.load.settings import load_text
+from zonerelay.inbound.access.networks import Reason
+from zonerelay.inbound.state import replies as answers
+from zonerelay.inbound.state.replies import Answer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "listener.md").read_text()
 EXAMPLES = re.findall(r"^```toml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -10,7 +10,7 @@ from typing import IO, Any  # Any: what json.loads gives
 
 import pytest
 
-from zonerelay.config.models import LogFormat, LogSettings
+from zonerelay.config.tables.models import LogFormat, LogSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
@@ -18,10 +18,10 @@ from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.telemetry.events import Events
-from zonerelay.telemetry.logs import MAX_BUFFERED, MAX_FIELD, MAX_LINE, LogWriter, configure
-from zonerelay.telemetry.metrics import Metrics
-from zonerelay.telemetry.redact import Redactor
+from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.logs.logs import MAX_BUFFERED, MAX_FIELD, MAX_LINE, LogWriter, configure
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 CLOCK = ManualClock(1_700_000_000.25)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.message.edits import edit_header
-from zonerelay.message.headers import parse_header
+from zonerelay.message.header.edits import edit_header
+from zonerelay.message.header.headers import parse_header
 
 BLOCK = (
     b"From: a@example.org\r\nX-Spam: yes\r\n\tvery much\r\n so\r\nSubject:  two  blanks \r\nx-spam : no\r\n"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.feeding import cuts
-from zonerelay.message.headers import (
+from zonerelay.message.header.headers import (
     EMPTY_LINE,
     MAILBOX_LINE,
     MAX_METADATA,

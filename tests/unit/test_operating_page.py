@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 from zonerelay.cli import arguments
-from zonerelay.telemetry import events, mta_sts, smarthosts, strangers
-from zonerelay.telemetry.metrics import Metrics
+from zonerelay.telemetry.events import events, mta_sts, smarthosts
+from zonerelay.telemetry.logs import strangers
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
 

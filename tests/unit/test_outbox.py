@@ -13,20 +13,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.toml import toml_document
-from zonerelay.config.settings import ConfigError, load_text
-from zonerelay.message import base64_text
-from zonerelay.message.base64_text import Base64Error, Base64Text
-from zonerelay.message.compose import Address, Draft, File, compose
+from zonerelay.config.load.settings import ConfigError, load_text
+from zonerelay.message.compose import base64_text
+from zonerelay.message.compose.base64_text import Base64Error, Base64Text
+from zonerelay.message.compose.compose import Address, Draft, File, compose
 from zonerelay.model.address import Mailbox
 from zonerelay.model.outbox import is_outbox, message_id_of, row_of, zone_label
 from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.outbox.composing import Composer
-from zonerelay.outbox.drafts import BadRowError, Content, address, draft_of, recipients_of
-from zonerelay.outbox.mailboxes import Mailbox as OutboxMailbox
-from zonerelay.outbox.passwords import PasswordError, read_key, seal, unseal
-from zonerelay.outbox.rows import FAILED, PROCESSING, QUEUED, SENT, Row
-from zonerelay.telemetry.redact import Redactor
+from zonerelay.outbox.compose.composing import Composer
+from zonerelay.outbox.compose.drafts import BadRowError, Content, address, draft_of, recipients_of
+from zonerelay.outbox.database.passwords import PasswordError, read_key, seal, unseal
+from zonerelay.outbox.rows.mailboxes import Mailbox as OutboxMailbox
+from zonerelay.outbox.rows.rows import FAILED, PROCESSING, QUEUED, SENT, Row
+from zonerelay.telemetry.logs.redact import Redactor
 
 NOW = 1_700_000_000.0
 REDACT = Redactor(b"key", enabled=True)

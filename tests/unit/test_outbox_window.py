@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from zonerelay.outbox import window
-from zonerelay.outbox.window import BATCH, FEW, MOST, RESERVE, SHARE, Window
+from zonerelay.outbox.rows import window
+from zonerelay.outbox.rows.window import BATCH, FEW, MOST, RESERVE, SHARE, Window
 
 
 def fill(held: Window, queues: dict[str, int]) -> list[str]:

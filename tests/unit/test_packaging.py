@@ -19,12 +19,12 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from zonerelay.cli import arguments
-from zonerelay.config.endpoints import parse_listen
-from zonerelay.config.models import Settings
-from zonerelay.config.settings import load
-from zonerelay.config.units import parse_duration
-from zonerelay.delivery.logins import token_directory
-from zonerelay.routing.sts_files import policy_directory
+from zonerelay.config.load.settings import load
+from zonerelay.config.options.endpoints import parse_listen
+from zonerelay.config.options.units import parse_duration
+from zonerelay.config.tables.models import Settings
+from zonerelay.delivery.auth.logins import token_directory
+from zonerelay.routing.mta_sts.files import policy_directory
 
 ROOT = Path(__file__).parents[2]
 CONFIG_EXIT_STATUS = "2"

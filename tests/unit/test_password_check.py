@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from zonerelay.inbound.password_check import (
+from zonerelay.inbound.access.password_check import (
     LANES,
     MAX_REMEMBERED,
     MAX_WAITING,

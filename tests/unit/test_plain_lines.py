@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.smtp.dots import BodyReader
-from zonerelay.smtp.stuffing import DotStuffer, PlainLines, stuffed
+from zonerelay.smtp.client.stuffing import DotStuffer, PlainLines, stuffed
+from zonerelay.smtp.server.dots import BodyReader
 
 WIRE = st.text(alphabet="\r\n.x\x00", max_size=30).map(str.encode)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from zonerelay.inbound.policy import (
+from zonerelay.inbound.policy.api import (
     ACCEPT,
     EVENTS,
     MAX_EDITS,
@@ -28,8 +28,8 @@ from zonerelay.inbound.policy import (
     accept,
     refuse,
 )
-from zonerelay.inbound.policy_runner import load_policy
-from zonerelay.message.edits import edit_header
+from zonerelay.inbound.policy.runner import load_policy
+from zonerelay.message.header.edits import edit_header
 from zonerelay.model.reply import Reply
 from zonerelay.policies.quota import parse_limits
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.queueing import Sink, make_events
-from zonerelay.inbound.policy import (
+from zonerelay.inbound.policy.api import (
     ACCEPT,
     EVENTS,
     Auth,
@@ -32,8 +32,8 @@ from zonerelay.inbound.policy import (
     accept,
     refuse,
 )
-from zonerelay.inbound.policy_runner import NOT_AVAILABLE, PolicyRunner
-from zonerelay.inbound.policy_threads import MAX_TASKS, MAX_THREADS
+from zonerelay.inbound.policy.runner import NOT_AVAILABLE, PolicyRunner
+from zonerelay.inbound.policy.threads import MAX_TASKS, MAX_THREADS
 from zonerelay.model.clock import ManualClock
 
 LIMIT = 0.05

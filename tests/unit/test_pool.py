@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from tests.support.queueing import route_to
-from zonerelay.config.models import ZoneSettings
-from zonerelay.delivery.pool import Pool
-from zonerelay.delivery.session import Session
-from zonerelay.delivery.slots import Slot
-from zonerelay.delivery.way import Terms
-from zonerelay.delivery.wire import Wire
-from zonerelay.smtp.extensions import Capabilities
-from zonerelay.smtp.transaction import Peer
+from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.delivery.connection.client_protocol import Wire
+from zonerelay.delivery.connection.pool import Pool
+from zonerelay.delivery.connection.session import Session
+from zonerelay.delivery.connection.slots import Slot
+from zonerelay.delivery.peer.connection_key import Terms
+from zonerelay.smtp.client.extensions import Capabilities
+from zonerelay.smtp.client.transaction import Peer
 
 ZONE = ZoneSettings(max_connections=2, max_connections_per_destination=1)
 

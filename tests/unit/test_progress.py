@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.support.mail import make_batch, make_message, route_to
-from zonerelay.delivery.progress import NO_8BITMIME, Progress
-from zonerelay.delivery.sources import HostTrouble, NoSource
+from zonerelay.delivery.batch.progress import NO_8BITMIME, Progress
+from zonerelay.delivery.peer.sockets import HostTrouble, NoSource
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.transaction import Peer
+from zonerelay.smtp.client.transaction import Peer
 
 OTHERWISE = Outcome(Verdict.DEFERRED, Reply(451, "4.4", "no host"), Scope.LOCAL)
 NO_ANSWER = HostTrouble(Reply(451, "4.2", "no answer"), asked=False)

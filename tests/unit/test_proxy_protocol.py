@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.feeding import cuts
-from zonerelay.smtp.proxy_protocol import (
+from zonerelay.smtp.server.proxy_protocol import (
     MAX_HEADER,
     MAX_LINE,
     SIGNATURE,

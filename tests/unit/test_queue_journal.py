@@ -9,10 +9,10 @@ import pytest
 from tests.support.queueing import FlakyStore, Sink, deliveries_of, make_events, make_message
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.queue import journal
-from zonerelay.queue.journal import Entry, Journal
-from zonerelay.queue.slices import SLICE, Slices
-from zonerelay.store.base import Finish
+from zonerelay.queue.aio.slices import SLICE, Slices
+from zonerelay.queue.settle import outcome_log as journal
+from zonerelay.queue.settle.outcome_log import Entry, Journal
+from zonerelay.store.contract import Finish
 
 
 class Bench:

@@ -8,11 +8,11 @@ from collections import deque
 import pytest
 
 from tests.support.queueing import Sink, make_events, route_to
-from zonerelay.config.models import RetrySettings
+from zonerelay.config.tables.models import RetrySettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.queue import lanes as module
-from zonerelay.queue.destinations import Destination, Site, Work
-from zonerelay.queue.lanes import Lanes
+from zonerelay.queue.destination.destinations import Destination, Site, Work
+from zonerelay.queue.zone import lanes as module
+from zonerelay.queue.zone.lanes import Lanes
 
 
 class Bench:

@@ -16,16 +16,16 @@ from msgspec import structs
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery
 from tests.unit.test_rates import fullest
-from zonerelay.config.models import RetrySettings, ZoneSettings
-from zonerelay.config.units import Rate, parse_rate
+from zonerelay.config.options.units import Rate, parse_rate
+from zonerelay.config.tables.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority, priority_of, queue_of
-from zonerelay.queue.destinations import Destination, Work
-from zonerelay.queue.rates import Rates
-from zonerelay.queue.shares import Claim, Refill
-from zonerelay.queue.zone_queue import ZoneQueue
-from zonerelay.routing.nexthop import Limits, MxHost, Route, SiteKey
+from zonerelay.queue.destination.destinations import Destination, Work
+from zonerelay.queue.selection.rates import Rates
+from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.queue.zone.window_shares import Claim, Refill
+from zonerelay.routing.destinations.nexthop import Limits, MxHost, Route, SiteKey
 
 NOW = 1_700_000_000.0
 PRIORITIES = [Priority.NORMAL, Priority.NORMAL, Priority.HIGH, Priority.BULK]

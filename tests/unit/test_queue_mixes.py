@@ -15,16 +15,16 @@ import pytest
 
 from tests.bench.simulate.timeline import START, VirtualLoop
 from tests.support.queueing import DEFERRED, DELIVERED, LOCAL, NO_HOST, Relay, deliveries_of, route_to
-from zonerelay.config.models import RetrySettings, ZoneSettings
-from zonerelay.config.units import parse_rate
+from zonerelay.config.options.units import parse_rate
+from zonerelay.config.tables.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority, queue_of
-from zonerelay.queue.operations import Operations, QueueFilter
-from zonerelay.queue.protocols import Batch
-from zonerelay.queue.zone_queue import ZoneQueue
-from zonerelay.routing.nexthop import Route, Unroutable
-from zonerelay.store.base import StoreError
+from zonerelay.queue.contract import Batch
+from zonerelay.queue.operator.operations import Operations, QueueFilter
+from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.routing.destinations.nexthop import Route, Unroutable
+from zonerelay.store.contract import StoreError
 
 DOMAINS = [f"d{n}.example" for n in range(30)]
 HOSTS = [f"mx{n}.example" for n in range(12)]

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.queueing import DELIVERED, delivery, prove, route_to
-from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.config.tables.models import RetrySettings, ZoneSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId, MessageIdSource, first_at
 from zonerelay.model.priority import Priority
-from zonerelay.queue.claim_plan import CLAIM_LIMIT, LOW_MARK
-from zonerelay.queue.newcomers import AGAIN, Newcomers
-from zonerelay.queue.rows import FRESH_TURNS
-from zonerelay.queue.shares import Claim, NewClaim, Refill
-from zonerelay.queue.zone_queue import WINDOW, ZoneQueue
-from zonerelay.store.fresh_order import FreshOrder
+from zonerelay.queue.destination.rows import FRESH_TURNS
+from zonerelay.queue.zone.claim_plan import CLAIM_LIMIT, LOW_MARK
+from zonerelay.queue.zone.newcomers import AGAIN, Newcomers
+from zonerelay.queue.zone.plan import WINDOW, ZoneQueue
+from zonerelay.queue.zone.window_shares import Claim, NewClaim, Refill
+from zonerelay.store.common.fresh_order import FreshOrder
 
 ALL = {Priority.NORMAL}
 MOST = WINDOW // 4

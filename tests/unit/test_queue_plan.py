@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery, prove, route_to
-from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.config.tables.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId, first_at
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority
 from zonerelay.model.reply import Reply
-from zonerelay.queue.destinations import Backlog, Destination, Work
-from zonerelay.queue.shares import Claim, NewClaim, Refill
-from zonerelay.queue.suspension import Suspension, Transition
-from zonerelay.queue.zone_queue import ZoneQueue
+from zonerelay.queue.destination.destinations import Backlog, Destination, Work
+from zonerelay.queue.destination.suspension import Suspension, Transition
+from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.queue.zone.window_shares import Claim, NewClaim, Refill
 
 NOW = 1_700_000_000.0
 MORE = {Priority.NORMAL}
@@ -280,7 +280,7 @@ def test_an_unroutable_domain_that_was_passed_over_is_fetched() -> None:
 
 
 def test_forgotten_domains_are_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zonerelay.queue.directory.MAX_DOMAINS", 10)
+    monkeypatch.setattr("zonerelay.queue.selection.table.MAX_DOMAINS", 10)
     queue = make()
     for n in range(50):
         queue.add([number(n, f"u@d{n}.example")], NOW)
@@ -294,7 +294,7 @@ def test_forgotten_domains_are_looked_up_again(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_idle_destinations_are_forgotten_and_suspended_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zonerelay.queue.directory.MAX_DESTINATIONS", 10)
+    monkeypatch.setattr("zonerelay.queue.selection.table.MAX_DESTINATIONS", 10)
     queue = make()
     for n in range(60):
         queue.add([number(n, f"u@d{n}.example")], NOW)

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.queueing import DELIVERED, delivery, route_to
-from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.config.tables.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.priority import Priority, priority_of, queue_of, queues_of, zone_of
-from zonerelay.queue.precedence import STRIDE, Precedence
-from zonerelay.queue.zone_queue import ZoneQueue
+from zonerelay.queue.destination.precedence import STRIDE, Precedence
+from zonerelay.queue.zone.plan import ZoneQueue
 
 NOW = 1_700_000_000.0
 HIGH, NORMAL, BULK = Priority

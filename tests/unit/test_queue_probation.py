@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery, route_to
-from zonerelay.config.models import RetrySettings, ZoneSettings
-from zonerelay.limits.allowance import ZoneAllowance
+from zonerelay.config.tables.models import RetrySettings, ZoneSettings
 from zonerelay.limits.values import Held
+from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.address import Mailbox
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope
 from zonerelay.model.reply import Reply
-from zonerelay.queue.destinations import Work
-from zonerelay.queue.zone_queue import ZoneQueue
+from zonerelay.queue.destination.destinations import Work
+from zonerelay.queue.zone.plan import ZoneQueue
 
 IN_DOUBT = replace(
     DEFERRED, reply=Reply(451, "4.2", "timed out"), scope=Scope.MESSAGE, local=True, in_doubt=True
@@ -276,7 +276,7 @@ def test_what_is_known_of_a_destination_outlives_its_place_in_memory() -> None:
 
 
 def test_no_more_is_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zonerelay.queue.probation.KNOWN", 2)
+    monkeypatch.setattr("zonerelay.queue.destination.probation.KNOWN", 2)
     plan = Plan()
     for name in ("a", "b", "c"):
         plan.add(name, 1)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 
 from tests.support.queueing import NO_HOST, delivery
-from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.config.tables.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.priority import Priority
-from zonerelay.queue.destinations import Destination
-from zonerelay.queue.shares import Claim, Refill
-from zonerelay.queue.suspension import PUT_OFF_RATE, Suspension
-from zonerelay.queue.zone_queue import MANY_PUT_OFF, ZoneQueue
-from zonerelay.routing.nexthop import MxHost, Route
+from zonerelay.queue.destination.destinations import Destination
+from zonerelay.queue.destination.suspension import PUT_OFF_RATE, Suspension
+from zonerelay.queue.zone.plan import MANY_PUT_OFF, ZoneQueue
+from zonerelay.queue.zone.window_shares import Claim, Refill
+from zonerelay.routing.destinations.nexthop import MxHost, Route
 
 NOW = 1_700_000_000.0
 DEAD = "dead.example"

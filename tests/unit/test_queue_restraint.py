@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.queueing import DELIVERED, delivery, prove, route_to
-from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.config.tables.models import RetrySettings, ZoneSettings
 from zonerelay.model.priority import Priority
-from zonerelay.queue.restraint import BUSY, FRESH_STARTS, LEAST, LOOK, PATIENCE, Restraint
-from zonerelay.queue.rows import FRESH_TURNS
-from zonerelay.queue.zone_queue import ZoneQueue
-from zonerelay.telemetry.cpu_demand import CpuDemand
-from zonerelay.telemetry.metrics import Metrics
+from zonerelay.queue.destination.rows import FRESH_TURNS
+from zonerelay.queue.selection.backlog_throttle import BUSY, FRESH_STARTS, LEAST, LOOK, PATIENCE, Restraint
+from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.telemetry.load.cpu_demand import CpuDemand
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 SATURATED, IDLE = 0.95, 0.2
 PUT_OFF = 1.0

@@ -13,13 +13,13 @@ from random import Random
 import pytest
 
 from tests.support.queueing import Sink, delivery, make_events
-from zonerelay.config.models import BounceSettings, RetryPolicyName, RetrySettings, ZoneSettings
+from zonerelay.config.tables.models import BounceSettings, RetryPolicyName, RetrySettings, ZoneSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Envelope, Recipient
 from zonerelay.model.message_id import MessageId
-from zonerelay.queue import retry
-from zonerelay.queue.backoff import Isolated
+from zonerelay.queue.settle import retry
+from zonerelay.queue.settle.backoff import Isolated
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 EXACT = RetrySettings(jitter=0.0)

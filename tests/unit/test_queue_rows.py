@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.queueing import DELIVERED, delivery, prove, route_to
-from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.config.tables.models import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.queue.destinations import Backlog
-from zonerelay.queue.rows import FRESH_TURNS, Row, Turns
-from zonerelay.queue.zone_queue import ZoneQueue
+from zonerelay.queue.destination.destinations import Backlog
+from zonerelay.queue.destination.rows import FRESH_TURNS, Row, Turns
+from zonerelay.queue.zone.plan import ZoneQueue
 
 NOW = ManualClock().now()
 

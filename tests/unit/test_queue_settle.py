@@ -11,16 +11,16 @@ from email.utils import format_datetime
 import pytest
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, HEADER, LOCAL, NO_HOST, TEXT, Relay
-from zonerelay.config.models import BounceSettings, RetrySettings, ZoneSettings
+from zonerelay.config.tables.models import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Body, Message, Notify, Ret
 from zonerelay.model.outcome import Attempt, Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.queue import reports
-from zonerelay.queue.consequences import UNREADABLE_DELAY
-from zonerelay.store.base import Finish, Postpone, StoreCorruptError, Submit
+from zonerelay.queue.settle import bounces as reports
+from zonerelay.queue.settle.disposition import UNREADABLE_DELAY
+from zonerelay.store.contract import Finish, Postpone, StoreCorruptError, Submit
 
 HOUR, DAY = 3600.0, 86400.0
 

@@ -12,20 +12,20 @@ import pytest
 
 from tests.support.queueing import DELIVERED, NO_HOST, Relay
 from tests.unit.test_queue_plan import NOW, make, number, resolve, start_all
-from zonerelay.config.models import RetrySettings, ZoneSettings
+from zonerelay.config.tables.models import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.queue.consequences import UNREADABLE_DELAY
-from zonerelay.queue.destinations import Destination
-from zonerelay.queue.directory import LOOKED_AT
-from zonerelay.queue.reports import Reporter
-from zonerelay.queue.settle import AT_ONCE
-from zonerelay.queue.slices import SLICE, in_slices
-from zonerelay.queue.unattempted import TOGETHER, Unattempted
-from zonerelay.queue.zone_queue import ZoneQueue
-from zonerelay.store.base import Submit
+from zonerelay.queue.aio.slices import SLICE, in_slices
+from zonerelay.queue.destination.destinations import Destination
+from zonerelay.queue.selection.table import LOOKED_AT
+from zonerelay.queue.settle.bounces import Reporter
+from zonerelay.queue.settle.disposition import UNREADABLE_DELAY
+from zonerelay.queue.settle.settler import AT_ONCE
+from zonerelay.queue.settle.unattempted import TOGETHER, Unattempted
+from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.store.contract import Submit
 
 
 def to_domains(start: int, stop: int) -> list[Delivery]:
@@ -48,7 +48,7 @@ def known(count: int, *hosts: str, suspended: bool = False) -> ZoneQueue:
 def test_a_new_destination_is_made_without_looking_at_all_others(
     monkeypatch: pytest.MonkeyPatch, *, suspended: bool
 ) -> None:
-    monkeypatch.setattr("zonerelay.queue.directory.MAX_DESTINATIONS", 100)
+    monkeypatch.setattr("zonerelay.queue.selection.table.MAX_DESTINATIONS", 100)
     queue = known(150, suspended=suspended)
     looked_at = 0
     real = Destination.is_forgettable
@@ -67,7 +67,7 @@ def test_a_new_destination_is_made_without_looking_at_all_others(
 def test_idle_destinations_behind_many_suspended_ones_are_found_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("zonerelay.queue.directory.MAX_DESTINATIONS", 50)
+    monkeypatch.setattr("zonerelay.queue.selection.table.MAX_DESTINATIONS", 50)
     queue = known(100, suspended=True)
     for n in range(1000, 1200):
         queue.add(to_domains(n, n + 1), NOW)
@@ -78,7 +78,7 @@ def test_idle_destinations_behind_many_suspended_ones_are_found_in_the_end(
 
 
 def test_domains_of_many_destinations_are_tidied_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zonerelay.queue.directory.TIDIED", 50)
+    monkeypatch.setattr("zonerelay.queue.selection.table.TIDIED", 50)
     queue = known(90)
     monkeypatch.setattr(queue._directory, "_max_domains", 10)
     before = len(queue._lines)
@@ -195,7 +195,7 @@ async def test_an_error_half_way_puts_the_rest_off() -> None:
 async def test_what_waits_is_handed_to_the_new_settings_although_an_old_attempt_never_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("zonerelay.queue.slices.SLICE", 0.0)
+    monkeypatch.setattr("zonerelay.queue.aio.slices.SLICE", 0.0)
     relay = Relay(zones=[ZoneSettings(max_connections=1)])
     relay.courier.gate = asyncio.Event()
     await relay.scheduler.start()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from zonerelay.config.units import parse_rate
+from zonerelay.config.options.units import parse_rate
 from zonerelay.model.clock import ManualClock
-from zonerelay.queue.rates import Pace, Rates
-from zonerelay.queue.turn import LONGEST_FIRST, Turn
-from zonerelay.routing.nexthop import DestinationKey, SiteKey
+from zonerelay.queue.selection.rates import Pace, Rates
+from zonerelay.queue.selection.turn import LONGEST_FIRST, Turn
+from zonerelay.routing.destinations.nexthop import DestinationKey, SiteKey
 
 SITE, LINE = SiteKey("default mx.example.com:25"), DestinationKey("default mx.example.com:25")
 

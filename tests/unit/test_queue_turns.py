@@ -12,15 +12,15 @@ from msgspec import structs
 
 from tests.support.queueing import DELIVERED, LOCAL, NO_HOST, delivery, prove
 from tests.unit.test_rates import fullest
-from zonerelay.config.models import RetrySettings, ZoneSettings
-from zonerelay.config.units import Rate, parse_rate
+from zonerelay.config.options.units import Rate, parse_rate
+from zonerelay.config.tables.models import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.priority import Priority, queue_of
-from zonerelay.queue.destinations import Work
-from zonerelay.queue.rates import Pacer, Rates
-from zonerelay.queue.ring import MOST_IN_TURN, TURN_SECONDS
-from zonerelay.queue.zone_queue import ZoneQueue
-from zonerelay.routing.nexthop import Limits, MxHost, Route, SiteKey
+from zonerelay.queue.destination.destinations import Work
+from zonerelay.queue.selection.rates import Pacer, Rates
+from zonerelay.queue.selection.round_robin import MOST_IN_TURN, TURN_SECONDS
+from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.routing.destinations.nexthop import Limits, MxHost, Route, SiteKey
 
 NOW = 1_700_000_000.0
 RETRY = RetrySettings(suspend_min=30.0, suspend_max=600.0)

@@ -8,7 +8,7 @@ import pytest
 
 from zonerelay.admin.health import Readiness, ReadinessCheck, SharedProbe, readiness
 from zonerelay.model.clock import ManualClock
-from zonerelay.store.base import StoreError, StoreFullError
+from zonerelay.store.contract import StoreError, StoreFullError
 
 
 @pytest.mark.parametrize(

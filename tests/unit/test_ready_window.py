@@ -8,9 +8,10 @@ import pytest
 
 from tests.store.builders import NOW, delivery_for, envelope_for, message_id
 from zonerelay.model.delivery import Delivery, DeliveryKey
-from zonerelay.store import ready_window, records
-from zonerelay.store.low_water import DiskRange
-from zonerelay.store.ready_window import Taken, ZoneWindow
+from zonerelay.store.common import records
+from zonerelay.store.leveldb import ready_window
+from zonerelay.store.leveldb.low_water import DiskRange
+from zonerelay.store.leveldb.ready_window import Taken, ZoneWindow
 
 
 class Disk:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.model.address import NULL_SENDER, Mailbox
-from zonerelay.telemetry.redact import TEXT_LIMIT, RedactKeyError, Redactor, load_or_create_key
+from zonerelay.telemetry.logs.redact import TEXT_LIMIT, RedactKeyError, Redactor, load_or_create_key
 
 REDACTOR = Redactor(b"k" * 32, enabled=True)
 ALICE = Mailbox("alice@example.com")

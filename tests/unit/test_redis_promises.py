@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.store.redis_promises import ServerFacts
-from zonerelay.store.redis_wire import Confirmation, Reply, Server
+from zonerelay.store.redis.connection import Confirmation, Reply, Server
+from zonerelay.store.redis.durability import ServerFacts
 
 
 def facts(version: tuple[int, ...], *, has_log: bool = True, max_memory: int = 0) -> ServerFacts:

@@ -10,19 +10,19 @@ import pytest
 
 from tests.support.dkim import entry, keys_of, records, verified
 from tests.support.mail import Bodies, Log, make_message
-from zonerelay.config.models import DkimMode, SrsSettings, ZoneSettings
-from zonerelay.delivery import rendering
-from zonerelay.delivery.rendering import Keys, Rendered, Renderer, RenderError
-from zonerelay.message.dkim import DkimKey
-from zonerelay.message.dkim_body import RelaxedBody
+from zonerelay.config.tables.models import DkimMode, SrsSettings, ZoneSettings
+from zonerelay.delivery.rewrite import rendering
+from zonerelay.delivery.rewrite.rendering import Keys, Rendered, Renderer, RenderError
+from zonerelay.message.dkim.body import RelaxedBody
+from zonerelay.message.dkim.signature import DkimKey
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.base import StoreError
-from zonerelay.telemetry.events import Events
-from zonerelay.telemetry.metrics import Metrics
-from zonerelay.telemetry.redact import Redactor
+from zonerelay.store.contract import StoreError
+from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 HEADER = (
     b"Received: from a by b\r\nFrom: Ann <ann@example.com>\r\nX-Mailer: secret\r\n 1.0\r\n"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.replies import MAX_BACKLOG, MAX_LINE, MAX_REPLY, PeerError, ReplyParser, printable
+from zonerelay.smtp.client.replies import MAX_BACKLOG, MAX_LINE, MAX_REPLY, PeerError, ReplyParser, printable
 
 
 def splits(data: bytes) -> Iterator[list[bytes]]:

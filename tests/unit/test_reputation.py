@@ -10,9 +10,9 @@ import time
 import pytest
 
 from zonerelay.model.reply import Reply
-from zonerelay.smtp import reputation
-from zonerelay.smtp.replies import ReplyParser
-from zonerelay.smtp.reputation import BLAMES, MAX_TEXT, NOT_OURS, Blame, blame
+from zonerelay.smtp.client import reputation
+from zonerelay.smtp.client.replies import ReplyParser
+from zonerelay.smtp.client.reputation import BLAMES, MAX_TEXT, NOT_OURS, Blame, blame
 
 
 def reply(*lines: str) -> Reply:

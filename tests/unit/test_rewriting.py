@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.config.models import RewriteSettings, RewriteWhere
-from zonerelay.inbound.rewriting import MAX_NAMED, MAX_NOTES, Place, Rewriting, notes_of, wishes_of_both
-from zonerelay.inbound.transaction import NO_EDITS, Transaction, recipient_key
+from zonerelay.config.tables.models import RewriteSettings, RewriteWhere
+from zonerelay.inbound.state.rewriting import MAX_NAMED, MAX_NOTES, Place, Rewriting, notes_of, wishes_of_both
+from zonerelay.inbound.state.transaction import NO_EDITS, Transaction, recipient_key
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.envelope import Notify, Origin, Recipient
-from zonerelay.routing.address_patterns import AddressPatterns, AddressTable
-from zonerelay.smtp.params import MailCommand
+from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTable
+from zonerelay.smtp.server.params import MailCommand
 
 LISTENER = "127.0.0.1:2525"
 

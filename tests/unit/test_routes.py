@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from zonerelay.config.models import RouteSettings, ZoneSettings
+from zonerelay.config.tables.models import RouteSettings, ZoneSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.priority import Priority
-from zonerelay.routing.route_rules import Headers, Mail
-from zonerelay.routing.zone_notes import MAX_NAMED, MAX_NOTE, MAX_NOTES, zone_notes
-from zonerelay.routing.zones import Choice, RuleCheck, Zones
+from zonerelay.routing.zones.route_rules import Headers, Mail
+from zonerelay.routing.zones.zone_notes import MAX_NAMED, MAX_NOTE, MAX_NOTES, zone_notes
+from zonerelay.routing.zones.zones import Choice, RuleCheck, Zones
 
 ZONES = (ZoneSettings(), ZoneSettings(name="bulk"), ZoneSettings(name="vip"))
 FINGERPRINT = "ab" * 32

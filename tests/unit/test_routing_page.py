@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from zonerelay.cli import arguments
-from zonerelay.config.advice import advice
-from zonerelay.config.models import RouteSettings
-from zonerelay.config.settings import load_text
-from zonerelay.routing.route_rules import Mail
-from zonerelay.routing.zone_notes import MAX_NAMED, MAX_NOTES
-from zonerelay.routing.zones import Zones
+from zonerelay.config.load.settings import load_text
+from zonerelay.config.rules.advice import advice
+from zonerelay.config.tables.models import RouteSettings
+from zonerelay.routing.zones.route_rules import Mail
+from zonerelay.routing.zones.zone_notes import MAX_NAMED, MAX_NOTES
+from zonerelay.routing.zones.zones import Zones
 
 PAGE = (Path(__file__).parents[2] / "docs" / "routing.md").read_text()
 TEXT = " ".join(PAGE.split())

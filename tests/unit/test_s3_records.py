@@ -10,10 +10,10 @@ import pytest
 
 from tests.store.builders import delivery_for, envelope_for, message_id, own_message
 from zonerelay.model.envelope import Message
-from zonerelay.store import records
-from zonerelay.store import s3_records as spelled
-from zonerelay.store.base import StoreCorruptError
-from zonerelay.store.s3_records import Head, Intent, Report
+from zonerelay.store.common import records
+from zonerelay.store.contract import StoreCorruptError
+from zonerelay.store.s3 import records as spelled
+from zonerelay.store.s3.records import Head, Intent, Report
 
 
 def head(**other: Any) -> Head:  # Any: members by their names

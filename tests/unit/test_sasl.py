@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.paths import CommandError
-from zonerelay.smtp.sasl import (
+from zonerelay.smtp.server.paths import CommandError
+from zonerelay.smtp.server.sasl import (
     MAX_AUTH_LINE,
     MAX_PASSWORD,
     MAX_USER,

@@ -9,8 +9,8 @@ import json
 
 import pytest
 
-from zonerelay.smtp.extensions import parse_ehlo
-from zonerelay.smtp.sasl_client import (
+from zonerelay.smtp.client.extensions import parse_ehlo
+from zonerelay.smtp.client.sasl import (
     MAX_CHALLENGES,
     MAX_ITERATIONS,
     MAX_LINE,

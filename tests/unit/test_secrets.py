@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.config.secrets import SecretError, read_secret
+from zonerelay.config.credentials.secrets import SecretError, read_secret
 
 
 def test_what_is_not_utf8_in_the_environment_is_an_error_in_words() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zonerelay.inbound.memory import SESSION_COST, SessionMemory
+from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
 
 MB = 1024 * 1024
 

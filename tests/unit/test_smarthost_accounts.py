@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zonerelay.delivery.accounts import FIRST_PAUSE, LONGEST_PAUSE, TRY_TIME, Account, digest
+from zonerelay.delivery.auth.accounts import FIRST_PAUSE, LONGEST_PAUSE, TRY_TIME, Account, digest
 
 OLD, NEW = digest("relay", "old"), digest("relay", "new")
 

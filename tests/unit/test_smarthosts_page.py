@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.advice import advice
-from zonerelay.config.endpoints import split_next_hops
-from zonerelay.config.models import CredentialSettings, OauthGrant, RetrySettings
-from zonerelay.config.settings import load_text
-from zonerelay.delivery import accounts, health
-from zonerelay.delivery.logins import senders_of, token_directory
-from zonerelay.smtp.sasl_client import PASSWORD_MECHANISMS
+from zonerelay.config.load.settings import load_text
+from zonerelay.config.options.endpoints import split_next_hops
+from zonerelay.config.rules.advice import advice
+from zonerelay.config.tables.models import CredentialSettings, OauthGrant, RetrySettings
+from zonerelay.delivery.auth import accounts
+from zonerelay.delivery.auth.logins import senders_of, token_directory
+from zonerelay.delivery.connection import dead_hosts as health
+from zonerelay.smtp.client.sasl import PASSWORD_MECHANISMS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "smarthosts.md").read_text()
 TEXT = " ".join(PAGE.split())

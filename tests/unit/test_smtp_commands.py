@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.smtp.commands import COMMAND_LINE, LIMITS, MAX_LINE, parse_command
-from zonerelay.smtp.params import (
+from zonerelay.smtp.server.commands import COMMAND_LINE, LIMITS, MAX_LINE, parse_command
+from zonerelay.smtp.server.params import (
     AUTH_MAIL_PARAMETERS,
     DSN_MAIL_PARAMETERS,
     DSN_RCPT_PARAMETERS,
@@ -12,7 +12,7 @@ from zonerelay.smtp.params import (
     parse_mail,
     parse_rcpt,
 )
-from zonerelay.smtp.paths import CommandError
+from zonerelay.smtp.server.paths import CommandError
 
 EXTENDED = AUTH_MAIL_PARAMETERS | HOLD_MAIL_PARAMETERS
 

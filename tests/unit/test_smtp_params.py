@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zonerelay.model.envelope import Body, Notify, Ret
-from zonerelay.smtp.params import (
+from zonerelay.smtp.server.params import (
     AUTH_MAIL_PARAMETERS,
     DSN_MAIL_PARAMETERS,
     DSN_RCPT_PARAMETERS,
@@ -19,7 +19,7 @@ from zonerelay.smtp.params import (
     parse_mail,
     parse_rcpt,
 )
-from zonerelay.smtp.paths import CommandError, is_address_literal
+from zonerelay.smtp.server.paths import CommandError, is_address_literal
 
 ACCEPTED = [
     ("a@example.org", "the usual"),

@@ -11,9 +11,9 @@ from tests.data.smuggling import END_OF_DATA, ENDS, SEQUENCES, SMUGGLED, bodies
 from tests.support import lenient
 from tests.support.feeding import cuts
 from tests.support.lenient import LENIENT, STRICT, Receiver
-from zonerelay.smtp.bdat import ChunkReader
-from zonerelay.smtp.dots import BodyReader
-from zonerelay.smtp.stuffing import DotStuffer, PlainLines, stuffed
+from zonerelay.smtp.client.stuffing import DotStuffer, PlainLines, stuffed
+from zonerelay.smtp.server.bdat import ChunkReader
+from zonerelay.smtp.server.dots import BodyReader
 
 HIDDEN_DOT = re.compile(rb"^(\x00+)\.", re.MULTILINE)
 BARE = re.compile(rb"\r(?!\n)|(?<!\r)\n")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.config.models import SourceBy, SourceSettings
-from zonerelay.delivery.source_choice import in_order, key_of, shares
+from zonerelay.config.tables.models import SourceBy, SourceSettings
+from zonerelay.delivery.source.choice import in_order, key_of, shares
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.message_id import MessageId
 

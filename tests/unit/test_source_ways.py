@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from tests.support.mail import Reported, make_message, make_sources, route_to
-from zonerelay.config.models import SourceBy, SourceSettings, ZoneSettings
-from zonerelay.delivery.source_memory import ABSENT_FOR, MAX_REMEMBERED, SourceMemory
-from zonerelay.delivery.source_ways import SourceWays, from_elsewhere
-from zonerelay.delivery.sources import SourceTrouble
-from zonerelay.delivery.way import Terms, Way
+from zonerelay.config.tables.models import SourceBy, SourceSettings, ZoneSettings
+from zonerelay.delivery.peer.connection_key import Terms, Way
+from zonerelay.delivery.peer.sockets import SourceTrouble
+from zonerelay.delivery.source.penalties import ABSENT_FOR, MAX_REMEMBERED, SourceMemory
+from zonerelay.delivery.source.selection import SourceWays, from_elsewhere
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.routing.nexthop import Route
+from zonerelay.routing.destinations.nexthop import Route
 
 BLOCKED = Reply(554, "7.1", "Client host [127.0.0.2] blocked using rbl.example")
 NO_NAME = Reply(550, "7.25", "no PTR record")

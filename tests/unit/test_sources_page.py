@@ -6,12 +6,12 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from zonerelay.config.advice import advice
-from zonerelay.config.models import SourceSettings, ZoneSettings
-from zonerelay.config.settings import load_text
-from zonerelay.config.units import format_duration
-from zonerelay.delivery.source_choice import shares
-from zonerelay.delivery.source_memory import ABSENT_FOR
+from zonerelay.config.load.settings import load_text
+from zonerelay.config.options.units import format_duration
+from zonerelay.config.rules.advice import advice
+from zonerelay.config.tables.models import SourceSettings, ZoneSettings
+from zonerelay.delivery.source.choice import shares
+from zonerelay.delivery.source.penalties import ABSENT_FOR
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
 EXAMPLES = re.findall(r"^```toml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)

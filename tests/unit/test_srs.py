@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.config.models import DAY, SrsSettings
+from zonerelay.config.tables.models import DAY, SrsSettings
 from zonerelay.message.srs import Srs, SrsError, SrsFault
 from zonerelay.model.address import NULL_SENDER, Mailbox
-from zonerelay.smtp.paths import CommandError, reverse_path
+from zonerelay.smtp.server.paths import CommandError, reverse_path
 
 SECRET = "tops3cr3t-of-sixteen"
 NOW = 1_795_220_219.0

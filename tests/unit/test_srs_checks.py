@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.cli.trial import try_out
-from zonerelay.config.models import Settings, SrsSettings
-from zonerelay.config.problems import Report
-from zonerelay.config.settings import ConfigError, load_text
-from zonerelay.config.srs_checks import note_upgrade, srs_secrets, upgraded_at
+from zonerelay.cli.files.trial import try_out
+from zonerelay.config.load.settings import ConfigError, load_text
+from zonerelay.config.options.problems import Report
+from zonerelay.config.rules.srs_checks import note_upgrade, srs_secrets, upgraded_at
+from zonerelay.config.tables.models import Settings, SrsSettings
 
 SECRET = "sixteen letters."
 

@@ -11,7 +11,7 @@ from zonerelay.model.envelope import Notify
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Attempt
 from zonerelay.model.reply import Reply
-from zonerelay.store import records
+from zonerelay.store.common import records
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 times = st.floats(1e9, 4e9)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.feeding import cuts
-from zonerelay.delivery.stored_pieces import StoredPieces
-from zonerelay.message.dkim_body import RelaxedBody
-from zonerelay.store.base import StoreError
+from zonerelay.delivery.rewrite.stored_pieces import StoredPieces
+from zonerelay.message.dkim.body import RelaxedBody
+from zonerelay.store.contract import StoreError
 
 LIMIT = 10_000
 

@@ -10,9 +10,9 @@ from tests.support.inbound import EventLog, events_into
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Origin
 from zonerelay.model.reply import Reply
-from zonerelay.telemetry import strangers
-from zonerelay.telemetry.events import Events
-from zonerelay.telemetry.strangers import ALL_IN_FULL, IN_FULL, MAX_CLIENTS, TOLD
+from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.logs import strangers
+from zonerelay.telemetry.logs.strangers import ALL_IN_FULL, IN_FULL, MAX_CLIENTS, TOLD
 
 DENIED = Reply(550, "7.1", "Relaying denied")
 

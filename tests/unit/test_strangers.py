@@ -7,10 +7,10 @@ import time
 import pytest
 
 from tests.support.inbound import listening
-from zonerelay.config.models import ListenerSettings, SrsSettings
-from zonerelay.inbound import strangers
-from zonerelay.inbound.shared import Shared
-from zonerelay.inbound.strangers import Strangers, TooManyGuessesError, WrongHashError
+from zonerelay.config.tables.models import ListenerSettings, SrsSettings
+from zonerelay.inbound.access import strangers
+from zonerelay.inbound.access.strangers import Strangers, TooManyGuessesError, WrongHashError
+from zonerelay.inbound.listen.unix_sockets import Shared
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.models import ZoneSettings
+from zonerelay.config.tables.models import ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.routing import sts_policies
-from zonerelay.routing.answers import DnsAnswer, DnsStatus
-from zonerelay.routing.mta_sts import MAX_POLICY
-from zonerelay.routing.nexthop import Addresses
-from zonerelay.routing.sts_files import StsFiles
-from zonerelay.routing.sts_policies import RETRY_AFTER, Found, StsPolicies
-from zonerelay.webclient import Resolve, Response, WebError
+from zonerelay.process.webclient import Resolve, Response, WebError
+from zonerelay.routing.destinations.nexthop import Addresses
+from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus
+from zonerelay.routing.mta_sts import policies as sts_policies
+from zonerelay.routing.mta_sts.files import StsFiles
+from zonerelay.routing.mta_sts.policies import RETRY_AFTER, Found, StsPolicies
+from zonerelay.routing.mta_sts.policy_text import MAX_POLICY
 
 DOMAIN = "example.com"
 ZONE = ZoneSettings()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.smtp.stuffing import DotStuffer
+from zonerelay.smtp.client.stuffing import DotStuffer
 
 
 def stuff(pieces: list[bytes]) -> bytes:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from zonerelay.config.models import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
+from zonerelay.config.tables.models import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Scope, Verdict
-from zonerelay.routing.destination_table import DestinationTable, Entry
-from zonerelay.routing.mta_sts import HeldPolicy, StsMode, StsPolicy
-from zonerelay.routing.nexthop import MxHost, Route, TlsDemand, Unroutable
-from zonerelay.routing.sts_policies import Found, StsPolicies, StsUntold
-from zonerelay.routing.terms import by_policy
+from zonerelay.routing.destinations.destination_table import DestinationTable, Entry
+from zonerelay.routing.destinations.nexthop import MxHost, Route, TlsDemand, Unroutable
+from zonerelay.routing.destinations.terms import by_policy
+from zonerelay.routing.mta_sts.policies import Found, StsPolicies, StsUntold
+from zonerelay.routing.mta_sts.policy_text import HeldPolicy, StsMode, StsPolicy
 
 CLOCK = ManualClock()
 NOW = CLOCK.now()

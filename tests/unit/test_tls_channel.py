@@ -15,10 +15,10 @@ from OpenSSL import SSL
 
 from tests.support.certificates import Made, make
 from tests.support.tls_client import Cut, TlsClient, bytewise, halved, trusting, whole
-from zonerelay.inbound.certificate_files import read_pair
-from zonerelay.inbound.tls import TlsFault
-from zonerelay.inbound.tls_channel import MAX_HANDSHAKE, TlsChannel
-from zonerelay.inbound.tls_contexts import build_context
+from zonerelay.inbound.tls.certificate_files import read_pair
+from zonerelay.inbound.tls.channel import MAX_HANDSHAKE, TlsChannel
+from zonerelay.inbound.tls.contexts import build_context
+from zonerelay.inbound.tls.ports import TlsFault
 
 CUTS = [whole, halved, bytewise]
 VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]

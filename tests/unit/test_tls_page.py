@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.advice import advice
-from zonerelay.config.models import TlsMode
-from zonerelay.config.settings import load_text
-from zonerelay.delivery import chains, dane, session, tls_check, tls_plan
+from zonerelay.config.load.settings import load_text
+from zonerelay.config.rules.advice import advice
+from zonerelay.config.tables.models import TlsMode
+from zonerelay.delivery.connection import session
+from zonerelay.delivery.tls import chains, dane
+from zonerelay.delivery.tls import plan as tls_plan
+from zonerelay.delivery.tls import verify as tls_check
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tls.md").read_text()
 EXAMPLES = re.findall(r"^```toml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)

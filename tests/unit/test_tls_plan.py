@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tests.support.mail import ZONE, Names
-from zonerelay.config.models import TlsMode
-from zonerelay.delivery.sources import HostTrouble
-from zonerelay.delivery.tls_plan import TlsPlan, TlsPlanner
-from zonerelay.delivery.way import Terms
-from zonerelay.routing.answers import DnsAnswer, DnsStatus, TlsaRecord
-from zonerelay.routing.nexthop import Addresses, MxHost, Route, TlsDemand
+from zonerelay.config.tables.models import TlsMode
+from zonerelay.delivery.peer.connection_key import Terms
+from zonerelay.delivery.peer.sockets import HostTrouble
+from zonerelay.delivery.tls.plan import TlsPlan, TlsPlanner
+from zonerelay.routing.destinations.nexthop import Addresses, MxHost, Route, TlsDemand
+from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, TlsaRecord
 
 HOST = MxHost("mx.example.com", 25)
 SECURE = Addresses(("192.0.2.1",), secure=True)

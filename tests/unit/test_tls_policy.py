@@ -6,8 +6,8 @@ import ssl
 
 import pytest
 
-from zonerelay.delivery import tls
-from zonerelay.delivery.tls import TlsPolicy
+from zonerelay.delivery.tls import policy as tls
+from zonerelay.delivery.tls.policy import TlsPolicy
 from zonerelay.model.clock import ManualClock
 
 

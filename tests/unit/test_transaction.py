@@ -10,8 +10,8 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Body, Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.extensions import Capabilities
-from zonerelay.smtp.transaction import Peer, Phase, Transaction, too_large
+from zonerelay.smtp.client.extensions import Capabilities
+from zonerelay.smtp.client.transaction import Peer, Phase, Transaction, too_large
 
 PLAIN = Capabilities()
 PIPELINING = Capabilities(pipelining=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from zonerelay.inbound.turns import FAST, Turns
+from zonerelay.inbound.limits.large_bodies import FAST, Turns
 
 
 class Upload:

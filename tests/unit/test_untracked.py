@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 
-from zonerelay.config.models import RetrySettings
-from zonerelay.queue.destinations import Destination, Site
-from zonerelay.routing.answers import DnsAnswer, DnsStatus, MxRecord, TlsaRecord
-from zonerelay.routing.nexthop import Limits, MxHost, Route
+from zonerelay.config.tables.models import RetrySettings
+from zonerelay.queue.destination.destinations import Destination, Site
+from zonerelay.routing.destinations.nexthop import Limits, MxHost, Route
+from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, MxRecord, TlsaRecord
 
 
 def test_cached_dns_answers_are_nothing_to_the_garbage_collector() -> None:

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.config.models import Backend, ListenerSettings, Settings, SpoolSettings, ZoneSettings
-from zonerelay.control.messages import Changed, RelayStatus
-from zonerelay.control.standings import DestinationStatus, ZoneStatus
-from zonerelay.store.spool_places import remove_spool, spool_of, spools_beyond
-from zonerelay.supervisor.merging import merge_changed, merge_status
-from zonerelay.supervisor.reload_plan import plan
-from zonerelay.telemetry.collectors import ZoneQueue
-from zonerelay.telemetry.families import Accounts, Family, exposition
-from zonerelay.telemetry.metrics import Metrics
+from zonerelay.config.tables.models import Backend, ListenerSettings, Settings, SpoolSettings, ZoneSettings
+from zonerelay.control.messages.answers import Changed, RelayStatus
+from zonerelay.control.messages.standings import DestinationStatus, ZoneStatus
+from zonerelay.store.spool_paths import remove_spool, spool_of, spools_beyond
+from zonerelay.supervisor.merge.merging import merge_changed, merge_status
+from zonerelay.supervisor.reload.reload_plan import plan
+from zonerelay.telemetry.metrics.collectors import ZoneQueue
+from zonerelay.telemetry.metrics.families import Accounts, Family, exposition
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 
 def counted(value: float) -> Family:

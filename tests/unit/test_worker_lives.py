@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.supervisor.endings import ending
-from zonerelay.supervisor.life import (
+from zonerelay.supervisor.reload.rolling import HOPELESS, STEADY, Roll
+from zonerelay.supervisor.workers.endings import ending
+from zonerelay.supervisor.workers.restart_policy import (
     FIRST_PAUSE,
     HUNG_GRACE,
     LONGEST_PAUSE,
@@ -18,7 +19,6 @@ from zonerelay.supervisor.life import (
     Phase,
     pause,
 )
-from zonerelay.supervisor.rolling import HOPELESS, STEADY, Roll
 
 PATIENCE = Patience(start=600.0, silence=20.0, stop=40.0)
 STABLE = 50.0

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.smtp.paths import CommandError
-from zonerelay.smtp.xclient import KEYWORDS, MAX_VALUE, XClient, parse_xclient
+from zonerelay.smtp.server.paths import CommandError
+from zonerelay.smtp.server.xclient import KEYWORDS, MAX_VALUE, XClient, parse_xclient
 
 GOOD = [
     (

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.config.models import RouteSettings, ZoneSettings
+from zonerelay.config.tables.models import RouteSettings, ZoneSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin
 from zonerelay.model.message_id import MessageId
-from zonerelay.routing.route_rules import Headers, Mail
-from zonerelay.routing.zones import Zones
+from zonerelay.routing.zones.route_rules import Headers, Mail
+from zonerelay.routing.zones.zones import Zones
 
 ZONES = (ZoneSettings(), ZoneSettings(name="bulk", port=26), ZoneSettings(name="vip"))
 

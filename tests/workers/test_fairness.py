@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.outbox import OutboxBed, to_sink
 from tests.support.relay import Running
-from zonerelay.outbox import window
-from zonerelay.outbox.claims import OutboxClaims
+from zonerelay.outbox.rows import window
+from zonerelay.outbox.rows.claims import OutboxClaims
 from zonerelay.sandbox.sink import Sink
 
 SLOW = 4

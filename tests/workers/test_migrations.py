@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.support.outbox import OutboxBed
-from zonerelay.outbox import tables
-from zonerelay.outbox.migrations import check, migrate
-from zonerelay.outbox.tables import MIGRATIONS, Names, Step, has_priority
-from zonerelay.store.base import StoreOpenError
-from zonerelay.store.postgres_driver import Access, Link
+from zonerelay.outbox.database import tables
+from zonerelay.outbox.database.migrations import check, migrate
+from zonerelay.outbox.database.tables import MIGRATIONS, Names, Step, has_priority
+from zonerelay.store.contract import StoreOpenError
+from zonerelay.store.postgres.driver import Access, Link
 
 NEXT = "ALTER TABLE {messages} ADD COLUMN extra text DEFAULT 'x'"
 

@@ -8,11 +8,11 @@ from typing import Literal
 import pytest
 
 from tests.support.outbox import OutboxBed, to_sink
-from zonerelay.outbox import window
-from zonerelay.outbox.sql import Statements
-from zonerelay.outbox.tables import Names
+from zonerelay.outbox.database.sql import Statements
+from zonerelay.outbox.database.tables import Names
+from zonerelay.outbox.rows import window
 from zonerelay.sandbox.sink import Sink
-from zonerelay.store.postgres_driver import Access, Link
+from zonerelay.store.postgres.driver import Access, Link
 
 LIMIT = 10
 
@@ -160,10 +160,10 @@ async def test_the_relay_takes_up_its_rows_again_when_the_database_is_back(
 
 
 async def test_operators_see_rows_hold_them_and_let_them_go(bed: OutboxBed, sink: Sink) -> None:
-    from zonerelay.control.client import ControlClient
-    from zonerelay.control.messages import Changed
-    from zonerelay.control.paths import control_socket_path
-    from zonerelay.control.requests import QueueChange
+    from zonerelay.control.messages.answers import Changed
+    from zonerelay.control.messages.requests import QueueChange
+    from zonerelay.control.socket.client import ControlClient
+    from zonerelay.control.socket.paths import control_socket_path
 
     async with bed.relay(to_sink(sink.port)) as running:
         row = bed.insert(to_addresses=["defer-451@example.com", "a@example.com"])

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from zonerelay.model.clock import Clock
-from zonerelay.store.base import StoreError
+from zonerelay.store.contract import StoreError
 
 PROBE_TIMEOUT = 5.0
 FRESH_FOR = 1.0

@@ -20,9 +20,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from zonerelay.admin.health import Readiness
-from zonerelay.config.endpoints import ListenAddress, parse_listen
-from zonerelay.inherited import NOTHING, Inherited
-from zonerelay.telemetry.metrics import CONTENT_TYPE
+from zonerelay.config.options.endpoints import ListenAddress, parse_listen
+from zonerelay.process.sockets import NOTHING, Inherited
+from zonerelay.telemetry.metrics.metrics import CONTENT_TYPE
 
 MAX_CONNECTIONS = 64
 LIFETIME = 30.0

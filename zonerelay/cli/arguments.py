@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay import __version__
-from zonerelay.config.options import MAX_WORKERS
-from zonerelay.config.units import parse_duration, parse_size
+from zonerelay.config.options.options import MAX_WORKERS
+from zonerelay.config.options.units import parse_duration, parse_size
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import is_message_id
 from zonerelay.model.priority import Priority
 
 if TYPE_CHECKING:
-    from zonerelay.control.requests import Filter
+    from zonerelay.control.messages.requests import Filter
 
     # argparse has no public name for what add_subparsers returns.
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -276,7 +276,7 @@ def _spool(commands: Commands) -> None:
 
 def filter_of(arguments: argparse.Namespace, message_id: str | None = None) -> Filter:
     """The filter options as the control protocol has them."""
-    from zonerelay.control.requests import Filter
+    from zonerelay.control.messages.requests import Filter
 
     return Filter(
         sender=arguments.sender,

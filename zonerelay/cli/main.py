@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from zonerelay import __version__
 from zonerelay.cli import arguments as grammar
-from zonerelay.cli.exits import BROKEN_PIPE, FAILED, INTERRUPTED, OK, CliError
-from zonerelay.control.errors import ControlError
+from zonerelay.cli.terminal.exits import BROKEN_PIPE, FAILED, INTERRUPTED, OK, CliError
+from zonerelay.control.socket.errors import ControlError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except (CliError, ControlError) as error:
         if str(error):
-            from zonerelay.cli.text import clean_lines
+            from zonerelay.cli.terminal.text import clean_lines
 
             print(f"zonerelay: {clean_lines(str(error))}", file=sys.stderr)
         return error.status if isinstance(error, CliError) else FAILED
@@ -42,7 +42,7 @@ def _run(arguments: Namespace) -> int:
         case "serve" | "worker":
             return _run_relay(arguments)
         case "check-config":
-            from zonerelay.cli.check_config import run
+            from zonerelay.cli.files.check_config import run
             from zonerelay.cli.relay import config_path
 
             return run(config_path(arguments.config))
@@ -71,23 +71,23 @@ def _run_relay(arguments: Namespace) -> int:
 def _run_question(arguments: Namespace) -> int:
     match arguments.command:
         case "status":
-            from zonerelay.cli.status import status
+            from zonerelay.cli.queue.status import status
 
             return status(arguments)
         case "explain":
-            from zonerelay.cli.explain import explain
+            from zonerelay.cli.queue.explain import explain
 
             return explain(arguments)
         case "resolve":
-            from zonerelay.cli.resolve import resolve
+            from zonerelay.cli.queue.resolve import resolve
 
             return resolve(arguments)
         case "user":
-            from zonerelay.cli.user import user
+            from zonerelay.cli.files.user import user
 
             return user(arguments)
         case "cert":
-            from zonerelay.cli.certificates import self_signed
+            from zonerelay.cli.files.certificates import self_signed
 
             return self_signed(arguments)
     return _run_tool(arguments)
@@ -100,7 +100,7 @@ def _run_tool(arguments: Namespace) -> int:
 
             return outbox(arguments)
         case "dkim":
-            from zonerelay.cli.dkim import dkim
+            from zonerelay.cli.files.dkim import dkim
 
             return dkim(arguments)
         case "spool":
@@ -110,10 +110,10 @@ def _run_tool(arguments: Namespace) -> int:
 
 def _run_spool(arguments: Namespace) -> int:
     if arguments.verb == "acknowledge":
-        from zonerelay.cli.spool import acknowledge
+        from zonerelay.cli.queue.spool import acknowledge
 
         return acknowledge(arguments)
-    from zonerelay.cli.accept_empty import accept_empty
+    from zonerelay.cli.queue.accept_empty import accept_empty
 
     return accept_empty(arguments)
 
@@ -121,17 +121,17 @@ def _run_spool(arguments: Namespace) -> int:
 def _run_queue(arguments: Namespace) -> int:
     match arguments.verb:
         case "list":
-            from zonerelay.cli.queue_read import list_deliveries
+            from zonerelay.cli.queue.read import list_deliveries
 
             return list_deliveries(arguments)
         case "show":
-            from zonerelay.cli.queue_read import show
+            from zonerelay.cli.queue.read import show
 
             return show(arguments)
         case "trace":
-            from zonerelay.cli.queue_read import trace
+            from zonerelay.cli.queue.read import trace
 
             return trace(arguments)
-    from zonerelay.cli.queue_change import change
+    from zonerelay.cli.queue.change import change
 
     return change(arguments)

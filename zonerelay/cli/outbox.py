@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from zonerelay.cli import output, text
-from zonerelay.cli.exits import FAILED, OK, CliError
 from zonerelay.cli.relay import load_settings
-from zonerelay.smtp.sasl import MAX_PASSWORD
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import FAILED, OK, CliError
+from zonerelay.smtp.server.sasl import MAX_PASSWORD
 
 if TYPE_CHECKING:
-    from zonerelay.config.models import OutboxSettings
+    from zonerelay.config.tables.models import OutboxSettings
 
 
 class OutboxStatus(msgspec.Struct):
@@ -45,7 +45,7 @@ def outbox(arguments: Namespace) -> int:
 
 def _schema(settings: OutboxSettings) -> int:
     from zonerelay.outbox.attach import names_of
-    from zonerelay.outbox.tables import script
+    from zonerelay.outbox.database.tables import script
 
     print(script(names_of(settings)), end="")
     return OK
@@ -53,8 +53,8 @@ def _schema(settings: OutboxSettings) -> int:
 
 def _encrypt(settings: OutboxSettings, arguments: Namespace) -> int:
     from zonerelay.outbox.attach import read_keys
-    from zonerelay.outbox.passwords import NONCE_SIZE, seal
-    from zonerelay.store.base import StoreOpenError
+    from zonerelay.outbox.database.passwords import NONCE_SIZE, seal
+    from zonerelay.store.contract import StoreOpenError
 
     try:
         keys = read_keys(settings, os.environ)
@@ -88,7 +88,7 @@ def _password() -> str:
 
 
 def _status(settings: OutboxSettings, arguments: Namespace) -> int:
-    from zonerelay.store.base import StoreError
+    from zonerelay.store.contract import StoreError
 
     if not settings.url:
         raise CliError("the configuration has no outbox: [outbox] url says where its database is")
@@ -110,9 +110,9 @@ def _status(settings: OutboxSettings, arguments: Namespace) -> int:
 async def _ask(settings: OutboxSettings) -> OutboxStatus:
     """Raises StoreError."""
     from zonerelay.outbox.attach import access_of, names_of
-    from zonerelay.outbox.migrations import check
-    from zonerelay.outbox.sql import Statements
-    from zonerelay.store.postgres_driver import Link
+    from zonerelay.outbox.database.migrations import check
+    from zonerelay.outbox.database.sql import Statements
+    from zonerelay.store.postgres.driver import Link
 
     names = names_of(settings)
     statements = Statements(names)

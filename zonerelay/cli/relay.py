@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zonerelay.cli.exits import USAGE, CliError
+from zonerelay.cli.terminal.exits import USAGE, CliError
 
 if TYPE_CHECKING:
-    from zonerelay.config.models import Settings
-    from zonerelay.control.client import ControlClient
+    from zonerelay.config.tables.models import Settings
+    from zonerelay.control.socket.client import ControlClient
 
 ENVIRONMENT = "ZONERELAY_CONFIG"
 SYSTEM_CONFIG = Path("/etc/zonerelay/zonerelay.toml")
@@ -38,7 +38,7 @@ def config_path(option: Path | None) -> Path:
 
 def load_settings(option: Path | None) -> Settings:
     """Raises CliError with everything that is wrong with the file."""
-    from zonerelay.config.settings import ConfigError, load
+    from zonerelay.config.load.settings import ConfigError, load
 
     path = config_path(option)
     try:
@@ -48,15 +48,15 @@ def load_settings(option: Path | None) -> Settings:
 
 
 def client_of(settings: Settings) -> ControlClient:
-    from zonerelay.control.client import ControlClient
-    from zonerelay.control.paths import control_socket_path
+    from zonerelay.control.socket.client import ControlClient
+    from zonerelay.control.socket.paths import control_socket_path
 
     return ControlClient(control_socket_path(settings))
 
 
 def connect(option: Path | None) -> ControlClient:
     """Raises CliError only when the file does not say where the relay is."""
-    from zonerelay.config.settings import ConfigError, load_whereabouts
+    from zonerelay.config.load.settings import ConfigError, load_whereabouts
 
     try:
         return client_of(load_whereabouts(config_path(option)))

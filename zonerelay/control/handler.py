@@ -10,9 +10,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 from zonerelay import __version__
-from zonerelay.control.errors import ControlError, NotFoundError
-from zonerelay.control.explain import Explainer
-from zonerelay.control.messages import (
+from zonerelay.control.explain.explain import Explainer
+from zonerelay.control.messages.answers import (
     Acknowledged,
     Address,
     Changed,
@@ -23,9 +22,8 @@ from zonerelay.control.messages import (
     RelayStatus,
     TraceStep,
 )
-from zonerelay.control.part import PartAnswers
-from zonerelay.control.part_messages import PartMetrics, PartReadiness
-from zonerelay.control.requests import (
+from zonerelay.control.messages.part_messages import PartMetrics, PartReadiness
+from zonerelay.control.messages.requests import (
     Explain,
     Filter,
     Ping,
@@ -39,14 +37,16 @@ from zonerelay.control.requests import (
     SpoolAcknowledge,
     Status,
 )
-from zonerelay.control.server import Answer
-from zonerelay.control.views import delivery_row, message_detail
+from zonerelay.control.messages.views import delivery_row, message_detail
+from zonerelay.control.part import PartAnswers
+from zonerelay.control.socket.errors import ControlError, NotFoundError
+from zonerelay.control.socket.server import Answer
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.priority import Priority
-from zonerelay.queue.operations import Operations, QueueFilter
-from zonerelay.store.base import MessageNotFoundError, StoreError
-from zonerelay.telemetry.redact import Redactor
+from zonerelay.queue.operator.operations import Operations, QueueFilter
+from zonerelay.store.contract import MessageNotFoundError, StoreError
+from zonerelay.telemetry.logs.redact import Redactor
 
 MAX_RESOLVED = 100
 """Addresses in one answer to `resolve`: a domain's pseudonym may stand for a whole queue."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from zonerelay.control.part_messages import Families, Reasons
-from zonerelay.telemetry.families import Family
+from zonerelay.control.messages.part_messages import Families, Reasons
+from zonerelay.telemetry.metrics.families import Family
 
 
 class ReadinessReasons(Protocol):

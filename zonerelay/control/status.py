@@ -11,19 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zonerelay import __version__
-from zonerelay.config.models import Settings
-from zonerelay.config.spool_checks import raised_guard
-from zonerelay.control.explain import Suspended
-from zonerelay.control.messages import RelayStatus
-from zonerelay.control.source_plans import SourcePlans
-from zonerelay.control.standings import DestinationStatus, ZoneStatus
+from zonerelay.config.rules.spool_checks import raised_guard
+from zonerelay.config.tables.models import Settings
+from zonerelay.control.explain.explain import Suspended
+from zonerelay.control.explain.source_plans import SourcePlans
+from zonerelay.control.messages.answers import RelayStatus
+from zonerelay.control.messages.standings import DestinationStatus, ZoneStatus
 from zonerelay.model.clock import Clock
 from zonerelay.model.priority import zone_of
 from zonerelay.queue.scheduler import Scheduler
-from zonerelay.routing.nexthop import DestinationKey
-from zonerelay.routing.zones import Zones
-from zonerelay.store.base import QueueCounts, Store, StoreError
-from zonerelay.telemetry.collectors import ZoneQueue
+from zonerelay.routing.destinations.nexthop import DestinationKey
+from zonerelay.routing.zones.zones import Zones
+from zonerelay.store.contract import QueueCounts, Store, StoreError
+from zonerelay.telemetry.metrics.collectors import ZoneQueue
 
 MAX_DESTINATIONS = 1000
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from zonerelay.limits import frames
-from zonerelay.limits.table import LimitTable
+from zonerelay.limits.authority.table import LimitTable
 from zonerelay.limits.values import AuthorityError
 
 MOST_UNREAD = 32 * 1024 * 1024

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from zonerelay.limits.book import Book
+from zonerelay.limits.authority.book import Book
 from zonerelay.limits.values import Answer, AuthorityError, Request
 
 LEASE = 15.0

@@ -31,9 +31,9 @@ import hmac
 import re
 from collections.abc import Sequence
 
-from zonerelay.config.rewriting import SrsSettings
+from zonerelay.config.tables.rewriting import SrsSettings
 from zonerelay.model.address import NULL_SENDER, Mailbox, domain_of, local_part
-from zonerelay.smtp.paths import CommandError, reverse_path
+from zonerelay.smtp.server.paths import CommandError, reverse_path
 
 HASH_LENGTH = 8
 OLD_HASH_LENGTH = 4

@@ -10,26 +10,26 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from zonerelay.config.models import CredentialSettings, OutboxSettings, Settings, ZoneSettings
-from zonerelay.config.secrets import SecretError, read_secret
+from zonerelay.config.credentials.secrets import SecretError, read_secret
+from zonerelay.config.tables.models import CredentialSettings, OutboxSettings, Settings, ZoneSettings
 from zonerelay.model.clock import Clock
-from zonerelay.outbox.claims import OutboxClaims
-from zonerelay.outbox.composing import Composer
+from zonerelay.outbox.compose.composing import Composer
+from zonerelay.outbox.database.passwords import PasswordError, read_key
+from zonerelay.outbox.database.sql import Statements
+from zonerelay.outbox.database.tables import Names
 from zonerelay.outbox.joined import JoinedStore
 from zonerelay.outbox.keeper import OutboxKeeper
-from zonerelay.outbox.mailboxes import Mailboxes
-from zonerelay.outbox.passwords import PasswordError, read_key
-from zonerelay.outbox.reader import OutboxReader
-from zonerelay.outbox.rows import Write
-from zonerelay.outbox.sql import Statements
+from zonerelay.outbox.rows.claims import OutboxClaims
+from zonerelay.outbox.rows.mailboxes import Mailboxes
+from zonerelay.outbox.rows.reader import OutboxReader
+from zonerelay.outbox.rows.rows import Write
+from zonerelay.outbox.rows.writer import Writer
 from zonerelay.outbox.store import OutboxStore
-from zonerelay.outbox.tables import Names
-from zonerelay.outbox.writer import Writer
-from zonerelay.store.base import Lost, Store, StoreOpenError
-from zonerelay.store.postgres_driver import Access, load_driver
-from zonerelay.telemetry.events import Events
-from zonerelay.telemetry.outbox import OutboxFigures
-from zonerelay.telemetry.redact import Redactor
+from zonerelay.store.contract import Lost, Store, StoreOpenError
+from zonerelay.store.postgres.driver import Access, load_driver
+from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.events.outbox import OutboxFigures
+from zonerelay.telemetry.logs.redact import Redactor
 
 NAME_FILE = "outbox-{:02d}.name"
 

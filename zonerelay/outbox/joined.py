@@ -14,7 +14,8 @@ from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone, is_outbox
 from zonerelay.outbox.store import OutboxStore
-from zonerelay.store.base import (
+from zonerelay.store.common.reading import read_each
+from zonerelay.store.contract import (
     Change,
     Finish,
     MessageWriter,
@@ -25,7 +26,6 @@ from zonerelay.store.base import (
     Wanted,
     everybody,
 )
-from zonerelay.store.looking import read_each
 
 
 class JoinedStore:

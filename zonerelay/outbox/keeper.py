@@ -15,13 +15,13 @@ import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 
 from zonerelay.model.clock import Clock
-from zonerelay.outbox import migrations
-from zonerelay.outbox.sql import Statements
-from zonerelay.outbox.tables import has_priority
-from zonerelay.store.base import StoreError, StoreOpenError
-from zonerelay.store.postgres_driver import Access, ClashError, Link, LostError, Row
-from zonerelay.store.postgres_links import Links
-from zonerelay.store.postgres_reaper import LONGEST_LEASE
+from zonerelay.outbox.database import migrations
+from zonerelay.outbox.database.sql import Statements
+from zonerelay.outbox.database.tables import has_priority
+from zonerelay.store.contract import StoreError, StoreOpenError
+from zonerelay.store.postgres.driver import Access, ClashError, Link, LostError, Row
+from zonerelay.store.postgres.expiry import LONGEST_LEASE
+from zonerelay.store.postgres.links import Links
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0

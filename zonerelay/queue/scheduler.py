@@ -20,22 +20,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
-from zonerelay.config.models import RetrySettings, ZoneSettings
-from zonerelay.limits.keeper import LimitKeeper
+from zonerelay.config.tables.models import RetrySettings, ZoneSettings
+from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
 from zonerelay.model.priority import Priority, priority_of, queues_of, zone_of
-from zonerelay.queue.destinations import DestinationStatus
-from zonerelay.queue.protocols import Courier, Router
-from zonerelay.queue.rates import Rates
-from zonerelay.queue.restraint import Restrainer
-from zonerelay.queue.settle import Settler
-from zonerelay.queue.zone_queue import WINDOW
-from zonerelay.queue.zone_runner import Surroundings, ZoneRunner
-from zonerelay.routing.nexthop import DestinationKey
-from zonerelay.store.base import QueueStore
-from zonerelay.telemetry.events import Events
+from zonerelay.queue.contract import Courier, Router
+from zonerelay.queue.destination.destinations import DestinationStatus
+from zonerelay.queue.selection.backlog_throttle import Restrainer
+from zonerelay.queue.selection.rates import Rates
+from zonerelay.queue.settle.settler import Settler
+from zonerelay.queue.zone.plan import WINDOW
+from zonerelay.queue.zone.runner import Surroundings, ZoneRunner
+from zonerelay.routing.destinations.nexthop import DestinationKey
+from zonerelay.store.contract import QueueStore
+from zonerelay.telemetry.events.events import Events
 
 DEFAULT_ZONE = "default"
 

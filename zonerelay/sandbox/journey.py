@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from rich.console import Console
 from rich.text import Text
 
-from zonerelay.telemetry.events import Field
+from zonerelay.telemetry.events.events import Field
 
 _STYLES = {
     "accepted": "bold cyan",

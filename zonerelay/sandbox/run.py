@@ -22,7 +22,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from zonerelay.config.models import (
+from zonerelay.config.tables.models import (
     AdminSettings,
     BounceSettings,
     ListenerSettings,
@@ -35,8 +35,8 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.sandbox.behaviours import ADDRESSES
 from zonerelay.sandbox.journey import Journey
 from zonerelay.sandbox.sink import Sink
-from zonerelay.telemetry.redact import Redactor
-from zonerelay.worker import StartError, Worker
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.worker.worker import StartError, Worker
 
 _LOOPBACK = "127.0.0.1"
 _SMTP_PORT = 2525

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zonerelay.config.models import Backend, Settings
+from zonerelay.config.tables.models import Backend, Settings
 from zonerelay.limits.shared import SharedAuthority, Shelf
 from zonerelay.limits.values import LimitAuthority
 
@@ -14,13 +14,13 @@ def open_limits(settings: Settings, holder: str, environment: Mapping[str, str])
     shelf: Shelf
     if settings.spool.backend is Backend.REDIS:
         # The drivers are extras: without them every other backend works.
-        from zonerelay.store.redis_limits import RedisShelf  # noqa: PLC0415
-        from zonerelay.store.redis_open import server_of  # noqa: PLC0415
+        from zonerelay.store.redis.limits import RedisShelf  # noqa: PLC0415
+        from zonerelay.store.redis.open import server_of  # noqa: PLC0415
 
         shelf = RedisShelf(server_of(settings.redis, environment), settings.redis.prefix.encode())
     elif settings.spool.backend is Backend.POSTGRES:
-        from zonerelay.store.postgres_limits import PostgresShelf  # noqa: PLC0415
-        from zonerelay.store.postgres_open import access_of  # noqa: PLC0415
+        from zonerelay.store.postgres.limits import PostgresShelf  # noqa: PLC0415
+        from zonerelay.store.postgres.open import access_of  # noqa: PLC0415
 
         shelf = PostgresShelf(access_of(settings.postgres, environment))
     else:

@@ -6,13 +6,13 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-from zonerelay.config.models import Backend, PostgresSettings, RedisSettings, S3Settings, SpoolSettings
-from zonerelay.store.base import Store, StoreOpenError
-from zonerelay.store.disk_open import open_disk
-from zonerelay.store.leveldb_open import open_leveldb
-from zonerelay.store.memory import MemoryStore
-from zonerelay.store.queue_mark import QueueMark, place_of
-from zonerelay.store.shelf import Shelf
+from zonerelay.config.tables.models import Backend, PostgresSettings, RedisSettings, S3Settings, SpoolSettings
+from zonerelay.store.common.queue_mark import QueueMark, place_of
+from zonerelay.store.contract import Store, StoreOpenError
+from zonerelay.store.disk.open import open_disk
+from zonerelay.store.leveldb.open import open_leveldb
+from zonerelay.store.memory.shelf import Shelf
+from zonerelay.store.memory.store import MemoryStore
 from zonerelay.store.surroundings import Surroundings
 
 _PACKAGES = {"redis": "redis-py", "s3": "aiobotocore"}
@@ -39,17 +39,17 @@ async def open_store(
         case Backend.LEVELDB:
             return await open_leveldb(settings, around)
         case Backend.POSTGRES:
-            from zonerelay.store.postgres_open import open_postgres  # noqa: PLC0415 - its driver is an extra
+            from zonerelay.store.postgres.open import open_postgres  # noqa: PLC0415 - its driver is an extra
 
             return await open_postgres(postgres, around, mark)
         case Backend.S3:
             with _driver("s3", "aiobotocore", "botocore"):
-                from zonerelay.store.s3_open import open_s3  # noqa: PLC0415 - its client is an extra
+                from zonerelay.store.s3.open import open_s3  # noqa: PLC0415 - its client is an extra
 
             return await open_s3(s3, around, mark)
         case Backend.REDIS:
             with _driver("redis", "redis"):
-                from zonerelay.store.redis_open import open_redis  # noqa: PLC0415 - its driver is an extra
+                from zonerelay.store.redis.open import open_redis  # noqa: PLC0415 - its driver is an extra
 
             return await open_redis(settings, redis, around, mark)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from zonerelay.config.secrets import SecretError, read_secret
+from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
-from zonerelay.store.base import Lost, News, StoreOpenError
+from zonerelay.store.contract import Lost, News, StoreOpenError
 
 
 def no_news(zone: str) -> None:

@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from zonerelay.config.models import Settings
-from zonerelay.control.client import ControlClient
-from zonerelay.control.errors import ControlError
-from zonerelay.control.listening import refuse_live
-from zonerelay.control.messages import RelayStatus
-from zonerelay.control.paths import control_socket_path
-from zonerelay.control.requests import Status
-from zonerelay.process import StartError, prepare_home
+from zonerelay.config.tables.models import Settings
+from zonerelay.control.messages.answers import RelayStatus
+from zonerelay.control.messages.requests import Status
+from zonerelay.control.socket.client import ControlClient
+from zonerelay.control.socket.errors import ControlError
+from zonerelay.control.socket.listening import refuse_live
+from zonerelay.control.socket.paths import control_socket_path
+from zonerelay.process.setup import StartError, prepare_home
 
 LOCK_NAME = "supervisor.lock"
 _LOOK_EVERY = 0.1

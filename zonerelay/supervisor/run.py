@@ -17,18 +17,17 @@ import uvloop
 
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError, AdminServer
-from zonerelay.config.advice import advice
-from zonerelay.config.hostname import resolve_hostname
-from zonerelay.config.models import Settings
-from zonerelay.config.options import AUTO
-from zonerelay.control.errors import ControlError
-from zonerelay.control.paths import control_socket_path, limits_socket_path
-from zonerelay.control.server import ControlServer
-from zonerelay.inherited import Inherited
+from zonerelay.config.options.hostname import resolve_hostname
+from zonerelay.config.options.options import AUTO
+from zonerelay.config.rules.advice import advice
+from zonerelay.config.tables.models import Settings
+from zonerelay.control.socket.errors import ControlError
+from zonerelay.control.socket.paths import control_socket_path, limits_socket_path
+from zonerelay.control.socket.server import ControlServer
+from zonerelay.limits.authority.table import LimitTable
 from zonerelay.limits.server import LimitServer
-from zonerelay.limits.table import LimitTable
 from zonerelay.model.clock import Clock, SystemClock
-from zonerelay.process import (
+from zonerelay.process.setup import (
     StartError,
     allow_reload,
     build_redactor,
@@ -37,21 +36,22 @@ from zonerelay.process import (
     put_off_reload,
     raise_limits,
 )
-from zonerelay.store.spool_places import spools_beyond
+from zonerelay.process.sockets import Inherited
+from zonerelay.process.systemd import Notifier
+from zonerelay.store.spool_paths import spools_beyond
 from zonerelay.supervisor import lock
-from zonerelay.supervisor.board import Board
-from zonerelay.supervisor.crew import Crew
-from zonerelay.supervisor.fan_out import FanOut
-from zonerelay.supervisor.health import Readinesses
-from zonerelay.supervisor.launching import Launcher
-from zonerelay.supervisor.life import Patience
-from zonerelay.supervisor.metrics import CrewMetrics
-from zonerelay.supervisor.reloading import Reloading
+from zonerelay.supervisor.merge.board import Board
+from zonerelay.supervisor.merge.fan_out import FanOut
+from zonerelay.supervisor.merge.health import Readinesses
+from zonerelay.supervisor.merge.metrics import CrewMetrics
+from zonerelay.supervisor.reload.reloading import Reloading
 from zonerelay.supervisor.sockets import BindError, Sockets
-from zonerelay.systemd import Notifier
-from zonerelay.telemetry.families import Accounts
-from zonerelay.telemetry.logs import LogWriter
-from zonerelay.telemetry.logs import configure as configure_logs
+from zonerelay.supervisor.workers.launching import Launcher
+from zonerelay.supervisor.workers.restart_policy import Patience
+from zonerelay.supervisor.workers.workers import Crew
+from zonerelay.telemetry.logs.logs import LogWriter
+from zonerelay.telemetry.logs.logs import configure as configure_logs
+from zonerelay.telemetry.metrics.families import Accounts
 
 START_PATIENCE = 600.0
 """A spool that a crash left is read before its worker is ready: as long as the unit's TimeoutStartSec."""

@@ -13,9 +13,9 @@ import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from zonerelay.config.endpoints import join_port, parse_listen
-from zonerelay.inbound.binding import BACKLOG, bound_group, bound_path, explained
-from zonerelay.inherited import Inherited
+from zonerelay.config.options.endpoints import join_port, parse_listen
+from zonerelay.inbound.listen.binding import BACKLOG, bound_group, bound_path, explained
+from zonerelay.process.sockets import Inherited
 
 
 class BindError(Exception):

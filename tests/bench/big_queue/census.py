@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from zonerelay.cycles import Look, collect
+from zonerelay.process.gc import Look, collect
 
 SIGNAL = signal.SIGUSR1
 

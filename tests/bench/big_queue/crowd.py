@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.dns import Records
-from zonerelay.config.models import Backend, SpoolSettings
+from zonerelay.config.tables.models import Backend, SpoolSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, Origin, Recipient
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.store.base import Store, Submit
+from zonerelay.store.contract import Store, Submit
 from zonerelay.store.open import open_store
 from zonerelay.store.surroundings import Surroundings
 

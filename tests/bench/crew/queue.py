@@ -14,8 +14,8 @@ from tests.support.crew import AT_ONCE, client_of, relay_of, status
 from tests.support.process import RelayProcess
 from tests.support.submit import Submitter
 from tests.support.toml import Table
-from zonerelay.control.messages import Changed, DeliveryRow, MessageDetail
-from zonerelay.control.requests import ChangeVerb, Filter, QueueChange, QueueList, QueueShow
+from zonerelay.control.messages.answers import Changed, DeliveryRow, MessageDetail
+from zonerelay.control.messages.requests import ChangeVerb, Filter, QueueChange, QueueList, QueueShow
 
 DOMAINS = 10
 SESSIONS = 18

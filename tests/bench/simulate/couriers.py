@@ -13,19 +13,19 @@ from typing import cast
 
 from tests.bench.simulate.figures import Figures
 from tests.bench.simulate.world import NO_DNS, TAKEN, Site, World
-from zonerelay.config.models import ZoneSettings
-from zonerelay.delivery.pool import Pool
-from zonerelay.delivery.session import Session
-from zonerelay.delivery.slots import AllowanceOf, Slot
-from zonerelay.delivery.way import Terms
-from zonerelay.delivery.wire import Wire
+from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.delivery.connection.client_protocol import Wire
+from zonerelay.delivery.connection.pool import Pool
+from zonerelay.delivery.connection.session import Session
+from zonerelay.delivery.connection.slots import AllowanceOf, Slot
+from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.queue.protocols import Batch
-from zonerelay.routing.nexthop import Limits, MxHost, Route, Unroutable
-from zonerelay.smtp.extensions import Capabilities
-from zonerelay.smtp.transaction import Peer
+from zonerelay.queue.contract import Batch
+from zonerelay.routing.destinations.nexthop import Limits, MxHost, Route, Unroutable
+from zonerelay.smtp.client.extensions import Capabilities
+from zonerelay.smtp.client.transaction import Peer
 
 TTL = 3600.0
 NO_TURN = Outcome(Verdict.DEFERRED, Reply(451, "4.5", "no turn soon"), Scope.LOCAL, local=True, counts=False)

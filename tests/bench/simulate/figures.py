@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.bench.simulate.world import Site, kind_name
-from zonerelay.config.units import Rate
+from zonerelay.config.options.units import Rate
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.model.priority import Priority
-from zonerelay.telemetry.events import Field
+from zonerelay.telemetry.events.events import Field
 
 SHARPNESS = 40
 """Buckets for a factor of ten: a percentile is right within 6 %."""

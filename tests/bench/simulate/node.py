@@ -9,24 +9,24 @@ from tests.bench.simulate.figures import Figures
 from tests.bench.simulate.leases import DistantAuthority, Told
 from tests.bench.simulate.store import IndexedStore
 from tests.bench.simulate.world import World
-from zonerelay.config.models import BounceSettings, RetrySettings, ZoneSettings
-from zonerelay.inbound.deliveries import first_due
-from zonerelay.limits.keeper import LimitKeeper
-from zonerelay.limits.table import LimitTable
+from zonerelay.config.tables.models import BounceSettings, RetrySettings, ZoneSettings
+from zonerelay.inbound.cleanup.deliveries import first_due
+from zonerelay.limits.authority.table import LimitTable
+from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, Recipient
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.model.priority import Priority, queue_of
-from zonerelay.queue import retry as retries
 from zonerelay.queue.scheduler import Scheduler
-from zonerelay.queue.settle import Settler
-from zonerelay.routing.nexthop import Limits
-from zonerelay.routing.zones import Choice, ZoneOf
-from zonerelay.telemetry.events import Events
-from zonerelay.telemetry.metrics import Metrics
-from zonerelay.telemetry.redact import Redactor
+from zonerelay.queue.settle import retry as retries
+from zonerelay.queue.settle.settler import Settler
+from zonerelay.routing.destinations.nexthop import Limits
+from zonerelay.routing.zones.zones import Choice, ZoneOf
+from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.metrics import Metrics
 
 ZONE = "default"
 TEXT = b"From: a@example.org\r\nSubject: hello\r\n\r\nThe body.\r\n"

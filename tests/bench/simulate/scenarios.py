@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tests.bench.simulate.world import HOUR, Kind, with_kind
-from zonerelay.config.models import BounceSettings, RetrySettings, ZoneSettings
-from zonerelay.config.units import Rate
+from zonerelay.config.options.units import Rate
+from zonerelay.config.tables.models import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.model.priority import Priority
-from zonerelay.routing.nexthop import Limits
+from zonerelay.routing.destinations.nexthop import Limits
 
 SENDERS = "senders"
 

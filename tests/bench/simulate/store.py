@@ -1,6 +1,6 @@
 """The memory store with indexes: what it looks through the whole queue for, this one finds at once.
 
-It keeps the contract of `zonerelay.store.base` (a test compares it with `MemoryStore`, verb by verb) and
+It keeps the contract of `zonerelay.store.contract` (a test compares it with `MemoryStore`, verb by verb) and
 needs memory for what is queued only. Bodies are whatever was given; the simulation gives all the same one.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.store.fresh_order import FreshOrder
-from zonerelay.store.memory import MemoryStore
+from zonerelay.store.common.fresh_order import FreshOrder
+from zonerelay.store.memory.store import MemoryStore
 
 _Fresh = list[DeliveryKey]
 _Due = list[tuple[float, DeliveryKey]]

@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 
 from tests.fuzz.pieces import cuttings, in_pieces
-from zonerelay.smtp.dots import END_OF_DATA, BodyReader
-from zonerelay.smtp.stuffing import DotStuffer, PlainLines, stuffed
+from zonerelay.smtp.client.stuffing import DotStuffer, PlainLines, stuffed
+from zonerelay.smtp.server.dots import END_OF_DATA, BodyReader
 
 CRLF = b"\r\n"
 

@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from tests.fuzz.pieces import cuttings
 from zonerelay.model.address import domain_of, path
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.commands import LIMITS, MAX_LINE, parse_command
-from zonerelay.smtp.hold import MAX_HOLD_FOR
-from zonerelay.smtp.lines import LineFault, LineReader
-from zonerelay.smtp.params import (
+from zonerelay.smtp.server.commands import LIMITS, MAX_LINE, parse_command
+from zonerelay.smtp.server.futurerelease import MAX_HOLD_FOR
+from zonerelay.smtp.server.lines import LineFault, LineReader
+from zonerelay.smtp.server.params import (
     AUTH_MAIL_PARAMETERS,
     DSN_MAIL_PARAMETERS,
     DSN_RCPT_PARAMETERS,
@@ -27,7 +27,7 @@ from zonerelay.smtp.params import (
     parse_mail,
     parse_rcpt,
 )
-from zonerelay.smtp.paths import (
+from zonerelay.smtp.server.paths import (
     MAX_DOMAIN,
     MAX_LOCAL_PART,
     MAX_PATH,

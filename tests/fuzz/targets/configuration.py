@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zonerelay.config.models import Settings
-from zonerelay.config.settings import ConfigError, Problem, load_text
+from zonerelay.config.load.settings import ConfigError, Problem, load_text
+from zonerelay.config.tables.models import Settings
 
 
 def toml(data: bytes) -> None:

@@ -10,9 +10,9 @@ import ipaddress
 
 from tests.fuzz.pieces import cuttings
 from tests.fuzz.targets.commands import refusal
-from zonerelay.smtp import client_address
-from zonerelay.smtp.paths import CommandError
-from zonerelay.smtp.proxy_protocol import (
+from zonerelay.smtp.server import client_address
+from zonerelay.smtp.server.paths import CommandError
+from zonerelay.smtp.server.proxy_protocol import (
     MAX_HEADER,
     MAX_LINE,
     ProxyFault,
@@ -20,7 +20,7 @@ from zonerelay.smtp.proxy_protocol import (
     ProxyReader,
     looks_like_proxy,
 )
-from zonerelay.smtp.xclient import MAX_VALUE, parse_xclient
+from zonerelay.smtp.server.xclient import MAX_VALUE, parse_xclient
 
 
 def proxy(data: bytes) -> None:

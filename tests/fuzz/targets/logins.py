@@ -11,11 +11,11 @@ import base64
 import re
 
 from tests.fuzz.targets.commands import refusal
-from zonerelay.config import credentials as credentials_file
-from zonerelay.config.credentials import CredentialsError, format_line, parse
+from zonerelay.config.credentials import file as credentials_file
+from zonerelay.config.credentials.file import CredentialsError, format_line, parse
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.paths import CommandError
-from zonerelay.smtp.sasl import (
+from zonerelay.smtp.server.paths import CommandError
+from zonerelay.smtp.server.sasl import (
     MAX_PASSWORD,
     MAX_USER,
     MECHANISMS,

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from tests.fuzz.pieces import cuttings
 from tests.fuzz.targets.bodies import no_bare_line_ends, normalized
-from zonerelay.message.dsn import DsnKind, RecipientReport, compose
-from zonerelay.message.edits import edit_header
-from zonerelay.message.headers import (
+from zonerelay.message.dsn.report import DsnKind, RecipientReport, compose
+from zonerelay.message.header.edits import edit_header
+from zonerelay.message.header.headers import (
     EMPTY_LINE,
     MAILBOX_LINE,
     MAX_METADATA,
@@ -29,9 +29,9 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Verdict
-from zonerelay.smtp.dsn_params import parse_envid, parse_orcpt
-from zonerelay.smtp.paths import CommandError, forward_path, reverse_path
-from zonerelay.smtp.replies import make_reply, printable
+from zonerelay.smtp.client.replies import make_reply, printable
+from zonerelay.smtp.server.dsn import parse_envid, parse_orcpt
+from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
 
 CRLF = b"\r\n"
 MAX_HEADER = 2000  # more than the longest beginning of a first line that may be a field

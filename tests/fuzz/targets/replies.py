@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from tests.fuzz.pieces import cuttings
 from zonerelay.model.reply import Reply
-from zonerelay.smtp.extensions import parse_ehlo
-from zonerelay.smtp.replies import MAX_REPLY, PeerError, ReplyParser
+from zonerelay.smtp.client.extensions import parse_ehlo
+from zonerelay.smtp.client.replies import MAX_REPLY, PeerError, ReplyParser
 
 
 def replies(data: bytes) -> None:

@@ -17,16 +17,16 @@ from tests.fuzz.replies_owed import Account, split_replies
 from tests.fuzz.targets.bodies import no_bare_line_ends
 from tests.fuzz.targets.tls import context
 from tests.support.inbound import is_well_formed
-from zonerelay.config.models import (
+from zonerelay.config.tables.models import (
     CLEARTEXT_AUTH_WORDS,
     BareLineEnds,
     ListenerAuth,
     ListenerSettings,
     ListenerTls,
 )
-from zonerelay.inbound.tls import Channel
-from zonerelay.inbound.tls_channel import TlsChannel
-from zonerelay.smtp.proxy_protocol import ProxyFault, ProxyReader
+from zonerelay.inbound.tls.channel import TlsChannel
+from zonerelay.inbound.tls.ports import Channel
+from zonerelay.smtp.server.proxy_protocol import ProxyFault, ProxyReader
 
 PACKET_END = b"\x1e"
 MAX_PACKETS = 100

@@ -14,9 +14,9 @@ import uvloop
 
 from tests.support.mail import Bodies, Names, make_courier
 from tests.support.smarthost import Smarthost
-from zonerelay.config.models import DeliverySettings
-from zonerelay.delivery.courier import SmtpCourier
-from zonerelay.delivery.session import TlsObserver
+from zonerelay.config.tables.models import DeliverySettings
+from zonerelay.delivery.batch.courier import SmtpCourier
+from zonerelay.delivery.connection.session import TlsObserver
 from zonerelay.model.clock import Clock
 from zonerelay.sandbox.conversation import Manners, Script
 from zonerelay.sandbox.sink import Sink

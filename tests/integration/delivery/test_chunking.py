@@ -14,14 +14,14 @@ import pytest
 
 from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
 from tests.support.mail import TEXT, ZONE, Bodies, make_batch, make_message, route_to
-from zonerelay.config.models import DeliverySettings, InDoubt, ZoneSettings
-from zonerelay.delivery.courier import SmtpCourier
-from zonerelay.delivery.exchange import MAX_UNANSWERED_CHUNKS
+from zonerelay.config.tables.models import DeliverySettings, InDoubt, ZoneSettings
+from zonerelay.delivery.batch.courier import SmtpCourier
+from zonerelay.delivery.batch.transaction_io import MAX_UNANSWERED_CHUNKS
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.sandbox.conversation import Manners
-from zonerelay.store.base import CHUNK_SIZE
+from zonerelay.store.contract import CHUNK_SIZE
 
 D, F, B = Verdict.DELIVERED, Verdict.DEFERRED, Verdict.BOUNCED
 CHUNKING = Manners(chunking=True)
@@ -83,7 +83,7 @@ async def test_bdat_only_where_offered_and_at_once_only_where_it_harms_nobody(
 async def test_a_connection_that_was_idle_is_not_trusted_with_everything_at_once(
     start_sink: StartSink, start_courier: StartCourier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zonerelay.delivery.chunking.LATELY", 0.0)
+    monkeypatch.setattr("zonerelay.delivery.batch.chunking.LATELY", 0.0)
     sink = await start_sink(CHUNKING)
     courier = start_courier()
     for _ in range(2):

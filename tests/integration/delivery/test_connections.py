@@ -12,8 +12,8 @@ import pytest
 
 from tests.integration.delivery.conftest import Handler, StartCourier, StartPeer, StartSink
 from tests.support.mail import ZONE, Bodies, Names, make_batch, make_message, route_to
-from zonerelay.config.models import DeliverySettings, TlsMode
-from zonerelay.delivery.courier import SmtpCourier
+from zonerelay.config.tables.models import DeliverySettings, TlsMode
+from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.sandbox.conversation import Manners
 from zonerelay.sandbox.sink import Sink

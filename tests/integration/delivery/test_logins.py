@@ -15,11 +15,11 @@ from tests.integration.delivery.conftest import SMARTHOST_NAME as NAME
 from tests.integration.delivery.conftest import StartSmarthost
 from tests.support.mail import ZONE, Names, route_to
 from tests.support.smarthost import LoginBed, Smarthost
-from zonerelay.config.models import CredentialSettings, Mechanism, TlsMode, ZoneSettings
-from zonerelay.delivery import accounts
-from zonerelay.delivery.accounts import FIRST_PAUSE
+from zonerelay.config.tables.models import CredentialSettings, Mechanism, TlsMode, ZoneSettings
+from zonerelay.delivery.auth import accounts
+from zonerelay.delivery.auth.accounts import FIRST_PAUSE
 from zonerelay.model.outcome import Scope, Verdict
-from zonerelay.routing.nexthop import Route, TlsDemand
+from zonerelay.routing.destinations.nexthop import Route, TlsDemand
 
 D, F = Verdict.DELIVERED, Verdict.DEFERRED
 NAMES = Names({NAME: ("127.0.0.1",)})

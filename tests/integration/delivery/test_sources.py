@@ -26,14 +26,14 @@ from tests.support.mail import (
 from tests.support.receivers.conversation import Crowd, Receiver
 from tests.support.receivers.manners import Reader
 from tests.support.receivers.nature import Nature
-from zonerelay.config.models import SourceBy, SourceSettings, ZoneSettings
-from zonerelay.delivery import source_ways
-from zonerelay.delivery.courier import SmtpCourier
+from zonerelay.config.tables.models import SourceBy, SourceSettings, ZoneSettings
+from zonerelay.delivery.batch.courier import SmtpCourier
+from zonerelay.delivery.source import selection as source_ways
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.routing.nexthop import MxHost, Route
+from zonerelay.routing.destinations.nexthop import MxHost, Route
 from zonerelay.sandbox.conversation import Manners
 from zonerelay.sandbox.sink import Sink
 

@@ -15,12 +15,12 @@ from msgspec import structs
 from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
 from tests.support.certificates import DAY, Made, make
 from tests.support.mail import ZONE, Names, TlsResults, make_batch, make_message, route_to
-from zonerelay.config.models import TlsMode, ZoneSettings
-from zonerelay.delivery.courier import SmtpCourier
+from zonerelay.config.tables.models import TlsMode, ZoneSettings
+from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.routing.answers import DnsAnswer, DnsStatus, TlsaRecord
-from zonerelay.routing.nexthop import Route, TlsDemand
+from zonerelay.routing.destinations.nexthop import Route, TlsDemand
+from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, TlsaRecord
 from zonerelay.sandbox.conversation import Manners, Script
 from zonerelay.sandbox.sink import Sink
 

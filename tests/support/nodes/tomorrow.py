@@ -13,7 +13,10 @@ from pathlib import Path
 
 from tests.support.debian import REPOSITORY
 from zonerelay.model.delivery import Delivery
-from zonerelay.store import postgres_schema, records, redis_lease, redis_scripts
+from zonerelay.store.common import records
+from zonerelay.store.postgres import schema as postgres_schema
+from zonerelay.store.redis import lease as redis_lease
+from zonerelay.store.redis import scripts as redis_scripts
 
 MEMBER = b'"tomorrow":{"is":"another day"}'
 _STEP = """

@@ -1,0 +1,179 @@
+"""`cert self-signed`: a key and a certificate for a first start, and the lines that use them.
+
+Nothing is overwritten without `--force`, and then each file is replaced whole, so a running relay reads
+the old one or the new one. The key's file is never readable by others, not even while it is written.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import socket
+import sys
+from argparse import Namespace
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from zonerelay.cli.files.new_files import refuse_existing, write_new
+from zonerelay.cli.relay import config_path
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import OK, USAGE, CliError
+from zonerelay.config.load.settings import ConfigError, load
+from zonerelay.config.options.hostname import resolve_hostname
+from zonerelay.config.tables.models import Settings
+from zonerelay.routing.idna import ascii_domain, literal_address
+
+Name = x509.DNSName | x509.IPAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    @property
+    def certificate_pem(self) -> bytes:
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def key_pem(self) -> bytes:
+        return self.key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """As `openssl x509 -fingerprint -sha256` prints it."""
+        return self.certificate.fingerprint(hashes.SHA256()).hex(":").upper()
+
+
+def self_signed(arguments: Namespace) -> int:
+    names = [_name(name) for name in arguments.name or _own_names(arguments.config)]
+    paths = _paths(arguments, _written(names[0]))
+    if not arguments.force:
+        refuse_existing(*paths, hint="--force replaces it")
+    issued = issue(names, datetime.datetime.now(datetime.UTC), days=arguments.days)
+    write_new(paths[1], issued.key_pem, 0o600)
+    write_new(paths[0], issued.certificate_pem, 0o644)
+    if arguments.json:
+        _print_json(issued, names, paths)
+    else:
+        _print_text(issued, names, paths)
+    return OK
+
+
+def issue(names: list[Name], now: datetime.datetime, *, days: int) -> Issued:
+    """ECDSA P-256: every client of TLS 1.2 takes it, and its handshakes cost a tenth of RSA's."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    public = key.public_key()
+    identifier = x509.SubjectKeyIdentifier.from_public_key(public)
+    # A common name has 64 characters at most (RFC 5280 A.1); clients look at subjectAltName.
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _written(names[0])[:64])])
+    start = now - datetime.timedelta(hours=1)  # clocks of clients differ
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        # Not an authority: whoever trusts it trusts this server, and nothing that it might sign.
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(identifier, critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False
+        )
+    )
+    return Issued(builder.sign(key, hashes.SHA256()), key)
+
+
+def _name(name: str) -> Name:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(literal_address(name) or name))
+    except ValueError:
+        star = "*." if name.startswith("*.") else ""
+    try:
+        return x509.DNSName(star + ascii_domain(name.removeprefix(star)))
+    except ValueError as error:
+        raise CliError(f"--name {text.clean(name)}: {error}", USAGE) from error
+
+
+def _own_names(config: Path | None) -> list[str]:
+    """The relay's, or of a machine without a full name what it is reached by from itself."""
+    name = resolve_hostname(_settings(config), socket.getfqdn)
+    return ["localhost", name] if name.startswith("[") else [name]
+
+
+def _settings(config: Path | None) -> Settings:
+    """A configuration that is not finished must not be in the way: it may be wrong for want of this."""
+    try:
+        return load(config_path(config))
+    except ConfigError:
+        output.chatter().print(
+            "The configuration has errors (zonerelay check-config); its hostname is not used."
+        )
+    except CliError:
+        pass  # no file yet, as at a first start
+    return Settings()
+
+
+def _paths(arguments: Namespace, name: str) -> tuple[Path, Path]:
+    """Certificate and key."""
+    certificate, key = arguments.certificate, arguments.key
+    if (certificate is None) != (key is None):
+        raise CliError("--certificate and --key go together: name both files", USAGE)
+    if certificate is not None:
+        if arguments.out is not None:
+            raise CliError(
+                "--out makes up the names of the files: give it, or --certificate and --key", USAGE
+            )
+        if certificate.absolute() == key.absolute():
+            raise CliError("--certificate and --key are the same file: give the key one of its own", USAGE)
+        return certificate.absolute(), key.absolute()
+    stem = name.replace("*", "wildcard").replace(":", "-")
+    directory = (arguments.out or Path()).absolute()
+    return directory / f"{stem}.pem", directory / f"{stem}.key"
+
+
+def _written(name: Name) -> str:
+    return str(name.value)
+
+
+def _lines(paths: tuple[Path, Path]) -> list[str]:
+    """What to paste; a JSON string is a TOML string too."""
+    certificate, key = (json.dumps(str(path), ensure_ascii=False) for path in paths)
+    return ["[[listener]]", 'tls = "starttls"', f"certificate = [{certificate}]", f"key = [{key}]"]
+
+
+def _print_text(issued: Issued, names: list[Name], paths: tuple[Path, Path]) -> None:
+    console = output.console()
+    facts = [
+        ("certificate", str(paths[0])),
+        ("key", str(paths[1])),
+        ("names", ", ".join(map(_written, names))),
+        ("expires", text.when(issued.certificate.not_valid_after_utc.timestamp())),
+        ("SHA-256", issued.fingerprint),
+    ]
+    console.print(output.facts(facts))
+    # Not through the console: it would fold long paths, and these lines are to be copied.
+    sys.stdout.write("\nIn the configuration:\n\n" + "".join(f"    {line}\n" for line in _lines(paths)))
+
+
+def _print_json(issued: Issued, names: list[Name], paths: tuple[Path, Path]) -> None:
+    document = {
+        "certificate": str(paths[0]),
+        "key": str(paths[1]),
+        "names": [_written(name) for name in names],
+        "expires": issued.certificate.not_valid_after_utc.timestamp(),
+        "fingerprint": issued.fingerprint,
+    }
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")

@@ -1,0 +1,203 @@
+"""`dkim new`: a key, its record, its lines for the configuration. `dkim check`: are the records in DNS right?
+
+Nothing is overwritten: a key that is in use would be lost. `check` asks the configured name servers, for
+every key whose time is not over, and fails when a record would let signatures fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.text import Text
+
+from zonerelay.cli.files.new_files import refuse_existing, write_new
+from zonerelay.cli.relay import load_settings
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.config.options.outbound_forms import selector as read_selector
+from zonerelay.config.rules.dkim_checks import read_key_file
+from zonerelay.config.tables.models import Settings
+from zonerelay.message.dkim.dns_record import Finding, RecordStatus, judge, record_name, record_text, strings
+from zonerelay.message.dkim.keys import DkimKeys, Entry
+from zonerelay.message.dkim.private_keys import load_private_key, new_private_key
+from zonerelay.message.dkim.signature import ED25519, RSA
+from zonerelay.model.clock import SystemClock
+from zonerelay.routing.dns.answers import DnsStatus
+from zonerelay.routing.dns.resolver import Resolver
+from zonerelay.routing.idna import ascii_domain
+
+ALGORITHMS = {"rsa": RSA, "ed25519": ED25519}
+
+
+class CheckedKey(msgspec.Struct, frozen=True):
+    """One line of `dkim check --json`. Times are Unix time, 0 when there is none."""
+
+    option: str
+    domain: str
+    selector: str
+    algorithm: str
+    bits: int
+    record: str
+    signs: str
+    status: str
+    detail: str
+    not_before: float
+    not_after: float
+
+
+def dkim(arguments: Namespace) -> int:
+    return new(arguments) if arguments.verb == "new" else check(arguments)
+
+
+def new(arguments: Namespace) -> int:
+    domain, selector = _domain(arguments.domain), _selector(arguments.selector)
+    path = arguments.out.absolute()
+    refuse_existing(path, hint="a key that is in use would be lost; name another file")
+    pem = new_private_key(ALGORITHMS[arguments.algorithm])
+    write_new(path, pem.encode("ascii"), 0o600)
+    name, record = record_name(selector, domain), record_text(load_private_key(pem.encode("ascii")))
+    if arguments.json:
+        document = {"key_file": str(path), "name": name, "record": record, "strings": strings(record)}
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    else:
+        sys.stdout.write(_told(domain, selector, path, name, record))
+    return OK
+
+
+def check(arguments: Namespace) -> int:
+    settings = load_settings(arguments.config)
+    if not settings.dkim:
+        output.chatter().print("There is no [[dkim]] key in the configuration.")
+        return OK
+    try:
+        keys = DkimKeys(settings.dkim, read=read_key_file, ascii_domain=ascii_domain)
+    except ValueError as error:
+        raise CliError(str(error), USAGE) from error
+    now = time.time()
+    found = asyncio.run(_look_up(settings, keys.entries))
+    rows = [_checked(entry, finding, now) for entry, finding in zip(keys.entries, found, strict=True)]
+    if arguments.json:
+        for row in rows:
+            output.print_line(row)
+    else:
+        _print_table(rows)
+    return FAILED if any(_is_wrong(row) for row in rows) else OK
+
+
+def _domain(domain: str) -> str:
+    try:
+        return ascii_domain(domain)
+    except ValueError as error:
+        raise CliError(f"--domain {text.clean(domain)}: {error}", USAGE) from error
+
+
+def _selector(selector: str) -> str:
+    try:
+        return read_selector(selector)
+    except ValueError as error:
+        raise CliError(f"--selector: {error}", USAGE) from error
+
+
+def _told(domain: str, selector: str, path: Path, name: str, record: str) -> str:
+    """A JSON string is a TOML string too. Plain text, for these lines are to be copied."""
+    quoted = [f'    "{part}"' for part in strings(record)]
+    lines = [
+        f"The key is in {path}, which only its owner can read.",
+        *([f"If the relay runs as another user: chown zonerelay {path}"] if os.geteuid() == 0 else []),
+        "",
+        "1. Publish its record. In a zone file:",
+        "",
+        f"{name}. IN TXT (",
+        *quoted,
+        "    )",
+        "",
+        "or in a form, all of it as one value:",
+        "",
+        record,
+        "",
+        "2. In the configuration:",
+        "",
+        "[[dkim]]",
+        f'domain = "{domain}"',
+        f'selector = "{selector}"',
+        f"key_file = {json.dumps(str(path), ensure_ascii=False)}",
+        "",
+        "3. When the record can be seen (zonerelay dkim check), reload the relay.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+async def _look_up(settings: Settings, entries: Sequence[Entry]) -> list[Finding]:
+    resolver = Resolver(settings.dns, SystemClock())
+    try:
+        return await asyncio.gather(*(_finding(resolver, entry) for entry in entries))
+    finally:
+        await resolver.close()
+
+
+async def _finding(resolver: Resolver, entry: Entry) -> Finding:
+    domain = entry.signing_domain or entry.domain
+    if domain.startswith("*."):
+        detail = "each name below has a record of its own; signing_domain would need one for all"
+        return Finding(RecordStatus.UNKNOWN, detail)
+    answer = await resolver.txt(record_name(entry.selector, domain))
+    if not answer.status.is_definite:
+        return Finding(RecordStatus.UNKNOWN, str(answer.status))
+    found = judge(answer.records, entry.key)
+    if answer.status is DnsStatus.NXDOMAIN:
+        return Finding(found.status, f"the name does not exist: {found.detail}")
+    return found
+
+
+def _checked(entry: Entry, finding: Finding, now: float) -> CheckedKey:
+    domain = entry.signing_domain or entry.domain
+    return CheckedKey(
+        option=entry.option,
+        domain=entry.domain,
+        selector=entry.selector,
+        algorithm=entry.key.algorithm,
+        bits=entry.key.bits,
+        record=record_name(entry.selector, domain),
+        signs=_signs(entry, now),
+        status=finding.status,
+        detail=finding.detail,
+        not_before=entry.not_before,
+        not_after=entry.not_after,
+    )
+
+
+def _signs(entry: Entry, now: float) -> str:
+    if entry.fits(now):
+        return "now"
+    return "later" if entry.not_before > now else "no more"
+
+
+def _is_wrong(row: CheckedKey) -> bool:
+    """The record of a key whose time is over may be gone; a name server's bad minute is wrong too."""
+    if row.signs == "no more" or row.record.partition("._domainkey.")[2].startswith("*."):
+        return False
+    return row.status != RecordStatus.OK
+
+
+def _print_table(rows: Sequence[CheckedKey]) -> None:
+    cells = [
+        (
+            row.option,
+            row.record,
+            f"{row.algorithm.partition('-')[0]} {row.bits}" if row.algorithm == RSA else "ed25519",
+            row.signs,
+            Text(row.status, style="red" if _is_wrong(row) else "green" if row.status == "ok" else ""),
+            text.clean(row.detail),
+        )
+        for row in rows
+    ]
+    columns = ["key", "record", "algorithm", "signs", "status", "what is wrong"]
+    output.console().print(output.table(columns, cells, cut=("what is wrong",)))

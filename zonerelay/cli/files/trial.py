@@ -1,0 +1,282 @@
+"""What a start would try, and can be tried without one: the files and the code that a configuration names.
+
+Problems go into the report, each with its key and its line, as those of the file itself; what is worth a
+thought is returned as notes. An operator's code (a policy, a back-off function) is imported, and a policy
+is made, as at a start. Files are read with the rights of who runs this.
+
+Everything heavy is imported only when the configuration has it: OpenSSL for TLS alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zonerelay.cli.terminal import text
+from zonerelay.config.credentials import file as credentials
+from zonerelay.config.credentials.file import CredentialsError
+from zonerelay.config.options.options import Form, options_of
+from zonerelay.config.options.problems import Report
+from zonerelay.config.options.toml_lines import Path as Key
+from zonerelay.config.rules.credential_checks import try_credentials
+from zonerelay.config.rules.outbox_checks import try_outbox
+from zonerelay.config.rules.postgres_checks import try_postgres
+from zonerelay.config.rules.s3_checks import try_s3
+from zonerelay.config.rules.srs_checks import try_srs
+from zonerelay.config.tables.models import (
+    REPEATED,
+    TABLES,
+    ListenerAuth,
+    ListenerSettings,
+    ListenerTls,
+    Settings,
+)
+
+if TYPE_CHECKING:
+    from zonerelay.inbound.tls.certificate_files import Pair
+
+
+def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
+    """Notes; problems are in the report."""
+    notes = []
+    for at, listener in enumerate(settings.listener):
+        notes += _certificates(listener, ("listener", at), report)
+        _policy(listener, hostname, ("listener", at), report)
+    _users(settings, report)
+    for at, rule in enumerate(settings.access):
+        _patterns(rule.sender, ("access", at, "sender"), report)
+        _patterns(rule.recipient, ("access", at, "recipient"), report)
+    for at, route in enumerate(settings.route):
+        _patterns(route.sender, ("route", at, "sender"), report)
+        _patterns(route.recipient, ("route", at, "recipient"), report)
+    for at, destination in enumerate(settings.destination):
+        _patterns(destination.domain, ("destination", at, "domain"), report)
+        _patterns(destination.mx, ("destination", at, "mx"), report)
+    for at, rewrite in enumerate(settings.rewrite):
+        _patterns(rewrite.address, ("rewrite", at, "address"), report)
+        _target(rewrite.to, ("rewrite", at, "to"), report)
+    _backoff(settings.retry.backoff, report)
+    try_srs(settings.srs, os.environ, report)
+    try_postgres(settings, os.environ, report)
+    try_s3(settings, os.environ, report)
+    _outbox(settings, report)
+    for at, credential in enumerate(settings.credential):
+        _patterns(credential.sender, ("credential", at, "sender"), report)
+    notes += try_credentials(settings, os.environ, report)
+    notes += _dkim(settings, report)
+    notes += _sources(settings)
+    return [*notes, *_open_secrets(settings), *_rights(settings)]
+
+
+def _open_secrets(settings: Settings) -> Iterator[str]:
+    """Files of secrets, of whatever table, that others on this machine may read."""
+    from zonerelay.config.credentials.secrets import SecretError, is_public, secret_path
+
+    def note(where: str, file: Path | None) -> Iterator[str]:
+        with suppress(OSError):  # that it cannot be read is said elsewhere, if it matters
+            if file is not None and is_public(file):
+                yield f"{where}: every user of this machine can use {file}: chmod o-rwx it"
+
+    if any(listener.auth is not ListenerAuth.OFF for listener in settings.listener):
+        yield from note("auth.credentials", settings.auth.credentials)
+    # Those of [[credential]] are read, and this is said, in try_credentials.
+    for name, table in TABLES.items():
+        if name in REPEATED:
+            continue
+        for key, option in options_of(table).items():
+            if option.form not in (Form.SECRET, Form.SECRETS):
+                continue
+            value = getattr(getattr(settings, name), key)
+            places = [value] if isinstance(value, str) else value
+            for at, reference in enumerate(places):
+                where = f"{name}.{key}" if isinstance(value, str) else f"{name}.{key}[{at}]"
+                with suppress(SecretError):
+                    yield from note(where, secret_path(reference, os.environ) if reference else None)
+
+
+def _certificates(listener: ListenerSettings, path: Key, report: Report) -> list[str]:
+    if listener.tls is ListenerTls.NONE:
+        return []
+    from zonerelay.inbound.tls.certificate_files import CertificateError, read_pair
+    from zonerelay.inbound.tls.contexts import build_context
+
+    notes: list[str] = []
+    names: set[str] = set()
+    keys = listener.key or listener.certificate
+    for at, (certificate, key) in enumerate(zip(listener.certificate, keys, strict=True)):
+        try:
+            pair = read_pair(certificate, key)
+            build_context([pair], ask_certificate=False)
+        except CertificateError as error:
+            about_key = str(error).startswith((f"{key} ", f"{key}:", "the key in ")) and bool(listener.key)
+            blamed = (*path, "key" if about_key else "certificate")
+            report.refuse((*blamed, at) if report.given(*blamed, at) else blamed, str(error))
+        else:
+            where = f"{path[0]}[{path[1]}]"
+            notes += [f"{where}.{note}" for note in _about(pair, certificate, key, names)]
+            names.update(pair.names)
+    return notes
+
+
+def _about(pair: Pair, certificate: Path, key: Path, taken: set[str]) -> Iterator[str]:
+    from zonerelay.inbound.tls.certificate_files import is_exposed
+    from zonerelay.inbound.tls.certificates import EXPIRES_SOON
+
+    now = time.time()
+    if pair.not_after <= now:
+        yield f"certificate: {certificate} has expired on {text.when(pair.not_after)}"
+    elif pair.not_before > now:
+        yield f"certificate: {certificate} is not valid before {text.when(pair.not_before)}"
+    elif pair.not_after < now + EXPIRES_SOON:
+        yield f"certificate: {certificate} expires on {text.when(pair.not_after)}"
+    if pair.names and taken.issuperset(pair.names):
+        yield f"certificate: {certificate} is never used: one before it has its names"
+    if is_exposed(key):
+        yield f"key: every user of this machine can read {key}: chmod o-r it"
+
+
+def _users(settings: Settings, report: Report) -> None:
+    if all(listener.auth is ListenerAuth.OFF for listener in settings.listener):
+        return
+    path: Key = ("auth", "credentials")
+    try:
+        users = credentials.read(settings.auth.credentials)
+    except CredentialsError as error:
+        missing = isinstance(error.__cause__, FileNotFoundError)
+        hint = "; zonerelay user add makes it" if missing else ""
+        report.refuse(path, f"{error}{hint}")
+        return
+    for user in users.values():
+        for problem in _unmatchable(user.senders):
+            report.refuse(path, f"{settings.auth.credentials}: a sender of the user {user.name}: {problem}")
+
+
+def _patterns(patterns: Iterable[str], path: Key, report: Report) -> None:
+    for at, pattern in enumerate(patterns):
+        for problem in _unmatchable([pattern]):
+            report.refuse((*path, at), problem)
+
+
+def _target(to: str, path: Key, report: Report) -> None:
+    from zonerelay.inbound.state.rewriting import target
+
+    try:
+        target(to)
+    except ValueError as error:
+        report.refuse(path, str(error))
+
+
+def _unmatchable(patterns: Iterable[str]) -> Iterator[str]:
+    from zonerelay.routing.zones.address_patterns import AddressPatterns
+
+    for pattern in patterns:
+        try:
+            AddressPatterns([pattern])
+        except ValueError as error:
+            yield f'{error}: write the domain as in "user@example.com" or "*.example.com"'
+
+
+def _policy(listener: ListenerSettings, hostname: str, path: Key, report: Report) -> None:
+    if not listener.policy:
+        return
+    from zonerelay.inbound.policy.api import PolicyContext
+    from zonerelay.inbound.policy.loading import load_policy
+
+    context = PolicyContext(listener=listener.address, hostname=hostname, file=listener.policy_file)
+    try:
+        policy = load_policy(listener.policy, context)
+    except ValueError as error:
+        report.refuse((*path, "policy"), str(error))
+        return
+    try:
+        closing = policy.close()
+        if inspect.isawaitable(closing):
+            asyncio.run(asyncio.wait_for(closing, listener.policy_timeout))
+    except Exception as error:  # noqa: BLE001 - an operator's code may raise anything
+        problem = f"{listener.policy}: close() failed: {type(error).__name__}: {error}"
+        report.refuse((*path, "policy"), problem)
+
+
+def _backoff(function: str, report: Report) -> None:
+    if not function:
+        return
+    from zonerelay.queue.settle.retry import load_backoff
+
+    try:
+        load_backoff(function)
+    except ValueError as error:
+        report.refuse(("retry", "backoff"), str(error))
+
+
+def _outbox(settings: Settings, report: Report) -> None:
+    """Its secrets. Nobody connects."""
+    try_outbox(settings, os.environ, report)
+    if not settings.outbox.keys:
+        return
+    from zonerelay.config.credentials.secrets import SecretError, read_secret
+    from zonerelay.outbox.database.passwords import PasswordError, read_key
+
+    for at, reference in enumerate(settings.outbox.keys):
+        try:
+            read_key(read_secret(reference, os.environ))
+        except (SecretError, PasswordError) as error:
+            report.refuse(("outbox", "keys", at), str(error))
+
+
+def _dkim(settings: Settings, report: Report) -> list[str]:
+    """Each key file, then what the keys and their dates come to."""
+    if not settings.dkim:
+        return []
+    from zonerelay.config.credentials.secrets import is_public
+    from zonerelay.config.rules.dkim_checks import read_key_file
+    from zonerelay.message.dkim.keys import read_key
+    from zonerelay.worker.outbound import build_dkim_keys
+
+    notes: list[str] = []
+    sound = True
+    for at, entry in enumerate(settings.dkim):
+        option = f"dkim[{at}].key_file"
+        try:
+            read_key(entry.key_file, read_key_file, option)
+            if is_public(entry.key_file):
+                notes.append(f"{option}: every user of this machine can read {entry.key_file}: chmod o-r it")
+        except (ValueError, OSError) as error:
+            sound = False
+            report.refuse(("dkim", at, "key_file"), str(error).removeprefix(f"{option}: "))
+    if sound:
+        keys = build_dkim_keys(settings)
+        assert keys is not None
+        notes += keys.advice(time.time())
+    return notes
+
+
+def _sources(settings: Settings) -> Iterator[str]:
+    if not settings.source:
+        return
+    from ipaddress import ip_address
+
+    from zonerelay.routing.destinations.addresses import is_address_of_this_machine
+
+    for at, source in enumerate(settings.source):
+        for index, ip in enumerate(source.address):
+            if not is_address_of_this_machine(ip_address(ip)):
+                where = f"source[{at}].address[{index}]"
+                yield f"{where}: no interface of this machine has {ip} now: no mail is sent from it till then"
+
+
+def _rights(settings: Settings) -> Iterator[str]:
+    """A file that root can read may still be closed to the relay."""
+    reads = bool(settings.srs.domain or settings.dkim or settings.credential) or any(
+        listener.tls is not ListenerTls.NONE
+        or listener.auth is not ListenerAuth.OFF
+        or listener.policy_file is not None
+        for listener in settings.listener
+    )
+    if reads and os.geteuid() == 0:
+        yield "files were read as root: to try them as the relay's user, sudo -u zonerelay this command"

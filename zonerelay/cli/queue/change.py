@@ -1,0 +1,154 @@
+"""`queue retry|hold|release|bounce|drop`: named messages at once, anything in bulk only after a preview.
+
+A bulk verb shows how many deliveries match and the oldest of them, then asks. Without a terminal there is
+nobody to ask, so it is refused unless `--yes` says that the answer is known. An empty filter never means
+everything: that takes `--all`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import Namespace
+
+from zonerelay.cli.arguments import filter_of
+from zonerelay.cli.queue.read import delivery_table
+from zonerelay.cli.relay import connect
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
+from zonerelay.cli.terminal.progress_bar import Patience
+from zonerelay.control.messages.answers import Changed, Count, DeliveryRow, End
+from zonerelay.control.messages.requests import Filter, QueueChange, QueueCount
+from zonerelay.control.socket.client import ControlClient
+
+SAMPLE = 5
+
+_DONE = {
+    "retry": "will be tried now",
+    "hold": "held",
+    "release": "released",
+    "bounce": "bounced",
+    "drop": "dropped",
+}
+
+
+def change(arguments: Namespace) -> int:
+    filters = [filter_of(arguments, message_id) for message_id in arguments.message_ids]
+    in_bulk = not filters
+    if in_bulk:
+        filters = [filter_of(arguments)]
+        _check_bulk(arguments, filters[0])
+    client = connect(arguments.config)
+    if arguments.dry_run:
+        return _dry_run(client, arguments, filters)
+    if in_bulk and not arguments.yes and not _confirmed(client, arguments.verb, filters[0]):
+        return FAILED
+    results = [_change(client, arguments, wanted) for wanted in filters]
+    return _report(arguments, _total(arguments.verb, results), named=not in_bulk)
+
+
+def _check_bulk(arguments: Namespace, wanted: Filter) -> None:
+    if wanted.is_everything and not arguments.all:
+        raise CliError(
+            f"which deliveries? Give message ids or a filter such as --domain; --all is the whole queue "
+            f"(see zonerelay queue {arguments.verb} --help)",
+            USAGE,
+        )
+    if not (arguments.yes or arguments.dry_run or _somebody_to_ask()):
+        raise CliError(
+            "nobody to ask on this input: add --yes to go ahead, or --dry-run to look first", USAGE
+        )
+
+
+def _somebody_to_ask() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _preview(client: ControlClient, wanted: Filter) -> tuple[int, list[DeliveryRow]]:
+    matched, sample = 0, []
+    with Patience("Counting") as patience:
+        for frame in client.stream(QueueCount(filter=wanted, sample=SAMPLE)):
+            patience.saw(frame)
+            if isinstance(frame, DeliveryRow):
+                sample.append(frame)
+            elif isinstance(frame, Count):
+                matched = frame.matched
+    return matched, sample
+
+
+def _confirmed(client: ControlClient, verb: str, wanted: Filter) -> bool:
+    matched, sample = _preview(client, wanted)
+    chatter = output.chatter()
+    if not matched:
+        chatter.print("The queue holds no such delivery.")
+        raise CliError("", OK)
+    chatter.print(delivery_table(sample, now=time.time(), wide=chatter.width >= output.WIDE))
+    if matched > len(sample):
+        chatter.print(f"… and {matched - len(sample):,} more")
+    chatter.print(f"\n{verb.capitalize()} {text.deliveries(matched)}? [y/N] ", end="")
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    chatter.print("Nothing was changed.")
+    return False
+
+
+def _dry_run(client: ControlClient, arguments: Namespace, filters: list[Filter]) -> int:
+    found = [_preview(client, wanted) for wanted in filters]
+    matched = sum(count for count, _ in found)
+    if arguments.json:
+        output.print_document(Count(matched=matched))
+        return OK
+    console = output.console()
+    rows = [row for _, sample in found for row in sample]
+    if rows:
+        console.print(delivery_table(rows, now=time.time(), wide=console.width >= output.WIDE))
+    console.print(f"{arguments.verb} would change {text.deliveries(matched)}; nothing was changed.")
+    return OK
+
+
+def _change(client: ControlClient, arguments: Namespace, wanted: Filter) -> Changed:
+    request = QueueChange(
+        action=arguments.verb,
+        filter=wanted,
+        reason=getattr(arguments, "reason", ""),
+        everything=arguments.all,
+    )
+    changed: Changed | None = None
+    end = End()
+    with Patience(arguments.verb.capitalize()) as patience:
+        for frame in client.stream(request):
+            patience.saw(frame)
+            if isinstance(frame, Changed):
+                changed = frame
+            elif isinstance(frame, End):
+                end = frame
+    if changed is None:
+        raise CliError("the relay did not say what it changed: is it another version?")
+    if output.completeness(end) != OK:
+        arguments.incomplete = True
+    return changed
+
+
+def _total(verb: str, results: list[Changed]) -> Changed:
+    return Changed(
+        action=verb,
+        matched=sum(result.matched for result in results),
+        changed=sum(result.changed for result in results),
+        busy=sum(result.busy for result in results),
+    )
+
+
+def _report(arguments: Namespace, total: Changed, *, named: bool) -> int:
+    """Not done is a failure when something was named and is not there, or when some were on their way."""
+    if arguments.json:
+        output.print_document(total)
+    else:
+        output.console().print(f"{text.deliveries(total.changed)} {_DONE[arguments.verb]}.")
+        if total.busy:
+            output.chatter().print(
+                f"{text.deliveries(total.busy)} being attempted at this moment and left alone: try again."
+            )
+    missing = named and total.matched == 0
+    if missing:
+        output.chatter().print("No such message in the queue: delivered, given up, or never here.")
+    return FAILED if missing or total.busy or getattr(arguments, "incomplete", False) else OK

@@ -1,0 +1,182 @@
+"""`explain ADDRESS`: asked of the running relay, or of the configuration alone when none runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from zonerelay.cli.relay import client_of, load_settings
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import FAILED, OK
+from zonerelay.control.messages.answers import Explanation
+from zonerelay.control.messages.plans import ChangePlan, HostPlan, StsPlan
+from zonerelay.control.messages.requests import Explain
+from zonerelay.control.socket.errors import NotRunningError
+
+_TLS = {
+    "none": "never",
+    "opportunistic": "when the host offers STARTTLS; clear text otherwise",
+    "required": "always; mail waits when the host has none",
+    "verify": "always, with a certificate for the host's name; mail waits otherwise",
+    "dane": "always, with a certificate that its TLSA records vouch for; mail waits otherwise",
+}
+
+_BECAUSE = {"destination": "the [[destination]]", "mta-sts": "the domain's MTA-STS policy"}
+
+MAX_ROUTES = 20  # of those that were asked, in the table
+
+
+def explain(arguments: Namespace) -> int:
+    """Fails (status 1) when mail would not get anywhere, so that a script can ask."""
+    settings = load_settings(arguments.config)
+    request = Explain(
+        address=arguments.address,
+        sender=arguments.sender,
+        user=arguments.user,
+        listener=arguments.listener,
+        client=arguments.client or "",
+        certificate=arguments.certificate or "",
+        priority=arguments.priority,
+        size=arguments.size,
+        headers=tuple(arguments.header),
+    )
+    try:
+        found = client_of(settings).ask(request, Explanation)
+    except NotRunningError:
+        # Apart: asking a running relay needs none of the parts that would carry mail.
+        from zonerelay.cli.queue.explain_offline import offline
+
+        found = asyncio.run(offline(settings, request))
+    if arguments.json:
+        output.print_document(found)
+    else:
+        console = output.console()
+        console.print(output.facts(_facts(found, time.time())))
+        if not found.relay_running:
+            output.chatter().print("\nNo relay is running: this is what the configuration says.")
+    return FAILED if found.unroutable else OK
+
+
+def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
+    yield "address", text.clean(found.address)
+    if found.sender:
+        yield "from", text.clean(found.sender)
+    for each in found.rewritten:
+        what = text.clean(each.problem) if each.problem else f"becomes {text.clean(each.becomes)}"
+        yield f"as {each.what}", f"{what} ({each.by})"
+    rule = f"[[route]] number {found.rule}" if found.rule else "no [[route]]"
+    yield "zone", f"{found.zone} ({rule}: {text.clean(found.reason)})"
+    if found.priority not in ("", "normal"):
+        yield "priority", found.priority
+    yield from _route_facts(found)
+    yield "next hop", found.next_hop or f"MX of {text.clean(found.route)}"
+    if found.unroutable:
+        yield "result", Text(f"{found.verdict}: {text.clean(found.unroutable)}", style="red")
+    for host in found.hosts:
+        yield from _host_facts(host)
+    yield from _source_facts(found, now)
+    if found.credential:
+        yield "log-in", text.clean(found.credential)
+    if found.suspended_until is not None:
+        left = text.until(found.suspended_until, now)
+        yield "suspended", Text(f"next try {left}: {text.clean(found.suspended_reply)}", style="yellow")
+    yield from _change_facts(found.changes)
+    yield from _terms_facts(found)
+    yield "EHLO name", found.ehlo_name
+    limits: dict[str, int | str] = {**found.limits, **found.rates}
+    yield "limits", "\n".join(f"{name} = {_limit(name, value)}" for name, value in limits.items())
+
+
+def _limit(name: str, value: int | str) -> str:
+    return text.size(int(value)) if name == "max_message_size" else str(value)
+
+
+def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
+    """What TLS has to be, and who says so where it is not the zone."""
+    if found.destination:
+        yield "destination", f"{found.destination} of the configuration (counted from 0)"
+    yield "tls", f"{found.tls}: {_TLS.get(found.tls, '')}"
+    demand = found.tls_demand
+    if demand is not None:
+        for label, accepted in (("names", demand.names), ("certificates", demand.certificates)):
+            if accepted:
+                yield "", f"accepted instead: {label} {', '.join(accepted)}"
+        if demand.because != "zone":
+            yield "", f"because of {_BECAUSE.get(demand.because, demand.because)}"
+        if demand.dane:
+            yield "", "hosts with TLSA records are held to them (DANE)"
+    if found.mta_sts is not None:
+        yield "mta-sts", _policy(found.mta_sts)
+
+
+def _change_facts(plan: ChangePlan | None) -> Iterator[tuple[str, output.Cell]]:
+    """What is changed before mail is sent, and who signs it."""
+    if plan is None:
+        return
+    if plan.sender:
+        yield "sent as", f"{text.clean(plan.sender)} (SRS)"
+    for what, rules in (("removes", plan.removed), ("replaces", plan.replaced), ("adds", plan.added)):
+        if rules:
+            yield what, "\n".join(map(text.clean, rules))
+    of = f"for {text.clean(plan.author)}" if plan.author else ""
+    if of and plan.author_assumed:
+        of += ", if that is the domain in From"
+    for signature in plan.signed_by:
+        yield "signs", f"{signature} {of}"
+    if plan.unsigned:
+        waits = Text(f"{text.clean(plan.unsigned)}: the mail would wait", style="yellow")
+        yield "signs", waits if plan.must_sign else f"not: {text.clean(plan.unsigned)}"
+
+
+def _policy(policy: StsPlan) -> output.Cell:
+    if policy.mode:
+        until = text.when(policy.expires) if policy.expires is not None else "?"
+        names = ", ".join(policy.mx) or "no hosts"
+        return text.clean(f"{policy.mode}, policy {policy.policy} until {until}: {names}")
+    if policy.problem:
+        return Text(f"none: {text.clean(policy.problem)}", style="yellow")
+    return "the domain has no policy"
+
+
+def _source_facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Cell]]:
+    """Which of the zone's sources it would be, or how they share; and why one is passed over."""
+    certain = any(each.chosen for each in found.sources)
+    for each in found.sources:
+        turn = ("this one" if each.chosen else "not this one") if certain else f"{each.share:.0%} of the mail"
+        yield f"source {each.name}", f"{', '.join(each.addresses)} as {each.ehlo_name}: {turn}"
+        if each.refused_until is not None:
+            what = "its IPv6 was refused" if each.refused_ipv6_only else "refused"
+            over = text.until(each.refused_until, now)
+            line = f"{what} by this destination, used again {over}: {text.clean(each.refused_reply)}"
+            yield "", Text(line, style="yellow")
+        if each.absent:
+            yield "", Text(f"not an address of this machine: {', '.join(each.absent)}", style="yellow")
+
+
+def _route_facts(found: Explanation) -> Iterator[tuple[str, output.Cell]]:
+    """What each route said; of many that did not match, the last ones."""
+    left_out = max(len(found.routes) - MAX_ROUTES, 0)
+    if left_out:
+        yield "routes", f"{left_out:,} more that do not match (--json has them all)"
+    for check in found.routes[left_out:]:
+        if check.matches:
+            yield f"route {check.rule}", f"yes, {text.clean(found.reason)}"
+        else:
+            yield f"route {check.rule}", f"no, {', '.join(check.unmatched)} (to {check.zone})"
+
+
+def _host_facts(host: HostPlan) -> Iterator[tuple[str, output.Cell]]:
+    yield "host", f"{text.clean(host.name)} port {host.port}, preference {host.preference}"
+    if host.problem:
+        yield "", Text(text.clean(host.problem), style="yellow")
+    if host.tlsa:
+        yield "", f"its certificate must match a TLSA record (DANE): {', '.join(host.tlsa)}"
+    for each in host.addresses:
+        if each.problem:
+            yield "", Text(f"{each.address}: {each.problem}", style="yellow")
+        else:
+            yield "", f"{each.address} from {each.source}"

@@ -1,0 +1,92 @@
+"""`explain` where no relay runs: the same parts, made from the configuration for this one look.
+
+Suspensions are a running scheduler's and stay unknown. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+
+from zonerelay.cli.terminal.exits import USAGE, CliError
+from zonerelay.config.options.endpoints import parse_listen
+from zonerelay.config.options.hostname import resolve_hostname
+from zonerelay.config.tables.models import Settings
+from zonerelay.control.explain.change_plans import ChangePlans
+from zonerelay.control.explain.explain import Explainer
+from zonerelay.control.explain.rewrite_plans import RewritePlans
+from zonerelay.control.explain.source_plans import SourcePlans, Untold
+from zonerelay.control.messages.answers import Explanation
+from zonerelay.control.messages.requests import Explain
+from zonerelay.delivery.auth.logins import first_for, senders_of
+from zonerelay.delivery.source.selection import SourceWays
+from zonerelay.inbound.state.rewriting import Rewriting
+from zonerelay.message.srs import Srs
+from zonerelay.model.clock import SystemClock
+from zonerelay.routing.destinations.addresses import OwnAddresses
+from zonerelay.routing.destinations.destination_table import DestinationTable
+from zonerelay.routing.destinations.mx import MxRouter
+from zonerelay.routing.dns.resolver import Resolver
+from zonerelay.routing.mta_sts.files import StsFiles, policy_directory
+from zonerelay.routing.mta_sts.policies import StsPolicies, StsUntold
+from zonerelay.routing.zones.zones import Zones
+from zonerelay.worker.outbound import build_dkim_keys, build_srs
+
+
+async def offline(settings: Settings, request: Explain) -> Explanation:
+    """Raises CliError where the configuration cannot be used, ControlError as the relay does."""
+    clock = SystemClock()
+    hostname = resolve_hostname(settings, socket.getfqdn)
+    resolver = Resolver(settings.dns, clock)
+    # What the relay keeps is read; what is fetched for this look is not kept.
+    files = StsFiles(policy_directory(settings), writable=False)
+    sts = StsPolicies(resolver, StsUntold(), clock, files=files)
+    try:
+        try:
+            explainer = _explainer(settings, resolver, sts, clock, hostname)
+        except ValueError as error:
+            raise CliError(str(error), USAGE) from error
+        return await explainer.explain(request)
+    finally:
+        await sts.close()
+        await resolver.close()
+
+
+def _explainer(
+    settings: Settings, resolver: Resolver, sts: StsPolicies, clock: SystemClock, hostname: str
+) -> Explainer:
+    """Raises ValueError."""
+    rewriting = Rewriting(settings.rewrite)
+    senders = senders_of(settings.credential)
+    router = MxRouter(
+        resolver,
+        hostname=hostname,
+        clock=clock,
+        random=random.Random(),
+        own_addresses=OwnAddresses(parse_listen(each.address) for each in settings.listener),
+        sts=sts,
+        destinations=DestinationTable(settings.destination),
+    )
+    sources = SourceWays(clock, Untold())
+    sources.configure(settings.source)
+    return Explainer(
+        Zones(settings.zone, settings.route),
+        router,
+        resolver,
+        hostname=hostname,
+        listeners=lambda: settings.listener,
+        sources=SourcePlans(sources, hostname=hostname),
+        rewrites=RewritePlans(lambda: rewriting, lambda: _srs(settings), clock),
+        credential=lambda zone, sender: first_for(sender, zone, senders),
+        changes=ChangePlans(lambda: build_dkim_keys(settings), lambda: _srs(settings), clock),
+        relay_running=False,
+    )
+
+
+def _srs(settings: Settings) -> Srs | None:
+    """Nothing where the secret is for the relay's eyes alone."""
+    try:
+        return build_srs(settings, os.environ)
+    except ValueError:
+        return None

@@ -1,0 +1,201 @@
+"""`queue list`, `queue show` and `queue trace`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from rich.table import Table
+from rich.text import Text
+
+from zonerelay.cli.arguments import DEFAULT_ROWS, filter_of
+from zonerelay.cli.relay import connect
+from zonerelay.cli.terminal import output, text
+from zonerelay.cli.terminal.exits import OK
+from zonerelay.cli.terminal.progress_bar import Patience
+from zonerelay.control.messages.answers import DeliveryRow, End, Frame, MessageDetail, TraceStep
+from zonerelay.control.messages.requests import QueueList, QueueShow, QueueTrace
+
+PAGE = 1000
+"""Rows per table: the widths of a table are those of all its rows, so they have to be held."""
+
+
+def list_deliveries(arguments: Namespace) -> int:
+    limit = arguments.limit
+    if limit is None:
+        limit = 0 if arguments.json else DEFAULT_ROWS
+    frames = connect(arguments.config).stream(QueueList(filter=filter_of(arguments), limit=limit))
+    if arguments.json:
+        return _list_json(frames)
+    return _list_tables(frames, limit)
+
+
+def _list_json(frames: Iterator[Frame]) -> int:
+    end = End()
+    with Patience("Listing the queue", enabled=not sys.stdout.isatty()) as patience:
+        for frame in frames:
+            patience.saw(frame)
+            if isinstance(frame, DeliveryRow):
+                output.print_line(frame)
+            elif isinstance(frame, End):
+                end = frame
+    return output.completeness(end)
+
+
+def _list_tables(frames: Iterator[Frame], limit: int) -> int:
+    console = output.console()
+    reader = _Rows(frames)
+    while rows := reader.page():
+        console.print(delivery_table(rows, now=time.time(), wide=console.width >= output.WIDE))
+    end = reader.end
+    chatter = output.chatter()
+    if end.count == 0:
+        chatter.print("The queue holds no such delivery.")
+    elif end.more:
+        chatter.print(f"The first {text.deliveries(limit)}; there are more (--limit 0 shows them all).")
+    elif sys.stdout.isatty():
+        chatter.print(f"{text.deliveries(end.count)}.")
+    return output.completeness(end)
+
+
+class _Rows:
+    """The rows of a list in pages, with patience while the first row of a page is awaited."""
+
+    def __init__(self, frames: Iterator[Frame]) -> None:
+        self._frames = frames
+        self.end = End()
+
+    def page(self) -> list[DeliveryRow]:
+        with Patience("Looking through the queue") as patience:
+            return list(islice(self._rows(patience), PAGE))
+
+    def _rows(self, patience: Patience) -> Iterator[DeliveryRow]:
+        for frame in self._frames:
+            patience.saw(frame)
+            if isinstance(frame, DeliveryRow):
+                yield frame
+            elif isinstance(frame, End):
+                self.end = frame
+
+
+def delivery_table(rows: Iterable[DeliveryRow], *, now: float, wide: bool) -> Table:
+    """One line per delivery. A narrow terminal shows the recipient rather than sender and zone."""
+    columns = ["id", "age", "state", "next", "zone", "from", "to", "last reply"]
+    if not wide:
+        columns = [name for name in columns if name not in ("zone", "from")]
+    cells = (_delivery_cells(row, now, columns) for row in rows)
+    return output.table(columns, cells, cut=("from", "to", "last reply"))
+
+
+def _delivery_cells(row: DeliveryRow, now: float, columns: Sequence[str]) -> list[output.Cell]:
+    tries = f" ×{row.attempts}" if row.attempts else ""
+    cells: dict[str, output.Cell] = {
+        "id": row.message_id,
+        "age": text.span(now - row.created),
+        "state": output.state(row.state + tries),
+        "next": "" if row.state in ("held", "active") else text.until(row.next_attempt, now),
+        "zone": row.zone if row.priority in ("", "normal") else f"{row.zone} {row.priority}",
+        "from": text.path(row.sender),
+        "to": text.clean(row.recipient),
+        "last reply": text.clean(row.reply) or _held_back(row, now),
+    }
+    return [cells[name] for name in columns]
+
+
+def _held_back(row: DeliveryRow, now: float) -> str:
+    """Until when its sender wants it to stay here (RFC 4865), `""` when it may leave."""
+    if row.created <= now or row.state not in ("deferred", "held"):
+        return ""
+    return f"held back by its sender until {text.when(row.created)}"
+
+
+def show(arguments: Namespace) -> int:
+    detail = connect(arguments.config).ask(QueueShow(message_id=arguments.message_id), MessageDetail)
+    if arguments.json:
+        output.print_document(detail)
+        return OK
+    now = time.time()
+    console = output.console()
+    console.print(output.facts(_message_facts(detail, now)))
+    for row in detail.deliveries:
+        console.print()
+        console.print(output.facts(_delivery_facts(row, now)))
+    return OK
+
+
+def _message_facts(detail: MessageDetail, now: float) -> Iterator[tuple[str, output.Cell]]:
+    yield "message", detail.message_id
+    yield "accepted", f"{text.when(detail.created)}, {text.span(now - detail.created)} ago"
+    yield "from", text.path(detail.sender)
+    open_count = len(detail.deliveries)
+    yield "recipients", f"{detail.recipients_accepted} accepted, {open_count} still in the queue"
+    extras = [detail.body, "SMTPUTF8" if detail.smtputf8 else ""]
+    yield "size", ", ".join([text.size(detail.size), *filter(None, extras)])
+    yield (
+        "client",
+        text.clean(" ".join(filter(None, [detail.client, f"({detail.helo})" if detail.helo else ""]))),
+    )
+    yield (
+        "received with",
+        " ".join(
+            filter(None, [detail.protocol, detail.tls, f"on {detail.listener}" if detail.listener else ""])
+        ),
+    )
+    yield "user", text.clean(detail.user)
+    yield "envelope id", text.clean(detail.envid)
+    for name, value in detail.headers:
+        if name.lower() in ("from", "to", "subject", "date", "message-id"):
+            yield name.lower(), text.clean(value)
+
+
+def _delivery_facts(row: DeliveryRow, now: float) -> Iterator[tuple[str, output.Cell]]:
+    yield "to", text.clean(row.recipient)
+    yield "state", output.state(row.state)
+    yield "release", _held_back(row, now)
+    yield "zone", row.zone
+    if row.priority not in ("", "normal"):
+        yield "priority", row.priority
+    yield "attempts", str(row.attempts)
+    if row.state in ("ready", "deferred"):
+        due = text.until(row.next_attempt, now)
+        yield "next attempt", due if due == "now" else f"{text.when(row.next_attempt)}, {due}"
+    if row.last_attempt is not None:
+        yield "last attempt", f"{text.when(row.last_attempt)}, {text.span(now - row.last_attempt)} ago"
+    yield "host", " ".join(filter(None, [row.host, f"[{row.peer}]" if row.peer else ""]))
+    yield "reply", text.clean(row.reply)
+    if row.in_doubt:
+        yield "in doubt", "the connection was lost after the whole message was sent: it may have arrived"
+
+
+def trace(arguments: Namespace) -> int:
+    steps = [
+        frame
+        for frame in connect(arguments.config).stream(QueueTrace(message_id=arguments.message_id))
+        if isinstance(frame, TraceStep)
+    ]
+    if arguments.json:
+        for step in steps:
+            output.print_line(step)
+        return OK
+    console = output.console()
+    console.print(trace_table(steps, wide=console.width >= output.WIDE))
+    return OK
+
+
+def trace_table(steps: Iterable[TraceStep], *, wide: bool) -> Table:
+    """One event after the other; the detail wraps. A narrow terminal shows whose it is in front of it."""
+    columns = ["time", "event", "recipient", "detail"]
+    if not wide:
+        columns.remove("recipient")
+    rows: list[list[output.Cell]] = []
+    for step in steps:
+        whose, detail = text.clean(step.recipient), text.clean(step.text)
+        if wide:
+            rows.append([text.when(step.at), step.event, whose, Text(detail)])
+        else:
+            told = Text(": ".join(filter(None, [whose, detail])), overflow="fold")
+            rows.append([text.when(step.at), step.event, told])
+    return output.table(columns, rows, cut=("recipient", "detail"))

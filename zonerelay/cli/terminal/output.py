@@ -1,0 +1,140 @@
+"""Where output goes: tables for people on standard output, JSON for scripts, chatter on standard error.
+
+Colour only on a terminal. A pipe gets the same tables, never cut to a width that nobody chose. The only
+module that knows rich, with `patience`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from zonerelay.cli.terminal.exits import FAILED, OK
+from zonerelay.cli.terminal.text import clean_lines
+
+if TYPE_CHECKING:
+    from zonerelay.control.messages.answers import End, Frame
+
+PIPE_WIDTH = 100_000
+WIDE = 110
+"""Columns of a terminal from which a table of deliveries shows everything."""
+
+Cell = str | Text
+
+
+def console() -> Console:
+    return _console(stderr=False)
+
+
+def chatter() -> Console:
+    return _console(stderr=True)
+
+
+class _Printable(RenderHook):
+    """A stranger's text in what is printed moves no cursor. What rich itself sends as control stays."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Cleaned(each) for each in renderables]
+
+
+class _Cleaned:
+    def __init__(self, renderable: ConsoleRenderable) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._renderable, options):
+            if segment.control or segment.text.isprintable() or segment.text == "\n":
+                yield segment
+            else:
+                yield Segment(clean_lines(segment.text), segment.style)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would exit with status 1; `main` knows the right one."""
+        raise BrokenPipeError
+
+
+def _console(*, stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    made = _Console(
+        stderr=stderr,
+        width=None if stream.isatty() else PIPE_WIDTH,
+        # Addresses and replies are strangers' text: nothing in them is markup, an emoji or a number.
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+    made.push_render_hook(_Printable())
+    return made
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, cut: Collection[str] = ()) -> Table:
+    """One line per row. On a narrow terminal the columns named in `cut` end in an ellipsis, no others:
+    an id that is cut cannot be copied into the next command.
+    """
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in columns:
+        # rich narrows columns that may wrap; the cells below then refuse to wrap.
+        made.add_column(name.upper(), no_wrap=name not in cut)
+    for row in rows:
+        made.add_row(*(_one_line(cell) for cell in row))
+    return made
+
+
+def _one_line(cell: Cell) -> Text:
+    if isinstance(cell, Text):
+        return cell
+    return Text(cell, no_wrap=True, overflow="ellipsis")
+
+
+def facts(pairs: Iterable[tuple[str, Cell]]) -> Table:
+    """Names and values, one below the other; long values wrap."""
+    made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in pairs:
+        if value:
+            made.add_row(name, value)
+    return made
+
+
+def completeness(end: End) -> int:
+    """The exit status of a list, after a word about what is not in it."""
+    for missing in end.missing:
+        chatter().print(f"Not in this answer: {missing}")
+    return FAILED if end.missing else OK
+
+
+def state(text: str) -> Text:
+    """A delivery's state in the colour that it has everywhere."""
+    word = text.split(" ", maxsplit=1)[0]
+    return Text(text, style={"deferred": "yellow", "held": "magenta", "active": "green"}.get(word, ""))
+
+
+def print_document(frame: Frame) -> None:
+    """One JSON document, indented: `jq` does not mind and people can read it."""
+    _print_json(msgspec.json.format(msgspec.json.encode(frame), indent=2))
+
+
+def print_line(row: msgspec.Struct) -> None:
+    """One JSON object on one line."""
+    _print_json(msgspec.json.encode(row))
+
+
+def _print_json(document: bytes) -> None:
+    """What is not printable is an escape (RFC 8259 7): it would move a cursor, or turn writing around."""
+    lines = document.decode().split("\n")
+    sys.stdout.write("\n".join(line if line.isprintable() else _escaped(line) for line in lines) + "\n")
+
+
+def _escaped(line: str) -> str:
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)

@@ -1,0 +1,123 @@
+"""Changing the credentials file: one user at a time, whole or not at all.
+
+The new file is written beside the old one, synced and renamed over it, so that a relay that reads at that
+moment, and one that starts after a power cut, sees the old file or the new one. Mode and owner stay;
+comments and the order of lines too. The lock is on the directory, not on the file, which is replaced:
+two commands at once wait for each other, and neither loses what the other wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from zonerelay.config.credentials.file import (
+    CredentialsError,
+    User,
+    format_line,
+    parse,
+    parse_line,
+    read_text,
+)
+
+NEW_FILE_MODE = 0o640
+
+# Takes the user there is, if any, and gives the one to keep; None removes. May raise to change nothing.
+Change = Callable[[User | None], User | None]
+
+
+def change_user(path: Path, name: str, change: Change) -> bool:
+    """Apply one change under the lock. True when the file was made anew.
+
+    Raises CredentialsError, also for a file that was bad before: nothing is built on what cannot be read.
+    """
+    path = Path(os.path.realpath(path))  # a symbolic link stays one
+    try:
+        with _locked(path.parent):
+            missing = not path.exists()
+            text = "" if missing else read_text(path)
+            before = parse(text, str(path)).get(name)
+            after = change(before)
+            if after != before:
+                _replace(path, _edited(text, name, after))
+            return missing
+    except OSError as error:
+        raise CredentialsError(f"{error.filename or path}: {error.strerror or error}") from error
+
+
+def _edited(text: str, name: str, after: User | None) -> str:
+    """The text with the user's line replaced, removed, or added at the end."""
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    kept: list[str] = []
+    written = False
+    for line in lines:
+        user = parse_line(line)
+        if user is None or user.name != name:
+            kept.append(line)
+        elif after is not None:
+            kept.append(format_line(after))
+            written = True
+    if after is not None and not written:
+        kept.append(format_line(after))
+    return "".join(f"{line}\n" for line in kept)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+        # The rename is durable before anybody is told that it is done.
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, text: str) -> None:
+    descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text.encode())
+            file.flush()
+            _dress(file.fileno(), path)
+            os.fsync(file.fileno())
+        os.replace(draft, path)  # noqa: PTH105  (a descriptor's name, not a Path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)  # noqa: PTH108
+        raise
+
+
+def _dress(descriptor: int, path: Path) -> None:
+    """Mode and owner of the old file. A new one is for its directory's group, which is often the relay's."""
+    try:
+        old = path.stat()
+    except FileNotFoundError:
+        # Without the right to give it away the file stays its maker's: the command says who can read it.
+        with contextlib.suppress(PermissionError):
+            os.fchown(descriptor, -1, path.parent.stat().st_gid)
+        os.fchmod(descriptor, NEW_FILE_MODE)
+        return
+    made = os.fstat(descriptor)
+    if (made.st_uid, made.st_gid) != (old.st_uid, old.st_gid):
+        # Before the mode, because a change of owner clears bits. Refused, it ends the command: a file that
+        # has quietly become somebody else's is one that the relay cannot read.
+        _give_back(descriptor, path, old)
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+
+
+def _give_back(descriptor: int, path: Path, old: os.stat_result) -> None:
+    try:
+        os.fchown(descriptor, old.st_uid, old.st_gid)
+    except PermissionError as error:
+        raise CredentialsError(
+            f"{path} belongs to user {old.st_uid}, group {old.st_gid}: change it as that user, or as root"
+        ) from error

@@ -1,0 +1,39 @@
+"""What of a new configuration a running relay cannot take up without a restart. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zonerelay.config.tables.models import Settings
+
+RESTART = (
+    "hostname",
+    "workers",
+    "spool",
+    "redis",
+    "postgres",
+    "s3",
+    "outbox",
+    "delivery",
+    "dns",
+    "log",
+    "admin",
+)
+"""What sockets, threads and files were opened with. Everything else changes live."""
+NEXT_START = ("spool", "admin", "log")
+"""Of these, what stays as it was although workers are replaced: the supervisor's own, and where mail is."""
+
+
+def needs_restart(old: Settings, new: Settings) -> tuple[str, ...]:
+    """Names of the top-level keys that differ and take effect at the next start only."""
+    return tuple(name for name in RESTART if getattr(old, name) != getattr(new, name))
+
+
+def kept_from(old: Settings, new: Settings) -> Settings:
+    """What a new worker of a relay that was started with the old settings runs with."""
+    return replace(new, **{name: getattr(old, name) for name in NEXT_START})
+
+
+def taken_up(old: Settings, new: Settings) -> Settings:
+    """What a relay that ran with the old settings runs with from now on."""
+    return replace(new, **{name: getattr(old, name) for name in RESTART})

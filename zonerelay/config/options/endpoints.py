@@ -1,0 +1,197 @@
+"""Network endpoints as they are written in the configuration, parsed once into small values.
+
+    listener, admin   "127.0.0.1:2525"   "[::]:25"   "unix:/run/zonerelay/smtp.sock"
+    next hop          "host" (its MX)   "[host]:587" (no MX)   "192.0.2.1:25"   "[2001:db8::1]:25"
+    name server       "192.0.2.53"   "[2001:db8::53]:5353"
+
+Parsers raise ValueError with a text that says what to write instead. Nothing here resolves a name.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from zonerelay.config.options.wording import quoted
+
+MAX_NAME = 253  # RFC 1035 2.3.4, as text without the final dot
+DNS_PORT = 53
+
+_LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)", re.ASCII)
+_HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^\[\]:]*)(?::([^:]*))?")
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """Where to listen. `path` is set for a Unix socket, and then `host` is empty and `port` 0."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @property
+    def is_unix(self) -> bool:
+        return bool(self.path)
+
+    @property
+    def is_loopback(self) -> bool:
+        """True when only this machine can connect."""
+        return self.is_unix or ipaddress.ip_address(self.host).is_loopback
+
+    @property
+    def is_wildcard(self) -> bool:
+        return not self.is_unix and ipaddress.ip_address(self.host).is_unspecified
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}" if self.is_unix else join_port(self.host, self.port)
+
+
+class NextHopKind(enum.StrEnum):
+    """How the hosts of a next hop are found: by MX lookup of a name, by address lookup, or not at all."""
+
+    MX = "mx"
+    HOST = "host"
+    ADDRESS = "address"
+
+
+@dataclass(frozen=True, slots=True)
+class NextHop:
+    """`port` is `None` when it was not written: the zone's `port` applies."""
+
+    kind: NextHopKind
+    host: str
+    port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NameServer:
+    address: str
+    port: int = DNS_PORT
+
+    def __str__(self) -> str:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return host if self.port == DNS_PORT else f"{host}:{self.port}"
+
+
+def parse_listen(text: str) -> ListenAddress:
+    if text.startswith("unix:"):
+        return _unix(text.removeprefix("unix:"))
+    host, port = _split(text)
+    address = _address(host)
+    if port is None:
+        raise ValueError(f'{quoted(text)} has no port: write it as "127.0.0.1:2525" or "[::1]:2525"')
+    if address is None:
+        raise ValueError(
+            f"{quoted(host)} is a name, not an address: a name may stand for several. "
+            'Write "127.0.0.1:2525", "[::]:25" (every address) or "unix:/run/zonerelay/smtp.sock"'
+        )
+    return ListenAddress(host=str(address), port=_port(port, least=0))
+
+
+def parse_next_hop(text: str) -> NextHop:
+    host, port = _split(text)
+    number = None if port is None else _port(port, least=1)
+    address = _address(host)
+    if address is not None:
+        return NextHop(NextHopKind.ADDRESS, str(address), number)
+    kind = NextHopKind.HOST if host.startswith("[") else NextHopKind.MX
+    name = host.strip("[]").lower()
+    if not is_domain(name.replace("_", "-x")):  # container names have underscores, and resolve
+        raise ValueError(
+            f"{quoted(text)} is not a next hop: "
+            'write "host" (delivered to its MX), "[host]:587" (no MX lookup), '
+            'or an address such as "192.0.2.1:25"'
+        )
+    return NextHop(kind, name, number)
+
+
+def split_next_hops(text: str) -> tuple[str, ...]:
+    """Several are written with commas between them, the preferred one first."""
+    return tuple(hop.strip() for hop in text.split(",")) if text else ()
+
+
+def parse_name_server(text: str) -> NameServer:
+    host, port = _split(text)
+    address = _address(host)
+    if address is None:
+        raise ValueError(
+            f"{quoted(text)} is not a name server: "
+            'write its address, as in "192.0.2.53", "127.0.0.1:5353" or "[::1]:5353"'
+        )
+    return NameServer(str(address), DNS_PORT if port is None else _port(port, least=1))
+
+
+def is_domain(text: str) -> bool:
+    """A host name in RFC 1123 letters; internationalized names are written as A-labels (xn--…)."""
+    labels = text.split(".")
+    # An all-numeric last label is a mistyped IPv4 address (RFC 1123 2.1).
+    return (
+        len(text) <= MAX_NAME
+        and not labels[-1].isdigit()
+        and all(_LABEL.fullmatch(label) for label in labels)
+    )
+
+
+def is_ehlo_name(text: str) -> bool:
+    """What may follow EHLO (RFC 5321 4.1.1.1): a domain, or an address literal in brackets."""
+    if text.startswith("["):
+        return _is_address_literal(text)
+    return is_domain(text)
+
+
+def address_literal(address: IPAddress) -> str:
+    """RFC 5321 4.1.3."""
+    return f"[{address}]" if address.version == 4 else f"[IPv6:{address}]"
+
+
+def join_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_address_literal(text: str) -> bool:
+    inside = text[1:-1]
+    address = _address(inside.removeprefix("IPv6:"))
+    return address is not None and address_literal(address).lower() == text.lower()
+
+
+def _unix(path: str) -> ListenAddress:
+    # sockaddr_un holds 108 octets with the final NUL: better refused here than by bind().
+    if not path.startswith("/") or len(path.encode()) > 107 or "\0" in path:
+        raise ValueError(
+            f"{quoted(f'unix:{path}')}: a Unix socket needs an absolute path of at most 107 octets"
+        )
+    return ListenAddress(path=path)
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    """Host (in its brackets, if it had any) and port. A bare IPv6 address is a host without a port."""
+    if _address(text) is not None:
+        return text, None
+    match = _HOST_AND_PORT.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f'{quoted(text)} is not an address and port: an IPv6 address goes in brackets, "[::1]:25"'
+        )
+    if not match[1].strip("[]"):
+        raise ValueError(f'{quoted(text)} has no host: write "[::]:25" for every address of this machine')
+    return match[1], match[2]
+
+
+def _address(host: str) -> IPAddress | None:
+    try:
+        address = ipaddress.ip_address(host[1:-1] if host.startswith("[") else host)
+    except ValueError:
+        return None
+    # The standard library lets anything follow "%", even ":25".
+    scope = getattr(address, "scope_id", None)
+    return address if scope is None or scope.isalnum() else None
+
+
+def _port(text: str, *, least: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and least <= int(text) <= 65_535):
+        raise ValueError(f"{quoted(text)} is not a port: it is a number from {least} to 65535")
+    return int(text)

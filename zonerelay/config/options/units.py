@@ -1,0 +1,110 @@
+"""Durations and sizes as people write them: "30s", "5m", "1.5h", "5d"; "64 KB", "50 MB".
+
+A bare number is refused, because nobody can tell seconds from minutes when reading it back;
+only 0 needs no unit. Sizes are powers of 1024. Every parser raises ValueError with a text that
+says what to write instead; every formatter writes what its parser reads back to the same value.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from zonerelay.config.options.wording import quoted
+
+_NUMBER_AND_UNIT = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([A-Za-z]*)", re.ASCII)
+
+_SECONDS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_OCTETS = {"TB": 1024**4, "GB": 1024**3, "MB": 1024**2, "KB": 1024, "B": 1}
+_OCTETS_BY_ANY_NAME = {
+    **{name.lower(): octets for name, octets in _OCTETS.items()},
+    **{f"{name[0].lower()}ib": octets for name, octets in _OCTETS.items() if len(name) == 2},
+}
+
+DURATION_EXAMPLE = '"30s", "5m", "2h" or "5d"'
+RATE_EXAMPLE = '"100/1m", "10/1s" or "5000/1h"'
+SIZE_EXAMPLE = '"64 KB", "50 MB" or "1 GB"'
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `count` in any `seconds`."""
+
+    count: int
+    seconds: float
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two when they come evenly."""
+        return self.seconds / self.count
+
+    def __str__(self) -> str:
+        return f"{self.count}/{format_duration(self.seconds)}"
+
+
+def parse_rate(value: object) -> Rate:
+    """`"100/1m"`, `"10/s"`. Raises ValueError."""
+    count, slash, time = str(value).replace(" ", "").partition("/")
+    if not isinstance(value, str) or not slash or not re.fullmatch(r"[1-9]\d{0,8}", count, re.ASCII):
+        raise ValueError(f"{quoted(str(value))} is not a rate: write {RATE_EXAMPLE}")
+    seconds = parse_duration(time if time[:1].isdigit() else f"1{time}")
+    if not 0.1 <= seconds <= 86_400:
+        raise ValueError(f"{quoted(value)}: the time of a rate is from 100ms to 1d, as in {RATE_EXAMPLE}")
+    return Rate(int(count), seconds)
+
+
+def parse_duration(value: str | float) -> float:
+    """Seconds. Units are ms, s, m, h and d."""
+    number, unit = _split(value, f"a duration such as {DURATION_EXAMPLE}")
+    if not unit and float(number) == 0:
+        return 0.0
+    if not unit:
+        raise ValueError(f"{_shown(value)} has no unit: write a duration such as {DURATION_EXAMPLE}")
+    if unit not in _SECONDS:
+        raise ValueError(
+            f"{quoted(unit)} is not a unit of time: use ms, s, m, h or d, as in {DURATION_EXAMPLE}"
+        )
+    return float(number) * _SECONDS[unit]
+
+
+def parse_size(value: str | float) -> int:
+    """Octets. Units are B, KB, MB, GB and TB (also KiB, MiB, …, which mean the same), in any case."""
+    number, unit = _split(value, f"a size such as {SIZE_EXAMPLE}")
+    if not unit and float(number) == 0:
+        return 0
+    if not unit:
+        raise ValueError(f"{_shown(value)} has no unit: write a size such as {SIZE_EXAMPLE}")
+    if unit.lower() not in _OCTETS_BY_ANY_NAME:
+        raise ValueError(f"{quoted(unit)} is not a unit of size: use B, KB, MB or GB, as in {SIZE_EXAMPLE}")
+    return round(float(number) * _OCTETS_BY_ANY_NAME[unit.lower()])
+
+
+def _split(value: str | float, expected: str) -> tuple[str, str]:
+    """Number and unit as text; the unit is "" when there is none."""
+    match = _NUMBER_AND_UNIT.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError(f"{_shown(value)} is not {expected}")
+    return match[1], match[2]
+
+
+def _shown(value: str | float) -> str:
+    return quoted(value) if isinstance(value, str) else str(value)
+
+
+def format_duration(seconds: float) -> str:
+    """The largest unit that gives a whole number: 90.0 is "90s", 7200.0 is "2h"."""
+    if seconds == 0:
+        return "0s"
+    for unit, length in _SECONDS.items():
+        count = round(seconds / length)
+        if count and abs(count * length - seconds) < 1e-9:
+            return f"{count}{unit}"
+    return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
+
+
+def format_size(octets: int) -> str:
+    """The largest unit that gives a whole number: 52428800 is "50 MB"."""
+    for unit, length in _OCTETS.items():
+        if octets >= length and octets % length == 0:
+            return f"{octets // length} {unit}"
+    return f"{octets} B"

@@ -1,0 +1,108 @@
+"""[srs]: what must hold between its options and the zones that use it, its secrets, and the upgrade.
+
+A file beside the spool says when a version with the present form of rewritten senders first ran here: for
+`max_age` from then on, senders in the old form may still get reports. No secret is in a text of this module,
+nor how long one is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from zonerelay.config.credentials.secrets import SecretError, read_secret
+from zonerelay.config.options.endpoints import is_domain
+from zonerelay.config.options.problems import Report
+from zonerelay.config.options.wording import quoted
+from zonerelay.config.tables.models import Settings, SrsSettings
+
+MIN_SECRET = 16
+NOTE = "srs-form"
+
+
+def check_srs(settings: Settings, report: Report) -> None:
+    srs = settings.srs
+    if not report.sound("srs"):
+        return
+    if srs.domain:
+        if not is_domain(srs.domain):
+            text = f'{quoted(srs.domain)} is no name of a domain: write "srs.example.com"'
+            report.refuse(("srs", "domain"), text)
+        if not srs.secret:
+            report.refuse(("srs", "secret"), 'is missing: say where it is, as in "/etc/zonerelay/srs.secret"')
+    elif srs.secret:
+        text = "is missing: rewritten senders need a domain whose mail comes to this relay"
+        report.refuse(("srs", "domain"), text)
+    for at, domain in enumerate(srs.local_domains):
+        if domain == "*":
+            text = '"*" is every sender: leave srs = true out of the zones instead'
+            report.refuse(("srs", "local_domains", at), text)
+    if not srs.domain:
+        _check_zones(settings, report)
+
+
+def srs_secrets(srs: SrsSettings, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The one that signs, then the former ones. Raises ValueError with the option's path."""
+    places = [("srs.secret", srs.secret)]
+    places += [(f"srs.old_secrets[{at}]", place) for at, place in enumerate(srs.old_secrets)]
+    return tuple(_read(path, place, environment) for path, place in places)
+
+
+def note_upgrade(spool: Path, now: float) -> None:
+    """Before anything else is written beside the spool, or a first start would look like an upgrade: 0 stands
+    for a machine that has no senders in the old form. Raises OSError.
+    """
+    note = spool.with_name(NOTE)
+    if note.exists():
+        return
+    ran_before = spool.with_name("redact.key").exists() or (spool.is_dir() and any(spool.iterdir()))
+    new = spool.with_name(f"{NOTE}.{os.getpid()}")
+    try:
+        new.write_text(f"{now if ran_before else 0:.0f}\n")
+        with contextlib.suppress(FileExistsError):  # another process was first
+            os.link(new, note)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def upgraded_at(spool: Path) -> float:
+    """Unix time; 0.0 for never, and where the file says nothing."""
+    try:
+        return float(spool.with_name(NOTE).read_text())
+    except (OSError, ValueError):
+        return 0.0
+
+
+def try_srs(srs: SrsSettings, environment: Mapping[str, str], report: Report) -> None:
+    """What a start would find out: are the secrets there, and long enough."""
+    if srs.domain:
+        _try(("srs", "secret"), srs.secret, environment, report)
+        for at, place in enumerate(srs.old_secrets):
+            _try(("srs", "old_secrets", at), place, environment, report)
+
+
+def _check_zones(settings: Settings, report: Report) -> None:
+    for at, zone in enumerate(settings.zone):
+        if zone.srs:
+            text = "needs [srs] with a domain and a secret"
+            report.refuse(("zone", at, "srs"), text)
+
+
+def _try(path: tuple[str | int, ...], place: str, environment: Mapping[str, str], report: Report) -> None:
+    try:
+        _read("", place, environment)
+    except ValueError as error:
+        report.refuse(path, str(error))
+
+
+def _read(path: str, place: str, environment: Mapping[str, str]) -> str:
+    prefix = f"{path}: " if path else ""
+    try:
+        secret = read_secret(place, environment)
+    except SecretError as error:
+        raise ValueError(f"{prefix}{error}") from error
+    if len(secret) < MIN_SECRET:
+        raise ValueError(f"{prefix}{place} holds fewer than {MIN_SECRET} characters")
+    return secret

@@ -1,0 +1,272 @@
+"""What travels between `zonerelay queue …` and a running relay: one JSON object per line.
+
+A client sends one request and reads frames until `End` or `Failure`; the connection is then done.
+A stream that stops without either was cut, and the client says so. Lists travel one frame per
+delivery, so neither side ever holds a whole queue. Times are Unix seconds, ages are seconds.
+
+Requests are in `requests.py`; here are the frames of answers, and how both are written and read. The frames
+are also what `--json` prints, so their field names are an outside contract: fields may be added, never
+renamed or given another meaning without a new `VERSION`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from zonerelay.control.messages.part_messages import Families, Reasons
+from zonerelay.control.messages.plans import (
+    ChangePlan,
+    HostPlan,
+    RewritePlan,
+    RouteCheck,
+    SourcePlan,
+    StsPlan,
+    TlsPlan,
+)
+from zonerelay.control.messages.requests import VERSION, Request
+from zonerelay.control.messages.standings import DestinationStatus, SourcePenalty, WorkerStatus, ZoneStatus
+
+MAX_FRAME = 16 * 1024 * 1024
+"""One frame holds at most one message with all its recipients; this is far above any of them."""
+
+
+class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """A line of an answer. Unknown fields are ignored, so that an older command reads a newer relay."""
+
+
+class Pong(_Frame, frozen=True, kw_only=True, tag="pong"):
+    software: str
+    pid: int
+
+
+class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
+    """One recipient of one message. `next_attempt` is 0 when it is due now; `sender` is "" for `<>`.
+
+    `created` is what ages count from; in the future, it is the release that the sender asked for.
+    """
+
+    message_id: str
+    zone: str
+    sender: str | None
+    recipient: str
+    domain: str
+    state: str
+    created: float
+    attempts: int
+    next_attempt: float
+    size: int | None = None
+    reply: str = ""
+    host: str = ""
+    peer: str = ""
+    last_attempt: float | None = None
+    in_doubt: bool = False
+    priority: str = ""
+
+
+class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
+    """Everything the relay knows about a stored message but its body."""
+
+    message_id: str
+    created: float
+    sender: str
+    size: int
+    chunks: int
+    body: str
+    smtputf8: bool
+    envid: str
+    client: str
+    helo: str
+    protocol: str
+    listener: str
+    user: str
+    tls: str
+    recipients_accepted: int
+    headers: tuple[tuple[str, str], ...]
+    deliveries: tuple[DeliveryRow, ...]
+
+
+class TraceStep(_Frame, frozen=True, kw_only=True, tag="step"):
+    """One thing that happened, or is going to: `at` is Unix seconds; `recipient` "" concerns them all."""
+
+    at: float
+    event: str
+    recipient: str = ""
+    text: str = ""
+
+
+class Progress(_Frame, frozen=True, kw_only=True, tag="progress"):
+    """Still working. `total` is what the queue held at the start, 0 when that is not known."""
+
+    done: int
+    total: int = 0
+
+
+class Count(_Frame, frozen=True, kw_only=True, tag="count"):
+    matched: int
+
+
+class Changed(_Frame, frozen=True, kw_only=True, tag="changed"):
+    """`busy` deliveries are on their way at this moment, so they were left alone."""
+
+    action: str
+    matched: int
+    changed: int
+    busy: int
+
+
+class Acknowledged(_Frame, frozen=True, kw_only=True, tag="acknowledged"):
+    """The loss of a spool is told no more."""
+
+    loss: str
+
+
+class Address(_Frame, frozen=True, kw_only=True, tag="address"):
+    """An address behind a pseudonym. `role` is `sender` or `recipient`."""
+
+    address: str
+    role: str
+    message_id: str
+
+
+class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
+    software: str
+    pid: int
+    hostname: str
+    backend: str
+    uptime: float
+    state: str
+    listeners: tuple[str, ...]
+    inbound_connections: int
+    zones: tuple[ZoneStatus, ...]
+    destinations: tuple[DestinationStatus, ...]
+    destinations_total: int
+    problems: tuple[str, ...] = ()
+    source_penalties: tuple[SourcePenalty, ...] = ()
+    limits: str = ""
+    workers: tuple[WorkerStatus, ...] = ()
+    counted: bool = True
+    """False: what was found at the start is still being counted, and the figures of `zones` are too low."""
+    guard: str = ""
+    """Below how much free space new mail is refused, where the configuration says less."""
+
+
+class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
+    """Where mail would go and under which policy. With `unroutable` it would get that reply instead, and
+    `verdict` says whether that defers or bounces it. `relay_running` false: read from the configuration.
+    `routes` are those that were asked, up to the one that matches. `sources` are the zone's, if it has any;
+    `ehlo_name` is theirs, several with commas between where that depends on the message. `credential` is the
+    one that the zone logs in with, if it does, in words.
+    `tls`, `limits` and `rates` are those in force, `destination` is the [[destination]] that was met.
+    `address` and `sender` are as asked about; with `rewritten`, all else is about what they become.
+    `changes` are the zone's, if it changes anything.
+    """
+
+    address: str
+    sender: str
+    domain: str
+    zone: str
+    rule: int
+    reason: str
+    next_hop: str
+    route: str
+    hosts: tuple[HostPlan, ...]
+    unroutable: str
+    verdict: str
+    tls: str
+    ehlo_name: str
+    limits: dict[str, int]
+    suspended_until: float | None = None
+    suspended_reply: str = ""
+    relay_running: bool = True
+    routes: tuple[RouteCheck, ...] = ()
+    sources: tuple[SourcePlan, ...] = ()
+    credential: str = ""
+    destination: str = ""
+    tls_demand: TlsPlan | None = None
+    mta_sts: StsPlan | None = None
+    rates: dict[str, str] = {}
+    rewritten: tuple[RewritePlan, ...] = ()
+    changes: ChangePlan | None = None
+    priority: str = ""
+
+
+class End(_Frame, frozen=True, kw_only=True, tag="end"):
+    """The answer is complete. `more` is true when a limit cut a list short. `missing` names, in words, the
+    workers that did not answer, and spools that are damaged: what they have is not in it.
+    """
+
+    count: int = 0
+    more: bool = False
+    missing: tuple[str, ...] = ()
+
+
+class Failure(_Frame, frozen=True, kw_only=True, tag="failure"):
+    """It did not work; `text` is for a person. `not_found` sets apart what does not exist (any more)."""
+
+    text: str
+    not_found: bool = False
+
+
+Frame = (
+    Pong
+    | DeliveryRow
+    | MessageDetail
+    | TraceStep
+    | Progress
+    | Count
+    | Changed
+    | Acknowledged
+    | Address
+    | RelayStatus
+    | Explanation
+    | Families
+    | Reasons
+    | End
+    | Failure
+)
+
+
+# --- lines ------------------------------------------------------------------------------------------
+
+
+class RequestError(Exception):
+    """The request cannot be read; the text goes back to whoever sent it."""
+
+
+class _Preamble(msgspec.Struct):
+    version: int = 0
+
+
+_preamble = msgspec.json.Decoder(_Preamble)
+_request = msgspec.json.Decoder(Request)
+_frame = msgspec.json.Decoder(Frame)
+_encoder = msgspec.json.Encoder()
+
+
+def encode(value: Request | Frame) -> bytes:
+    return _encoder.encode(value) + b"\n"
+
+
+def decode_request(line: bytes) -> Request:
+    """Raises RequestError, in words that fit a terminal."""
+    try:
+        # The version first: a newer request may hold fields that this relay would call wrong.
+        version = _preamble.decode(line).version
+        if version != VERSION:
+            raise RequestError(
+                f"this relay speaks control version {VERSION}, the command version {version}: "
+                "use the zonerelay command that the relay was started with"
+            )
+        request: Request = _request.decode(line)
+    except msgspec.DecodeError as error:
+        raise RequestError(f"not a request: {error}") from error
+    return request
+
+
+def decode_frame(line: bytes) -> Frame:
+    """Raises RequestError when the line is no frame of this version."""
+    try:
+        frame: Frame = _frame.decode(line)
+    except msgspec.DecodeError as error:
+        raise RequestError(f"not an answer that this command understands: {error}") from error
+    return frame

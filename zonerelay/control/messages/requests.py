@@ -1,0 +1,130 @@
+"""What `zonerelay queue …` and its like ask of a running relay; what comes back is in `messages.py`.
+
+A request of another `VERSION`, and one with a field that the relay does not know, is refused: half
+understood it might change the wrong deliveries.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from zonerelay.control.messages.part_messages import PartMetrics, PartReadiness
+
+VERSION = 1
+MAX_REQUEST = 64 * 1024
+
+ChangeVerb = Literal["retry", "hold", "release", "bounce", "drop"]
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Which deliveries. Everything given must match; `*` in the text fields matches any text."""
+
+    sender: str | None = None
+    recipient: str | None = None
+    domain: str | None = None
+    zone: str | None = None
+    priority: str | None = None
+    state: str | None = None
+    min_age: float | None = None
+    max_age: float | None = None
+    reply_text: str | None = None
+    message_id: str | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        return self == Filter()
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="verb", forbid_unknown_fields=True):
+    version: int = VERSION
+
+
+class Ping(_Request, frozen=True, kw_only=True, tag="ping"):
+    """Is anybody there?"""
+
+
+class Status(_Request, frozen=True, kw_only=True, tag="status"):
+    """Queue depths, zones and destinations."""
+
+
+class QueueList(_Request, frozen=True, kw_only=True, tag="queue-list"):
+    """Stream matching deliveries, oldest message first; `limit` 0 means all."""
+
+    filter: Filter = Filter()
+    limit: int = 0
+
+
+class QueueCount(_Request, frozen=True, kw_only=True, tag="queue-count"):
+    """How many deliveries match, with the first `sample` of them: the preview of a bulk verb."""
+
+    filter: Filter = Filter()
+    sample: int = 5
+
+
+class QueueShow(_Request, frozen=True, kw_only=True, tag="queue-show"):
+    """One message with its open deliveries."""
+
+    message_id: str
+
+
+class QueueTrace(_Request, frozen=True, kw_only=True, tag="queue-trace"):
+    """What happened to one message so far, in order."""
+
+    message_id: str
+
+
+class QueueChange(_Request, frozen=True, kw_only=True, tag="queue-change"):
+    """Do `action` to every match. An empty filter needs `everything`, so that no slip empties a queue."""
+
+    action: ChangeVerb
+    filter: Filter = Filter()
+    reason: str = ""
+    everything: bool = False
+
+
+class Explain(_Request, frozen=True, kw_only=True, tag="explain"):
+    """Where mail for an address would go. Nothing is sent. What is not given is unknown, as `size` `None` is.
+
+    `listener` is an address of the configuration, `headers` are names and values. `priority` empty: the
+    listener's.
+    """
+
+    address: str
+    sender: str = ""
+    user: str = ""
+    listener: str = ""
+    client: str = ""
+    certificate: str = ""
+    priority: str = ""
+    size: int | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class SpoolAcknowledge(_Request, frozen=True, kw_only=True, tag="spool-acknowledge"):
+    """The operator has dealt with a loss of the spool: it is no problem any more."""
+
+    loss: str
+
+
+class Resolve(_Request, frozen=True, kw_only=True, tag="resolve"):
+    """Which addresses in the queue a pseudonym from the log stands for."""
+
+    pseudonym: str
+
+
+Request = (
+    Ping
+    | Status
+    | QueueList
+    | QueueCount
+    | QueueShow
+    | QueueTrace
+    | QueueChange
+    | Explain
+    | Resolve
+    | SpoolAcknowledge
+    | PartMetrics
+    | PartReadiness
+)

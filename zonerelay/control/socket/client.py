@@ -1,0 +1,93 @@
+"""The command line's end of the control socket: synchronous, one request per connection.
+
+Raises ControlError, whose text can be printed as it is. While the relay works on an answer it sends a
+progress frame every few moments, so a relay that is silent for `timeout` seconds is in trouble.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from zonerelay.control.messages import answers as messages
+from zonerelay.control.messages.answers import End, Failure, Frame
+from zonerelay.control.messages.requests import Request
+from zonerelay.control.socket.errors import ControlError, NotFoundError, NotRunningError
+
+TIMEOUT = 60.0
+
+F = TypeVar("F", bound=Frame)
+
+
+class ControlClient:
+    def __init__(self, path: Path, *, timeout: float = TIMEOUT) -> None:
+        self._path = path
+        self._timeout = timeout
+
+    def stream(self, request: Request) -> Iterator[Frame]:
+        """Every frame of the answer as it comes, `End` last."""
+        try:
+            octets = messages.encode(request)
+        except UnicodeEncodeError as error:  # what the shell passed on is no text
+            raise ControlError("what you ask about is not UTF-8") from error
+        with self._connect() as connection:
+            try:
+                connection.sendall(octets)
+                yield from self._frames(connection)
+            except TimeoutError as error:
+                raise ControlError(
+                    f"the relay at {self._path} has been silent for {self._timeout:.0f} seconds: "
+                    "see its log, or restart it"
+                ) from error
+            except OSError as error:
+                raise ControlError(f"the connection to the relay broke: {error.strerror or error}") from error
+
+    def ask(self, request: Request, answer: type[F]) -> F:
+        """The one frame that answers a simple question."""
+        found: F | None = None
+        for frame in self.stream(request):
+            if isinstance(frame, answer):
+                found = frame
+        if found is None:
+            raise ControlError(f"the relay's answer holds no {answer.__name__}: is it another version?")
+        return found
+
+    def _frames(self, connection: socket.socket) -> Iterator[Frame]:
+        with connection.makefile("rb") as lines:
+            while line := lines.readline(messages.MAX_FRAME):
+                try:
+                    frame = messages.decode_frame(line)
+                except messages.RequestError as error:
+                    raise ControlError(str(error)) from error
+                if isinstance(frame, Failure):
+                    raise (NotFoundError if frame.not_found else ControlError)(frame.text)
+                yield frame
+                if isinstance(frame, End):
+                    return
+        raise ControlError("the relay ended the connection before its answer was complete: did it stop?")
+
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(self._timeout)
+        try:
+            connection.connect(str(self._path))
+        except OSError as error:
+            connection.close()
+            raise self._explained(error) from error
+        return connection
+
+    def _explained(self, error: OSError) -> ControlError:
+        match error:
+            case FileNotFoundError() | ConnectionRefusedError():
+                return NotRunningError(
+                    f"no relay answers at {self._path}: is `zonerelay serve` running with this config?"
+                )
+            case PermissionError():
+                return ControlError(
+                    f"no permission to use {self._path}: run this as root or as the relay's own user"
+                )
+            case TimeoutError():
+                return ControlError(f"the relay at {self._path} does not take connections: see its log")
+        return ControlError(f"cannot reach the relay at {self._path}: {error.strerror or error}")

@@ -1,0 +1,196 @@
+"""Access tokens for XOAUTH2: fetched with a refresh token or the application's own secret, and kept a while.
+
+For one credential, one request at a time; who needs the token waits for the same one. A token is used until
+shortly before it ends, and replaced ahead of that in the background, so that no mail waits for it. After a
+failure the server is left alone for a while, longer each time; what it said last holds until then.
+
+Raises TokenError (`refused`: see `oauth_grants.py`) and SecretError. A token is in no text, log or repr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from zonerelay.config.credentials.secrets import SecretError
+from zonerelay.config.tables.models import CredentialSettings
+from zonerelay.delivery.auth.oauth_grants import MAX_ANSWER, Grant, TokenError, read_answer, request_form
+from zonerelay.delivery.auth.secret_files import Secrets
+from zonerelay.delivery.auth.token_files import KeptTokens
+from zonerelay.model.clock import Clock
+from zonerelay.process.webclient import WebError, request
+
+TIMEOUT = 30.0
+
+SPARE = 30.0
+"""Seconds before its end from which a token is not used any more: clocks differ, and log-ins take a while."""
+
+AHEAD = 0.8
+"""The part of its life after which a token is replaced in the background."""
+
+FIRST_PAUSE = 5.0
+LONGEST_PAUSE = 300.0
+
+
+class Answer(Protocol):
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def body(self) -> bytes: ...
+
+
+Post = Callable[[str, Mapping[str, str]], Awaitable[Answer]]
+"""POST of a form. Raises WebError."""
+
+
+async def post(url: str, form: Mapping[str, str]) -> Answer:
+    return await request("POST", url, form=form, timeout=TIMEOUT, max_size=MAX_ANSWER)
+
+
+class TokenSource:
+    """Of one credential. `warn` is told what goes wrong in the background."""
+
+    def __init__(
+        self,
+        settings: CredentialSettings,
+        *,
+        secrets: Secrets,
+        kept: KeptTokens,
+        clock: Clock,
+        warn: Callable[[str], None],
+        post: Post = post,
+    ) -> None:
+        self._settings = settings
+        self._secrets = secrets
+        self._kept = kept
+        self._clock = clock
+        self._warn = warn
+        self._post = post
+        self._token = ""
+        self._good_until = 0.0
+        self._renew_at = 0.0
+        self._unkept: tuple[str, str] | None = None
+        self._fetching: asyncio.Task[str] | None = None
+        self._failures = 0
+        self._pause_until = 0.0
+        self._trouble: TokenError | SecretError | None = None
+        self._failed_with: tuple[str, str] | None = None
+
+    async def material(self) -> tuple[str, str]:
+        """Client secret and refresh token as they are now. Raises SecretError."""
+        settings = self._settings
+        secret = await self._secrets.get(settings.client_secret) if settings.client_secret else ""
+        if not settings.refresh_token:
+            return secret, ""
+        original = await self._secrets.get(settings.refresh_token)
+        if self._unkept is not None and self._unkept[0] == original:
+            return secret, self._unkept[1]
+        return secret, await asyncio.to_thread(self._kept.current, settings.name, original)
+
+    async def token(self) -> tuple[str, bool]:
+        """The token, and whether it was fetched just now. Raises TokenError and SecretError."""
+        now = self._clock.monotonic()
+        if self._token and now < self._good_until:
+            if now >= self._renew_at and self._fetching is None and now >= self._pause_until:
+                self._begin().add_done_callback(self._renewed)
+            return self._token, False
+        return await self._fresh(), True
+
+    async def another_than(self, refused: str) -> str:
+        """Somebody did not take that one any more. Raises as `token`."""
+        if self._token != refused and self._clock.monotonic() < self._good_until:
+            return self._token
+        return await self._fresh()
+
+    async def _fresh(self) -> str:
+        if self._fetching is None:
+            if self._trouble is not None and self._clock.monotonic() < self._pause_until:
+                await self._raise_unless_corrected(self._trouble)
+            if self._fetching is None:
+                self._begin()
+        assert self._fetching is not None
+        # Who waits may be cancelled; the others, and the token that comes, may not.
+        return await asyncio.shield(self._fetching)
+
+    async def _raise_unless_corrected(self, trouble: TokenError | SecretError) -> None:
+        """What was said about other secrets than those of now says nothing."""
+        if self._failed_with is None or await self.material() == self._failed_with:
+            raise trouble
+
+    def retry_now(self) -> None:
+        """An operator wants it: ask the server again without waiting."""
+        self._pause_until = 0.0
+
+    def forget(self) -> None:
+        """A smarthost does not take the present token, and maybe never will."""
+        self._good_until = 0.0
+
+    async def close(self) -> None:
+        task = self._fetching
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    def _begin(self) -> asyncio.Task[str]:
+        task = self._fetching = asyncio.get_running_loop().create_task(self._fetch())
+        task.add_done_callback(self._fetched)
+        return task
+
+    def _fetched(self, task: asyncio.Task[str]) -> None:
+        self._fetching = None
+        if not task.cancelled():
+            task.exception()  # whoever waits has it; if all were cancelled, nobody has to
+
+    def _renewed(self, task: asyncio.Task[str]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._warn(str(error))
+
+    async def _fetch(self) -> str:
+        try:
+            grant = await self._ask()
+        except (TokenError, SecretError) as error:
+            self._failures += 1
+            pause = min(FIRST_PAUSE * 2.0 ** min(self._failures - 1, 30), LONGEST_PAUSE)
+            self._pause_until = self._clock.monotonic() + pause
+            self._trouble = error
+            raise
+        self._failures, self._trouble = 0, None
+        now = self._clock.monotonic()
+        self._token = grant.access_token
+        self._good_until = now + max(grant.life - SPARE, grant.life / 2)
+        self._renew_at = now + grant.life * AHEAD
+        return grant.access_token
+
+    async def _ask(self) -> Grant:
+        settings = self._settings
+        self._failed_with = None
+        client_secret, refresh_token = self._failed_with = await self.material()
+        form = request_form(settings, client_secret=client_secret, refresh_token=refresh_token)
+        host = urlsplit(settings.token_url).hostname or ""
+        try:
+            answer = await self._post(settings.token_url, form)
+            grant = read_answer(answer.status, answer.body, secrets=(client_secret, refresh_token))
+        except WebError as error:
+            raise TokenError(f"no token from {host}: {error}") from error
+        except TokenError as error:
+            raise TokenError(f"no token from {host}: {error}", refused=error.refused) from None
+        if grant.refresh_token and grant.refresh_token != refresh_token:
+            await self._keep(grant.refresh_token)
+        return grant
+
+    async def _keep(self, token: str) -> None:
+        """Before the access token is used, so that a crash cannot lose it."""
+        settings = self._settings
+        try:
+            original = await self._secrets.get(settings.refresh_token)
+            self._unkept = (original, token)
+            await asyncio.to_thread(
+                self._kept.replace, settings.name, settings.refresh_token, original, token
+            )
+        except SecretError as error:
+            self._warn(str(error))  # it serves until the next start, and the operator knows
+        else:
+            self._unkept = None

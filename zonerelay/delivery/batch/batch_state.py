@@ -1,0 +1,175 @@
+"""One batch on its way: its progress, its body, and the transaction that fits the next peer.
+
+Here it is decided who is asked at a peer: who is still open, whom the peer's extensions can serve, and how
+many its limits allow. A message is never converted for a peer that lacks what it needs: that would break its
+signatures (RFC 6152 3, RFC 6531 3.6 leave it to the relay).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.delivery.batch.chunking import chunked
+from zonerelay.delivery.batch.missing_auth import spared
+from zonerelay.delivery.batch.peer_limits import within_limits
+from zonerelay.delivery.batch.progress import NO_8BITMIME, NO_SMTPUTF8, Progress
+from zonerelay.delivery.batch.transaction_io import Body, ReadBody
+from zonerelay.delivery.connection.session import Session
+from zonerelay.delivery.peer.connection_key import Terms
+from zonerelay.delivery.rewrite.rendering import Rendered
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message
+from zonerelay.routing.destinations.nexthop import Route
+from zonerelay.smtp.client.extensions import NO_LIMITS
+from zonerelay.smtp.client.transaction import Transaction, needs_smtputf8, too_large
+
+
+class Turn(Protocol):
+    """Of a rate: one is taken before each transaction."""
+
+    async def take(self) -> bool:
+        """Wait for it; false when it would be too long."""
+
+
+class NoTurnError(Exception):
+    """No further transaction may begin soon."""
+
+
+class Batch(Protocol):
+    """Deliveries of one message to one route, as the scheduler puts them together."""
+
+    @property
+    def zone(self) -> ZoneSettings: ...
+
+    @property
+    def route(self) -> Route: ...
+
+    @property
+    def message(self) -> Message: ...
+
+    @property
+    def deliveries(self) -> tuple[Delivery, ...]: ...
+
+    @property
+    def turn(self) -> Turn | None: ...
+
+    @property
+    def more(self) -> bool: ...
+
+    rcptdomainmax: int | None
+    """Set to what the latest peer announces."""
+
+
+class Errand:
+    """`message` is what is sent: the batch's own, or what the zone makes of it.
+
+    `source_unfit`: its source has no address here, or none in common with the hosts. `family_missed`: that
+    is so with one host at least. `unfit`: the sources that were given up for it. `address_blamed`: somebody
+    has refused the source's address for what it is.
+    """
+
+    __slots__ = (
+        "_asking",
+        "_read_body",
+        "address_blamed",
+        "batch",
+        "body",
+        "family_missed",
+        "lacking",
+        "left_out",
+        "message",
+        "progress",
+        "source_unfit",
+        "terms",
+        "unfit",
+    )
+
+    def __init__(self, terms: Terms, batch: Batch, read_body: ReadBody) -> None:
+        self.batch = batch
+        self.message = batch.message
+        self.terms = terms
+        self.progress = Progress(batch.deliveries)
+        self.body = Body(read_body, batch.message)
+        self._read_body = read_body
+        self._asking: list[int] = []
+        self.unfit: set[str] = set()
+        self.source_unfit = False
+        self.family_missed = False
+        self.address_blamed = False
+        self.left_out = False
+        """True when the peer's limits kept somebody out of the latest transaction."""
+        self.lacking = False
+        """Set when a peer lacks an extension that somebody needs."""
+
+    def send(self, rendered: Rendered) -> None:
+        """This instead of the stored message; before anything is sent."""
+        self.message, self._read_body = rendered.message, rendered.read_body
+        self.body = Body(self._read_body, self.message)
+
+    def transaction(self, session: Session) -> Transaction | None:
+        """For those who are open and whom this peer can serve; `None` when there are none."""
+        asking = self._servable(session)
+        self.left_out = False
+        if session.capabilities.limits is not NO_LIMITS or not self.batch.zone.mixes_domains:
+            asking = self._within_limits(asking, session)
+        self._asking = asking
+        if not asking:
+            return None
+        deliveries: Sequence[Delivery] = self.batch.deliveries
+        if len(asking) < len(deliveries):
+            deliveries = [deliveries[index] for index in asking]
+        if session.chunking:
+            transaction = chunked(session, self.message, deliveries, self.body)
+            if transaction is not None:
+                return transaction
+        return Transaction(self.message, deliveries, session.capabilities, session.peer)
+
+    async def reopen_body(self) -> None:
+        await self.body.close()
+        self.body = Body(self._read_body, self.message)
+        await self.body.open()
+
+    def record(self, transaction: Transaction, session: Session) -> None:
+        if not transaction.delivered and self.batch.zone.next_hop:
+            transaction.outcomes = spared(transaction.outcomes, self.batch.zone.name)
+        self.progress.record(self._asking, transaction, session.peer)
+
+    def _servable(self, session: Session) -> list[int]:
+        message, progress, capabilities = self.message, self.progress, session.capabilities
+        refusal = too_large(message, capabilities)
+        if refusal is not None:
+            progress.refuse_open(refusal, session.peer)
+            return progress.open
+        servable = progress.open
+        if not capabilities.smtputf8 and not self._is_ascii():
+            servable = self._without_smtputf8(session)
+        if message.eight_bit and not capabilities.eight_bit_mime:
+            progress.unsupported(servable, NO_8BITMIME, session.peer)
+            self.lacking = True
+            return []
+        return servable
+
+    def _without_smtputf8(self, session: Session) -> list[int]:
+        wanted, needy = self.progress.open, self.progress.open
+        if not needs_smtputf8(self.message):
+            needy = [index for index in wanted if not self.batch.deliveries[index].recipient.isascii()]
+        self.progress.unsupported(needy, NO_SMTPUTF8, session.peer)
+        self.lacking = self.lacking or bool(needy)
+        return [index for index in wanted if index not in needy] if needy else wanted
+
+    def _within_limits(self, servable: list[int], session: Session) -> list[int]:
+        self.batch.rcptdomainmax = session.capabilities.limits.rcptdomainmax
+        asking = within_limits(session, self.batch.zone, self.batch.deliveries, servable)
+        self.left_out = len(asking) < len(servable)
+        if self.left_out:
+            self.progress.left_out([index for index in servable if index not in asking], session.peer)
+        return asking
+
+    def _is_ascii(self) -> bool:
+        for delivery in self.batch.deliveries:
+            if not delivery.recipient.isascii():
+                return False
+        envelope = self.message.envelope
+        return envelope.sender.isascii() and not envelope.smtputf8

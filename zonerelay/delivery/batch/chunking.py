@@ -1,0 +1,95 @@
+"""When BDAT is used (RFC 3030), and the memory of hosts that offer it and do not know it.
+
+What a session may do is decided once for each connection: mail to peers without CHUNKING pays nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from zonerelay.config.tables.models import InDoubt
+from zonerelay.delivery.batch.transaction_io import Body
+from zonerelay.delivery.connection.session import Session
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message
+from zonerelay.smtp.client.chunk_lines import as_chunk
+from zonerelay.smtp.client.chunked import ChunkedTransaction, can_be_chunked
+from zonerelay.smtp.client.transaction import Transaction
+
+MAX_REMEMBERED = 10_000
+REMEMBER_FOR = 24 * 3600.0
+
+LATELY = 1.0
+"""A connection that was idle for longer may be closed by now: nothing that cannot be repeated is risked."""
+
+
+class Chunking:
+    """One per worker."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._unknown_until: OrderedDict[str, float] = OrderedDict()
+
+    def allow(self, session: Session) -> None:
+        """A session was opened: settle whether BDAT is used on it."""
+        session.chunking = (
+            session.terms.zone.chunking
+            and session.capabilities.chunking
+            and not self._is_unknown_at(session.peer.address)
+        )
+
+    def learn(self, session: Session, transaction: Transaction) -> None:
+        """A transaction on a session with `chunking` is over."""
+        if not isinstance(transaction, ChunkedTransaction):
+            return
+        if transaction.unknown:
+            session.chunking = False
+            self._remember(session.peer.address)
+        elif transaction.bdat_taken:
+            session.bdat_taken = True
+
+    def _is_unknown_at(self, address: str) -> bool:
+        until = self._unknown_until.get(address)
+        if until is None:
+            return False
+        if until > self._clock.monotonic():
+            return True
+        del self._unknown_until[address]
+        return False
+
+    def _remember(self, address: str) -> None:
+        self._unknown_until[address] = self._clock.monotonic() + REMEMBER_FOR
+        self._unknown_until.move_to_end(address)
+        if len(self._unknown_until) > MAX_REMEMBERED:
+            self._unknown_until.popitem(last=False)
+
+
+def chunked(
+    session: Session, message: Message, deliveries: Sequence[Delivery], body: Body
+) -> Transaction | None:
+    """The transaction with BDAT; `None` for a body that can only be sent with DATA.
+
+    Everything goes at once when it is one piece, the connection has shown that it takes BDAT and is warm,
+    and the zone does not mind that more is in doubt then (chunked.py).
+    """
+    head = body.head
+    if not can_be_chunked(head):
+        return None
+    at_once = (
+        body.whole
+        and session.bdat_taken
+        and session.terms.zone.in_doubt is InDoubt.RETRY
+        and (not session.idle_until or _is_warm(session))
+    )
+    content = as_chunk(head, plain=body.plain_lines) if at_once else head[:1]
+    return ChunkedTransaction(
+        message, deliveries, session.capabilities, session.peer, content=content, at_once=at_once
+    )
+
+
+def _is_warm(session: Session) -> bool:
+    idle_since = session.idle_until - session.terms.zone.connection_idle_timeout
+    return asyncio.get_running_loop().time() < idle_since + LATELY

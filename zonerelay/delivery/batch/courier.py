@@ -1,0 +1,399 @@
+"""Carries batches to hosts: the next hop's order of events, from an idle connection to the last MX host.
+
+For one batch: read the first piece of the body, use an idle connection if there is one, otherwise
+open connections to the route's hosts in the order of preference (equal ones shuffled, RFC 5321 5.1) until
+every recipient has an answer or `max_hosts_per_attempt` addresses have been tried.
+
+Policies:
+
+- An idle connection that turns out to be closed before it answered MAIL costs nothing: the
+  transaction runs again on a fresh one.
+- Before MAIL is answered, whatever fails concerns the host: the next one is tried. Afterwards a failure
+  is a deferral, because a second host would be asked to take what the first may have taken.
+- All failures of hosts are deferrals, also a 5yz greeting and addresses that are not allowed. Bounced is
+  only what a peer refuses with 5yz, and what it announced it would: a message beyond its SIZE (5.3.4), and
+  where no host of the route has the extension (each has been asked), 8-bit content without 8BITMIME (5.6.3),
+  addresses and header fields in UTF-8 without SMTPUTF8 (5.6.7).
+- In a zone with sources the batch has one, and what it says about our address is remembered against it
+  (`source_ways.py`). A refusal of our address bounces nothing, and suspends nobody, while another source is
+  left: the next attempt goes out from there. A source whose address this machine has not got, or that
+  shares no family with the hosts, makes way for the next one at once.
+- Hosts that were found dead lately are tried last (`host_order.py`). In a zone with credentials the batch has
+  one, and is sent on connections that were logged in with it; why nobody can log in is why it waits
+  (`logins.py`). A next hop that wants a log-in nobody configured bounces nothing (`unasked.py`).
+- What a peer limits with LIMITS (RFC 9422) is sent in several transactions, and on several connections to the
+  same host as long as each one brings somebody further.
+- Unknown trouble is a deferral of scope LOCAL, and goes to the event loop's exception handler.
+
+A cancelled delivery aborts its connection: a reply that came late could be paired with another message. It
+ends as cancelled while nobody is answered for; later with outcomes, for what was taken is not sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random as random_module
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Protocol
+
+from zonerelay.config.tables.models import DeliverySettings
+from zonerelay.delivery.auth.login import NoLogin
+from zonerelay.delivery.auth.logins import Logins
+from zonerelay.delivery.batch.batch_state import Batch, Errand, NoTurnError
+from zonerelay.delivery.batch.chunking import Chunking
+from zonerelay.delivery.batch.transaction_io import ReadBody, carry_out, phase_timeouts, unreadable
+from zonerelay.delivery.connection.host_order import HostOrder
+from zonerelay.delivery.connection.pool import Pool
+from zonerelay.delivery.connection.session import Session, SessionOpener, TlsObserver
+from zonerelay.delivery.connection.slots import AllowanceOf, Slot
+from zonerelay.delivery.peer.connection_key import ANY_WAY, Terms, Way
+from zonerelay.delivery.peer.sockets import HostTrouble, NoSource, SourceTrouble
+from zonerelay.delivery.rewrite.rendering import Renderer, RenderError
+from zonerelay.delivery.source.selection import SourceWays, from_elsewhere, sent_from
+from zonerelay.delivery.tls.plan import TlsaLookup, TlsPlan, TlsPlanner, named_after
+from zonerelay.delivery.tls.policy import TlsPolicy
+from zonerelay.model.clock import Clock
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.routing.destinations.nexthop import Addresses, MxHost
+from zonerelay.smtp.client.transaction import Transaction
+from zonerelay.store.contract import StoreError
+
+MAX_LACKING = 20
+"""Addresses of hosts that are found, in one attempt, to lack what the message needs."""
+
+
+class AddressLookup(TlsaLookup, Protocol):
+    """Where the addresses of an MX host come from, and what DNS says about its TLS."""
+
+    async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
+        """Most wanted first; `failure` when there are none. Raises nothing but CancelledError."""
+
+
+class SmtpCourier:
+    """One per worker: owns every outgoing connection."""
+
+    def __init__(
+        self,
+        settings: DeliverySettings,
+        *,
+        hostname: str,
+        addresses: AddressLookup,
+        sources: SourceWays,
+        logins: Logins,
+        read_body: ReadBody,
+        renderer: Renderer,
+        observe_tls: TlsObserver,
+        clock: Clock,
+        random: random_module.Random,
+        shared: AllowanceOf | None = None,
+    ) -> None:
+        self._sources = sources
+        self._logins = logins
+        self._max_hosts = settings.max_hosts_per_attempt
+        self._timeouts = phase_timeouts(settings)
+        self._addresses = addresses
+        self._read_body = read_body
+        self._renderer = renderer
+        self._order = HostOrder(clock, random)
+        self._tls = TlsPolicy(clock, remember_broken=settings.remember_broken_tls)
+        self._planner = TlsPlanner(addresses)
+        self._opener = SessionOpener(
+            settings, self._tls, hostname=hostname, observe_tls=observe_tls, logins=logins
+        )
+        self._chunking = Chunking(clock)
+        self._pool = Pool(quit_timeout=settings.quit_timeout, shared=shared)
+        self.granted, self.relieve = self._pool.granted, self._pool.relieve
+        self.close_idle = self._pool.close_idle
+
+    async def deliver(self, batch: Batch) -> Sequence[Outcome]:
+        """One outcome per delivery, in order. Raises nothing but CancelledError, and that only while no peer
+        has answered for anybody.
+        """
+        route = named_after(batch.deliveries, batch.route, batch.zone)
+        errand = Errand(Terms(batch.zone, route, ANY_WAY), batch, self._read_body)
+        progress = errand.progress
+        try:
+            await self._carry(errand)
+        except StoreError as error:
+            progress.settle_open(_local(unreadable(error)))
+        except RenderError as error:
+            progress.settle_open(_local(error.reply))
+        except asyncio.CancelledError:
+            if not progress.answered:
+                raise
+            progress.settle_open(_CUT_SHORT)
+        except NoTurnError:
+            progress.undecided(_NO_TURN)  # what peers have said so far stands
+        except NoLogin as trouble:
+            progress.host_failed("", trouble)
+        except Exception as error:  # noqa: BLE001  DESIGN rule 3: unknown trouble is temporary
+            context = {"message": f"delivery of {batch.message.id} failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+            reply = Reply(451, "3.0", f"internal error: {type(error).__name__}")
+            progress.settle_open(_local(reply))
+        finally:
+            if not errand.body.whole:
+                await errand.body.close()
+        outcomes = progress.outcomes(_NO_HOST)
+        if errand.address_blamed and self._sources.another_left(errand.terms, errand.unfit):
+            outcomes = [from_elsewhere(outcome) for outcome in outcomes]
+        source = errand.terms.way.source
+        return outcomes if source is None else [sent_from(source, outcome) for outcome in outcomes]
+
+    async def _carry(self, errand: Errand) -> None:
+        batch = errand.batch
+        if self._renderer.changes(batch.zone):
+            errand.send(await self._renderer.render(batch.zone, batch.message))
+        await errand.body.open()
+        if batch.zone.credentials or batch.zone.next_hop_share:
+            errand.terms = Terms(batch.zone, errand.terms.route, self._way_to_next_hop(batch))
+        if batch.zone.sources:
+            await self._attempt_from_sources(errand)
+        else:
+            await self._attempt(errand)
+
+    async def close(self) -> None:
+        """Say goodbye to idle peers, within `quit_timeout`; active sessions end when they are done."""
+        await self._pool.close()
+
+    def read_authorities_again(self) -> None:
+        """The machine's trusted authorities may have changed; new connections go by what there is now."""
+        self._tls.forget_contexts()
+
+    def open_connections(self, zone: str) -> int:
+        return self._pool.open_connections(zone)
+
+    def _way_to_next_hop(self, batch: Batch) -> Way:
+        """Raises NoLogin."""
+        zone, credential = batch.zone, None
+        if zone.credentials:
+            credential = self._logins.credential_for(zone, batch.message.envelope.sender)
+        return Way(
+            credential=credential, host=self._order.first_of(batch.route) if zone.next_hop_share else ""
+        )
+
+    async def _attempt(self, errand: Errand) -> None:
+        session = self._pool.take(errand.terms)
+        if session is not None:
+            await self._use(session, errand)
+        if errand.progress.open:
+            await self._find_takers(errand, reused=session is not None)
+
+    async def _attempt_from_sources(self, errand: Errand) -> None:
+        """From the batch's own source; from the next one if that cannot be used here."""
+        batch = errand.batch
+        while errand.progress.open:
+            way = self._sources.way(batch.zone, batch.route, batch.message, errand.unfit)
+            if way is None or way.source is None:
+                errand.progress.host_failed("", NoSource(batch.zone.name))
+                return
+            errand.terms = Terms(batch.zone, errand.terms.route, errand.terms.way.from_source(way))
+            errand.source_unfit = errand.family_missed = False
+            await self._attempt(errand)
+            if not errand.source_unfit:
+                return
+            errand.unfit.add(way.source.name)
+
+    async def _find_takers(self, errand: Errand, *, reused: bool) -> None:
+        """Go from connection to connection until nobody is open or nothing is left to try.
+
+        `reused`: a connection that was idle has been tried; only fresh ones are, from here on.
+        """
+        terms = errand.terms
+        slot: Slot | None = None
+        if not reused:
+            got = await self._pool.acquire(terms)
+            if isinstance(got, Slot):
+                slot = got
+            else:
+                await self._use(got, errand)
+                if not errand.progress.open:
+                    return
+        try:
+            async with aclosing(self._endpoints(errand)) as endpoints:
+                async for host, ip, plan in endpoints:
+                    same_again = True
+                    while same_again:
+                        slot = slot or await self._pool.reserve(terms)
+                        opened = await self._open(errand, slot, host, ip, plan)
+                        if isinstance(opened, HostTrouble):
+                            if errand.source_unfit or isinstance(opened, NoLogin):
+                                return
+                            break
+                        slot = None  # the session's now
+                        before = len(errand.progress.open)
+                        limited = await self._use(opened, errand)
+                        if not errand.progress.open:
+                            return
+                        same_again = limited and len(errand.progress.open) < before
+        finally:
+            if slot is not None:
+                slot.release()
+
+    async def _open(
+        self, errand: Errand, slot: Slot, host: MxHost, ip: str, plan: TlsPlan
+    ) -> Session | HostTrouble:
+        """A new connection, which takes the slot, or why there is none."""
+        terms = errand.terms
+        try:
+            try:
+                session = await self._opener.open(terms, host, ip, slot, plan)
+            except HostTrouble as trouble:
+                # It may take fewer connections than we allow: those that are idle there give way to this one.
+                if not (trouble.is_not_now and await self._pool.clear(terms.route)):
+                    raise
+                session = await self._opener.open(terms, host, ip, slot, plan)
+        except HostTrouble as trouble:
+            self._failed(trouble, host, ip, errand)
+            return trouble
+        self._order.talked(host, ip)
+        if terms.way.source is not None:
+            self._sources.bound(terms.way.source, ip)
+        self._chunking.allow(session)
+        return session
+
+    def _failed(self, trouble: HostTrouble, host: MxHost, ip: str, errand: Errand) -> None:
+        errand.progress.host_failed(host.name, trouble)
+        source, said = errand.terms.way.source, trouble.said
+        if source is not None and isinstance(trouble, SourceTrouble):
+            errand.source_unfit = self._sources.lost(source, trouble)
+        elif (
+            source is not None
+            and said is not None
+            and self._sources.heard(errand.terms, said, trouble.address)
+        ):
+            errand.address_blamed = True
+            self._order.talked(host, ip)  # for others it may be well
+        else:
+            self._order.troubled(host, ip, trouble)
+
+    async def _endpoints(self, errand: Errand) -> AsyncGenerator[tuple[MxHost, str, TlsPlan], None]:
+        """Hosts and addresses to try; a host that cannot be found counts as one that was tried.
+
+        One that lacks what the message needs does not count.
+        """
+        left, lacking = self._max_hosts, MAX_LACKING
+        found = False
+        dead: list[tuple[MxHost, str, TlsPlan]] = []
+        for host in self._order.hosts(errand.terms):
+            if left <= 0 or lacking <= 0:
+                errand.progress.undecided(_MORE_HOSTS)
+                break
+            known = await self._addresses_of(host, errand)
+            plan = await self._plan(host, known, errand) if known.ips else None
+            if plan is None:
+                left -= 1
+                continue
+            for ip in known.ips:
+                if left <= 0 or lacking <= 0:
+                    break
+                if self._order.is_down(host, ip):
+                    dead.append((host, ip, plan))
+                else:
+                    found = True
+                    left -= 1
+                    errand.lacking = False
+                    yield host, ip, plan
+                    if errand.lacking:
+                        left += 1
+                        lacking -= 1
+        for endpoint in dead[:left]:
+            found = True
+            yield endpoint
+        if len(dead) > left:
+            errand.progress.undecided(_MORE_HOSTS)
+        errand.source_unfit = errand.source_unfit or (errand.family_missed and not found)
+
+    async def _addresses_of(self, host: MxHost, errand: Errand) -> Addresses:
+        found = Addresses((host.name,)) if host.literal else await self._looked_up(host, errand)
+        way = errand.terms.way
+        if way.source is None or not found.ips:
+            return found
+        reachable = self._sources.reachable(way, found.ips)
+        if not reachable:
+            errand.family_missed = True
+            text = f"{host.name} has no address that the source {way.source.name} can reach (IPv4 or IPv6)"
+            errand.progress.host_failed(host.name, HostTrouble(Reply(451, "4.4", text), asked=False))
+        return replace(found, ips=reachable)
+
+    async def _looked_up(self, host: MxHost, errand: Errand) -> Addresses:
+        found = await self._addresses.addresses(host.name, ipv6=errand.batch.zone.ipv6)
+        if not found.ips:
+            reply = found.failure.reply if found.failure else Reply(451, "4.3", "no address")
+            # Transient even if the name does not exist: the MX record names it, and may be corrected.
+            reply = Reply(451, reply.detail if reply.is_transient else "4.3", f"{host.name}: {reply.text}")
+            errand.progress.host_failed(host.name, HostTrouble(reply, asked=False))
+        return found
+
+    async def _plan(self, host: MxHost, found: Addresses, errand: Errand) -> TlsPlan | None:
+        """What TLS with this host must be; `None` when that rules it out."""
+        try:
+            return await self._planner.plan(errand.terms, host, found)
+        except HostTrouble as trouble:
+            errand.progress.host_failed(host.name, trouble)
+            return None
+
+    async def _use(self, session: Session, errand: Errand) -> bool:
+        """Run transactions on a connection until nobody is open or it is good for nothing more.
+
+        True when the peer's limits ended it and another connection to it may serve more.
+        """
+        in_step = False
+        try:
+            while True:
+                if errand.body.spent:
+                    await errand.reopen_body()
+                transaction = errand.transaction(session)
+                if transaction is None:
+                    break
+                if errand.batch.turn is not None and not await errand.batch.turn.take():
+                    in_step = True
+                    raise NoTurnError
+                session.transactions += 1
+                await carry_out(transaction, session.wire, errand.body, self._timeouts)
+                errand.record(transaction, session)
+                if errand.terms.way.source is not None:
+                    self._hear(transaction, session, errand)
+                if session.chunking:
+                    self._chunking.learn(session, transaction)
+                more = (
+                    errand.left_out or transaction.again or (transaction.delivered and transaction.overflow)
+                )
+                if transaction.closing or not more or session.transactions >= session.max_transactions:
+                    break
+            in_step = transaction is None or not transaction.closing
+        finally:
+            if in_step:
+                self._pool.give_back(session, more=errand.batch.more)
+            else:
+                session.wire.abort()
+        return in_step and (errand.left_out or session.transactions >= session.max_transactions)
+
+    def _hear(self, transaction: Transaction, session: Session, errand: Errand) -> None:
+        """Whether somebody refused our address. Those in one transaction mostly share their reply."""
+        replies = {
+            outcome.reply
+            for outcome in transaction.outcomes
+            if outcome is not None and outcome.verdict is not Verdict.DELIVERED and not outcome.local
+        }
+        for reply in replies:
+            if self._sources.heard(errand.terms, reply, session.peer.address):
+                errand.address_blamed = True
+
+
+def _local(reply: Reply) -> Outcome:
+    return Outcome(Verdict.DEFERRED, reply, Scope.LOCAL, local=True, counts=False)
+
+
+_CUT_SHORT = _local(Reply(451, "3.2", "this relay stopped before the rest was asked"))
+_NO_TURN = _local(Reply(451, "4.5", "the rate of the destination leaves no turn for the rest soon"))
+_MORE_HOSTS = Outcome(
+    Verdict.DEFERRED,
+    Reply(451, "4.4", "the route has more hosts than one attempt tries"),
+    Scope.MESSAGE,
+    local=True,
+)
+_NO_HOST = _local(Reply(451, "4.4", "the route has no host to try"))

@@ -1,0 +1,120 @@
+"""How far one batch has come while the courier goes from connection to connection.
+
+A recipient is *open* until a peer has answered for it. What is known about an open one is
+*tentative*: the outcome it gets when no connection is left to try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from zonerelay.delivery.peer.sockets import HostTrouble
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.smtp.client.transaction import Peer, Transaction
+
+OVERFLOW = Reply(452, "5.3", "more recipients or commands than the peer takes in one transaction")
+NO_8BITMIME = Reply(550, "6.3", "the host does not support 8BITMIME, which the message needs")
+NO_SMTPUTF8 = Reply(550, "6.7", "the host does not support SMTPUTF8, which the addresses or the header need")
+
+
+class Progress:
+    """Outcomes of a batch's deliveries, by their position in it."""
+
+    __slots__ = ("_known", "_tentative", "open")
+
+    def __init__(self, deliveries: Sequence[Delivery]) -> None:
+        self.open = list(range(len(deliveries)))
+        self._known: list[Outcome | None] = [None] * len(deliveries)
+        self._tentative: list[Outcome | None] = [None] * len(deliveries)
+
+    @property
+    def answered(self) -> bool:
+        """Somebody has an outcome."""
+        return len(self.open) < len(self._known)
+
+    def settle_open(self, outcome: Outcome) -> None:
+        """The same final outcome for everybody who has none."""
+        for index in self.open:
+            self._known[index] = outcome
+        self.open = []
+
+    def host_failed(self, host: str, trouble: HostTrouble) -> None:
+        """Nobody was asked there; that the next host cannot be asked either outweighs what another said.
+
+        What is our own trouble outweighs nothing that was said about the mail's being deferred.
+        """
+        outcome = Outcome(
+            Verdict.DEFERRED,
+            trouble.reply,
+            trouble.scope,
+            host=host,
+            peer=trouble.address,
+            local=True,
+            counts=trouble.asked,
+        )
+        if trouble.scope is not Scope.LOCAL:
+            self._suppose(outcome)
+        else:
+            self.undecided(outcome)
+
+    def undecided(self, outcome: Outcome) -> None:
+        """There are hosts that were not asked: this deferral, for whom no host has deferred so far."""
+        for index in self.open:
+            known = self._tentative[index]
+            if known is None or known.verdict is Verdict.BOUNCED:
+                self._tentative[index] = outcome
+
+    def refuse_open(self, reply: Reply, peer: Peer) -> None:
+        """The peer announced that it would refuse the message, so it is not asked."""
+        self.settle_open(
+            Outcome(Verdict.BOUNCED, reply, Scope.MESSAGE, peer.host, peer.address, peer.tls, local=True)
+        )
+
+    def unsupported(self, indices: Sequence[int], reply: Reply, peer: Peer) -> None:
+        """This host lacks what these need; final only when every host of the route does."""
+        outcome = Outcome(
+            Verdict.BOUNCED, reply, Scope.RECIPIENT, peer.host, peer.address, peer.tls, local=True
+        )
+        for index in indices:
+            if self._tentative[index] is None:
+                self._tentative[index] = outcome
+
+    def record(self, indices: Sequence[int], transaction: Transaction, peer: Peer) -> None:
+        """Take over what a finished transaction for these recipients has brought."""
+        if transaction.unanswered:
+            self._suppose(transaction.outcomes[0])
+            return
+        outcomes = transaction.outcomes
+        if len(outcomes) == len(self._known) and not (transaction.overflow or transaction.again):
+            self._known, self.open = outcomes, []
+            return
+        for index, outcome in zip(indices, outcomes, strict=True):
+            self._known[index] = outcome
+        self.open = [index for index in self.open if self._known[index] is None]
+        if transaction.overflow or transaction.again:
+            self.left_out([index for index in indices if self._known[index] is None], peer)
+
+    def left_out(self, indices: Sequence[int], peer: Peer) -> None:
+        """One transaction did not do for them; another one is to follow."""
+        later = Outcome(
+            Verdict.DEFERRED, OVERFLOW, Scope.RECIPIENT, peer.host, peer.address, peer.tls, counts=False
+        )
+        for index in indices:
+            self._tentative[index] = later
+
+    def outcomes(self, otherwise: Outcome) -> list[Outcome]:
+        """The result. A host that answered for some would talk, so the rest is no HOST trouble."""
+        answered = self.answered
+        for index in self.open:
+            outcome = self._tentative[index] or otherwise
+            if answered and outcome.scope is Scope.HOST:
+                outcome = replace(outcome, scope=Scope.MESSAGE)
+            self._known[index] = outcome
+        return [outcome or otherwise for outcome in self._known]
+
+    def _suppose(self, outcome: Outcome | None) -> None:
+        for index in self.open:
+            self._tentative[index] = outcome

@@ -1,0 +1,188 @@
+"""Carries one transaction out on one connection: bytes, bodies and deadlines, but no decisions.
+
+A broken connection, a silent or confused peer and a body that cannot be read to its end become
+outcomes of the transaction, which is DONE afterwards. When the body cannot be read the
+final dot is never sent and the connection is aborted, so no peer takes a cut message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+from zonerelay.config.tables.models import DeliverySettings
+from zonerelay.delivery.connection.client_protocol import SilentError, Wire, WireError
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.reply import Reply
+from zonerelay.smtp.client.chunk_lines import ChunkLines
+from zonerelay.smtp.client.chunked import ChunkedTransaction
+from zonerelay.smtp.client.replies import PeerError
+from zonerelay.smtp.client.stuffing import DotStuffer, PlainLines, stuffed
+from zonerelay.smtp.client.transaction import Phase, Transaction
+from zonerelay.store.contract import StoreCorruptError, StoreError
+
+MAX_UNANSWERED_CHUNKS = 16
+"""Chunks on the way to a peer: with 64 KiB each, a megabyte for every round trip."""
+
+ReadBody = Callable[[MessageId], AsyncIterator[bytes]]
+Timeouts = dict[Phase, float]
+
+
+def phase_timeouts(settings: DeliverySettings) -> Timeouts:
+    return {
+        Phase.MAIL: settings.mail_timeout,
+        Phase.RCPT: settings.rcpt_timeout,
+        Phase.DATA: settings.data_timeout,
+        Phase.BODY: settings.block_timeout,
+        Phase.FINAL_DOT: settings.final_dot_timeout,
+        Phase.LONE_DOT: settings.data_timeout,
+        Phase.FIRST_CHUNK: settings.data_timeout,
+        Phase.CHUNKS: settings.block_timeout,
+        Phase.LAST_CHUNK: settings.final_dot_timeout,
+        Phase.FURTHER_CHUNKS: settings.block_timeout,
+        Phase.RSET: settings.mail_timeout,
+    }
+
+
+class Body:
+    """A stored body on its way out. `open` reads the first piece before the peer is bothered.
+
+    A body of one piece is in memory then and can be sent again; a longer one is read once, and
+    `spent` tells that a new Body is needed. Every method raises StoreError when the store
+    fails or when the length is not the message's: a message must not be completed then.
+    """
+
+    __slots__ = ("_pieces", "_seen", "_size", "head", "plain_lines", "spent", "whole")
+
+    def __init__(self, read_body: ReadBody, message: Message) -> None:
+        self.head = b""
+        self.whole = False
+        """True when `head` is all there is."""
+        self.spent = False
+        self.plain_lines = message.plain_lines
+        self._size = message.size
+        self._seen = 0
+        self._pieces = read_body(message.id)
+
+    async def open(self) -> None:
+        head = self.head = self._count(await anext(self._pieces, b""))
+        if len(head) == self._size:
+            self._count(await anext(self._pieces, b""))
+            self.whole = True
+
+    async def next(self) -> bytes:
+        """What follows `head`, piece by piece; `b""` at the end."""
+        self.spent = True
+        return self._count(await anext(self._pieces, b""))
+
+    async def close(self) -> None:
+        """Needed unless the body is `whole`: then it has been read to its end."""
+        close = getattr(self._pieces, "aclose", None)  # generators hold resources, plain iterators need not
+        if close is not None:
+            await close()
+
+    def _count(self, piece: bytes) -> bytes:
+        self._seen += len(piece)
+        if self._seen > self._size or (not piece and self._seen < self._size):
+            raise StoreCorruptError(f"the body has {self._seen} octets instead of {self._size}")
+        return piece
+
+
+async def carry_out(transaction: Transaction, wire: Wire, body: Body, timeouts: Timeouts) -> None:
+    """Run the transaction until it is DONE. Raises nothing but CancelledError and our own bugs."""
+    try:
+        wire.write(transaction.begin())
+        if transaction.at_once:
+            wire.acknowledge_at_once()
+        while (phase := transaction.phase) is not Phase.DONE:
+            if phase is Phase.BODY:
+                if _send_whole(body, wire) if body.whole else await _send(body, wire, timeouts[phase]):
+                    transaction.body_sent()
+                    phase = transaction.phase
+            elif phase is Phase.CHUNKS:
+                assert isinstance(transaction, ChunkedTransaction)  # nobody else comes here
+                await _send_chunks(transaction, wire, body, timeouts[phase])
+                continue
+            reply = wire.next_reply() or await wire.reply(timeouts[phase])
+            command = transaction.receive(reply)
+            if command:
+                wire.write(command)
+    except StoreError as error:
+        wire.abort()
+        transaction.abandon(unreadable(error))
+    except SilentError:
+        text = f"timed out waiting during {transaction.phase}"
+        transaction.lost(Reply(451, SilentError.detail, text))
+    except WireError:
+        transaction.lost(Reply(451, WireError.detail, f"connection lost during {transaction.phase}"))
+    except PeerError as error:
+        transaction.lost(Reply(451, "5.0", f"{error} (during {transaction.phase})"))
+
+
+def unreadable(error: StoreError) -> Reply:
+    return Reply(451, "3.0", f"the message could not be read from the store: {error}")
+
+
+def _send_whole(body: Body, wire: Wire) -> bool:
+    """True when the body and the final dot were written, false when the peer has answered before."""
+    if wire.heard:
+        return False
+    wire.write(stuffed(body.head, plain=body.plain_lines))
+    return True
+
+
+async def _send(body: Body, wire: Wire, timeout: float) -> bool:
+    """Like `_send_whole`, for a body that is read while it is sent."""
+    stuffer = PlainLines() if body.plain_lines else DotStuffer()
+    piece = stuffer.feed(body.head)
+    while following := await body.next():
+        if wire.heard:
+            return False
+        wire.write(piece)
+        await wire.drain(timeout)
+        piece = stuffer.feed(following)
+    # What is lost before this returns was certainly not complete, so it is not in doubt.
+    await wire.flush(timeout)
+    if wire.heard:
+        return False
+    wire.write(piece + stuffer.finish())
+    return True
+
+
+async def _send_chunks(transaction: ChunkedTransaction, wire: Wire, body: Body, timeout: float) -> None:
+    """All but the first octet, a chunk for each piece that is read, until the last or a refusal.
+
+    What waits in this process is bounded by the write limit, what was not answered by MAX_UNANSWERED_CHUNKS.
+    """
+    lines = ChunkLines(plain=body.plain_lines)
+    piece = lines.feed(body.head)[1:]
+    while not body.whole and (following := await body.next()):
+        if piece:
+            wire.write(transaction.chunk(piece, last=False))
+            while wire.paused or transaction.unanswered_chunks >= MAX_UNANSWERED_CHUNKS:
+                _hear(transaction, wire, wire.next_reply() or await wire.reply(timeout))
+                if transaction.phase is not Phase.CHUNKS:
+                    return
+        piece = lines.feed(following)
+        if not _hear_all(transaction, wire):
+            return
+    # What is lost before the last chunk is written is certainly not complete, so it is not in doubt.
+    while transaction.unanswered_chunks and wire.unsent:
+        _hear(transaction, wire, wire.next_reply() or await wire.reply(timeout))
+        if transaction.phase is not Phase.CHUNKS:
+            return
+    if _hear_all(transaction, wire):
+        wire.write(transaction.chunk(piece + lines.finish(), last=True))
+
+
+def _hear_all(transaction: ChunkedTransaction, wire: Wire) -> bool:
+    """Take the replies that are here; false when the rest is not to be sent."""
+    while transaction.phase is Phase.CHUNKS and (reply := wire.next_reply()):
+        _hear(transaction, wire, reply)
+    return transaction.phase is Phase.CHUNKS
+
+
+def _hear(transaction: ChunkedTransaction, wire: Wire, reply: Reply) -> None:
+    command = transaction.receive(reply)
+    if command:
+        wire.write(command)

@@ -1,0 +1,214 @@
+"""One connection to a peer as lines in and bytes out: the asyncio protocol that transactions use.
+
+Made for reuse thousands of times: no task, no timeout context and at most one future per wait, and one
+timer for the life of the connection that is moved, not remade, from phase to phase.
+
+Promises: replies that arrived before the connection broke are still returned; every wait ends by its
+deadline; memory is bounded by the write limit and the reply parser's caps; bytes that
+arrive while nobody waits (`idle`) close the connection, because the next command
+would be paired with the wrong reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+from zonerelay.model.reply import Reply
+from zonerelay.smtp.client.replies import ReplyParser
+
+WRITE_LIMIT = 256 * 1024
+"""Octets queued in this process before the writer has to wait."""
+
+
+QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # Linux only
+
+
+class WireError(Exception):
+    """The connection cannot be used any more; `detail` is the RFC 3463 subject and detail."""
+
+    detail = "4.2"
+
+
+class LostError(WireError):
+    """Connection lost"""
+
+
+class SilentError(WireError):
+    """Timed out"""
+
+
+class Wire(asyncio.Protocol):
+    """Owns an open transport; `on_lost` is called exactly once, when the socket is gone."""
+
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, on_lost: Callable[[], None]
+    ) -> None:
+        self.lost = False
+        self.idle = False
+        self._transport = transport
+        self._loop = loop
+        self._on_lost = on_lost
+        self._parser = parser = ReplyParser()
+        self._feed = parser.feed
+        self.next_reply = parser.next_reply
+        """A reply that is here already, or `None`. Raises PeerError."""
+        self._paused = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._deadline = 0.0
+        # Not asked for its time: with less than a millisecond to go uvloop's handles have none.
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = 0.0
+        transport.set_write_buffer_limits(high=WRITE_LIMIT)
+        transport.set_protocol(self)
+
+    # What the transport calls.
+
+    def data_received(self, data: bytes) -> None:
+        self._feed(data)
+        if self.idle:
+            self.abort()
+        self._wake()
+
+    def eof_received(self) -> None:
+        # No reply can come any more, so nothing that is queued can end well.
+        self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._wake()
+        self._on_lost()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._wake()
+
+    # What a transaction calls.
+
+    @property
+    def usable(self) -> bool:
+        """True when a new transaction may start: open, and every byte that came was asked for."""
+        return not (self.lost or self._parser.has_input or self._transport.is_closing())
+
+    @property
+    def heard(self) -> bool:
+        """True when the peer has begun to say something that was not read yet."""
+        return self._parser.has_input
+
+    @property
+    def paused(self) -> bool:
+        """True while more than the write limit waits to be sent."""
+        return self._paused and not self.lost
+
+    @property
+    def unsent(self) -> bool:
+        """True while anything that was written has not left this process."""
+        return self._transport.get_write_buffer_size() > 0
+
+    def write(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            raise LostError
+        self._transport.write(data)
+
+    def acknowledge_at_once(self) -> None:
+        """Do not delay the acknowledgment of what comes next, where the system lets us say so.
+
+        A peer that answers in two small packets would hold the second back until the first is
+        acknowledged (Nagle), which takes 40 ms when we have nothing to send: Postfix does with BDAT.
+        """
+        sock = self._transport.get_extra_info("socket")
+        if QUICKACK is not None and sock is not None:
+            with contextlib.suppress(OSError):  # the connection is gone: reading will tell
+                sock.setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
+
+    async def reply(self, timeout: float) -> Reply:
+        """The next reply, when `next_reply` had none; `timeout` covers all of it.
+
+        Raises LostError, SilentError or PeerError.
+        """
+        if not self.lost:
+            self._start_clock(timeout)
+        while not self.lost:
+            await self._change()
+            reply = self.next_reply()
+            if reply is not None:
+                return reply
+        raise LostError
+
+    async def drain(self, timeout: float) -> None:
+        """Wait while the peer reads slower than we write, until it does, says something, or is gone."""
+        if self._paused:
+            self._start_clock(timeout)
+        while self._paused and not self.lost and not self._parser.has_input:
+            await self._change()
+        if self.lost and not self._parser.has_input:
+            raise LostError
+
+    async def flush(self, timeout: float) -> None:
+        """Like `drain`, until everything written has left (with TLS: all but what one write may hold)."""
+        if not self._transport.get_write_buffer_size():
+            return  # TLS transports would pause us at a limit of 0, and find no reason to resume
+        self._transport.set_write_buffer_limits(high=0)
+        try:
+            await self.drain(timeout)
+        finally:
+            self._transport.set_write_buffer_limits(high=WRITE_LIMIT)
+
+    def quit(self, timeout: float) -> None:
+        """Say goodbye without waiting for the answer; `timeout` bounds how long closing may take.
+
+        Not hearing the 221 is what Postfix does too: there is nothing left that it could tell us.
+        """
+        if not self._transport.is_closing():
+            self.idle = False
+            self._transport.write(b"QUIT\r\n")
+            self._transport.close()
+            if self._timer is not None:
+                self._timer.cancel()
+            # TLS and a full socket both wait for the peer while closing.
+            self._timer = self._loop.call_later(timeout, self._transport.abort)
+
+    def abort(self) -> None:
+        """Close now and drop what is queued: a body that must not be completed ends here."""
+        self._transport.abort()
+
+    # Waiting.
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _change(self) -> asyncio.Future[None]:
+        """Done when anything has happened; only while the clock runs. Raises SilentError after its time."""
+        if self._timer is None:
+            raise SilentError
+        waiter = self._waiter = self._loop.create_future()
+        return waiter
+
+    def _start_clock(self, timeout: float) -> None:
+        deadline = self._deadline = self._loop.time() + timeout
+        if self._timer is not None:
+            if self._timer_at <= deadline:
+                return
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._loop.time() < self._deadline:
+            self._timer_at = self._deadline
+            self._timer = self._loop.call_at(self._deadline, self._on_timer)
+        else:
+            self._wake()

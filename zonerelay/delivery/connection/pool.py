@@ -1,0 +1,308 @@
+"""Connections between transactions: which wait for more mail, which make room, which are closed.
+
+- The connection that became idle last is reused first: few stay warm, the others time out.
+- A connection serves mail of its own destination and way only: same TLS demand, same source, same log-in.
+- An idle connection never keeps a new one from opening. When a limit is reached the one that has been
+  idle longest makes room: at the same site if that is full, else of the zone, and there those that were used
+  once go first, or a crowd of hosts with a message each would close what others' next mail goes by, and those
+  with `more` to come at once go last. Each waiter has one closed for it, not one at every look. Where the
+  host itself refuses one more, all that are idle there do. Where other workers wait for shared limits, what
+  has been idle for `IN_THE_WAY` is closed for them, and what they are to have as soon as its transaction is
+  over.
+- Room in a zone goes to whoever has waited longest for it.
+- One timer closes idle connections on time; taking one and giving it back touch no timer.
+- A connection ends with QUIT, bounded by `quit_timeout`. One on which the peer has said anything unasked is
+  not used again.
+
+The scheduler starts no more batches than the limits allow; should it, they wait here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+from zonerelay.delivery.connection.session import Session
+from zonerelay.delivery.connection.slots import AllowanceOf, Slot, Slots
+from zonerelay.delivery.peer.connection_key import Kind, Terms
+from zonerelay.routing.destinations.nexthop import Route
+
+NOTICE_TIME = 0.3
+"""Seconds that a host has to notice that we have closed connections."""
+
+PATIENCE = 0.5
+"""Seconds that a connection has to close before another one makes room as well."""
+
+IN_THE_WAY = 0.3
+"""Seconds that a connection is idle before it makes room for another worker's: most are used again soon."""
+
+# In the order in which they became idle.
+_Idle = dict[Slot, Session]
+
+
+class Pool:
+    """All connections of one courier. Belongs to one event loop."""
+
+    def __init__(self, *, quit_timeout: float, shared: AllowanceOf | None = None) -> None:
+        self._quit_timeout = quit_timeout
+        self._slots = Slots(self._on_release, shared)
+        self._idle_of: dict[Kind, _Idle] = {}
+        self._idle_in: defaultdict[str, _Idle] = defaultdict(dict)  # zones are few and stay
+        self._used_once: defaultdict[str, _Idle] = defaultdict(dict)  # of those
+        self._more: set[Slot] = set()  # also of those
+        self._closing: defaultdict[str, dict[Slot, float]] = defaultdict(dict)
+        """Since when."""
+        # In the order in which they came: who has waited longest looks first.
+        self._waiters: dict[asyncio.Future[None], None] = {}
+        # Who waits for room in a zone, in order: a newcomer would take what was made for somebody else.
+        self._lines: dict[str, dict[object, None]] = {}
+        # Not asked for its time: with less than a millisecond to go uvloop's handles have none.
+        self._timer: asyncio.Handle | None = None
+        self._sweep_at = 0.0
+        self._closed = False
+
+    def open_connections(self, zone: str) -> int:
+        return self._slots.open_in(zone)
+
+    async def acquire(self, terms: Terms) -> Session | Slot:
+        """An idle connection, or else the right to open one; waits while there is neither."""
+        place = object()
+        try:
+            while (session := self.take(terms)) is None:
+                if self._has_room(terms, place):
+                    return self._slots.take(terms)
+                await self._change()
+            return session
+        finally:
+            self._leave_line(terms.zone.name, place)
+
+    async def reserve(self, terms: Terms) -> Slot:
+        """The right to open a connection; waits for room."""
+        place = object()
+        try:
+            while not self._has_room(terms, place):
+                await self._change()
+            return self._slots.take(terms)
+        finally:
+            self._leave_line(terms.zone.name, place)
+
+    def give_back(self, session: Session, *, more: bool = False) -> None:
+        """The transaction is over and the connection is in step: keep it for the next one, or say goodbye.
+        `more`: the next one is likely to come at once.
+        """
+        if not session.wire.usable:
+            session.wire.abort()
+        elif (
+            self._closed
+            or session.transactions >= session.max_transactions
+            or not self._slots.may_keep(session.slot)
+        ):
+            self._quit(session)
+        else:
+            self._keep(session, session.terms.zone.connection_idle_timeout, more=more)
+
+    def granted(self) -> None:
+        """There may be room that others had."""
+        if self._waiters:
+            self._wake()
+
+    def relieve(self, zone: str) -> None:
+        """Close what is idle and stands in other workers' way."""
+        idle = self._idle_in.get(zone)
+        if self._slots.shared is None or not idle:
+            return
+        allowance = self._slots.shared(zone)
+        now = asyncio.get_running_loop().time()
+        for slot, session in list(idle.items()):
+            since = session.idle_until - session.terms.zone.connection_idle_timeout
+            if not self._slots.may_keep(slot) or (
+                since + IN_THE_WAY <= now and allowance.is_pressed(slot.site, slot.line)
+            ):
+                self._dismiss(session)
+
+    def close_idle(self) -> None:
+        for idle in list(self._idle_in.values()):
+            for session in list(idle.values()):
+                self._dismiss(session)
+
+    async def clear(self, route: Route) -> bool:
+        """Close what is idle at the route's hosts, and give them time to notice. False when nothing was."""
+        idle = self._idle_in.get(route.zone)
+        there = [session for slot, session in (idle or {}).items() if slot.site == route.site]
+        for session in there:
+            self._dismiss(session)
+        while not all(session.slot.released for session in there):
+            await self._change()
+        if there:
+            await asyncio.sleep(NOTICE_TIME)
+        return bool(there)
+
+    async def close(self) -> None:
+        """Close what is idle and wait until it is; what is active is closed when it is given back."""
+        self._closed = True
+        closing = [slot for idle in self._idle_in.values() for slot in idle]
+        self.close_idle()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while not all(slot.released for slot in closing):
+            await self._change()
+
+    # Idle connections.
+
+    def take(self, terms: Terms) -> Session | None:
+        """An idle connection, if there is one."""
+        kind = terms.kind
+        while waiting := self._idle_of.get(kind):
+            slot, session = waiting.popitem()
+            if not waiting:
+                del self._idle_of[kind]  # destinations come and go by the million
+            self._leave_zone(slot)
+            wire = session.wire
+            wire.idle = False
+            if not wire.usable:
+                wire.abort()
+            elif session.suits(terms):
+                return session
+            else:  # opened under settings that no longer hold: TLS, names, source
+                self._quit(session)
+        return None
+
+    def _keep(self, session: Session, timeout: float, *, more: bool) -> None:
+        slot = session.slot
+        session.wire.idle = True
+        loop = asyncio.get_running_loop()
+        session.idle_until = loop.time() + timeout
+        waiting = self._idle_of.get(session.kind)
+        if waiting is None:
+            self._idle_of[session.kind] = {slot: session}
+        else:
+            waiting[slot] = session
+        self._idle_in[slot.zone][slot] = session
+        if more:
+            self._more.add(slot)
+        elif session.transactions <= 1:
+            self._used_once[slot.zone][slot] = session
+        if self._timer is None or self._sweep_at > session.idle_until:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._sweep_at = session.idle_until
+            self._timer = loop.call_at(self._sweep_at, self._sweep)
+        if self._waiters:
+            self._wake()
+
+    def _forget(self, session: Session) -> None:
+        slot = session.slot
+        self._leave_zone(slot)
+        waiting = self._idle_of[session.kind]
+        del waiting[slot]
+        if not waiting:
+            del self._idle_of[session.kind]
+
+    def _leave_zone(self, slot: Slot) -> None:
+        del self._idle_in[slot.zone][slot]
+        self._used_once[slot.zone].pop(slot, None)
+        self._more.discard(slot)
+
+    def _dismiss(self, session: Session) -> None:
+        self._forget(session)
+        self._quit(session)
+
+    def _quit(self, session: Session) -> None:
+        self._closing[session.slot.zone][session.slot] = asyncio.get_running_loop().time()
+        session.wire.quit(self._quit_timeout)
+
+    def _sweep(self) -> None:
+        """Close what has been idle too long; within a zone the first is always the oldest."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._timer = None
+        upcoming: list[float] = []
+        for idle in list(self._idle_in.values()):
+            for session in list(idle.values()):
+                if session.idle_until > now:
+                    upcoming.append(session.idle_until)
+                    break
+                self._dismiss(session)
+        if upcoming:
+            self._sweep_at = min(upcoming)
+            self._timer = loop.call_at(self._sweep_at, self._sweep)
+
+    # Limits.
+
+    def _has_room(self, terms: Terms, place: object) -> bool:
+        """True when a connection may be opened now. If not, an idle one is told to make room.
+
+        `place` is the asker's in the zone's line, which he enters when the zone is full and leaves while it
+        is something else that is full: then he would only keep others waiting.
+        """
+        zone = terms.zone
+        if self._slots.site_is_full(terms):
+            self._leave_line(zone.name, place)
+            self._evict_at(terms.route)
+            return False
+        line = self._lines.get(zone.name)
+        ahead = 0 if line is None else _ahead(line, place)
+        # What is free is for those ahead.
+        lacking = self._slots.open_in(zone.name) + ahead + 1 - zone.max_connections
+        if self._slots.zone_is_full(zone) or lacking > 0:
+            self._lines.setdefault(zone.name, {})[place] = None
+            if lacking > self._closing_now(zone.name):
+                self._make_room(zone.name)
+            return False
+        if not self._slots.is_allowed(terms):
+            self._leave_line(zone.name, place)
+            self._evict_at(terms.route)
+            return False
+        return True
+
+    def _leave_line(self, zone: str, place: object) -> None:
+        line = self._lines.get(zone)
+        if line is not None and line.pop(place, self) is None:
+            if line:
+                self._wake()
+            else:
+                del self._lines[zone]
+
+    def _closing_now(self, zone: str) -> int:
+        since = asyncio.get_running_loop().time() - PATIENCE
+        return sum(began > since for began in self._closing[zone].values())
+
+    def _make_room(self, zone: str) -> None:
+        idle = self._used_once.get(zone) or self._idle_in.get(zone)
+        if idle:
+            first = next(iter(idle.values()))
+            self._dismiss(next((each for slot, each in idle.items() if slot not in self._more), first))
+
+    def _evict_at(self, route: Route) -> None:
+        """One of the line's own first: another line's may be no use to it."""
+        idle = self._idle_in.get(route.zone)
+        there = [session for slot, session in (idle or {}).items() if slot.site == route.site]
+        if there:
+            own = (session for session in there if session.slot.line == route.destination)
+            self._dismiss(next(own, there[0]))
+
+    def _on_release(self, slot: Slot) -> None:
+        session = self._idle_in[slot.zone].get(slot)
+        if session is not None:
+            self._forget(session)
+        self._closing[slot.zone].pop(slot, None)
+        self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _change(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = None
+        try:
+            await waiter
+        finally:
+            del self._waiters[waiter]
+
+
+def _ahead(line: dict[object, None], place: object) -> int:
+    """How many stand before a place in line; all of them when it is not there yet."""
+    return next((number for number, each in enumerate(line) if each is place), len(line))

@@ -1,0 +1,342 @@
+"""Brings a connection from nothing to the point where transactions can start. aiosmtplib lives here only.
+
+aiosmtplib reads the greeting and does EHLO, HELO and STARTTLS on a socket that we opened; then our
+own `Wire` takes the transport over. What of aiosmtplib is avoided, and why:
+
+- Its opportunistic STARTTLS verifies certificates, fails hard and leaves the socket open when the
+  handshake breaks, so it is told `start_tls=False` and the policy is applied here.
+- It connects by name (getaddrinfo in a thread, no MX order), so it is given `sock`.
+- After cancellation or an error it may hold its lock and the socket, so each object serves one
+  connection and whatever is not handed over is aborted in `finally`.
+- MAIL, RCPT and DATA reparse addresses, want the whole message and one reply at a time: not used.
+
+A host that will not talk is `HostTrouble` with a transient reply, also when it greets with 5yz
+(Postfix: smtp_skip_5xx_greeting): that is about the host, not about the mail, and another
+host or another day may do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+import aiosmtplib
+
+from zonerelay.config.tables.models import DeliverySettings
+from zonerelay.delivery.auth.login import Login
+from zonerelay.delivery.auth.logins import Logins
+from zonerelay.delivery.connection.client_protocol import Wire
+from zonerelay.delivery.connection.slots import Slot
+from zonerelay.delivery.peer.connection_key import Kind, Terms
+from zonerelay.delivery.peer.sockets import HostTrouble, display_address, open_socket
+from zonerelay.delivery.tls.plan import TlsPlan
+from zonerelay.delivery.tls.policy import TlsPolicy
+from zonerelay.delivery.tls.verify import ENCRYPTED, Proof, WrongPeerError, handshake_words, prove
+from zonerelay.model.reply import Reply
+from zonerelay.routing.destinations.nexthop import MxHost
+from zonerelay.smtp.client.extensions import Capabilities, parse_ehlo
+from zonerelay.smtp.client.replies import make_reply, printable
+from zonerelay.smtp.client.transaction import Peer
+
+
+class TlsTrouble(HostTrouble):
+    """The host talks, but not with the TLS that was asked for."""
+
+
+class TlsObserver(Protocol):
+    """Is told how each connection that was to be encrypted turned out; `telemetry.events` has it."""
+
+    def __call__(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
+        """`result`: ok, failed or fallback; `why` comes with the first fallback of a host."""
+
+
+IN_CLEAR = Proof("none")
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A connection ready for transactions, and what is known about the other end."""
+
+    wire: Wire
+    peer: Peer
+    capabilities: Capabilities
+    terms: Terms
+    slot: Slot
+    transactions: int = 0
+    idle_until: float = 0.0
+    kind: Kind = field(init=False)
+    """What mail it may carry."""
+    max_transactions: int = field(init=False)
+    """What the zone and the peer (MAILMAX, RFC 9422) allow."""
+    domains: set[str] = field(default_factory=set)
+    """Of the recipients so far; kept only where the peer limits them."""
+    chunking: bool = False
+    """BDAT is used instead of DATA."""
+    bdat_taken: bool = False
+    """The peer has taken a BDAT on this connection."""
+    proof: Proof = IN_CLEAR
+
+    def __post_init__(self) -> None:
+        self.kind = self.terms.kind
+        most = self.terms.limits.max_messages_per_connection
+        self.max_transactions = min(most, self.capabilities.limits.mailmax or most)
+
+    @property
+    def security(self) -> str:
+        """none, encrypted (with whomever), verified, dane or mta-sts."""
+        return self.proof.security
+
+    def suits(self, terms: Terms) -> bool:
+        """It may carry mail on these terms, which are of the same kind as its own."""
+        only_for = self.proof.only_for
+        return self.terms.cover(terms) and (not only_for or terms.route.name == only_for)
+
+
+class SessionOpener:
+    """Opens sessions. Raises HostTrouble; whatever it raises, no socket stays open."""
+
+    def __init__(
+        self,
+        settings: DeliverySettings,
+        tls: TlsPolicy,
+        *,
+        hostname: str,
+        observe_tls: TlsObserver,
+        logins: Logins,
+    ) -> None:
+        self._logins = logins
+        self._settings = settings
+        self._tls = tls
+        self._hostname = hostname
+        self._observe = observe_tls
+
+    async def open(self, terms: Terms, host: MxHost, ip: str, slot: Slot, plan: TlsPlan) -> Session:
+        """The session takes the slot and releases it with its socket; if this raises, it is the caller's."""
+        if terms.way.credential is None:
+            return await self._open_as_planned(terms, host, ip, slot, plan)
+
+        def open_with(login: Login) -> Awaitable[Session]:
+            return self._open_as_planned(terms, host, ip, slot, plan, login=login)
+
+        return await self._logins.opening(terms, open_with)
+
+    async def _open_as_planned(
+        self, terms: Terms, host: MxHost, ip: str, slot: Slot, plan: TlsPlan, *, login: Login | None = None
+    ) -> Session:
+        key = f"{host.name}:{host.port}"
+        zone, why = terms.zone.name, ""
+        if plan.may_fall_back and self._tls.is_broken(key):
+            session = await self._open(terms, host, ip, plan.in_clear(), slot, login=login)
+        else:
+            try:
+                session = await self._open(terms, host, ip, plan, slot, login=login)
+            except TlsTrouble as trouble:
+                if not plan.may_fall_back:
+                    self._observe(zone, plan.level, "failed")
+                    raise
+                why = trouble.reply.text
+                self._tls.remember_broken(key)
+                session = await self._open(terms, host, ip, plan.in_clear(), slot, login=login)
+        if plan.encrypts:
+            result = "ok" if session.security != IN_CLEAR.security else "fallback"
+            self._observe(zone, plan.level, result, host=host.name, why=why)
+        return session
+
+    async def _open(
+        self, terms: Terms, host: MxHost, ip: str, plan: TlsPlan, slot: Slot, *, login: Login | None
+    ) -> Session:
+        zone = terms.zone
+        timeout = self._settings.connect_timeout
+        sock = await open_socket(zone, host.name, ip, host.port, timeout=timeout, source=terms.way.source)
+        ehlo_name = terms.ehlo_name(self._hostname)
+        greeter = _Greeter(sock, host, ip, plan, ehlo_name=ehlo_name, settings=self._settings, tls=self._tls)
+        try:
+            capabilities = await greeter.run()
+            if login is not None:
+                await login.run(greeter, capabilities, security=greeter.proof.security)
+            wire = Wire(greeter.hand_over(), asyncio.get_running_loop(), slot.release)
+        except BaseException:
+            greeter.abort()
+            raise
+        peer = Peer(host.name, greeter.address, greeter.tls_words)
+        return Session(wire, peer, capabilities, terms, slot, proof=greeter.proof)
+
+
+class _Greeter:
+    """From a connected socket, which it owns until `hand_over`, to the last EHLO.
+
+    aiosmtplib's errors become HostTrouble.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        host: MxHost,
+        ip: str,
+        plan: TlsPlan,
+        *,
+        ehlo_name: str,
+        settings: DeliverySettings,
+        tls: TlsPolicy,
+    ) -> None:
+        self.address = display_address(ip, host.port)
+        self.proof = IN_CLEAR
+        self.tls_words = ""
+        """The version of TLS, and what the certificate was worth, where it was asked: "TLSv1.3 dane"."""
+        self.who = self.address if host.literal else f"{host.name} ({self.address})"
+        self._sock = sock
+        self._settings = settings
+        self._plan = plan
+        self._tls = tls
+        self._client = aiosmtplib.SMTP(
+            hostname=plan.name,
+            local_hostname=ehlo_name,
+            sock=sock,
+            start_tls=False,
+            use_tls=plan.on_connect,
+            tls_context=tls.context(verify=plan.verify) if plan.on_connect else None,
+        )
+        self._transport: asyncio.Transport | None = None
+
+    async def run(self) -> Capabilities:
+        """What the server offers once the connection is what the plan asks for."""
+        await self._connect()
+        if self._plan.on_connect:
+            self._prove()
+            return await self._introduce()
+        capabilities = await self._introduce()
+        if not self._plan.encrypts:
+            return capabilities
+        if not capabilities.starttls:
+            if self._plan.may_fall_back:
+                return capabilities
+            text = f"{self.who} does not offer STARTTLS, and {self._plan.why}"
+            raise TlsTrouble(Reply(451, "7.4", text), address=self.address)
+        if not await self._start_tls():
+            return capabilities
+        self._prove()
+        return await self._introduce_again()
+
+    async def _connect(self) -> None:
+        try:
+            await self._client.connect(timeout=self._settings.greeting_timeout)
+        except (aiosmtplib.SMTPException, OSError) as error:
+            if isinstance(error, ssl.SSLError) or isinstance(error.__cause__, ssl.SSLError):
+                raise self._broken_handshake(error) from error
+            raise self._trouble("the greeting", error) from error
+        self._hold_transport()
+
+    def open_transport(self) -> asyncio.Transport:
+        """The transport, to be taken over. Raises HostTrouble if the peer has left in the meantime."""
+        if self._transport is None or self._transport.is_closing():
+            raise HostTrouble(
+                Reply(451, "4.2", f"{self.address} closed the connection"), address=self.address
+            )
+        return self._transport
+
+    def hand_over(self) -> asyncio.Transport:
+        """As `open_transport`; nothing is kept here."""
+        transport = self.open_transport()
+        # The client and its protocol refer to each other: each connection would be left to the garbage
+        # collector.
+        self._client.protocol = self._client.transport = None
+        return transport
+
+    async def say(self, line: bytes) -> tuple[int, str]:
+        """A line of a log-in: what comes back, whatever it is. Raises HostTrouble."""
+        try:
+            code, text = await self._client.execute_command(line, timeout=self._settings.ehlo_timeout)
+        except aiosmtplib.SMTPResponseException as error:  # its text is what the server said, maybe a secret
+            text = f"{self.address} answered AUTH with what is no reply"
+            raise HostTrouble(Reply(451, "5.0", text), address=self.address) from error
+        except (aiosmtplib.SMTPException, OSError) as error:
+            raise self._trouble("AUTH", error) from error
+        return code, text
+
+    def abort(self) -> None:
+        self._client.close()
+        if self._transport is not None:
+            self._transport.abort()
+        else:
+            self._sock.close()
+
+    async def _introduce(self) -> Capabilities:
+        """EHLO, or HELO with a server that does not know EHLO (RFC 5321 3.2)."""
+        timeout = self._settings.ehlo_timeout
+        try:
+            try:
+                return parse_ehlo((await self._client.ehlo(timeout=timeout)).message)
+            except aiosmtplib.SMTPHeloError as error:
+                if error.code < 500 or not self._client.is_connected:
+                    raise
+            await self._client.helo(timeout=timeout)
+        except (aiosmtplib.SMTPException, OSError) as error:
+            raise self._trouble("EHLO", error) from error
+        return Capabilities()
+
+    async def _start_tls(self) -> bool:
+        """False when the server declined in good order and clear text is allowed to go on."""
+        context = self._tls.context(verify=self._plan.verify)
+        timeout = self._settings.starttls_timeout
+        try:
+            await self._client.starttls(tls_context=context, timeout=timeout)
+        except aiosmtplib.SMTPResponseException as error:
+            if self._plan.may_fall_back and self._client.is_connected:
+                return False
+            said = f"{error.code} {printable(error.message)}" if error.code > 0 else printable(error.message)
+            text = f"{self.who} refused STARTTLS: {said}; {self._plan.why}"
+            raise TlsTrouble(Reply(451, "7.4", text), address=self.address) from error
+        except (aiosmtplib.SMTPException, OSError) as error:
+            raise self._broken_handshake(error) from error
+        self._hold_transport()
+        return True
+
+    def _prove(self) -> None:
+        """Before anything is said inside TLS."""
+        tls = self.open_transport().get_extra_info("ssl_object")
+        try:
+            self.proof = prove(self._plan, tls, now=self._tls.now())
+        except WrongPeerError as error:
+            raise self._tls_trouble(f"{self.who}: {error}") from error
+        worth = self.proof.security
+        self.tls_words = f"{tls.version()} {worth}" if worth != ENCRYPTED else tls.version()
+
+    async def _introduce_again(self) -> Capabilities:
+        # With TLS 1.3 the peer may refuse after our side of the handshake is done, so a
+        # connection that breaks here is a failed handshake too. A refusal in words has come by TLS.
+        try:
+            reply = await self._client.ehlo(timeout=self._settings.ehlo_timeout)
+        except aiosmtplib.SMTPHeloError as error:
+            raise self._trouble("EHLO", error) from error
+        except (aiosmtplib.SMTPException, OSError) as error:
+            raise self._broken_handshake(error) from error
+        return parse_ehlo(reply.message)
+
+    def _hold_transport(self) -> None:
+        # aiosmtplib types it as BaseTransport; on a TCP socket it is a Transport, with TLS and without.
+        self._transport = cast(asyncio.Transport, self._client.transport)
+
+    def _broken_handshake(self, error: Exception) -> TlsTrouble:
+        return self._tls_trouble(f"TLS with {self.who} failed: {handshake_words(error)}")
+
+    def _tls_trouble(self, text: str) -> TlsTrouble:
+        if not self._plan.may_fall_back:
+            text = f"{text}; {self._plan.why}"
+        return TlsTrouble(Reply(451, "7.5", text), address=self.address)
+
+    def _trouble(self, phase: str, error: Exception) -> HostTrouble:
+        """Always transient: it is about the host, and no mail has been mentioned yet."""
+        said = None
+        if isinstance(error, aiosmtplib.SMTPResponseException) and 200 <= error.code <= 599:
+            said = make_reply(error.code, [printable(line) for line in error.message.split("\n")])
+            detail, text = said.detail or "3.0", f"{self.address} refused us at {phase}: {said}"
+        elif isinstance(error, TimeoutError):
+            detail, text = "4.2", f"timed out waiting for the reply of {self.address} to {phase}"
+        else:
+            detail, text = "4.2", f"{self.address} failed at {phase}: {printable(str(error))}"
+        down = phase != "AUTH" and (said is None or said.is_permanent)
+        return HostTrouble(Reply(451, detail, text), address=self.address, said=said, down=down)

@@ -1,0 +1,133 @@
+"""How many connections are open: the counts behind the zone's and the destination's limits.
+
+Lines of mail for the same hosts share a site. A line's limit counts the connections of all lines there whose
+limit is no larger: lines with equal limits share it, a line never exceeds its own, and all together never the
+largest.
+
+Where the limits are totals over several workers, an allowance says how much of them is this one's
+(`limits/allowance.py`); it is asked besides, and told.
+
+A *slot* is the right to have one connection. It is taken before connecting and given back when the
+socket is gone, so connecting, active, idle and closing connections all count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.delivery.peer.connection_key import Terms
+from zonerelay.limits.worker.allowance import ZoneAllowance
+from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
+from zonerelay.routing.destinations.nexthop import DestinationKey, SiteKey
+
+
+class Slot:
+    """One connection's place; `release` may be called again."""
+
+    __slots__ = ("_on_release", "line", "released", "site", "zone")
+
+    def __init__(
+        self, zone: str, site: SiteKey, line: DestinationKey, on_release: Callable[[Slot], None]
+    ) -> None:
+        self.zone = zone
+        self.site = site
+        self.line = line
+        self.released = False
+        self._on_release = on_release
+
+    def release(self) -> None:
+        if not self.released:
+            self.released = True
+            self._on_release(self)
+
+
+class _Line:
+    """The connections of one line, and its limit as it was asked for last."""
+
+    __slots__ = ("limit", "open")
+
+    def __init__(self) -> None:
+        self.limit = 0
+        self.open = 0
+
+
+AllowanceOf = Callable[[str], ZoneAllowance]
+"""What a worker may use of a zone's limits, by the zone's name."""
+
+
+class Slots:
+    """Counts slots; `on_release` is told about each one that is free again. `shared`: the allowances, where
+    other workers go by the same limits.
+    """
+
+    def __init__(self, on_release: Callable[[Slot], None], shared: AllowanceOf | None = None) -> None:
+        self.shared = shared
+        self._in_zone: Counter[str] = Counter()
+        self._at_site: dict[SiteKey, dict[DestinationKey, _Line]] = {}
+        self._tell = on_release
+
+    def open_in(self, zone: str) -> int:
+        if zone == MAILBOXES:
+            return sum(count for name, count in self._in_zone.items() if is_mailbox_zone(name))
+        return self._in_zone[zone]
+
+    def zone_is_full(self, zone: ZoneSettings) -> bool:
+        return self._in_zone[zone.name] >= zone.max_connections
+
+    def site_is_full(self, terms: Terms) -> bool:
+        lines = self._at_site.get(terms.route.site)
+        if lines is None:
+            return False
+        limit = terms.limits.max_connections
+        own = lines.get(terms.route.destination)
+        if own is not None:
+            own.limit = limit
+            if own.open >= limit:
+                return True
+            if len(lines) == 1:
+                return False
+        limits = {limit, *(line.limit for line in lines.values() if line.limit >= limit)}
+        return any(_open_within(lines, most) >= most for most in limits)
+
+    def is_allowed(self, terms: Terms) -> bool:
+        """One more connection is, by what this worker may have of shared limits; if not, it is wished for."""
+        if self.shared is None:
+            return True
+        route, zone = terms.route, terms.zone
+        return self.shared(zone.name).may_connect(
+            route.site, route.destination, terms.limits.max_connections, zone.max_connections
+        )
+
+    def may_keep(self, slot: Slot) -> bool:
+        """False: somebody else is to have it when its transaction is over."""
+        return self.shared is None or self.shared(slot.zone).may_keep(slot.site, slot.line)
+
+    def take(self, terms: Terms) -> Slot:
+        route = terms.route
+        if self.shared is not None:
+            self.shared(terms.zone.name).connected(route.site, route.destination)
+        self._in_zone[terms.zone.name] += 1
+        line = self._at_site.setdefault(route.site, {}).setdefault(route.destination, _Line())
+        line.open += 1
+        line.limit = terms.limits.max_connections
+        return Slot(terms.zone.name, route.site, route.destination, self._released)
+
+    def _released(self, slot: Slot) -> None:
+        self._in_zone[slot.zone] -= 1
+        if not self._in_zone[slot.zone]:
+            del self._in_zone[slot.zone]
+        if self.shared is not None:
+            self.shared(slot.zone).disconnected(slot.site, slot.line)
+        lines = self._at_site[slot.site]
+        lines[slot.line].open -= 1
+        if not lines[slot.line].open:
+            del lines[slot.line]
+            if not lines:
+                del self._at_site[slot.site]  # destinations come and go by the million
+        self._tell(slot)
+
+
+def _open_within(lines: dict[DestinationKey, _Line], most: int) -> int:
+    return sum(line.open for line in lines.values() if line.limit <= most)

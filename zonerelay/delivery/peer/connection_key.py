@@ -1,0 +1,81 @@
+"""In whose name a batch is sent, and all that an idle connection must match to carry it.
+
+The way is chosen once for a batch, before a connection is looked for: the source by `source_choice.py`, the
+credential by `logins.py`, the host by `host_order.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from zonerelay.config.tables.models import CredentialSettings, SourceSettings, ZoneSettings
+from zonerelay.routing.destinations.nexthop import DestinationKey, Limits, Route, TlsDemand
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """`source` and `credential` are `None` in zones without any. `key` tells the ways of one zone apart.
+
+    `ipv4_only`: the source's IPv6 is not wanted for now, so a connection over it is none for this way.
+    `host` (`name:port`): the one of several equal next hops that this batch goes to if it can.
+    """
+
+    source: SourceSettings | None = None
+    credential: CredentialSettings | None = None
+    ipv4_only: bool = False
+    host: str = ""
+    key: str = field(init=False, repr=False, compare=False, default="")
+
+    def __post_init__(self) -> None:
+        if self.source is not None or self.credential is not None or self.host:
+            source = "" if self.source is None else self.source.name
+            credential = "" if self.credential is None else self.credential.name
+            family = "/4" if self.ipv4_only else ""
+            object.__setattr__(self, "key", f"{source}{family} {credential} {self.host}")
+
+    def from_source(self, chosen: Way) -> Way:
+        """The same from another source, as `source_ways.py` has chosen it."""
+        if self is ANY_WAY:
+            return chosen
+        return replace(self, source=chosen.source, ipv4_only=chosen.ipv4_only)
+
+
+ANY_WAY = Way()
+
+Kind = tuple[DestinationKey, str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """What a connection is opened for, and therefore what it may carry."""
+
+    zone: ZoneSettings
+    route: Route
+    way: Way = ANY_WAY
+
+    @property
+    def kind(self) -> Kind:
+        """Connections of one kind may serve each other's mail while the settings stay."""
+        return self.route.destination, self.way.key
+
+    @property
+    def limits(self) -> Limits:
+        return self.route.limits_in(self.zone)
+
+    @property
+    def tls(self) -> TlsDemand:
+        return self.route.tls_in(self.zone)
+
+    def ehlo_name(self, hostname: str) -> str:
+        """The source's own name, or the zone's, or the relay's."""
+        source = self.way.source
+        return (source.ehlo_name if source is not None else "") or self.zone.ehlo_name or hostname
+
+    def cover(self, other: Terms) -> bool:
+        """False when these were made under settings that no longer hold: TLS, names, source, log-in."""
+        mine, theirs = self.route, other.route
+        return (
+            (self.zone is other.zone or self.zone == other.zone)
+            and (mine is theirs or (mine.tls == theirs.tls and mine.limits == theirs.limits))
+            and (self.way is other.way or self.way == other.way)
+        )

@@ -1,0 +1,154 @@
+"""Opens the socket to a peer: from which of our addresses, to which of theirs, and whether it may be.
+
+With a source the socket is bound to its address of the peer's family, or not opened at all: mail never goes
+out from another address than its zone's.
+
+The peer's address is checked here, right before connecting to that very address, so that no name that
+resolves differently a moment later gets around the check. The caller owns the socket that is returned;
+when this raises, also by cancellation, no socket is left open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+
+from zonerelay.config.tables.models import SourceSettings, ZoneSettings
+from zonerelay.model.outcome import Scope
+from zonerelay.model.reply import Reply
+from zonerelay.routing.destinations.addresses import is_private
+
+
+class HostTrouble(Exception):
+    """A host cannot be used for this attempt; another one may do.
+
+    `reply` tells why; `asked` is false when nothing was sent to anybody. `said` are the host's own words, if
+    there were any. `down`: nobody would be served there, so others are tried before it for a while
+    (`health.py`).
+    """
+
+    scope = Scope.HOST
+
+    def __init__(
+        self,
+        reply: Reply,
+        *,
+        address: str = "",
+        asked: bool = True,
+        said: Reply | None = None,
+        down: bool = False,
+    ) -> None:
+        super().__init__(str(reply))
+        self.reply = reply
+        self.address = address
+        self.asked = asked
+        self.said = said
+        self.down = down
+
+    @property
+    def is_not_now(self) -> bool:
+        """The host itself said so."""
+        return self.said is not None and self.said.is_transient
+
+
+class SourceTrouble(HostTrouble):
+    """An address of ours cannot be sent from. `ip` is that address, `reason` the system's."""
+
+    scope = Scope.LOCAL
+
+    def __init__(self, source: str, ip: str, reason: str) -> None:
+        text = f"the address {ip} of the source {source} cannot be used: {reason}"
+        super().__init__(Reply(451, "3.5", text), asked=False)
+        self.ip = ip
+        self.reason = reason
+
+
+class NoSource(HostTrouble):
+    """None of a zone's sources can be used now."""
+
+    scope = Scope.LOCAL
+
+    def __init__(self, zone: str) -> None:
+        text = f"none of the sources of the zone {zone} can be used now"
+        super().__init__(Reply(451, "3.5", text), asked=False)
+
+
+def display_address(ip: str, port: int) -> str:
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+def check_address(zone: ZoneSettings, host: str, ip: str) -> None:
+    """Refuse what a stranger's DNS must not make us talk to. A next hop was chosen by the operator."""
+    if zone.allow_private_addresses or zone.next_hop or not is_private(ip):
+        return
+    # 4.4.4, not a bounce: a wrong MX record is often put right before the message is too old.
+    text = f"{host} has the private address {ip}, which the zone does not allow"
+    raise HostTrouble(Reply(451, "4.4", text), asked=False)
+
+
+def own_address(source: SourceSettings, *, ipv6: bool) -> str:
+    """The source's address of a family, `""` if it has none."""
+    return next((ip for ip in source.address if (":" in ip) == ipv6), "")
+
+
+async def open_socket(
+    zone: ZoneSettings,
+    host: str,
+    ip: str,
+    port: int,
+    *,
+    timeout: float,
+    source: SourceSettings | None = None,
+) -> socket.socket:
+    """A connected, non-blocking TCP socket. Raises HostTrouble."""
+    check_address(zone, host, ip)
+    address = display_address(ip, port)
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    try:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:  # out of file descriptors, or no IPv6 on this machine
+        raise HostTrouble(Reply(451, "3.0", f"no socket: {error}"), asked=False) from error
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if source is not None:
+            _bind(sock, source, ipv6=family == socket.AF_INET6)
+        async with asyncio.timeout(timeout):
+            await asyncio.get_running_loop().sock_connect(sock, (ip, port))
+    except TimeoutError as error:
+        sock.close()
+        text = f"connecting to {address} timed out"
+        raise HostTrouble(Reply(451, "4.1", text), address=address, down=True) from error
+    except OSError as error:
+        sock.close()
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        text = f"connecting to {address} failed: {reason}"
+        raise HostTrouble(Reply(451, "4.1", text), address=address, down=True) from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+# What the system says of an address that is on no interface, or of a family that is switched off.
+_NOT_HERE = frozenset((errno.EADDRNOTAVAIL, errno.EINVAL, errno.ENODEV, errno.EAFNOSUPPORT))
+
+
+def _bind(sock: socket.socket, source: SourceSettings, *, ipv6: bool) -> None:
+    """Raises SourceTrouble when the source has no such address now, OSError for any other trouble."""
+    ip = own_address(source, ipv6=ipv6)
+    if not ip:
+        family = "IPv6" if ipv6 else "IPv4"
+        raise HostTrouble(Reply(451, "3.5", f"the source {source.name} has no {family} address"), asked=False)
+    no_port_yet = getattr(socket, "IP_BIND_ADDRESS_NO_PORT", None)  # Linux only
+    if no_port_yet is not None:
+        # The port is chosen when the peer is known: else all peers together have an address's 28,000 ports.
+        sock.setsockopt(socket.IPPROTO_IP, no_port_yet, 1)
+    try:
+        sock.bind((ip, 0))
+    except OSError as error:
+        if error.errno in _NOT_HERE:
+            raise SourceTrouble(source.name, ip, os.strerror(error.errno)) from error
+        raise

@@ -1,0 +1,304 @@
+"""What a zone changes in a message before it is sent: header fields, a DKIM signature, the sender (SRS).
+
+The stored message never changes, nor what the queue, the logs and reports say of it. A rendition is a message
+beside it, with another size and perhaps another sender; its body is a new header and then what is
+stored. The rules go first (remove, replace, add), the signature last.
+
+Policies:
+
+- A zone that changes nothing costs one look at it (`changes`).
+- What was rendered is kept for a while, so that a message with a hundred destinations is signed once, and
+  every connection gets the same octets. One task renders a message, the others wait for it.
+- What cannot be changed is sent as it is, and the log says so: a header without an end, a sender that
+  becomes too long. Where the zone requires a signature the message waits instead.
+- A body that nobody has hashed (our own reports, mail from before there were keys) is read once more.
+
+Raises StoreError when the store does, and RenderError with the deferral's reply. Whatever else is raised is
+for the caller to make a deferral of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from zonerelay.config.tables.models import DkimMode, ZoneSettings
+from zonerelay.delivery.batch.transaction_io import ReadBody
+from zonerelay.delivery.rewrite.signing import Signing
+from zonerelay.delivery.rewrite.stored_pieces import StoredPieces
+from zonerelay.message.dkim.authors import author_domain
+from zonerelay.message.dkim.signature import DkimKey
+from zonerelay.message.header.edits import edit_header
+from zonerelay.message.srs import Srs, SrsError
+from zonerelay.model.address import NULL_SENDER, Mailbox
+from zonerelay.model.clock import Clock
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.reply import Reply
+from zonerelay.telemetry.events.events import Events
+
+MAX_HEADER = 1024 * 1024
+"""Octets of a header that are looked at, unless a listener takes longer ones."""
+OUR_FIELDS = 64 * 1024
+"""How much longer a header may be in the spool than it was when it came."""
+
+MAX_KEPT = 1000
+MAX_KEPT_OCTETS = 4 * 1024 * 1024
+KEEP_FOR = 900.0
+"""Seconds. A signature has a time in it, and keys and stamps change with the day."""
+
+MAX_COMPLAINTS = 1000
+"""Domains without a key that an operator is told of, once each."""
+
+SIGNED, NO_KEY, FAILED = "signed", "no_key", "failed"
+
+_Key = tuple[MessageId, str]
+
+
+class RenderError(Exception):
+    """The message cannot go out as this zone demands: a deferral with `reply`."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(str(reply))
+        self.reply = reply
+
+
+class Keys(Protocol):
+    """As `message/dkim_keys.py` has them."""
+
+    def for_author(self, domain: str, now: float) -> Sequence[DkimKey]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """What is sent in the place of a stored message."""
+
+    message: Message
+    read_body: ReadBody
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """What one zone changes."""
+
+    zone: ZoneSettings
+    add: tuple[tuple[str, str], ...]
+    replace: tuple[tuple[str, str], ...]
+    keys: Keys | None
+    srs: Srs | None
+
+    @property
+    def changes_header(self) -> bool:
+        signs = self.keys is not None or self.zone.dkim is DkimMode.REQUIRED
+        return signs or bool(self.add or self.replace or self.zone.header_remove)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rendition:
+    """`header` takes the place of the first `skipped` octets; nothing of none when it stays as it is."""
+
+    plan: _Plan
+    header: bytes
+    skipped: int
+    sender: Mailbox
+    until: float
+
+    def of(self, message: Message) -> Message:
+        envelope, header = message.envelope, self.header
+        if self.sender != envelope.sender:
+            envelope = replace(envelope, sender=self.sender)
+        return replace(
+            message,
+            envelope=envelope,
+            size=message.size - self.skipped + len(header),
+            plain_lines=message.plain_lines and not (header.startswith(b".") or b"\r\n." in header),
+        )
+
+
+class Renderer:
+    """One per worker. `configure` may come at any time: what is under way then is finished as it began."""
+
+    def __init__(
+        self, *, read_body: ReadBody, events: Events, clock: Clock, signing: Signing | None = None
+    ) -> None:
+        self._read_body = read_body
+        self._signing = signing or Signing(beside=False)
+        self._events = events
+        self._clock = clock
+        self._kept: OrderedDict[_Key, _Rendition] = OrderedDict()
+        self._rendering: dict[_Key, asyncio.Future[None]] = {}
+        self.configure(keys=None, srs=None, max_header_size=0)
+
+    def configure(self, *, keys: Keys | None, srs: Srs | None, max_header_size: int) -> None:
+        """`keys`: `None` without any [[dkim]]. `max_header_size`: the largest of the listeners'."""
+        self._keys = keys
+        self._srs = srs
+        self._max_header = max(max_header_size, MAX_HEADER) + OUR_FIELDS
+        self._plans: dict[str, tuple[ZoneSettings, _Plan | None]] = {}
+        self._complained: set[str] = set()
+        self._kept.clear()
+        self._kept_octets = 0
+
+    def changes(self, zone: ZoneSettings) -> bool:
+        """False when the zone's mail is sent as it is stored."""
+        known = self._plans.get(zone.name)
+        if known is None or known[0] is not zone:
+            known = self._plans[zone.name] = (zone, self._plan(zone))
+        return known[1] is not None
+
+    async def render(self, zone: ZoneSettings, message: Message) -> Rendered:
+        if not self.changes(zone):
+            return Rendered(message, self._read_body)
+        _, plan = self._plans[zone.name]
+        assert plan is not None
+        key = (message.id, zone.name)
+        while (rendition := self._known(key, plan)) is None:
+            other = self._rendering.get(key)
+            if other is None:
+                return await self._make(plan, message)
+            await asyncio.wait([other])  # if it failed there, we try
+        return self._rendered(message, rendition)
+
+    def _plan(self, zone: ZoneSettings) -> _Plan | None:
+        plan = _Plan(
+            zone,
+            add=_rules(zone.header_add),
+            replace=_rules(zone.header_replace),
+            keys=None if zone.dkim is DkimMode.OFF else self._keys,
+            srs=self._srs if zone.srs else None,
+        )
+        return plan if plan.changes_header or plan.srs is not None else None
+
+    def _is_current(self, plan: _Plan) -> bool:
+        known = self._plans.get(plan.zone.name)
+        return known is not None and known[1] is plan
+
+    # What is kept.
+
+    def _known(self, key: _Key, plan: _Plan) -> _Rendition | None:
+        rendition = self._kept.get(key)
+        if rendition is None:
+            return None
+        if rendition.plan is not plan or rendition.until < self._clock.monotonic():
+            self._forget(key)
+            return None
+        self._kept.move_to_end(key)
+        return rendition
+
+    def _keep(self, key: _Key, rendition: _Rendition) -> None:
+        self._kept[key] = rendition
+        self._kept_octets += len(rendition.header)
+        while self._kept_octets > MAX_KEPT_OCTETS or len(self._kept) > MAX_KEPT:
+            self._forget(next(iter(self._kept)))
+
+    def _forget(self, key: _Key) -> None:
+        self._kept_octets -= len(self._kept.pop(key).header)
+
+    # Rendering.
+
+    def _rendered(
+        self, message: Message, rendition: _Rendition, ahead: StoredPieces | None = None
+    ) -> Rendered:
+        """`ahead`: what has been read of the body, for whoever reads first."""
+
+        def read_body(message_id: MessageId) -> AsyncIterator[bytes]:
+            nonlocal ahead
+            pieces, ahead = ahead, None
+            if pieces is None:
+                pieces = StoredPieces(self._read_body(message_id))
+            return pieces.spliced(rendition.header, rendition.skipped)
+
+        return Rendered(rendition.of(message), read_body)
+
+    async def _make(self, plan: _Plan, message: Message) -> Rendered:
+        key = (message.id, plan.zone.name)
+        done = self._rendering[key] = asyncio.get_running_loop().create_future()
+        pieces = StoredPieces(self._read_body(message.id))
+        try:
+            rendition = await self._rendition(plan, message, pieces)
+            if not pieces.intact:
+                await pieces.close()
+        except BaseException:
+            await pieces.close()
+            raise
+        finally:
+            del self._rendering[key]
+            done.set_result(None)
+        if self._is_current(plan) and key not in self._kept:
+            self._keep(key, rendition)
+        return self._rendered(message, rendition, pieces if pieces.intact else None)
+
+    async def _rendition(self, plan: _Plan, message: Message, pieces: StoredPieces) -> _Rendition:
+        now, until = self._clock.now(), self._clock.monotonic() + KEEP_FOR
+        sender = self._sender(plan, message, now)
+        old = new = b""
+        if plan.changes_header:
+            header = await pieces.header(self._max_header)
+            if header is None:
+                self._events.sent_unchanged(message.id, plan.zone.name, "the header has no end")
+                self._not_signed(plan, "the header has no end")
+            else:
+                old = header
+                new = edit_header(header, add=plan.add, replace=plan.replace, remove=plan.zone.header_remove)
+                new = await self._signature(plan, message, pieces, new, now) + new
+                if new == old:
+                    old = new = b""
+        return _Rendition(plan, new, len(old), sender, until)
+
+    def _sender(self, plan: _Plan, message: Message, now: float) -> Mailbox:
+        sender = message.envelope.sender
+        if plan.srs is None:
+            return sender
+        if message.envelope.origin.stranger:
+            # Only the stranger says whose sender it is: an address of ours for it would let the stranger
+            # write to that person, and have the next host's report sent there.
+            return NULL_SENDER
+        try:
+            return plan.srs.forward(sender, now)
+        except SrsError as error:
+            self._events.sent_unchanged(message.id, plan.zone.name, f"srs: {error}")
+            return sender
+
+    async def _signature(
+        self, plan: _Plan, message: Message, pieces: StoredPieces, header: bytes, now: float
+    ) -> bytes:
+        """The fields to put in front. Raises RenderError where there must be one and is no key."""
+        if plan.keys is None:
+            self._not_signed(plan, "there are no keys")
+            return b""
+        domain = author_domain(header)
+        # From anybody who may not relay is anybody's word: our signature under it would be theirs to spread.
+        stranger = message.envelope.origin.stranger
+        keys = plan.keys.for_author(domain, now) if domain and not stranger else ()
+        if not keys:
+            self._events.metrics.dkim_signature(NO_KEY)
+            why = f"no key for {domain}" if domain else "From names no author"
+            self._not_signed(plan, "it comes from a stranger" if stranger else why)
+            return b""
+        try:
+            body_hash = message.body_hash or await pieces.body_hash()
+            fields = await self._signing.sign(header, body_hash, keys, now=now)
+        except Exception:
+            self._events.metrics.dkim_signature(FAILED)
+            raise
+        self._events.metrics.dkim_signature(SIGNED)
+        return fields
+
+    def _not_signed(self, plan: _Plan, why: str) -> None:
+        """Raises RenderError, and tells the operator once, when the zone requires a signature."""
+        if plan.zone.dkim is not DkimMode.REQUIRED:
+            return
+        zone = plan.zone.name
+        if why not in self._complained and len(self._complained) < MAX_COMPLAINTS:
+            self._complained.add(why)
+            self._events.dkim_missing(zone, why)
+        raise RenderError(Reply(451, "3.5", f"the zone {zone} requires a DKIM signature: {why}"))
+
+
+def _rules(fields: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """`Name: value` each, as `edit_header` takes them."""
+    parts = (field.partition(":") for field in fields)
+    return tuple((name, value.strip()) for name, _, value in parts)

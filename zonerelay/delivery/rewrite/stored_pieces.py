@@ -1,0 +1,85 @@
+"""A stored body that is looked at before it is sent: its header, the hash of the rest, and then its octets.
+
+For one reading: what was taken off the store for a look is not read again, as long as all of it is still
+there (`intact`). Memory: the pieces that hold the header, and one more. Raises what the store raises.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from zonerelay.message.dkim.body import RelaxedBody
+
+_CRLF = b"\r\n"
+_END = b"\r\n\r\n"
+
+
+class StoredPieces:
+    """`header` first, then perhaps `body_hash`, then `spliced` once, or `close`."""
+
+    __slots__ = ("_header_size", "_held", "_pieces", "intact")
+
+    def __init__(self, pieces: AsyncIterator[bytes]) -> None:
+        self._pieces = pieces
+        self._held: deque[bytes] = deque()
+        self._header_size = 0
+        self.intact = True
+        """False when a part of the body is gone, so that it has to be read anew."""
+
+    async def header(self, limit: int) -> bytes | None:
+        """All fields with the CRLF of the last one; `None` when the end is not within `limit` and a piece.
+
+        Without an empty line all of the message is header.
+        """
+        block = b""
+        while piece := await anext(self._pieces, b""):
+            self._held.append(piece)
+            searched = max(len(block) - len(_END) + 1, 0)
+            block = block + piece if block else piece
+            end = 0 if block.startswith(_CRLF) else block.find(_END, searched) + len(_CRLF)
+            if end != 1:
+                self._header_size = end
+                return block[:end]
+            if len(block) > limit:
+                return None
+        self._header_size = len(block)
+        return block
+
+    async def body_hash(self) -> str:
+        """In DKIM's relaxed form, of what follows the empty line after the header."""
+        body = RelaxedBody()
+        skipped = self._header_size + len(_CRLF)
+        for piece in self._held:
+            body.feed(piece[skipped:])
+            skipped = max(skipped - len(piece), 0)
+        while piece := await anext(self._pieces, b""):
+            self.intact = False
+            body.feed(piece[skipped:])
+            skipped = max(skipped - len(piece), 0)
+        return body.digest()
+
+    async def spliced(self, header: bytes, skipped: int) -> AsyncGenerator[bytes, None]:
+        """`header`, then the stored body without its first `skipped` octets. No piece is empty."""
+        try:
+            while piece := await self._next():
+                if skipped >= len(piece):
+                    skipped -= len(piece)
+                    continue
+                if skipped:
+                    piece, skipped = piece[skipped:], 0
+                if header:
+                    piece, header = header + piece, b""
+                yield piece
+            if header:
+                yield header
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        close = getattr(self._pieces, "aclose", None)  # generators hold resources, plain iterators need not
+        if close is not None:
+            await close()
+
+    async def _next(self) -> bytes:
+        return self._held.popleft() if self._held else await anext(self._pieces, b"")

@@ -1,0 +1,128 @@
+"""What is remembered against sources: who has refused them, and which addresses this machine has not got now.
+
+A refusal counts for one source and the hosts of one destination, in all zones, until its penalty is over. One
+over IPv6 counts for the source's IPv6 only while it has IPv4 as well: the next try goes over IPv4. An address
+that cannot be bound is passed over by all mail for `ABSENT_FOR`, and then tried again.
+
+In memory alone: after a restart each refusal is learnt anew, at the price of one deferral. Bounded by
+`MAX_REMEMBERED`; the oldest is forgotten first. Pure but for the clock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from zonerelay.config.tables.models import SourceSettings
+from zonerelay.model.clock import Clock
+from zonerelay.model.reply import Reply
+
+MAX_REMEMBERED = 10_000
+ABSENT_FOR = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Penalty:
+    """`hosts` have refused `source` with `reply`. `until` is Unix time; `ipv6`: over IPv6 alone."""
+
+    source: str
+    hosts: str
+    reply: Reply
+    until: float
+    ipv6: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    at: float
+    until: float
+    reply: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class _Absence:
+    until: float
+    reason: str
+
+
+_Key = tuple[str, str, bool]
+
+
+class SourceMemory:
+    """Times inside are monotonic: a clock that is set does not lengthen a penalty."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._refusals: OrderedDict[_Key, _Refusal] = OrderedDict()
+        self._absences: dict[tuple[str, str], _Absence] = {}
+
+    def keep(self, sources: Iterable[SourceSettings]) -> None:
+        """Forget every other source."""
+        names = {source.name for source in sources}
+        owners = {(source.name, ip) for source in sources for ip in source.address}
+        for key in [key for key in self._refusals if key[0] not in names]:
+            del self._refusals[key]
+        for owner in [owner for owner in self._absences if owner not in owners]:
+            del self._absences[owner]
+
+    # Refusals.
+
+    def refused(self, source: str, hosts: str, reply: Reply, *, seconds: float, ipv6: bool) -> bool:
+        """True when the source was in no penalty there before."""
+        key = (source, hosts, ipv6)
+        is_new = self._in_force(key) is None
+        now = self._clock.monotonic()
+        self._refusals[key] = _Refusal(now, now + seconds, reply)
+        self._refusals.move_to_end(key)
+        if len(self._refusals) > MAX_REMEMBERED:
+            self._refusals.popitem(last=False)
+        return is_new
+
+    def refused_at(self, source: str, hosts: str) -> float | None:
+        """When these hosts last refused it, while that counts."""
+        refusal = self._in_force((source, hosts, False))
+        return None if refusal is None else refusal.at
+
+    def ipv6_refused(self, source: str, hosts: str) -> bool:
+        return self._in_force((source, hosts, True)) is not None
+
+    def penalties(self) -> list[Penalty]:
+        """All in force, the latest last."""
+        now, offset = self._clock.monotonic(), self._clock.now() - self._clock.monotonic()
+        return [
+            Penalty(source, hosts, refusal.reply, refusal.until + offset, ipv6)
+            for (source, hosts, ipv6), refusal in self._refusals.items()
+            if refusal.until > now
+        ]
+
+    def _in_force(self, key: _Key) -> _Refusal | None:
+        refusal = self._refusals.get(key)
+        if refusal is None or refusal.until > self._clock.monotonic():
+            return refusal
+        del self._refusals[key]
+        return None
+
+    # Absences.
+
+    def absent(self, source: str, ip: str, reason: str) -> bool:
+        """This address cannot be sent from. True when that is news."""
+        now = self._clock.monotonic()
+        is_new = (source, ip) not in self._absences
+        self._absences[source, ip] = _Absence(now + ABSENT_FOR, reason)
+        return is_new
+
+    def present(self, source: str, ip: str) -> bool:
+        """It can again. True when that is news."""
+        return self._absences.pop((source, ip), None) is not None
+
+    def is_absent(self, source: str, ip: str) -> bool:
+        """True while it is not worth trying."""
+        if not self._absences:
+            return False
+        absence = self._absences.get((source, ip))
+        return absence is not None and absence.until > self._clock.monotonic()
+
+    def absences(self) -> list[tuple[str, str, str]]:
+        """Source, address and reason, of all that could not be bound when it was last tried."""
+        return [(source, ip, absence.reason) for (source, ip), absence in self._absences.items()]

@@ -1,0 +1,138 @@
+"""DANE for SMTP: which TLSA records count, and whether they vouch for a server's certificate (RFC 7672 3).
+
+Counted are DANE-TA(2) and DANE-EE(3); the usages that lean on public authorities are not for SMTP (3.1.3),
+and what is malformed is left out. Of several digests of the same kind the strongest counts (RFC 7671 9).
+
+- DANE-EE: the server's own certificate or key is the one in the record. Its names and dates do not matter
+  (3.1.1): the record is the statement, and whoever wants it to end takes it away.
+- DANE-TA: the certificate chain leads to the authority in the record, which the server has to send along
+  unless the record holds all of it. Dates count, and one of the names must fit (3.2.2).
+
+Pure: no I/O, no clock. `verify` raises NotVouchedForError with what an operator wants to know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from zonerelay.delivery.tls.certificate_facts import is_sequence, matching_name, public_key, shown_names
+from zonerelay.routing.dns.answers import TlsaRecord
+
+MAX_CHAIN = 16
+"""Certificates of a server's chain that are looked at."""
+MAX_RECORDS = 32
+"""Usable records of one host that are looked at."""
+
+DANE_TA, DANE_EE = 2, 3
+_CERTIFICATE, _KEY = 0, 1
+_FULL, _SHA256, _SHA512 = 0, 1, 2
+_DIGEST_SIZES = {_SHA256: 32, _SHA512: 64}
+
+
+class NotVouchedForError(Exception):
+    """The records do not vouch for the certificate; the text says what is wrong with it."""
+
+
+def usable(records: Sequence[TlsaRecord]) -> tuple[TlsaRecord, ...]:
+    """Those that a certificate can be held against, in the order given."""
+    sound = [record for record in records if _is_usable(record)]
+    strongest: dict[tuple[int, int], int] = {}
+    for record in sound:
+        kind = (record.usage, record.selector)
+        strongest[kind] = max(record.matching, strongest.get(kind, _FULL))
+    counting = [r for r in sound if r.matching in (_FULL, strongest[r.usage, r.selector])]
+    return tuple(counting[:MAX_RECORDS])
+
+
+def verify(chain: Sequence[bytes], records: Sequence[TlsaRecord], names: Sequence[str], *, now: float) -> str:
+    """The name that the certificate is good for: one of `names`, or `""` where names do not matter.
+
+    `chain` is DER, the server's own certificate first; `records` are usable ones.
+    """
+    if not chain:
+        raise NotVouchedForError("the server has shown no certificate")
+    chain = chain[:MAX_CHAIN]
+    if any(record.usage == DANE_EE and _matches(chain[0], record) for record in records):
+        return ""
+    authorities = [record for record in records if record.usage == DANE_TA]
+    if not authorities:
+        raise NotVouchedForError(_mismatch(chain[0], records))
+    return _verify_by_authority(chain, authorities, names, now=now)
+
+
+def _verify_by_authority(
+    chain: Sequence[bytes], records: Sequence[TlsaRecord], names: Sequence[str], *, now: float
+) -> str:
+    # Its libraries take 9 MB, which only relays pay whose peers have such records.
+    from zonerelay.delivery.tls import chains  # noqa: PLC0415
+
+    anchors = [each for record in records for each in _anchors(chain, record)]
+    for record in records:
+        if (record.selector, record.matching) == (_KEY, _FULL):
+            # The server need not send the authority: what its bare key has signed is as good as itself.
+            anchors += [der for der in chain if chains.is_signed_by(der, record.data)]
+    if not anchors:
+        raise NotVouchedForError(
+            f"the server has shown no certificate of the authority in the TLSA records ({_shown(records)})"
+        )
+    try:
+        chains.verify(chain, list(dict.fromkeys(anchors)), now=now)
+        presented = chains.names(chain[0])
+    except chains.ChainError as error:
+        raise NotVouchedForError(str(error)) from error
+    fitting = matching_name(names, presented)
+    if fitting is None:
+        raise NotVouchedForError(
+            f"its certificate is for {shown_names(presented)}, not for {' or '.join(dict.fromkeys(names))}"
+        )
+    return fitting
+
+
+def _anchors(chain: Sequence[bytes], record: TlsaRecord) -> list[bytes]:
+    """The certificates to trust because of this record."""
+    if (record.selector, record.matching) == (_CERTIFICATE, _FULL):
+        return [record.data]  # the server need not send it
+    return [der for der in chain if _matches(der, record)]
+
+
+def _is_usable(record: TlsaRecord) -> bool:
+    if record.usage not in (DANE_TA, DANE_EE) or record.selector not in (_CERTIFICATE, _KEY):
+        return False
+    if record.matching != _FULL:
+        return len(record.data) == _DIGEST_SIZES.get(record.matching, -1)
+    return is_sequence(record.data) and (record.selector == _KEY or _is_certificate(record.data))
+
+
+def _is_certificate(der: bytes) -> bool:
+    try:
+        public_key(der)
+    except ValueError:
+        return False
+    return True
+
+
+def _matches(der: bytes, record: TlsaRecord) -> bool:
+    return _association(der, record.selector, record.matching) == record.data
+
+
+def _association(der: bytes, selector: int, matching: int) -> bytes | None:
+    """What a record of this kind about this certificate would hold."""
+    try:
+        selected = der if selector == _CERTIFICATE else public_key(der)
+    except ValueError:
+        return None
+    if matching == _FULL:
+        return selected
+    return hashlib.new("sha256" if matching == _SHA256 else "sha512", selected).digest()
+
+
+def _mismatch(leaf: bytes, records: Sequence[TlsaRecord]) -> str:
+    ours = _association(leaf, _KEY, _SHA256)
+    should = f': "3 1 1 {ours.hex()}" would' if ours else ""
+    return f"none of the TLSA records ({_shown(records)}) matches the server's certificate{should}"
+
+
+def _shown(records: Sequence[TlsaRecord]) -> str:
+    kinds = dict.fromkeys(f"{record.usage} {record.selector} {record.matching}" for record in records)
+    return ", ".join(kinds)

@@ -1,0 +1,200 @@
+"""What a connection to one host must be: the route's demand, and what DNS says about the host (RFC 7672 2.2).
+
+DANE is asked about where the demand says that the MX records were secure, and only for hosts whose addresses
+are: a TLSA record that anybody could have forged the way to protects nothing. Then
+
+- usable records: the certificate must match one of them, whatever else was demanded, and nothing falls back.
+  Where the demand is an MTA-STS policy, they take its place; where it is an operator's `verify`, both hold.
+- records of which none can be used: encryption, of whomever.
+- a look-up that fails, or whose answer is bogus: the host is not used now, for an attacker would make it
+  so. Only a secure denial, or an answer from a part of DNS without DNSSEC, leaves the demand as it is.
+
+With `tls = dane` a host without usable records is not used. `tls = none` is an operator's word: nothing is
+asked.
+Raises HostTrouble when the host cannot be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from msgspec import structs
+
+from zonerelay.config.tables.models import TlsMode, ZoneSettings
+from zonerelay.delivery.peer.connection_key import Terms
+from zonerelay.delivery.peer.sockets import HostTrouble
+from zonerelay.delivery.tls import dane
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.reply import Reply
+from zonerelay.routing.destinations.nexthop import Addresses, MxHost, Route, TlsDemand
+from zonerelay.routing.dns.answers import DnsAnswer, TlsaRecord
+from zonerelay.routing.idna import ascii_domain
+
+MTA_STS = "mta-sts"
+
+
+class TlsaLookup(Protocol):
+    """What is asked about a host beside its addresses. Raises nothing but CancelledError."""
+
+    async def tlsa(self, name: str) -> DnsAnswer[TlsaRecord]: ...
+
+    async def alias(self, name: str) -> DnsAnswer[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TlsPlan:
+    """`level` is what counts in the end: a `TlsMode`, or "mta-sts". `why` is a clause for people.
+
+    `name` is asked for in the handshake (SNI). `verify`: a trusted authority vouches for one of `names`;
+    `certificates`: it is one of these, whoever signed it; `tlsa`: it matches one of these, with `tlsa_names`
+    for those that care for names, of which `next_hop` is not the host's own.
+    """
+
+    level: str
+    name: str
+    why: str = ""
+    on_connect: bool = False
+    verify: bool = False
+    names: tuple[str, ...] = ()
+    certificates: tuple[str, ...] = ()
+    tlsa: tuple[TlsaRecord, ...] = ()
+    tlsa_names: tuple[str, ...] = ()
+    next_hop: str = ""
+
+    @property
+    def encrypts(self) -> bool:
+        return self.level != TlsMode.NONE
+
+    @property
+    def may_fall_back(self) -> bool:
+        """Clear text is better than nothing; where TLS comes first there is none."""
+        return self.level == TlsMode.OPPORTUNISTIC and not self.on_connect
+
+    def in_clear(self) -> TlsPlan:
+        return TlsPlan(TlsMode.NONE, self.name)
+
+
+def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings) -> Route:
+    """With DANE, the route with the name of the domain that the mail is for; of several, all their names.
+
+    Domains at the same hosts share a route, named after one of them, and with DANE-TA a certificate for the
+    domain alone will do (RFC 7672 3.2.2): that is to be no other domain's.
+    """
+    if route.tls is None or not route.tls.dane or zone.next_hop:
+        return route
+    domains = dict.fromkeys(delivery.domain for delivery in deliveries)
+    try:
+        name = ", ".join(dict.fromkeys(ascii_domain(domain) for domain in domains))
+    except ValueError:  # an address literal
+        return route
+    return route if name == route.name else structs.replace(route, name=name)
+
+
+class TlsPlanner:
+    def __init__(self, lookup: TlsaLookup) -> None:
+        self._lookup = lookup
+
+    async def plan(self, terms: Terms, host: MxHost, found: Addresses) -> TlsPlan:
+        """`found`: the addresses of the host that are about to be connected to."""
+        demand = terms.tls
+        plan = _as_demanded(terms, demand, host)
+        mandatory = demand.mode is TlsMode.DANE
+        if not plan.encrypts or not (demand.dane or mandatory):
+            return plan
+        if mandatory and host.literal:
+            raise _unusable(host, "is an address, and DANE needs the name of a host")
+        if not demand.dane:
+            raise _unusable(
+                host, f"was found by MX records of {terms.route.name} that DNSSEC does not secure"
+            )
+        for base in await self._base_domains(host, found):
+            answer = await self._lookup.tlsa(f"_{host.port}._tcp.{base}")
+            if not answer.status.is_definite:
+                raise _unusable(host, f"has TLSA records that cannot be looked up: {answer.status}")
+            if answer.secure and answer.records:
+                usable = dane.usable(answer.records)
+                if not usable:
+                    return _with_unusable(plan, host, base)
+                return _held_to(plan, terms, host, base, usable)
+        if mandatory:
+            why = "has no TLSA records" if found.secure else "has addresses that DNSSEC does not secure"
+            raise _unusable(host, f"{why}, and {plan.why}")
+        return plan
+
+    async def _base_domains(self, host: MxHost, found: Addresses) -> list[str]:
+        """Where TLSA records may be (RFC 7672 2.2.2): where secure aliases end, then at the name itself."""
+        if host.literal:
+            return []
+        if found.secure:
+            return [found.canonical, host.name] if found.canonical else [host.name]
+        if not found.canonical:
+            return []
+        # The name may be secure where only what it is an alias for is not.
+        alias = await self._lookup.alias(host.name)
+        if not alias.status.is_definite:
+            raise _unusable(host, f"has an alias that cannot be looked up: {alias.status}")
+        return [host.name] if alias.secure else []
+
+
+def _as_demanded(terms: Terms, demand: TlsDemand, host: MxHost) -> TlsPlan:
+    mode = demand.mode
+    from_policy = mode is TlsMode.VERIFY and demand.because == MTA_STS
+    return TlsPlan(
+        level=MTA_STS if from_policy else mode,
+        name=host.name,
+        why=f"{_who(terms, demand)} demands {_WHAT.get(mode, 'a valid certificate')}",
+        on_connect=terms.zone.tls_on_connect and mode is not TlsMode.NONE,
+        verify=mode is TlsMode.VERIFY and not demand.certificates,
+        names=demand.names or (host.name,),
+        certificates=demand.certificates if mode is TlsMode.VERIFY else (),
+    )
+
+
+def _held_to(plan: TlsPlan, terms: Terms, host: MxHost, base: str, usable: tuple[TlsaRecord, ...]) -> TlsPlan:
+    domain = terms.route.name if _is_plain_domain(terms.route.name) else ""
+    return replace(
+        plan,
+        level=TlsMode.DANE,
+        name=base,
+        why=f"the TLSA records of {base} demand a certificate that matches them",
+        verify=plan.verify and terms.tls.because != MTA_STS,
+        tlsa=usable,
+        tlsa_names=tuple(dict.fromkeys(name for name in (base, host.name, domain) if name)),
+        next_hop=domain if domain not in (base, host.name) else "",
+    )
+
+
+def _with_unusable(plan: TlsPlan, host: MxHost, base: str) -> TlsPlan:
+    """RFC 7672 2.2: there are records, so there is TLS; none can be used, so it may be anybody's."""
+    if plan.level == TlsMode.DANE:
+        raise _unusable(host, f"has TLSA records of which none can be used, and {plan.why}")
+    if plan.level == TlsMode.OPPORTUNISTIC:
+        return replace(plan, level=TlsMode.REQUIRED, why=f"the TLSA records of {base} demand TLS")
+    return plan
+
+
+_WHAT = {
+    TlsMode.OPPORTUNISTIC: "nothing",
+    TlsMode.REQUIRED: "TLS",
+    TlsMode.DANE: "TLSA records and a certificate that matches them",
+}
+
+
+def _who(terms: Terms, demand: TlsDemand) -> str:
+    match demand.because:
+        case "mta-sts":
+            return f"the MTA-STS policy of {terms.route.name}"
+        case "destination":
+            return terms.route.terms or "a [[destination]]"
+        case _:
+            return f"zone {terms.zone.name}"
+
+
+def _is_plain_domain(name: str) -> bool:
+    return bool(name) and all(each.isalnum() or each in ".-_" for each in name) and "." in name
+
+
+def _unusable(host: MxHost, what: str) -> HostTrouble:
+    return HostTrouble(Reply(451, "7.5", f"{host.name} {what}"), asked=False)

@@ -1,0 +1,92 @@
+"""Whether the server at the other end of a finished handshake is the one asked for, and the words if not.
+
+Nothing has been said inside TLS yet when this is asked. A chain to a trusted authority and its dates were
+OpenSSL's to check, during the handshake; names, fingerprints and TLSA records are checked here, so
+that a refusal can say what the certificate has instead.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import NamedTuple
+
+from zonerelay.delivery.tls import dane
+from zonerelay.delivery.tls.certificate_facts import fingerprint, matching_name, names_in, shown_names
+from zonerelay.delivery.tls.peer_chain import peer_chain
+from zonerelay.delivery.tls.plan import MTA_STS, TlsPlan
+from zonerelay.smtp.client.replies import printable
+
+ENCRYPTED = "encrypted"
+"""What a connection is worth of which nobody asked more."""
+
+_EXPIRED, _NOT_YET = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID
+_SELF_SIGNED = 18
+_UNKNOWN_ISSUER = frozenset((2, 19, 20, 21))
+
+
+class Proof(NamedTuple):
+    """`security` as in `Session.security`. `only_for`: the one next hop that the certificate is good for."""
+
+    security: str
+    only_for: str = ""
+
+
+class WrongPeerError(Exception):
+    """The handshake is fine, the certificate is not the one that was asked for."""
+
+
+def prove(plan: TlsPlan, tls: ssl.SSLObject, *, now: float) -> Proof:
+    """What the connection is worth. Raises WrongPeerError."""
+    if plan.verify:
+        _check_names(plan, tls)
+    if plan.certificates:
+        _check_fingerprint(plan, tls)
+    if plan.tlsa:
+        try:
+            name = dane.verify(peer_chain(tls), plan.tlsa, plan.tlsa_names, now=now)
+        except dane.NotVouchedForError as error:
+            raise WrongPeerError(str(error)) from error
+        return Proof("dane", name if name and name == plan.next_hop else "")
+    if plan.verify or plan.certificates:
+        return Proof("mta-sts" if plan.level == MTA_STS else "verified")
+    return Proof(ENCRYPTED)
+
+
+def handshake_words(error: BaseException) -> str:
+    """Why a handshake failed, for an operator. A library's error has OpenSSL's as its cause."""
+    if error.__cause__ is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _verification_words(error)
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return str(error.reason).lower().replace("_", " ")
+    return printable(str(error)) or type(error).__name__
+
+
+def _verification_words(error: ssl.SSLCertVerificationError) -> str:
+    if error.verify_code == _EXPIRED:
+        return "its certificate has expired"
+    if error.verify_code == _NOT_YET:
+        return "its certificate is not valid yet"
+    if error.verify_code == _SELF_SIGNED:
+        return "its certificate is self-signed, by no authority that this machine trusts"
+    if error.verify_code in _UNKNOWN_ISSUER:
+        return (
+            "its certificate comes from no authority that this machine trusts, or one in between is missing"
+        )
+    return f"its certificate is not acceptable: {error.verify_message}"
+
+
+def _check_names(plan: TlsPlan, tls: ssl.SSLObject) -> None:
+    names = names_in(tls.getpeercert() or {})
+    if matching_name(plan.names, names) is None:
+        wanted = " or ".join(plan.names)
+        raise WrongPeerError(f"its certificate is for {shown_names(names)}, not for {wanted}")
+
+
+def _check_fingerprint(plan: TlsPlan, tls: ssl.SSLObject) -> None:
+    shown = tls.getpeercert(binary_form=True)
+    if not shown:
+        raise WrongPeerError("the server has shown no certificate")
+    if fingerprint(shown) not in plan.certificates:
+        raise WrongPeerError(f"its certificate is not one of those expected: it is {fingerprint(shown)}")

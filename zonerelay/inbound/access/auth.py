@@ -1,0 +1,281 @@
+"""Who a client is: credentials in, a `Login` out. One for all listeners of a worker.
+
+- OK: the user, as the credentials file has it.
+- WRONG: no such user, or not this password. Which of them is nobody's business: the same hash is computed.
+  The answer waits longer each time (`attempts`), without holding a thread.
+- LOCKED: too many failures. Nothing is looked at, also not what was right a minute ago: a lock that opens for
+  the right password is a way to look for it.
+- BROKEN: the file cannot be used, too much is waiting, or something unexpected. Never the client's fault, so
+  the answer is temporary, and nothing is counted against it.
+
+Failures count against the client (an IPv4 address, an IPv6 /64), its network (/24, /48) and the account, be
+there one or not. None of these counts for regulars, so that the guesses of others lock no user out of a
+network from which that user has logged in lately: there the user has counters of its own, for client and
+network, and a lane of its own (`password_check`).
+
+A failure counts when its hash is done, whether or not the client is still there to hear of it. Where the
+client has left before it was begun there is no hash, and nothing to count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import hashlib
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+
+from zonerelay.config.credentials import passwords
+from zonerelay.config.credentials.file import User
+from zonerelay.config.tables.access import AuthSettings
+from zonerelay.inbound.access.credentials_watch import CredentialsWatch
+from zonerelay.inbound.access.password_check import (
+    BusyError,
+    Check,
+    ClosedError,
+    GoneError,
+    Matches,
+    PasswordChecks,
+    RememberedPasswords,
+)
+from zonerelay.inbound.limits.auth_failures import Attempts
+from zonerelay.inbound.limits.connections import Key, client_and_network
+from zonerelay.model.clock import Clock
+from zonerelay.smtp.server.sasl import Credentials
+from zonerelay.telemetry.events.events import Events
+
+
+class LoginKind(enum.StrEnum):
+    """Also the metric's label."""
+
+    OK = "ok"
+    WRONG = "wrong"
+    LOCKED = "locked"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """`user` is there when it is OK. `detail` is for the operator, never for the client."""
+
+    kind: LoginKind
+    user: User | None = None
+    detail: str = ""
+
+
+MAX_REGULARS = 10_000
+"""Accounts and networks remembered; beyond it those go that have not been seen for longest."""
+
+REGULAR_FOR = 30 * 86400.0
+"""Seconds since the last log-in from there."""
+
+_LONGEST_NAME = 64
+"""Longer names count by their hash: a stranger's must not take the memory."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """The log shows `address`. `regular`: see above. `check`: once it waits for its hash."""
+
+    credentials: Credentials
+    address: str
+    client: Key
+    network: Key
+    regular: bool = False
+    check: Check | None = None
+
+    @property
+    def account(self) -> Hashable:
+        name = self.credentials.user
+        if len(name) <= _LONGEST_NAME:
+            return name
+        return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class Authenticator:
+    """Use it on one event loop. `secret` is the process's own and lives as long as it."""
+
+    def __init__(
+        self,
+        settings: AuthSettings,
+        *,
+        clock: Clock,
+        events: Events,
+        secret: bytes,
+        matches: Matches = passwords.matches,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._clock = clock
+        self._events = events
+        self._sleep = sleep
+        self._remembered = RememberedPasswords(secret)
+        self._checks = PasswordChecks(matches)
+        self._clients, self._networks, self._accounts = (
+            Attempts(max_failures=most, window=settings.forget_failures) for most in _limits(settings)
+        )
+        self._regulars: dict[tuple[str, Key], float] = {}  # since when; who was seen last is last
+        self._file = self._watch(settings.credentials)
+        self._tasks: set[asyncio.Task[tuple[Login, float]]] = set()
+
+    def configure(self, settings: AuthSettings) -> None:
+        """Other settings from now on. What failed until now still counts."""
+        tables = (self._clients, self._networks, self._accounts)
+        for table, most in zip(tables, _limits(settings), strict=True):
+            table.configure(max_failures=most, window=settings.forget_failures)
+        if settings.credentials != self._file.path:
+            self._remembered.clear()
+            self._file = self._watch(settings.credentials)
+
+    def close(self) -> None:
+        """Nobody can log in any more; who waits for an answer gets BROKEN."""
+        self._checks.close()
+
+    @property
+    def problem(self) -> str:
+        """Why nobody can log in, as far as the last log-in showed; `""` when all is well."""
+        return self._file.problem
+
+    async def check(self, credentials: Credentials, client_address: str) -> Login:
+        """Never raises but when cancelled, which is what a session does whose client has left."""
+        attempt = _Attempt(credentials, client_address, *client_and_network(client_address))
+        attempt.regular = self._is_regular(attempt)
+        known = self._at_once(attempt)
+        if known is not None:
+            self._report(attempt, known)
+            return known
+        task = asyncio.create_task(self._examine(attempt))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            # Shielded: what was begun is counted and reported without the client, too.
+            login, delay = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if attempt.check is None or self._checks.leave(attempt.check):
+                task.cancel()
+            raise
+        if delay:
+            await self._sleep(delay)
+        return login
+
+    def _watch(self, path: Path) -> CredentialsWatch:
+        return CredentialsWatch(path, events=self._events, changed=self._remembered.clear)
+
+    def _at_once(self, attempt: _Attempt) -> Login | None:
+        """What needs neither a thread nor a file: the way of an application that logs in all the time."""
+        locked = self._lock(attempt)
+        if locked is not None:
+            return locked
+        if not self._file.is_current() or self._file.users is None:
+            return None
+        user = self._file.users.get(attempt.credentials.user)
+        if user is not None and self._remembered.holds(
+            self._key(attempt, user.hash), self._clock.monotonic()
+        ):
+            return self._success(attempt, user)
+        return None
+
+    async def _examine(self, attempt: _Attempt) -> tuple[Login, float]:
+        """The login, counted and reported, and how long its answer waits."""
+        try:
+            login = await self._ask(attempt)
+        except BusyError:
+            login = Login(LoginKind.BROKEN, detail="too many passwords wait to be checked")
+        except ClosedError:
+            login = Login(LoginKind.BROKEN, detail="the relay stops")
+        except Exception as error:  # noqa: BLE001  (rule 3: unknown trouble is temporary)
+            self._events.trouble("auth", error)
+            login = Login(LoginKind.BROKEN, detail="unexpected error")
+        delay = 0.0
+        if login.kind is LoginKind.WRONG:
+            now = self._clock.monotonic()
+            delay, *_ = [table.failed(key, now) for table, key, _ in self._counters(attempt)]
+        self._report(attempt, login)
+        return login, delay
+
+    async def _ask(self, attempt: _Attempt) -> Login:
+        await self._file.refresh()
+        users, nobodys_hash = self._file.users, self._file.nobodys_hash
+        if users is None:
+            return Login(LoginKind.BROKEN, detail=self._file.problem)
+        user = users.get(attempt.credentials.user)
+        stored = user.hash if user is not None else nobodys_hash
+        key = self._key(attempt, stored)
+        attempt.check = self._checks.enter(
+            key,
+            stored,
+            attempt.credentials.password,
+            client=attempt.client,
+            regular=attempt.regular,
+            rank=lambda: self._rank(attempt),
+        )
+        try:
+            # Shielded: others may wait for the same.
+            right = await asyncio.shield(attempt.check.done)
+        except GoneError:
+            return self._lock(attempt) or Login(LoginKind.BROKEN, detail="the lock ended meanwhile")
+        locked = self._lock(attempt)
+        if locked is not None:
+            # Guesses that went in side by side must not all be answered.
+            return locked
+        if user is None:
+            return Login(LoginKind.WRONG, detail="no such user")
+        if not right:
+            return Login(LoginKind.WRONG, detail="wrong password")
+        self._remembered.add(key, self._clock.monotonic())
+        return self._success(attempt, user)
+
+    def _success(self, attempt: _Attempt, user: User) -> Login:
+        for table, key, _ in self._counters(attempt):
+            table.succeeded(key)
+        place = (user.name, attempt.network)
+        self._regulars.pop(place, None)
+        if len(self._regulars) >= MAX_REGULARS:
+            del self._regulars[next(iter(self._regulars))]
+        self._regulars[place] = self._clock.monotonic()
+        return Login(LoginKind.OK, user)
+
+    def _is_regular(self, attempt: _Attempt) -> bool:
+        seen = self._regulars.get((attempt.credentials.user, attempt.network))
+        return seen is not None and self._clock.monotonic() < seen + REGULAR_FOR
+
+    def _counters(self, attempt: _Attempt) -> tuple[tuple[Attempts, Hashable, str], ...]:
+        """What a failure of it counts against, each with its name."""
+        client, network = attempt.client, attempt.network
+        if attempt.regular:
+            user = attempt.credentials.user
+            return (
+                (self._clients, (user, client), "of this user at this client"),
+                (self._networks, (user, network), "of this user in this network"),
+            )
+        return (
+            (self._clients, client, "of this client"),
+            (self._networks, network, "of this network"),
+            (self._accounts, attempt.account, "for this account"),
+        )
+
+    def _lock(self, attempt: _Attempt) -> Login | None:
+        now = self._clock.monotonic()
+        for table, key, what in self._counters(attempt):
+            if table.locked(key, now):
+                return Login(LoginKind.LOCKED, detail=f"too many failed log-ins {what}")
+        return None
+
+    def _rank(self, attempt: _Attempt) -> int | None:
+        """When strangers wait for their hash: how much has failed where it comes from."""
+        if self._lock(attempt) is not None:
+            return None
+        return self._networks.count(attempt.network, self._clock.monotonic())
+
+    def _key(self, attempt: _Attempt, stored_hash: str) -> bytes:
+        return self._remembered.key(attempt.credentials.user, attempt.credentials.password, stored_hash)
+
+    def _report(self, attempt: _Attempt, login: Login) -> None:
+        name = attempt.credentials.user
+        # A name that is nobody's is not shown: people type their password there.
+        known = self._file.users is not None and name in self._file.users
+        self._events.login(login.kind, attempt.address, user=name if known else "")
+
+
+def _limits(settings: AuthSettings) -> tuple[int, int, int]:
+    return settings.max_client_failures, settings.max_network_failures, settings.max_account_failures

@@ -1,0 +1,65 @@
+"""check_sender_domain: is a sender's domain one that could be answered?
+
+Refused for good is only what the domain's own DNS settles: it takes no mail (null MX, RFC 7505 4.2), it does
+not exist, it has neither MX nor address, or it is no domain at all. A name server that fails or is silent
+costs a 451, and so does anything unexpected. The null sender and address literals are nobody's domain: they
+pass.
+
+Nothing is remembered here: the resolver caches, within bounds, and joins equal questions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from zonerelay.model.reply import Reply
+from zonerelay.routing.dns.answers import DnsStatus
+from zonerelay.routing.dns.resolver import Resolver
+from zonerelay.routing.idna import ascii_domain, is_literal
+
+NULL_MX = Reply(550, "7.27", "Sender address has null MX")
+NO_DOMAIN = Reply(550, "1.8", "Sender's domain does not exist")
+NO_HOST = Reply(550, "1.8", "Sender's domain has no mail host")
+UNKNOWN = Reply(451, "4.3", "Sender's domain cannot be looked up now")
+
+_log = logging.getLogger(__name__)
+
+
+class SenderDomains:
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+
+    async def check(self, domain: str) -> Reply | None:
+        """The refusal, if there is one. Raises only CancelledError."""
+        if not domain or is_literal(domain):
+            return None
+        try:
+            name = ascii_domain(domain)
+        except ValueError:
+            return NO_DOMAIN
+        try:
+            return await self._check(name)
+        except Exception:  # noqa: BLE001 - unknown trouble is temporary (rule 3)
+            _log.exception("unexpected error while looking up a sender's domain")
+            return UNKNOWN
+
+    async def _check(self, name: str) -> Reply | None:
+        answer = await self._resolver.mx(name)
+        match answer.status:
+            case DnsStatus.OK:
+                return NULL_MX if all(not record.host for record in answer.records) else None
+            case DnsStatus.NODATA:
+                return await self._by_address(name)
+            case DnsStatus.NXDOMAIN:
+                return NO_DOMAIN
+            case DnsStatus.SERVFAIL | DnsStatus.TIMEOUT | DnsStatus.BAD:
+                return UNKNOWN
+
+    async def _by_address(self, name: str) -> Reply | None:
+        """RFC 5321 5.1: without any MX record the domain's own address takes its mail."""
+        if (await self._resolver.addresses(name, ipv6=True)).ips:
+            return None
+        answers = await asyncio.gather(self._resolver.lookup(name, "A"), self._resolver.lookup(name, "AAAA"))
+        # NXDOMAIN here contradicts the MX answer of a moment ago, so it is as doubtful as a failure.
+        return NO_HOST if all(answer.status is DnsStatus.NODATA for answer in answers) else UNKNOWN

@@ -1,0 +1,88 @@
+"""What is remembered of clients that write to addresses that SRS has made (`message/srs.py`). No I/O.
+
+- Wrong hashes count per client, and each answer waits longer than the last: a client with 50 connections has
+  6 guesses a second. A hash in the present form has 40 bits, so that takes 6,000 years. One in the old form
+  has 20. Of those a client is allowed `MAX_OLD` wrong ones in an hour and all clients together
+  `MAX_OLD_IN_ALL`; beyond that no address in the old form is looked at, and all of them are answered 451: a
+  report comes again.
+- Mail that is taken from strangers, because of a hash alone, is never reported to its sender, who may be a
+  third person. So what a next hop has said of a recipient for good is said to the next stranger at RCPT, for
+  `REMEMBERED`. Only what is about the recipient (RFC 3463 X.1.x, X.2.1) counts: other refusals are about that
+  message.
+
+Of one worker, over all listeners; forgotten at a restart. Bounded.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from zonerelay.inbound.limits.auth_failures import Attempts
+from zonerelay.inbound.limits.connections import Key
+from zonerelay.inbound.state.transaction import recipient_key
+from zonerelay.message.srs import Srs, SrsError, SrsFault
+from zonerelay.model.address import Mailbox
+from zonerelay.model.clock import Clock
+from zonerelay.model.reply import Reply
+
+HOUR = 3600.0
+MAX_OLD = 20
+MAX_OLD_IN_ALL = 60
+"""In three weeks some 30,000 guesses: one address of 2**20 is found with a chance of 3 %."""
+REMEMBERED = HOUR
+MAX_REMEMBERED = 10_000
+
+AT_ONCE = 1.0
+"""Seconds off each wait: the first two wrong hashes are answered at once."""
+
+_ALL = ""
+
+
+class TooManyGuessesError(Exception):
+    """Addresses in the old form are not looked at now."""
+
+
+class WrongHashError(Exception):
+    """The answer has to wait for `delay` seconds."""
+
+    def __init__(self, fault: SrsError, delay: float) -> None:
+        super().__init__(str(fault))
+        self.delay = delay
+
+
+class Strangers:
+    def __init__(self) -> None:
+        self._wrong = Attempts(max_failures=MAX_OLD, window=HOUR)
+        self._old = Attempts(max_failures=MAX_OLD_IN_ALL, window=HOUR)
+        self._refused: OrderedDict[str, tuple[float, str]] = OrderedDict()
+
+    def reverse(self, srs: Srs, recipient: Mailbox, client: Key, clock: Clock) -> Mailbox | None:
+        """As `Srs.reverse`. Raises SrsError, WrongHashError or TooManyGuessesError."""
+        now = clock.monotonic()
+        old = srs.is_in_old_form(recipient)
+        if old and (self._wrong.locked(client, now) or self._old.locked(_ALL, now)):
+            raise TooManyGuessesError
+        try:
+            return srs.reverse(recipient, clock.now())
+        except SrsError as error:
+            if error.kind is not SrsFault.WRONG_HASH:
+                raise
+            if old:
+                self._old.failed(_ALL, now)
+            delay = self._wrong.failed(client, now) - AT_ONCE
+            raise WrongHashError(error, max(delay, 0.0)) from error
+
+    def refused(self, recipient: Mailbox, reply: Reply, now: float) -> None:
+        """A next hop has said so of a stranger's mail, for good. `now` is monotonic."""
+        if not (reply.detail.startswith("1.") or reply.detail == "2.1"):
+            return
+        key = recipient_key(recipient)
+        self._refused[key] = (now + REMEMBERED, f"{reply.code} {reply.status}")
+        self._refused.move_to_end(key)
+        if len(self._refused) > MAX_REMEMBERED:
+            self._refused.popitem(last=False)
+
+    def refusal(self, recipient: Mailbox, now: float) -> str:
+        """The codes of a next hop's answer, `""` where none is known."""
+        until, codes = self._refused.get(recipient_key(recipient), (now, ""))
+        return codes if now < until else ""

@@ -1,0 +1,59 @@
+"""From a message to one delivery for each recipient, in the zone that somebody chose for it. No I/O.
+
+The policy's choice comes first, then the message's own (a zone header), then the routes'.
+
+Mail for more than `MANY` recipients is not fresh: it is stored as if it had come due when it was accepted.
+The queue takes fresh and due mail by turns, so a list of a million does not stand before everybody's mail.
+The same holds for senders of very many messages while the queue is long (`bursts.py`).
+"""
+
+from __future__ import annotations
+
+from zonerelay.inbound.limits.bursts import MANY, Bursts
+from zonerelay.inbound.state.transaction import Transaction
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Envelope
+from zonerelay.model.priority import queue_of
+from zonerelay.routing.zones.zone_notes import zone_notes
+from zonerelay.routing.zones.zones import Choice, ZoneOf
+
+BY_POLICY = "policy"
+
+
+def first_due(envelope: Envelope, release: float = 0.0) -> float:
+    """When its deliveries are due for the first time, 0.0: at once and before what has been put off."""
+    if release:
+        return release
+    return envelope.created if len(envelope.recipients) > MANY else 0.0
+
+
+def deliveries_of(
+    envelope: Envelope, transaction: Transaction, zone_of: ZoneOf, bursts: Bursts | None = None
+) -> tuple[list[Delivery], tuple[str, ...]]:
+    """And notes for the trace on who chose which zone.
+
+    A message with a time of release is born then: retries and reports count from it.
+    """
+    born = max(envelope.created, transaction.release)
+    due = first_due(envelope, transaction.release)
+    if not due and bursts is not None and bursts.is_over(envelope):
+        due = envelope.created
+    deliveries: list[Delivery] = []
+    choices: list[tuple[str, Choice]] = []
+    for recipient in envelope.recipients:
+        zone = transaction.zone_of(recipient.address)
+        choice = Choice(zone, BY_POLICY) if zone else zone_of(recipient.address)
+        if choice.why:
+            choices.append((recipient.address, choice))
+        deliveries.append(
+            Delivery(
+                queue=queue_of(choice.zone, choice.priority or envelope.priority),
+                message_id=envelope.id,
+                recipient=recipient.address,
+                created=born,
+                next_attempt=due,
+                notify=recipient.notify,
+                orcpt=recipient.orcpt,
+            )
+        )
+    return deliveries, zone_notes(choices) if choices else ()

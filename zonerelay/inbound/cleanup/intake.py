@@ -1,0 +1,404 @@
+"""One message on its way from the wire to the store.
+
+Owns the body between DATA (or the first BDAT) and the answer: its end, its header, our fields in front, what
+the policy changes, and the store's writer. The session feeds bytes in (synchronously, as they arrive) and
+runs `store` in a task of its own, which waits for the disk and for the policy; between the two are at most
+`BACKLOG` octets and one piece, for the session stops reading beyond that.
+
+Promises:
+
+- 250 is answered only after `commit` returned (rule 1). Whoever runs `store` must not cancel it
+  once `complete` is true: the client's leaving is no reason to forget a message that it has sent.
+- A refusal is remembered, and the body is read to its true end and dropped: an answer in the middle would
+  let the rest of the body run as commands. Memory stays flat. A client that does not stop
+  far beyond the limit is `hopeless`.
+- Unexpected errors are temporary (rule 3): 451, never the error's text.
+- What it holds in memory is in the account of all sessions (`SessionMemory`), and nothing else of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from zonerelay.config.tables.models import BareLineEnds, HeaderControls
+from zonerelay.inbound.cleanup.deliveries import deliveries_of
+from zonerelay.inbound.cleanup.own_headers import edited, own_fields, with_other_addresses, without
+from zonerelay.inbound.limits.large_bodies import LARGE
+from zonerelay.inbound.policy.api import EndOfData, Headers
+from zonerelay.inbound.state import replies as answers
+from zonerelay.inbound.state.client_state import Standing
+from zonerelay.inbound.state.context import Reception
+from zonerelay.inbound.state.questions import Verdict
+from zonerelay.inbound.state.replies import MAX_DRAINED, Answer, decided
+from zonerelay.inbound.state.rewriting import Rewrites, notes_of
+from zonerelay.inbound.state.transaction import NO_EDITS, Edits, Transaction, mailboxes
+from zonerelay.message.dkim.body_hash import BodyHash
+from zonerelay.message.header.headers import Header, HeaderScanner, HeaderTooLargeError, authors, parse_header
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Envelope, Message
+from zonerelay.model.reply import Reply
+from zonerelay.smtp.server.bdat import ChunkReader
+from zonerelay.smtp.server.dots import BodyReader
+from zonerelay.store.contract import CHUNK_SIZE, MessageWriter, StoreError, StoreFullError
+
+BACKLOG = 256 * 1024
+MAX_PIECES = 64  # that wait side by side: an object for every two octets is twenty times what is accounted
+LIST = 500
+"""Recipients. To store 5,000 takes up to 50 ms of the loop, in two turns of it: of several such messages that
+are here at once, each has its own, and its own write.
+"""
+SMALL = 16 * 1024  # a message that is here whole, and no larger, is gone before it would be counted
+
+_NOTHING_YET = Header()
+
+
+class Intake:
+    def __init__(
+        self,
+        envelope: Envelope,
+        transaction: Transaction,
+        standing: Standing,
+        reception: Reception,
+        on_room: Callable[[], None],
+    ) -> None:
+        settings = reception.settings
+        self.envelope = envelope
+        self.task: asyncio.Task[None] | None = None  # the session's, that runs `store`
+        self.refusal: Answer | None = None
+        self.detail = ""
+        self.complete = False  # the end of data has arrived
+        self.backlog = 0  # octets taken from the wire that the store has not taken yet
+        self.transaction = transaction
+        self._standing = standing
+        self._reception = reception
+        self._on_room = on_room
+        self._settings = settings
+        self._chunks = ChunkReader() if transaction.chunked else None
+        self._body = self._chunks or BodyReader()
+        self._scanner: HeaderScanner | None = HeaderScanner(
+            settings.max_header_size,
+            removes_controls=settings.header_controls is HeaderControls.REMOVE,
+        )
+        self._header = _NOTHING_YET
+        self._hash = BodyHash() if reception.hash_bodies else None
+        self._eight_bit = False
+        self._size = 0
+        self._stored = 0  # with our own fields
+        self._wire = 0
+        self._ready: list[bytes] = []
+        self._ready_size = 0
+        self._zone_named = ""
+        self._undecided = b""  # the header and what came with it, while the policy thinks about it
+        self.held = 0  # octets in the account of all sessions
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def rest(self) -> bytes:
+        """What followed the end of data, or of the chunk: commands."""
+        return self._body.rest
+
+    def begin_chunk(self, size: int, *, last: bool) -> None:
+        """The next `size` octets belong to the message (BDAT)."""
+        assert self._chunks is not None
+        self._chunks.begin(size, last)
+
+    @property
+    def is_chunked(self) -> bool:
+        return self._chunks is not None
+
+    @property
+    def chunk_done(self) -> bool:
+        """The chunk is here, but the message goes on in the next one."""
+        return self._chunks is not None and self._chunks.chunk_done and not self.complete
+
+    @property
+    def is_large(self) -> bool:
+        """Too much has come for it to be read beside any number of others."""
+        return self._wire > LARGE
+
+    @property
+    def hopeless(self) -> bool:
+        """The client has sent far more than the limit and still no end of data."""
+        return self._wire > 2 * self._settings.max_message_size + MAX_DRAINED
+
+    @property
+    def worth_storing(self) -> bool:
+        """A chunk is waiting, or all there is."""
+        return self.complete or self._ready_size >= CHUNK_SIZE or bool(self._undecided)
+
+    def feed(self, data: bytes) -> None:
+        self._wire += len(data)
+        body = self._body
+        piece = body.feed(data)
+        self.complete = body.done
+        if self.refusal is None:
+            try:
+                self._take(piece)
+                if body.done and self._scanner is not None:
+                    self._begin_body(self._scanner, self._scanner.finish())
+            except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
+                self._fail(error)
+        if self.backlog > SMALL or not self.complete:
+            self._charge()
+        if self._waiter is not None and (self.worth_storing or self.refusal is not None):
+            self._wake()
+
+    async def store(self) -> Answer:
+        """Carry the body to the store; the answer to the client. Raises only CancelledError."""
+        try:
+            async with self._reception.store.begin(self.envelope) as writer:
+                while self.refusal is None:
+                    if self._undecided:
+                        await self._decide_header()
+                    elif self._ready and self.worth_storing:
+                        await self._write(writer)
+                    elif self.complete:
+                        return await self._commit(writer)
+                    else:
+                        await self._wait()
+        except StoreFullError as error:
+            self._refuse(answers.STORE_FULL, str(error))
+        except StoreError as error:
+            self._refuse(answers.STORE_TROUBLE, str(error))
+        except Exception as error:  # noqa: BLE001 - rule 3
+            self._fail(error)
+        # Left without commit: the store forgets what was written.
+        assert self.refusal is not None
+        return self.refusal
+
+    def _take(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size > self._settings.max_message_size:
+            self._refuse(answers.TOO_BIG)
+        elif self._body.has_bare and self._settings.bare_line_ends is BareLineEnds.REJECT:
+            self._refuse(answers.BARE_LINE_ENDS, self._line_ends())
+        elif piece:
+            self._eight_bit = self._eight_bit or not piece.isascii()
+            if self._scanner is not None:
+                self._scan(self._scanner, piece)
+                return
+            self._append(piece)
+            if self._hash is not None:
+                self._hash.feed(piece)
+
+    def _scan(self, scanner: HeaderScanner, piece: bytes) -> None:
+        try:
+            scanner.feed(piece)
+        except HeaderTooLargeError:
+            self._refuse(answers.HEADER_TOO_BIG)
+            return
+        if scanner.header is not None:
+            self._begin_body(scanner, scanner.header)
+
+    def _begin_body(self, scanner: HeaderScanner, header: Header) -> None:
+        """The header is known."""
+        reception, standing = self._reception, self._standing
+        self._scanner = None
+        held = bytes(scanner.held)
+        if self._hash is not None:
+            self._hash.feed(header.lead + held)
+        self._header = header if reception.dropped.isdisjoint(header.names) else self._dropped_from(header)
+        if header.controls:
+            self._refuse(answers.HEADER_CONTROLS)
+        elif header.received > self._settings.max_received:
+            self._refuse(answers.MAIL_LOOP)
+        elif standing.is_bound and not standing.may_write_as(authors(header, held)):
+            self._refuse(answers.FROM_NOT_YOURS)
+        else:
+            rewrites = self.transaction.rewrites
+            self._open(held if rewrites is None else self._rewritten(rewrites, held, scanner.size))
+
+    def _open(self, held: bytes) -> None:
+        """Nothing is wrong with the header: ours go first, then what came."""
+        if Headers in self._reception.consultants.asked:
+            self._undecided = held
+            self.backlog += len(held)
+        elif self.transaction.edits is not NO_EDITS:
+            self._append(self._edited(held))
+        else:
+            self._append(own_fields(self.envelope, self._header, self._reception))
+            self._append(held)
+
+    def _rewritten(self, rewrites: Rewrites, held: bytes, size: int) -> bytes:
+        """Other addresses in the first `size` octets, which are the header."""
+        block = with_other_addresses(rewrites, self._header.lead, held[:size])
+        if block is None:
+            return held
+        self._header = without(parse_header(block), self._reception.dropped)
+        return block + held[size:]
+
+    def _dropped_from(self, header: Header) -> Header:
+        """The message may name its zone, if whoever sent it is trusted; the field goes in any case."""
+        standing, origin, reception = self._standing, self.envelope.origin, self._reception
+        zone_header = reception.zone_header
+        if (
+            zone_header is not None
+            and standing.grants.may_relay
+            and zone_header.trusts(origin.client_address, origin.user)
+        ):
+            self._zone_named = zone_header.zone_in(header.fields)
+        gone = reception.dropped & header.names
+        self.transaction.edits = self.transaction.edits.and_those_of(Edits(remove=tuple(gone)))
+        return without(header, gone)
+
+    def _edited(self, held: bytes) -> bytes:
+        return edited(self.envelope, self._header, held, self.transaction.edits, self._reception)
+
+    async def _decide_header(self) -> None:
+        """What the policy says about the header; what came meanwhile waits behind it."""
+        envelope, header = self.envelope, self._header
+        event = Headers(
+            client=self._standing.info,
+            message_id=envelope.id,
+            sender=envelope.sender,
+            recipients=mailboxes(envelope.recipients),
+            fields=header.fields,
+        )
+        verdict = await self._reception.consultants.ask(event)
+        held, self._undecided = self._undecided, b""
+        if self.refusal is not None or self._refused_by(verdict):
+            return
+        self.transaction.decide(verdict.decision)
+        lines = self._edited(held)
+        self._ready.insert(0, lines)
+        self._ready_size += len(lines)
+        self._stored += len(lines)
+        self.backlog += len(lines) - len(held)
+        self._charge()
+
+    def _refused_by(self, verdict: Verdict) -> bool:
+        reply: Reply | None = verdict.decision.reply
+        if reply is not None:
+            self._refuse(decided(reply, verdict.reason))
+        return reply is not None
+
+    def _append(self, piece: bytes) -> None:
+        if len(self._ready) >= MAX_PIECES:
+            self._ready = [b"".join(self._ready)]
+        self._ready.append(piece)
+        self._ready_size += len(piece)
+        self._stored += len(piece)
+        self.backlog += len(piece)
+
+    def _refuse(self, answer: Answer, detail: str = "") -> None:
+        self.refusal = answer
+        self.detail = detail
+        self._scanner = None
+        self._ready = []
+        self.backlog -= self._ready_size + len(self._undecided)
+        self._ready_size = 0
+        self._undecided = b""
+        self._charge()
+
+    def _charge(self) -> None:
+        """Keep the account of all sessions' memory."""
+        held = self.backlog if self._scanner is None else self.backlog + len(self._scanner.held)
+        if held != self.held:
+            self._reception.memory.used += held - self.held
+            self.held = held
+
+    def release(self) -> None:
+        """Nothing of it is in memory any more, or will be soon."""
+        self._reception.memory.used -= self.held
+        self.held = 0
+
+    def _fail(self, error: Exception) -> None:
+        self._reception.events.trouble("inbound", error, message_id=self.envelope.id)
+        self._refuse(answers.TROUBLE)
+
+    async def _write(self, writer: MessageWriter) -> None:
+        ready, self._ready = self._ready, []
+        size, self._ready_size = self._ready_size, 0
+        try:
+            await writer.write(b"".join(ready))
+        finally:
+            self.backlog -= size
+            if self.held:
+                self._charge()
+            if not self.complete:
+                self._on_room()
+
+    async def _commit(self, writer: MessageWriter) -> Answer:
+        if EndOfData in self._reception.consultants.asked and await self._refused_at_the_end():
+            assert self.refusal is not None
+            return self.refusal
+        if len(self.envelope.recipients) <= LIST:
+            return await self._hand_over(writer)
+        async with self._reception.lists:
+            return await self._hand_over(writer)
+
+    async def _hand_over(self, writer: MessageWriter) -> Answer:
+        zone_of = self._reception.choose_zone(
+            self.envelope, headers=self._header.fields, size=self._size, named=self._zone_named
+        )
+        deliveries, zones = deliveries_of(self.envelope, self.transaction, zone_of, self._reception.bursts)
+        sizes = self._reception.zone_sizes
+        if sizes and all(self._stored > sizes.get(each.zone, self._stored) for each in deliveries):
+            # Too large for some of its zones only, it would be returned from those alone.
+            self._refuse(answers.TOO_BIG, "larger than its zones send")
+            assert self.refusal is not None
+            return self.refusal
+        if len(deliveries) > LIST:
+            await asyncio.sleep(0)
+        message = await writer.commit(
+            deliveries,
+            headers=self._header.fields,
+            eight_bit=self._eight_bit,
+            plain_lines=self._body.is_plain,
+            body_hash=self._hash.digest() if self._hash is not None else "",
+            trace=self._trace(zones),
+        )
+        self._announce(message, deliveries)
+        return answers.queued(self.envelope.id)
+
+    async def _refused_at_the_end(self) -> bool:
+        envelope = self.envelope
+        event = EndOfData(
+            client=self._standing.info,
+            message_id=envelope.id,
+            sender=envelope.sender,
+            recipients=mailboxes(envelope.recipients),
+            fields=self._header.fields,
+            size=self._size,
+        )
+        verdict = await self._reception.consultants.ask(event)
+        if self._refused_by(verdict):
+            return True
+        self.transaction.decide(verdict.decision)
+        return False
+
+    def _announce(self, message: Message, deliveries: list[Delivery]) -> None:
+        """The message is durable: whatever goes wrong now, the client must hear 250."""
+        reception = self._reception
+        try:
+            reception.events.accepted(message, bare_lf=self._body.bare_lf, bare_cr=self._body.bare_cr)
+            # What is stored as due has its time told: were the clock set back, no claim would find it now.
+            for queue, due in {each.queue: each.next_attempt for each in deliveries}.items():
+                reception.notify(queue, due)
+        except Exception as error:  # noqa: BLE001 - a 451 here would make the client send it twice
+            reception.events.trouble("inbound", error, message_id=message.id)
+
+    def _trace(self, zones: Sequence[str]) -> tuple[str, ...]:
+        notes = [f"listener={self.envelope.origin.listener}", *zones]
+        if self._body.has_bare:
+            notes.append(self._line_ends())
+        if self._standing.tls is not None:
+            notes.append(f"cipher={self._standing.tls.cipher}")
+        if self.transaction.rewritten or self.transaction.rewrites is not None:
+            notes += notes_of(self.transaction)
+        if self.transaction.release:
+            notes.append(f"release={self.transaction.release:.0f}")
+        return tuple(notes)
+
+    def _line_ends(self) -> str:
+        return f"bare_lf={self._body.bare_lf} bare_cr={self._body.bare_cr}"
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

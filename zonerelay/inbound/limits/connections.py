@@ -1,0 +1,98 @@
+"""How many connections a listener holds: in total, from one client, and from one network.
+
+A client is an IPv4 address or an IPv6 /64 (what one household or one machine is given); a network is an
+IPv4 /24 or an IPv6 /48 (what one customer is given). Counts live here and nowhere else; `enter` and
+`leave` come in pairs. The address `""` counts in the total only: clients on a Unix socket are the
+operator's own processes, and who comes through a load balancer is nobody until its header is read; then
+`move` counts it as whom it really is.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from socket import AF_INET6, inet_pton
+
+from zonerelay.inbound.access.networks import Reason
+
+Key = str | bytes
+
+
+def client_key(address: str) -> Key:
+    """What counts as one client. `address` as AccessPolicy spells it."""
+    return inet_pton(AF_INET6, address)[:8] if ":" in address else address
+
+
+@lru_cache(maxsize=1024)
+def client_and_network(address: str) -> tuple[Key, Key]:
+    """Twice per connection, so without ipaddress, which takes microseconds."""
+    client = client_key(address)
+    return client, client[:6] if isinstance(client, bytes) else address.rpartition(".")[0]
+
+
+class ConnectionLimits:
+    def __init__(self, *, total: int, per_client: int, per_network: int) -> None:
+        self._total = total
+        self._per_client = per_client
+        self._per_network = per_network
+        self._clients: dict[Key, int] = {}
+        self._networks: dict[Key, int] = {}
+        self.count = 0
+
+    def change(self, *, total: int, per_client: int, per_network: int) -> None:
+        """Other limits from now on; connections that are open stay."""
+        self._total = total
+        self._per_client = per_client
+        self._per_network = per_network
+
+    def enter(self, address: str) -> Reason | None:
+        """Count the connection, unless a limit says no: then the reason, and nothing is counted."""
+        if self.count >= self._total:
+            return Reason.CONNECTIONS
+        reason = self._add(address) if address else None
+        if reason is None:
+            self.count += 1
+        return reason
+
+    def leave(self, address: str) -> None:
+        self.count -= 1
+        if address:
+            self._remove(address)
+
+    def move(self, old: str, new: str) -> Reason | None:
+        """The connection that was counted as `old` is `new`, and leaves as `new`.
+
+        Unless a limit says no: then the reason, nothing has changed, and it leaves as `old`.
+        """
+        if old:
+            # First, or a client that moves within its network would meet itself.
+            self._remove(old)
+        reason = self._add(new) if new else None
+        if reason is not None and old:
+            self._count(*client_and_network(old))
+        return reason
+
+    def _add(self, address: str) -> Reason | None:
+        client, network = client_and_network(address)
+        if self._clients.get(client, 0) >= self._per_client:
+            return Reason.CLIENT_CONNECTIONS
+        if self._networks.get(network, 0) >= self._per_network:
+            return Reason.NETWORK_CONNECTIONS
+        self._count(client, network)
+        return None
+
+    def _count(self, client: Key, network: Key) -> None:
+        self._clients[client] = self._clients.get(client, 0) + 1
+        self._networks[network] = self._networks.get(network, 0) + 1
+
+    def _remove(self, address: str) -> None:
+        client, network = client_and_network(address)
+        _take_one(self._clients, client)
+        _take_one(self._networks, network)
+
+
+def _take_one(counts: dict[Key, int], key: Key) -> None:
+    left = counts[key] - 1
+    if left:
+        counts[key] = left
+    else:
+        del counts[key]

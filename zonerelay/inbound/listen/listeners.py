@@ -1,0 +1,298 @@
+"""All listeners of a worker, and what they share: users, access rules, DNS for senders, memory.
+
+Owns building them from the settings, and taking up other settings: a listener whose address stays keeps its
+connections, which end by the settings they began with; one that goes is drained; one that comes is
+started. What cannot be taken up (a certificate that is not there, a policy that cannot be loaded) leaves
+that listener as it was and is reported.
+
+Failure at start: ListenError or ValueError with a text for the operator, before anybody is greeted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from zonerelay.config.tables.models import ListenerAuth, ListenerSettings, ListenerTls, Settings
+from zonerelay.inbound.access.auth import Authenticator
+from zonerelay.inbound.access.networks import Reason
+from zonerelay.inbound.access.rules import AccessRules
+from zonerelay.inbound.access.sender_domain import SenderDomains
+from zonerelay.inbound.limits.bursts import Bursts
+from zonerelay.inbound.limits.memory import SessionMemory
+from zonerelay.inbound.listen.listener import Listener, ListenError
+from zonerelay.inbound.listen.unix_sockets import Shared
+from zonerelay.inbound.policy.api import PolicyContext
+from zonerelay.inbound.policy.loading import load_policy
+from zonerelay.inbound.policy.runner import PolicyRunner
+from zonerelay.inbound.state.context import ChooseZone, Notify
+from zonerelay.inbound.state.rewriting import Rewriting
+from zonerelay.inbound.tls.ports import TlsContexts
+from zonerelay.message.srs import Srs
+from zonerelay.model.address import Mailbox
+from zonerelay.model.clock import Clock
+from zonerelay.model.message_id import MessageIdSource
+from zonerelay.model.reply import Reply
+from zonerelay.process.sockets import NOTHING, Inherited
+from zonerelay.routing.dns.resolver import Resolver
+from zonerelay.store.contract import QueueStore
+from zonerelay.telemetry.events.events import Events
+
+LOOK_EVERY = 10.0  # seconds, whether a policy that was replaced is still asked
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A listener and what is its own."""
+
+    listener: Listener
+    certificates: TlsContexts | None
+    policy: PolicyRunner | None
+
+
+class Listeners:
+    """`secret` keys what is remembered of passwords; `zones` names those that a policy may choose.
+
+    `srs` gives what [srs] is now, `None` for nothing.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        hostname: str,
+        store: QueueStore,
+        ids: MessageIdSource,
+        choose_zone: ChooseZone,
+        zones: Callable[[], Collection[str]],
+        notify: Notify,
+        resolver: Resolver,
+        events: Events,
+        clock: Clock,
+        secret: bytes,
+        srs: Callable[[], Srs | None] = lambda: None,
+        inherited: Inherited = NOTHING,
+    ) -> None:
+        self._inherited = inherited
+        self._hostname = hostname
+        self._store = store
+        self._ids = ids
+        self._choose_zone = choose_zone
+        self._zones = zones
+        self._notify = notify
+        self._events = events
+        self._clock = clock
+        self._secret = secret
+        self._srs = srs
+        self._users: Authenticator | None = None
+        self._shared = Shared(
+            memory=SessionMemory(settings.max_session_memory),
+            sender_domains=SenderDomains(resolver),
+            bursts=Bursts(store.counts, clock),
+        )
+        self._kept: list[_Kept] = []
+        self._farewells: set[asyncio.Future[None]] = set()
+        self._retiring: dict[asyncio.Task[None], PolicyRunner] = {}
+        events.metrics.declare_refusals(Reason)
+        events.metrics.attach_inbound_memory(lambda: self._shared.memory.total)
+        events.metrics.attach_certificates(self._expiries)
+
+    # What others ask.
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where they listen, as in the configuration; ports that were 0 are the real ones."""
+        return [address for kept in self._kept for address in kept.listener.addresses]
+
+    @property
+    def connections(self) -> int:
+        return sum(kept.listener.connections for kept in self._kept)
+
+    @property
+    def rewriting(self) -> Rewriting | None:
+        """The [[rewrite]] tables of now."""
+        return self._shared.rewriting
+
+    @property
+    def refused_stranger(self) -> Callable[[Mailbox, Reply, float], None]:
+        """Takes what a next hop has refused of strangers' mail."""
+        return self._shared.strangers.refused
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What an operator should look at now."""
+        found = [each for kept in self._kept if kept.certificates for each in kept.certificates.problems]
+        if self._users is not None and self._users.problem:
+            found.append(self._users.problem)
+        return tuple(dict.fromkeys(found))
+
+    def _expiries(self) -> list[tuple[str, float]]:
+        return [each for kept in self._kept if kept.certificates for each in kept.certificates.expiries()]
+
+    # Start, other settings, stop.
+
+    async def start(self, settings: Settings) -> None:
+        """Raises ListenError or ValueError; what was started by then is for `stop_accepting`."""
+        self._share(settings)
+        built = [self._build(each) for each in settings.listener]
+        for kept in built:
+            self._kept.append(kept)
+            await kept.listener.start()
+
+    async def reload(self, settings: Settings) -> tuple[str, ...]:
+        """Take up other settings; what could not be taken up, in words."""
+        problems: list[str] = []
+        try:
+            self._share(settings)
+        except ValueError as error:
+            problems.append(f"the access rules stay as they were: {error}")
+        wanted = {each.address: each for each in settings.listener}
+        for kept in list(self._kept):
+            new = wanted.pop(kept.listener.settings.address, None)
+            if new is None:
+                self._kept.remove(kept)
+                self._let_go(kept, settings.shutdown_timeout)
+                continue
+            try:
+                self._configure(kept, new)
+            except ValueError as error:
+                problems.append(f"the listener at {new.address} stays as it was: {error}")
+        for each in wanted.values():
+            try:
+                kept = self._build(each)
+                await kept.listener.start()
+                self._kept.append(kept)
+            except (ListenError, ValueError) as error:
+                problems.append(str(error))
+        for problem in problems:
+            self._events.lifecycle("reload-incomplete", problem=problem)
+        return tuple(problems)
+
+    def stop_accepting(self) -> None:
+        for kept in self._kept:
+            kept.listener.stop_accepting()
+
+    async def drain(self, timeout: float) -> None:
+        """See `Listener.drain`; returns when no session is left on any of them."""
+        await asyncio.gather(*(kept.listener.drain(timeout) for kept in self._kept), *self._farewells)
+        retiring = dict(self._retiring)
+        for task in retiring:
+            task.cancel()
+        for policy in (*retiring.values(), *(kept.policy for kept in self._kept)):
+            if policy is not None:
+                await policy.close()
+        if self._users is not None:
+            self._users.close()
+
+    # Building.
+
+    def _share(self, settings: Settings) -> None:
+        """Raises ValueError; then everything but the rules has been taken up."""
+        self._shared.memory.change(settings.max_session_memory)
+        needs_users = any(each.auth is not ListenerAuth.OFF for each in settings.listener)
+        if self._users is not None:
+            self._users.configure(settings.auth)
+        elif needs_users:
+            self._users = Authenticator(
+                settings.auth, clock=self._clock, events=self._events, secret=self._secret
+            )
+        self._shared = replace(self._shared, users=self._users)
+        self._shared = replace(
+            self._shared,
+            access=AccessRules(settings.access) if settings.access else None,
+            rewriting=Rewriting(settings.rewrite) if settings.rewrite else None,
+            srs=self._srs(),
+            hash_bodies=bool(settings.dkim),
+            zone_sizes={zone.name: zone.max_message_size for zone in settings.zone if zone.max_message_size},
+        )
+
+    def _build(self, settings: ListenerSettings) -> _Kept:
+        """Raises ValueError."""
+        certificates = self._certificates(settings)
+        policy = self._policy(settings)
+        listener = Listener(
+            settings,
+            hostname=self._hostname,
+            store=self._store,
+            ids=self._ids,
+            choose_zone=self._choose_zone,
+            notify=self._notify,
+            events=self._events,
+            clock=self._clock,
+            shared=self._shared,
+            certificates=certificates,
+            policy=policy,
+            inherited=self._inherited,
+        )
+        return _Kept(listener, certificates, policy)
+
+    def _configure(self, kept: _Kept, new: ListenerSettings) -> None:
+        """Raises ValueError, with nothing changed."""
+        old = kept.listener.settings
+        certificates, policy = kept.certificates, kept.policy
+        if _files(old) != _files(new):
+            certificates = self._certificates(new)
+        elif certificates is not None:
+            certificates.refresh()
+        if _policy_of(old) != _policy_of(new):
+            policy = self._policy(new)
+        kept.listener.configure(new, self._shared, certificates, policy)
+        former, kept.certificates, kept.policy = kept.policy, certificates, policy
+        if former is not None and former is not policy:
+            self._retire(former, kept.listener)
+
+    def _certificates(self, settings: ListenerSettings) -> TlsContexts | None:
+        if settings.tls is ListenerTls.NONE:
+            return None
+        # OpenSSL's bindings take more memory than everything else here: only for those who use them.
+        from zonerelay.inbound.tls.certificate_files import CertificateError  # noqa: PLC0415
+        from zonerelay.inbound.tls.certificates import Certificates  # noqa: PLC0415
+
+        try:
+            return Certificates(settings, clock=self._clock, events=self._events)
+        except CertificateError as error:
+            raise ValueError(f"cannot offer TLS at {settings.address}: {error}") from error
+
+    def _policy(self, settings: ListenerSettings) -> PolicyRunner | None:
+        if not settings.policy:
+            return None
+        context = PolicyContext(listener=settings.address, hostname=self._hostname, file=settings.policy_file)
+        return PolicyRunner(
+            load_policy(settings.policy, context),
+            timeout=settings.policy_timeout,
+            events=self._events,
+            zones=self._zones,
+        )
+
+    def _retire(self, policy: PolicyRunner, listener: Listener) -> None:
+        """Close it when no session is left that began with it: an application may keep one all day."""
+
+        async def retire() -> None:
+            while listener.asks(policy):  # noqa: ASYNC110  (asked at every farewell it would cost more)
+                await asyncio.sleep(LOOK_EVERY)
+            await policy.close()
+
+        task = asyncio.get_running_loop().create_task(retire())
+        self._retiring[task] = policy
+        task.add_done_callback(lambda done: self._retiring.pop(done, None))
+
+    def _let_go(self, kept: _Kept, timeout: float) -> None:
+        kept.listener.stop_accepting()
+        farewell = asyncio.ensure_future(self._drained(kept, timeout))
+        self._farewells.add(farewell)
+        farewell.add_done_callback(self._farewells.discard)
+
+    async def _drained(self, kept: _Kept, timeout: float) -> None:
+        await kept.listener.drain(timeout)
+        if kept.policy is not None:
+            await kept.policy.close()
+
+
+def _files(settings: ListenerSettings) -> tuple[object, ...]:
+    """What certificates are built from."""
+    return settings.tls, settings.certificate, settings.key, bool(settings.allow_certificates)
+
+
+def _policy_of(settings: ListenerSettings) -> tuple[object, ...]:
+    return settings.policy, settings.policy_file, settings.policy_timeout

@@ -1,0 +1,145 @@
+"""Asks an operator's policy, within a time limit and where it can hurt nobody.
+
+Promises: `ask` and `close` end within the time limit and raise only CancelledError. A policy that raises, is
+late, has no thread left or answers what makes no sense costs the client a bland 451, the operator a log line
+and a count; the relay goes on, and a late answer is dropped. Events whose methods the policy does not
+override are not asked and cost nothing.
+
+What no thread can give: a policy in pure Python shares the interpreter with the relay, and C code that
+does not release it, or `os._exit`, stops everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+
+from zonerelay.inbound.policy.api import (
+    ACCEPT,
+    EVENTS,
+    Auth,
+    Connect,
+    Decision,
+    EndOfData,
+    Event,
+    Headers,
+    Helo,
+    Mail,
+    Policy,
+    Rcpt,
+)
+from zonerelay.inbound.policy.call import Call, Failure, FailureKind, Result
+from zonerelay.inbound.policy.loading import load_policy
+from zonerelay.inbound.policy.threads import LoopThread, Threads
+from zonerelay.model.reply import Reply
+from zonerelay.telemetry.events.events import Events
+
+__all__ = ["NOT_AVAILABLE", "PolicyRunner", "load_policy"]
+
+NOT_AVAILABLE = Decision(reply=Reply(451, "3.0", "Policy not available now"))
+
+_CHOOSES_ZONE = frozenset({Mail, Rcpt, Headers, EndOfData})
+_EDITS_HEADER = frozenset({Connect, Helo, Auth, Mail, Rcpt, Headers})
+_CLOSE = "close"
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    method: Callable[[Event], object]
+    is_async: bool
+
+
+class PolicyRunner:
+    """One policy of one listener. `zones` are the names that a decision may choose."""
+
+    def __init__(
+        self, policy: Policy, *, timeout: float, events: Events, zones: Callable[[], Collection[str]]
+    ) -> None:
+        self._policy = policy
+        self._timeout = timeout
+        self._events = events
+        self._zones = zones
+        self._steps = {event: _Step(*found) for event in EVENTS if (found := overridden(policy, event.step))}
+        steps = (*(event.step for event in self._steps), *([_CLOSE] if overridden(policy, _CLOSE) else []))
+        events.metrics.declare_policy(steps, FailureKind)
+        self._threads = Threads("policy")
+        self._loop = LoopThread("policy-loop")
+        self._closed = False
+        self.asked: frozenset[type[Event]] = frozenset(self._steps)
+
+    async def ask(self, event: Event) -> Decision:
+        """Raises only CancelledError."""
+        step = self._steps.get(type(event))
+        if step is None:
+            return ACCEPT
+        try:
+            began = asyncio.get_running_loop().time()
+            result = await self._call(step.is_async, partial(step.method, event))
+            if isinstance(result, Decision):
+                result = self._checked(event, result)
+            if isinstance(result, Decision):
+                self._events.metrics.policy_answer(asyncio.get_running_loop().time() - began)
+                return result
+        except Exception as error:  # noqa: BLE001 - unknown trouble is temporary (rule 3)
+            self._events.trouble("policy", error)
+            return NOT_AVAILABLE
+        self._events.policy_failed(event.step, result.kind, result.detail)
+        return NOT_AVAILABLE
+
+    async def close(self) -> None:
+        """Let the policy close, then end its threads. Raises only CancelledError."""
+        if self._closed:
+            return
+        try:
+            if found := overridden(self._policy, _CLOSE):
+                method, is_async = found
+                result = await self._call(is_async, method)
+                if isinstance(result, Failure):
+                    self._events.policy_failed(_CLOSE, result.kind, result.detail)
+        except Exception as error:  # noqa: BLE001 - the relay stops all the same
+            self._events.trouble("policy", error)
+        finally:
+            self._closed = True
+            self._threads.close()
+            await self._loop.close(self._timeout)
+
+    async def _call(self, is_async: bool, question: Callable[[], object]) -> Result:
+        loop = asyncio.get_running_loop()
+        executor = self._loop if is_async else self._threads
+        if self._closed or executor.stuck(loop.time() - self._timeout):
+            return Failure(FailureKind.BUSY, "every thread is still at an event that took too long")
+        call = Call(question, loop)
+        executor.submit(call)
+        try:
+            await asyncio.wait((call.answer,), timeout=self._timeout)
+        finally:
+            if not call.answer.done():
+                call.answer.cancel()
+                executor.give_up(call)
+        if not call.answer.cancelled():
+            return call.answer.result()
+        if not call.started:
+            return Failure(FailureKind.BUSY, f"no thread was free for {self._timeout:g} s")
+        return Failure(FailureKind.TIMEOUT, f"no answer in {self._timeout:g} s")
+
+    def _checked(self, event: Event, decision: Decision) -> Result:
+        problem = ""
+        if decision.zone:
+            if type(event) not in _CHOOSES_ZONE:
+                problem = f"a zone cannot be chosen at {event.step}"
+            elif decision.zone not in self._zones():
+                problem = f"there is no zone {decision.zone!r}"
+        if decision.edits_header and type(event) not in _EDITS_HEADER:
+            problem = f"the header cannot be changed at {event.step}: do it at headers"
+        return Failure(FailureKind.BAD_DECISION, problem) if problem else decision
+
+
+def overridden(policy: Policy, name: str) -> tuple[Callable[..., object], bool] | None:
+    """The policy's own method and whether it is `async def`; None when it is the base class's."""
+    method = getattr(policy, name)
+    if getattr(method, "__func__", method) is getattr(Policy, name):
+        return None
+    return method, inspect.iscoroutinefunction(method)

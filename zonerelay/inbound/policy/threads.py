@@ -1,0 +1,228 @@
+"""The threads in which an operator's code runs, so that it can neither stop the event loop nor the process.
+
+`def` methods run in at most `MAX_THREADS` threads, `async def` methods on an event loop in a thread of its
+own. All threads are daemons, those behind `asyncio.to_thread` on that loop too: one that hangs for ever
+keeps nothing from exiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, ParamSpec, Protocol, TypeVar
+
+from zonerelay.inbound.policy.call import Call, described
+
+MAX_THREADS = 8
+MAX_TASKS = 1000  # on the loop, those that do not end when they are cancelled included
+GRACE = 0.5  # how long tasks that are cancelled at the end may take to notice
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Work(Protocol):
+    """What `Threads` runs. `run` never raises."""
+
+    asked: float
+    started: bool
+    given_up: bool
+
+    def run(self) -> None: ...
+
+
+class Threads:
+    """At most `MAX_THREADS` daemon threads, made when there is something to do."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._ready = threading.Condition()
+        self._queue: deque[Work] = deque()
+        self._running: set[Work] = set()
+        self._idle = 0
+        self._count = 0
+        self._closed = False
+
+    def submit(self, work: Work) -> None:
+        with self._ready:
+            self._queue.append(work)
+            if self._idle < len(self._queue) and self._count < MAX_THREADS:
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                self._count += 1
+            self._ready.notify()
+
+    def give_up(self, work: Work) -> None:
+        """Not begun, it will not begin; begun, it has the thread for as long as it likes."""
+        work.given_up = True
+
+    def stuck(self, since: float) -> bool:
+        """Every thread is at something that was asked before `since`."""
+        with self._ready:
+            return len(self._running) >= MAX_THREADS and all(work.asked < since for work in self._running)
+
+    def close(self) -> None:
+        """Threads that do nothing end; the others when they have done what they are at."""
+        with self._ready:
+            self._closed = True
+            self._ready.notify_all()
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            work.run()
+            with self._ready:
+                self._running.discard(work)
+            del work  # what hangs on it need not wait for the next one
+
+    def _next(self) -> Work | None:
+        with self._ready:
+            while True:
+                while self._queue:
+                    work = self._queue.popleft()
+                    if not work.given_up:
+                        work.started = True
+                        self._running.add(work)
+                        return work
+                if self._closed:
+                    return None
+                self._idle += 1
+                self._ready.wait()
+                self._idle -= 1
+
+
+class LoopThread:
+    """An event loop in a daemon thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._executor = _DaemonExecutor(name)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: deque[Call] = deque()  # submitted, and the loop has not come to them
+        self._closing = False
+        self._ended: Callable[[], None] = lambda: None
+
+    def submit(self, call: Call) -> None:
+        self._waiting.append(call)
+        self._running_loop().call_soon_threadsafe(self._begin, call)
+
+    def give_up(self, call: Call) -> None:
+        call.given_up = True
+        with contextlib.suppress(RuntimeError):  # closed meanwhile, and everything cancelled
+            self._running_loop().call_soon_threadsafe(self._cancel, call)
+
+    def stuck(self, since: float) -> bool:
+        """Something keeps the loop from turning: it has not come to what was asked before `since`."""
+        try:
+            return len(self._tasks) >= MAX_TASKS or self._waiting[0].asked < since
+        except IndexError:
+            return False
+
+    async def close(self, timeout: float) -> None:
+        """Cancel everything and end the thread, if it lets itself be ended within `timeout`."""
+        loop, self._closing = self._loop, True
+        self._executor.shutdown(wait=False)
+        if loop is None:
+            return
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended = partial(_tell, asyncio.get_running_loop(), ended)
+        loop.call_soon_threadsafe(loop.stop)
+        await asyncio.wait((ended,), timeout=timeout)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            loop = asyncio.new_event_loop()
+            loop.set_default_executor(self._executor)
+            threading.Thread(target=self._run, args=(loop,), name=self._name, daemon=True).start()
+            self._loop = loop
+        return self._loop
+
+    # ---- in the thread -----------------------------------------------------------------------
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._closing:
+            try:
+                loop.run_forever()
+            except BaseException as error:  # noqa: BLE001 - a task of the policy's own asked to exit
+                _log.error("a policy's background task: %s", described(error))
+        with contextlib.suppress(BaseException):
+            _cancel_all(loop)
+        loop.close()
+        self._ended()
+
+    def _begin(self, call: Call) -> None:
+        call.task = task = asyncio.get_running_loop().create_task(self._perform(call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _perform(self, call: Call) -> None:
+        self._waiting.popleft()  # tasks begin in the order in which they were submitted
+        if not call.given_up:
+            call.started = True
+            await call.run_async()
+
+    @staticmethod
+    def _cancel(call: Call) -> None:
+        if call.task is not None and call.started:
+            call.task.cancel()
+
+
+class _DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
+    """For `asyncio.to_thread`. The real one's threads are joined at exit, even one that hangs."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(max_workers=1)
+        self._daemons = Threads(f"{name}-executor")
+
+    def submit(
+        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> concurrent.futures.Future[T]:
+        job = _Job(partial(function, *args, **kwargs))
+        self._daemons.submit(job)
+        return job.future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        del wait, cancel_futures
+        self._daemons.close()
+
+
+class _Job(Generic[T]):
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self.future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self.asked = 0.0
+        self.started = self.given_up = False
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self._function())
+        except BaseException as error:  # noqa: BLE001 - handed to who waits
+            self.future.set_exception(error)
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=GRACE))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+def _tell(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(_finish, ended)
+
+
+def _finish(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)

@@ -1,0 +1,166 @@
+"""What lies between a session and its socket: a PROXY header, then TLS, then writing and closing.
+
+Owns the transport. Bytes go through `receive` on their way in while `is_wrapped`, and through `write` on
+their way out. Clear text that came before a handshake can never reach the conversation after it: the
+session drops what it has, and everything that comes later is ciphertext.
+
+Failure: `receive` raises `LinkFault` when the connection is no use any more; the text is for the operator.
+Nothing else raises; writing to a client that is gone does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from zonerelay.inbound.tls.ports import Channel, TlsFault, TlsInfo
+from zonerelay.smtp.server.proxy_protocol import ProxyFault, ProxyHeader, ProxyReader
+
+LINGER = 10.0  # seconds for a client to take our last words before it is cut off
+
+
+class LinkFault(Exception):
+    """`tls` says whether it was TLS or the PROXY header that went wrong."""
+
+    def __init__(self, text: str, *, tls: bool) -> None:
+        super().__init__(text)
+        self.tls = tls
+
+
+class Link:
+    """One connection's bytes. `named` and `secured` are set by the call of `receive` that completed them."""
+
+    __slots__ = (
+        "_loop",
+        "_proxy",
+        "_tls",
+        "_transport",
+        "ended",
+        "is_paused",
+        "is_wrapped",
+        "named",
+        "secured",
+        "write",
+    )
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport: asyncio.Transport | None = transport
+        self._loop = loop
+        self.is_paused = False
+        # Most connections have no TLS, and every reply goes through here.
+        self.write: Callable[[bytes], None] = transport.write
+        self._proxy: ProxyReader | None = None
+        self._tls: Channel | None = None
+        self.is_wrapped = False
+        self.named: ProxyHeader | None = None
+        self.secured: TlsInfo | None = None
+        self.ended = False  # the client has said in TLS that nothing more will come
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def has_tls(self) -> bool:
+        return self._tls is not None
+
+    @property
+    def is_lost(self) -> bool:
+        """The loop has said that it is gone."""
+        return self._transport is None
+
+    def expect_proxy_header(self) -> None:
+        self._proxy = ProxyReader()
+        self.is_wrapped = True
+
+    def start_tls(self, channel: Channel) -> None:
+        """Everything from here on is TLS; the handshake is the client's to begin."""
+        self._tls = channel
+        self.is_wrapped = True
+        self.write = self._write_encrypted
+
+    def receive(self, data: bytes) -> bytes:
+        """What the client said in these bytes; empty while headers and handshakes go on. Raises LinkFault.
+
+        The call that completes a PROXY header returns what came behind it, and that may be TLS: start it
+        and hand the bytes in again.
+        """
+        if self._proxy is not None:
+            return self._receive_proxy(self._proxy, data)
+        if self._tls is not None:
+            return self._receive_tls(self._tls, data)
+        return data
+
+    def _receive_proxy(self, reader: ProxyReader, data: bytes) -> bytes:
+        try:
+            header = reader.feed(data)
+        except ProxyFault as fault:
+            raise LinkFault(str(fault), tls=False) from fault
+        if header is None:
+            return b""
+        self.named = header
+        self._proxy = None
+        self.is_wrapped = False
+        return reader.rest
+
+    def _receive_tls(self, channel: Channel, data: bytes) -> bytes:
+        try:
+            plain = channel.receive(data)
+        except TlsFault as fault:
+            self._write_raw(channel.take_output())  # the alert that tells the client
+            raise LinkFault(str(fault), tls=True) from fault
+        self._write_raw(channel.take_output())
+        self.secured = channel.info
+        self.ended = channel.closed
+        return plain
+
+    # Out, and the end.
+
+    def _write_encrypted(self, data: bytes) -> None:
+        assert self._tls is not None
+        self._write_raw(self._tls.send(data))
+
+    def _write_raw(self, data: bytes) -> None:
+        if data and self._transport is not None:
+            self._transport.write(data)
+
+    def pause_reading(self, pause: bool) -> None:
+        if pause is self.is_paused or self._transport is None:
+            return
+        self.is_paused = pause
+        if pause:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def close(self) -> asyncio.TimerHandle | None:
+        """After what is written has gone out. The handle ends a client that does not take it."""
+        transport = self._transport
+        if transport is None:
+            return None
+        if self.secured is not None and self._tls is not None:
+            self._write_raw(self._tls.close())
+        handle = None
+        if transport.get_write_buffer_size():
+            handle = self._loop.call_later(LINGER, transport.abort)
+        transport.close()
+        self._say_no_more()
+        return handle
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def lost(self) -> None:
+        """The loop says that the connection is gone."""
+        self._transport = None
+        self._say_no_more()
+
+    def _say_no_more(self) -> None:
+        # OpenSSL's part is tens of kilobytes, and a client may take its time to hear our last words.
+        self._tls = None
+        self.write = _to_nobody
+
+
+def _to_nobody(data: bytes) -> None:
+    """What is said to a client that is gone."""

@@ -1,0 +1,141 @@
+"""Who the client is by now: its address, its TLS, its name, its user. No I/O.
+
+What that lets it do is in `grants`; the protocol word of the Received field (RFC 3848), what a policy is
+told, and the addresses that the client may use as its own follow from the same facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from email.utils import getaddresses
+from functools import lru_cache
+
+from zonerelay.config.credentials.file import User
+from zonerelay.config.tables.models import ListenerSettings
+from zonerelay.inbound.access.networks import Client
+from zonerelay.inbound.policy.api import ClientInfo
+from zonerelay.inbound.state.permissions import Grants, GrantTable
+from zonerelay.inbound.tls.ports import TlsInfo
+from zonerelay.model.address import NULL_SENDER, Mailbox
+from zonerelay.model.envelope import Origin
+from zonerelay.model.priority import Priority
+from zonerelay.routing.zones.address_patterns import AddressPatterns
+from zonerelay.smtp.server.xclient import XClient
+
+MAX_AUTHORS = 4096  # characters of From fields: longer ones take the parser time, and nobody writes them
+
+
+class Standing:
+    """`helo` is empty before EHLO. `origin` is made when it is first needed and then kept."""
+
+    __slots__ = ("_extended", "_origin", "_settings", "_table", "client", "grants", "helo", "tls", "user")
+
+    def __init__(
+        self, settings: ListenerSettings, table: GrantTable, client: Client, tls: TlsInfo | None
+    ) -> None:
+        self._settings = settings
+        self._table = table
+        self.client = client
+        self.tls = tls
+        self.user: User | None = None
+        self.helo = ""
+        self._extended = True
+        self._origin: Origin | None = None
+        self.grants = self._weighed()
+
+    def said_hello(self, name: str, *, extended: bool) -> None:
+        self.helo = name
+        self._extended = extended
+        self._origin = None
+
+    def logged_in(self, user: User) -> None:
+        self.user = user
+        self._origin = None
+        self.grants = self._weighed()
+
+    def take_over(self, before: Standing, xclient: XClient) -> None:
+        """What XCLIENT says of the client; what it does not say stays as it was before."""
+        if xclient.helo is None:
+            self.helo, self._extended = before.helo, before._extended
+        else:
+            self.said_hello(xclient.helo, extended=xclient.protocol != "SMTP")
+        if xclient.login is None:
+            self.user = before.user
+        elif xclient.login:
+            self.user = User(name=xclient.login, hash="", senders=())
+        self.grants = self._weighed()
+
+    def _weighed(self) -> Grants:
+        client, tls = self.client, self.tls
+        proven = self.user is not None or (
+            tls is not None and tls.certificate in self._settings.allow_certificates
+        )
+        return self._table.of(client.may_relay, client.may_xclient, tls is not None, proven)
+
+    @property
+    def origin(self) -> Origin:
+        if self._origin is None:
+            self._origin = self._came_from()
+        return self._origin
+
+    @property
+    def priority(self) -> Priority | None:
+        """The user's, `None` when the listener's counts."""
+        return None if self.user is None else self.user.priority
+
+    @property
+    def info(self) -> ClientInfo:
+        """For the policy."""
+        tls = self.tls
+        return ClientInfo(
+            address=self.client.address,
+            port=self.client.port,
+            helo=self.helo,
+            user=self.user.name if self.user is not None else "",
+            tls=tls.version if tls is not None else "",
+            certificate=tls.certificate if tls is not None else "",
+            listener=self._settings.address,
+        )
+
+    def may_send_as(self, sender: Mailbox) -> bool:
+        """A user with a list of senders may use those, and the null sender for reports."""
+        if not self.is_bound or sender == NULL_SENDER:
+            return True
+        assert self.user is not None
+        return _patterns(tuple(self.user.senders)).match(sender)
+
+    @property
+    def is_bound(self) -> bool:
+        """To some senders."""
+        return self.user is not None and bool(self.user.senders)
+
+    def may_write_as(self, authors: Sequence[str]) -> bool:
+        """The same for From fields: every address in their values. What cannot be read is nobody's."""
+        if sum(map(len, authors)) > MAX_AUTHORS:
+            return False
+        try:
+            addresses = [address for _, address in getaddresses(authors)]
+        except RecursionError:  # comments within comments
+            return False
+        return all(address and self.may_send_as(Mailbox(address)) for address in addresses)
+
+    def _came_from(self) -> Origin:
+        protocol = "SMTP"
+        if self._extended:
+            protocol = f"ESMTP{'S' if self.tls is not None else ''}{'A' if self.user is not None else ''}"
+        return Origin(
+            client_address=self.client.address,
+            client_port=self.client.port,
+            helo=self.helo,
+            protocol=protocol,
+            listener=self._settings.address,
+            user=self.user.name if self.user is not None else "",
+            tls=self.tls.version if self.tls is not None else "",
+            certificate=self.tls.certificate if self.tls is not None else "",
+            stranger=not self.grants.may_relay,
+        )
+
+
+@lru_cache(maxsize=1024)
+def _patterns(senders: Sequence[str]) -> AddressPatterns:
+    return AddressPatterns(senders)

@@ -1,0 +1,83 @@
+"""What a client may do and what it is offered, by what is known of it: address, TLS, a proof of who it is.
+
+There are few combinations on a listener and every connection has one, so they are worked out once each.
+Relaying needs one of: an address in `allow_networks`, a user who has logged in, a client certificate that
+is listed. With `auth = "required"` the address is not enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zonerelay.config.tables.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings, ListenerTls
+from zonerelay.inbound.state.ehlo_reply import AUTH, DSN, FUTURE_RELEASE, STARTTLS, XCLIENT
+from zonerelay.smtp.server.params import (
+    AUTH_MAIL_PARAMETERS,
+    DSN_MAIL_PARAMETERS,
+    DSN_RCPT_PARAMETERS,
+    HOLD_MAIL_PARAMETERS,
+    MAIL_PARAMETERS,
+    RCPT_PARAMETERS,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grants:
+    """`must_log_in`: nothing else helps. `offer` is what EHLO lists, `mail_parameters` what MAIL takes,
+    `rcpt_parameters` what RCPT takes.
+    """
+
+    may_relay: bool
+    must_log_in: bool
+    must_start_tls: bool
+    offers_starttls: bool
+    offers_auth: bool
+    mail_parameters: frozenset[str]
+    rcpt_parameters: frozenset[str]
+    offer: int
+
+
+class GrantTable:
+    def __init__(self, settings: ListenerSettings) -> None:
+        self._settings = settings
+        self._known: dict[tuple[bool, bool, bool, bool], Grants] = {}
+
+    def of(self, may_relay: bool, may_xclient: bool, secure: bool, proven: bool) -> Grants:
+        """By its address; may use XCLIENT; has TLS; has logged in or shown a listed certificate."""
+        key = (may_relay, may_xclient, secure, proven)
+        grants = self._known.get(key)
+        if grants is None:
+            grants = self._known[key] = _grants(self._settings, *key)
+        return grants
+
+
+def _grants(
+    settings: ListenerSettings, may_relay: bool, may_xclient: bool, secure: bool, proven: bool
+) -> Grants:
+    must_log_in = not proven and settings.auth is ListenerAuth.REQUIRED
+    may_relay = proven or (may_relay and not must_log_in)
+    starttls = settings.tls is ListenerTls.STARTTLS and not secure
+    auth = settings.auth is not ListenerAuth.OFF and (
+        secure or settings.cleartext_auth == CLEARTEXT_AUTH_WORDS
+    )
+    # Only for those whose mail we carry, or will when they have logged in: RFC 4865 is for submission, and
+    # with DSN a stranger could have our reports sent to a third person.
+    submits = may_relay or auth
+    hold = submits and settings.max_hold > 0
+    offers = (
+        *((STARTTLS, starttls), (AUTH, auth), (DSN, submits)),
+        *((FUTURE_RELEASE, hold), (XCLIENT, may_xclient)),
+    )
+    return Grants(
+        may_relay=may_relay,
+        must_log_in=must_log_in,
+        must_start_tls=settings.require_tls and not secure,
+        offers_starttls=starttls,
+        offers_auth=auth,
+        mail_parameters=MAIL_PARAMETERS
+        | (DSN_MAIL_PARAMETERS if submits else frozenset())
+        | (AUTH_MAIL_PARAMETERS if auth else frozenset())
+        | (HOLD_MAIL_PARAMETERS if hold else frozenset()),
+        rcpt_parameters=DSN_RCPT_PARAMETERS if submits else RCPT_PARAMETERS,
+        offer=sum(flag for flag, offered in offers if offered),
+    )

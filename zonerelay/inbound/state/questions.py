@@ -1,0 +1,108 @@
+"""Questions that cannot be answered between two packets, and whom to ask: users, DNS, the operator's policy.
+
+A dialog that needs to know returns a question; its session awaits `ask` and hands the verdict back. Nothing
+here is touched by a session that never asks: `asked` says which events are worth asking at all.
+
+Promise: `ask` raises only CancelledError. Trouble is temporary (rule 3): a 451 or 454 comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from zonerelay.inbound.access.auth import Login, LoginKind
+from zonerelay.inbound.access.networks import Reason
+from zonerelay.inbound.policy.api import ACCEPT, Auth, ClientInfo, Decision, Event, Mail
+from zonerelay.model.address import Mailbox, domain_of
+from zonerelay.model.reply import Reply
+from zonerelay.smtp.server.sasl import Credentials
+from zonerelay.telemetry.events.events import Events
+
+
+@dataclass(frozen=True, slots=True)
+class LogIn:
+    """Somebody says who they are."""
+
+    client: ClientInfo
+    mechanism: str
+    credentials: Credentials
+
+
+Question = LogIn | Event
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`login` answers a LogIn; `reason` is why, if the decision is no."""
+
+    decision: Decision = ACCEPT
+    login: Login | None = None
+    reason: Reason = Reason.POLICY
+
+
+class Users(Protocol):
+    async def check(self, credentials: Credentials, client_address: str) -> Login: ...
+
+
+class SenderDomainCheck(Protocol):
+    async def check(self, domain: str) -> Reply | None: ...
+
+
+class AskedPolicy(Protocol):
+    @property
+    def asked(self) -> Set[type]: ...
+
+    async def ask(self, event: Event) -> Decision: ...
+
+
+class Consultants:
+    """Per listener. Each of the three may be missing."""
+
+    def __init__(
+        self,
+        *,
+        events: Events,
+        users: Users | None = None,
+        sender_domains: SenderDomainCheck | None = None,
+        policy: AskedPolicy | None = None,
+    ) -> None:
+        self._events = events
+        self._users = users
+        self._sender_domains = sender_domains
+        self.policy = policy
+        self._by_policy = policy.asked if policy is not None else frozenset()
+        self.asked: frozenset[type] = frozenset(self._by_policy)
+        if sender_domains is not None:
+            self.asked |= {Mail}
+
+    async def ask(self, question: Question) -> Verdict:
+        try:
+            if isinstance(question, LogIn):
+                return await self._log_in(question)
+            if isinstance(question, Mail) and self._sender_domains is not None:
+                reply = await self._sender_domains.check(domain_of(Mailbox(question.sender)))
+                if reply is not None:
+                    return Verdict(Decision(reply=reply), reason=Reason.SENDER_DOMAIN)
+            return Verdict(await self._decide(question))
+        except Exception as error:  # noqa: BLE001 - rule 3: unknown trouble is temporary
+            self._events.trouble("inbound", error)
+            return Verdict(_NOT_NOW, Login(LoginKind.BROKEN), Reason.TROUBLE)
+
+    async def _decide(self, event: Event) -> Decision:
+        if self.policy is not None and type(event) in self._by_policy:
+            return await self.policy.ask(event)
+        return ACCEPT
+
+    async def _log_in(self, question: LogIn) -> Verdict:
+        if self._users is None:
+            return Verdict(login=Login(LoginKind.BROKEN, detail="no users"))
+        login = await self._users.check(question.credentials, question.client.address)
+        if login.kind is not LoginKind.OK or login.user is None:
+            return Verdict(login=login)
+        event = Auth(client=question.client, user=login.user.name, mechanism=question.mechanism)
+        return Verdict(await self._decide(event), login)
+
+
+_NOT_NOW = Decision(reply=Reply(451, "3.0", "Local error, try again later"))

@@ -1,0 +1,188 @@
+"""Everything the listener says, encoded once.
+
+Each reply but the greeting, EHLO's list and 354 carries an enhanced status (RFC 2034). Texts are bland:
+what an operator may know goes to the log. `counts` marks what a client did wrong, for `max_errors`;
+trouble of ours, and limits that a correct client may meet, do not count against it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from zonerelay.inbound.access.networks import Reason
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.reply import Reply
+from zonerelay.smtp.server import sasl
+
+
+class Then(enum.Enum):
+    """What the session does after the reply."""
+
+    GO_ON = enum.auto()
+    TAKE_BODY = enum.auto()
+    TAKE_CHUNK = enum.auto()  # the octets of a BDAT, then an answer about them
+    DISCARD = enum.auto()  # the octets of a refused BDAT, and only then say `reply`: `wire` is empty
+    HANDSHAKE = enum.auto()  # TLS
+    ASK = enum.auto()  # somebody else, and then answer
+    READMIT = enum.auto()  # as whom XCLIENT names
+    HOLD_BACK = enum.auto()  # the answer in the dialog's `held_back`, for its `delay`
+    CLOSE = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A reply on the wire. A `reason` makes it a refusal, which is logged and counted."""
+
+    reply: Reply
+    wire: bytes
+    then: Then = Then.GO_ON
+    reason: Reason | None = None
+    counts: bool = False
+
+
+MAX_DRAINED = 1024 * 1024  # octets beyond twice the size limit before we stop listening politely
+
+_LAST_WORD = 421  # RFC 5321 3.8: the server closes
+
+_OURS = frozenset(
+    {
+        Reason.AUTH_TROUBLE,
+        Reason.LOOP,
+        Reason.MEMORY,
+        Reason.POLICY,
+        Reason.RECIPIENTS,
+        Reason.SENDER_DOMAIN,
+        Reason.SHUTDOWN,
+        Reason.STORE,
+        Reason.STORE_FULL,
+        Reason.TROUBLE,
+    }
+)
+
+
+def said(code: int, detail: str, text: str, then: Then = Then.GO_ON) -> Answer:
+    reply = Reply(code, detail, text)
+    return Answer(reply, reply.encode(), then)
+
+
+def refused(reply: Reply, reason: Reason, then: Then = Then.GO_ON) -> Answer:
+    return Answer(reply, reply.encode(), then, reason, reason not in _OURS)
+
+
+def decided(reply: Reply, reason: Reason) -> Answer:
+    """The refusal of somebody who was asked; 421 ends the session."""
+    return refused(reply, reason, Then.CLOSE if reply.code == _LAST_WORD else Then.GO_ON)
+
+
+def _no(code: int, detail: str, text: str, reason: Reason) -> Answer:
+    return refused(Reply(code, detail, text), reason)
+
+
+def _bye(code: int, detail: str, text: str, reason: Reason) -> Answer:
+    return refused(Reply(code, detail, text), reason, Then.CLOSE)
+
+
+_REASONS = {"5.4": Reason.PARAMETER, "6.7": Reason.SMTPUTF8, "1.3": Reason.ADDRESS, "1.7": Reason.ADDRESS}
+
+
+def bad_command(reply: Reply) -> Answer:
+    """The parser's reply to a command that it could not read."""
+    return refused(reply, _REASONS.get(reply.detail, Reason.SYNTAX))
+
+
+_QUEUED = Reply(250, "0.0", "OK queued")
+
+
+def queued(message_id: MessageId) -> Answer:
+    """Its `reply`, which nobody logs, is the same for all messages."""
+    return Answer(_QUEUED, f"250 2.0.0 OK queued as {message_id}\r\n".encode())
+
+
+def chunk_taken(size: int) -> Answer:
+    return Answer(_CHUNK, f"250 2.0.0 {size} octets received\r\n".encode())
+
+
+_CHUNK = Reply(250, "0.0", "octets received")
+_NOTHING = Reply(250, "0.0", "")
+
+# Nobody hears these: the answer comes later.
+ASK = Answer(_NOTHING, b"", Then.ASK)
+TAKE_CHUNK = Answer(_NOTHING, b"", Then.TAKE_CHUNK)
+READMIT = Answer(_NOTHING, b"", Then.READMIT)
+HOLD_BACK = Answer(_NOTHING, b"", Then.HOLD_BACK)
+
+OK = said(250, "0.0", "OK")
+SENDER_OK = said(250, "1.0", "Sender OK")
+RECIPIENT_OK = said(250, "1.5", "Recipient OK")
+START_TLS = said(220, "0.0", "Ready to start TLS", Then.HANDSHAKE)
+AUTH_OK = said(235, "7.0", "Authentication succeeded")
+START_BODY = said(354, "", "End data with <CR><LF>.<CR><LF>", Then.TAKE_BODY)
+CANNOT_VERIFY = said(252, "5.0", "Send some mail, and it will be tried")
+HELP = said(214, "0.0", "See RFC 5321")
+BYE = said(221, "0.0", "Bye", Then.CLOSE)
+
+EHLO_FIRST = _no(503, "5.1", "Send EHLO first", Reason.SEQUENCE)
+MAIL_FIRST = _no(503, "5.1", "Send MAIL first", Reason.SEQUENCE)
+NESTED_MAIL = _no(503, "5.1", "Nested MAIL command", Reason.SEQUENCE)
+NO_RECIPIENTS = _no(554, "5.1", "No valid recipients", Reason.SEQUENCE)
+IN_CHUNKS = _no(503, "5.1", "The message is being sent with BDAT", Reason.SEQUENCE)
+NOT_IN_TRANSACTION = _no(503, "5.1", "Not within a mail transaction", Reason.SEQUENCE)
+TLS_ALREADY = _no(503, "5.1", "TLS is active already", Reason.SEQUENCE)
+AUTH_ALREADY = _no(503, "5.1", "Authenticated already", Reason.SEQUENCE)
+NO_ARGUMENT = _no(501, "5.4", "No argument allowed", Reason.SYNTAX)
+NEEDS_ARGUMENT = _no(501, "5.4", "Argument required", Reason.SYNTAX)
+UNKNOWN = _no(500, "5.1", "Command not recognized", Reason.UNKNOWN_COMMAND)
+NOT_OFFERED = _no(502, "5.1", "Command not implemented", Reason.NOT_OFFERED)
+RESPONSE_TOO_LONG = refused(sasl.LINE_TOO_LONG, Reason.SYNTAX)
+LINE_TOO_LONG = _no(500, "5.2", "Line too long", Reason.SYNTAX)
+
+TLS_FIRST = _no(530, "7.0", "Issue STARTTLS first", Reason.TLS_NEEDED)
+AUTH_FIRST = _no(530, "7.0", "Authentication required", Reason.AUTH_NEEDED)
+AUTH_NEEDS_TLS = _no(538, "7.11", "Encryption required for authentication", Reason.TLS_NEEDED)
+AUTH_FAILED = _no(535, "7.8", "Authentication credentials invalid", Reason.AUTH)
+AUTH_LOCKED = _no(454, "7.0", "Too many failed attempts, try again later", Reason.AUTH)
+AUTH_TROUBLE = _no(454, "7.0", "Temporary authentication failure", Reason.AUTH_TROUBLE)
+NOT_YOUR_ADDRESS = _no(553, "7.1", "Sender address is not yours", Reason.SENDER)
+FROM_NOT_YOURS = _no(550, "7.1", "From address is not yours", Reason.SENDER)
+TOO_FAR_AHEAD = Reply(501, "5.4", "Time of release too far ahead")
+
+RELAYING_DENIED = _no(550, "7.1", "Relaying denied", Reason.RELAY)
+PERCENT_ROUTE = _no(553, "1.3", "Routing by percent sign is not supported", Reason.ADDRESS)
+NOT_OF_OURS = _no(550, "1.1", "No such address", Reason.SRS)
+TOO_MANY_GUESSES = _no(451, "7.0", "Too many wrong addresses, try again later", Reason.SRS_GUESSES)
+TOO_MANY_RECIPIENTS = _no(452, "5.3", "Too many recipients", Reason.RECIPIENTS)
+TOO_BIG = _no(552, "3.4", "Message too big", Reason.SIZE)
+HEADER_TOO_BIG = _no(552, "3.4", "Message header too big", Reason.HEADER_SIZE)
+BARE_LINE_ENDS = _no(550, "6.0", "Bare <CR> or <LF> in message", Reason.BARE_LINE_ENDS)
+HEADER_CONTROLS = _no(550, "6.0", "Control character in the header", Reason.HEADER_CONTROLS)
+MAIL_LOOP = _no(554, "4.6", "Too many Received fields: mail loop", Reason.LOOP)
+STORE_FULL = _no(452, "3.1", "Insufficient system storage", Reason.STORE_FULL)
+STORE_TROUBLE = _no(451, "3.0", "Cannot store the message now", Reason.STORE)
+TROUBLE = _no(451, "3.0", "Local error, try again later", Reason.TROUBLE)
+
+MUCH_TOO_BIG = _bye(552, "3.4", "Message too big", Reason.SIZE)
+BARE_LF_COMMAND = _bye(500, "5.2", "Command lines end with <CR><LF>", Reason.SYNTAX)
+PIPELINED = _bye(554, "5.0", "Input sent before the reply", Reason.PIPELINING)
+NOT_SMTP = _bye(554, "5.0", "This is SMTP", Reason.OTHER_PROTOCOL)
+TOO_MANY_CONNECTIONS = _bye(421, "3.2", "Too many connections", Reason.CONNECTIONS)
+TOO_MANY_FROM_CLIENT = _bye(421, "7.0", "Too many connections from you", Reason.CLIENT_CONNECTIONS)
+TOO_MANY_FROM_NETWORK = _bye(421, "7.0", "Too many connections from your network", Reason.NETWORK_CONNECTIONS)
+TOO_MUCH_MEMORY = _bye(421, "3.2", "Too busy, try again later", Reason.MEMORY)
+TOO_MANY_LOGINS = _bye(421, "7.0", "Too many failed log-ins", Reason.AUTH)
+TOO_MANY_COMMANDS = _bye(421, "7.0", "Too many commands", Reason.COMMANDS)
+TOO_MANY_ERRORS = _bye(421, "7.0", "Too many errors", Reason.ERRORS)
+IDLE = _bye(421, "4.2", "Timeout waiting for the client", Reason.IDLE)
+TRANSACTION_TIME = _bye(421, "4.2", "Transaction took too long", Reason.TRANSACTION_TIME)
+DATA_RATE = _bye(421, "4.2", "Data comes too slowly", Reason.DATA_RATE)
+SHUTTING_DOWN = _bye(421, "3.2", "Shutting down", Reason.SHUTDOWN)
+
+# Nobody hears this one: it is what the log says of a client that left inside DATA.
+CLIENT_LEFT = Reply(421, "4.2", "Connection lost before the end of data")
+
+# Nor these: after a failed handshake, or in front of a balancer, nobody understands a reply.
+_UNHEARD = Reply(421, "5.0", "Not heard")
+NOBODY = Answer(_UNHEARD, b"", Then.CLOSE)
+TLS_FAULT = Answer(_UNHEARD, b"", Then.CLOSE, Reason.TLS)
+BAD_PROXY = Answer(_UNHEARD, b"", Then.CLOSE, Reason.PROXY)
+NO_PROXY = _bye(554, "5.0", "PROXY header not allowed from here", Reason.PROXY)

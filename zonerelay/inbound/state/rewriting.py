@@ -1,0 +1,216 @@
+"""The [[rewrite]] tables: other addresses for those that match, in the envelope and in the header.
+
+The first rule that matches an address counts, and what it becomes is not looked up again, so rules cannot run
+in circles. Conditions on user and listener belong to the match. The null sender is nobody's address and is
+never rewritten.
+
+Whoever decides about the client (access rules, the user's senders, a policy at MAIL and RCPT) sees the
+address as the client gave it; whoever decides about the message (routes, the queue, a policy at headers) sees
+what it has become. Recipients that become one are one delivery, which knows the first of their original
+addresses: RFC 3461 5.2.1 d) has it in ORCPT, and a report names it to a sender who knows no other.
+
+A look-up costs the same with ten rules and with ten thousand. Raises ValueError in words, at load only.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from zonerelay.config.tables.models import RewriteSettings, RewriteWhere
+from zonerelay.inbound.state.transaction import Transaction, recipient_key
+from zonerelay.message.header.address_fields import change_addresses
+from zonerelay.model.address import Mailbox
+from zonerelay.model.envelope import Notify, Origin, Recipient
+from zonerelay.routing.idna import ascii_domain
+from zonerelay.routing.zones.address_patterns import AddressTable
+from zonerelay.smtp.client.dsn import original_recipient
+from zonerelay.smtp.server.paths import CommandError, reverse_path
+
+MAX_DOMAIN = 180
+"""Octets of a domain that addresses move to: with any local part they are a path (RFC 5321 4.5.3.1)."""
+
+MAX_NOTES = 20
+MAX_NAMED = 5  # recipients in one note
+
+_ANY = "*"
+_EVERYBODY = ""  # the table of rules without a condition on the user
+
+
+class Place(enum.Enum):
+    """Where an address stands."""
+
+    SENDER = enum.auto()
+    RECIPIENT = enum.auto()
+    HEADER = enum.auto()
+
+
+_PLACES: dict[RewriteWhere, tuple[Place, ...]] = {
+    RewriteWhere.ALL: tuple(Place),
+    RewriteWhere.ENVELOPE: (Place.SENDER, Place.RECIPIENT),
+    RewriteWhere.SENDER: (Place.SENDER,),
+    RewriteWhere.RECIPIENT: (Place.RECIPIENT,),
+    RewriteWhere.HEADER: (Place.HEADER,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """`local` is empty when what is before the @ stays. `number` counts the rules from 1."""
+
+    number: int
+    local: str
+    domain: str
+    listeners: frozenset[str]
+
+    def of(self, address: str) -> Mailbox:
+        local = self.local or address.rpartition("@")[0] or address
+        return Mailbox(f"{local}@{self.domain}")
+
+
+class Rewriting:
+    """Made once from the settings."""
+
+    def __init__(self, rules: Sequence[RewriteSettings]) -> None:
+        self.rules: list[_Rule] = []
+        self.tables: dict[tuple[Place, str], AddressTable] = {}
+        for at, settings in enumerate(rules):
+            try:
+                self._add(settings, at)
+            except ValueError as error:
+                raise ValueError(f"rewrite[{at}]: {error}") from error
+
+    def _add(self, settings: RewriteSettings, at: int) -> None:
+        local, domain = target(settings.to)
+        self.rules.append(_Rule(at + 1, local, domain, frozenset(settings.listener)))
+        for place in _PLACES[settings.where]:
+            for user in settings.user or (_EVERYBODY,):
+                table = self.tables.setdefault((place, user), AddressTable())
+                for pattern in settings.address:
+                    table.add(pattern, at)
+
+    def of(self, listener: str, user: str) -> Rewrites:
+        """For the mail of one client; `user` is `""` when nobody has logged in."""
+        return Rewrites(self, listener, user)
+
+    def rewrite(self, transaction: Transaction, origin: Origin) -> None:
+        """The envelope is complete: other addresses in it."""
+        rewrites = self.of(origin.listener, origin.user)
+        if rewrites.changes(Place.HEADER):
+            transaction.rewrites = rewrites
+        sender, rule = rewrites.find(Place.SENDER, transaction.mail.sender)
+        if rule:
+            transaction.mail = replace(transaction.mail, sender=sender)
+            transaction.rewritten.append((f"sender rewrite={rule}", sender))
+        if rewrites.changes(Place.RECIPIENT):
+            _rewrite_recipients(transaction, rewrites)
+
+
+class Rewrites:
+    """What [[rewrite]] does to the mail of one client."""
+
+    __slots__ = ("_listener", "_rules", "_tables", "rules_of_header")
+
+    def __init__(self, rewriting: Rewriting, listener: str, user: str) -> None:
+        users = (_EVERYBODY, _ANY, user) if user else (_EVERYBODY,)
+        self._listener = listener
+        self._rules = rewriting.rules
+        self._tables: dict[Place, list[AddressTable]] = {}
+        for place in Place:
+            found = [rewriting.tables[place, name] for name in users if (place, name) in rewriting.tables]
+            if found:
+                self._tables[place] = found
+        self.rules_of_header: set[int] = set()  # that have changed something
+
+    def changes(self, place: Place) -> bool:
+        """Whether anything could be different there."""
+        return place in self._tables
+
+    def find(self, place: Place, address: Mailbox) -> tuple[Mailbox, int]:
+        """What it becomes, and the number of the rule that says so; the same and 0 when none does."""
+        if not address:
+            return address, 0
+        found = [at for table in self._tables.get(place, ()) for at in table.find(address)]
+        for at in sorted(found):
+            rule = self._rules[at]
+            if not rule.listeners or self._listener in rule.listeners:
+                return rule.of(address), rule.number
+        return address, 0
+
+    def rewrite_header(self, header: bytes) -> bytes:
+        """`header` is complete lines of a header section."""
+        return change_addresses(header, self._in_header)
+
+    def _in_header(self, address: str) -> str:
+        other, rule = self.find(Place.HEADER, Mailbox(address))
+        if rule:
+            self.rules_of_header.add(rule)
+        return other
+
+
+def target(to: str) -> tuple[str, str]:
+    """Local part (empty: it stays) and domain of what addresses become. Raises ValueError in words."""
+    local, _, domain = to.rpartition("@")
+    try:
+        domain = ascii_domain(domain)
+        mailbox, rest = reverse_path(f"<{local or 'x'}@{domain}>")
+    except (ValueError, CommandError) as error:
+        raise ValueError(f'"{to}" is no address that mail can be sent to') from error
+    if rest or not mailbox.isascii():
+        raise ValueError(
+            f'"{to}" is no address in ASCII: what is before the @ would need SMTPUTF8 everywhere'
+        )
+    if len(domain) > MAX_DOMAIN:
+        raise ValueError(f"a domain of at most {MAX_DOMAIN} characters leaves room for what is before the @")
+    return local, domain
+
+
+def _rewrite_recipients(transaction: Transaction, rewrites: Rewrites) -> None:
+    recipients: dict[str, Recipient] = {}
+    zones: dict[Mailbox, str] = {}
+    rewritten: list[tuple[str, Mailbox]] = []
+    for key, recipient in transaction.recipients.items():
+        address, rule = rewrites.find(Place.RECIPIENT, recipient.address)
+        zone = transaction.zones.get(recipient.address)
+        if rule:
+            rewritten.append((f"recipient rewrite={rule}", address))
+            key, recipient = recipient_key(address), renamed(recipient, address)  # noqa: PLW2901
+        there = recipients.get(key)
+        if there is not None:
+            recipient = replace(there, notify=wishes_of_both(there.notify, recipient.notify))  # noqa: PLW2901
+        recipients[key] = recipient
+        if zone:
+            zones.setdefault(recipient.address, zone)
+    if rewritten:
+        transaction.recipients, transaction.zones = recipients, zones
+        transaction.rewritten += rewritten
+
+
+def renamed(recipient: Recipient, address: Mailbox) -> Recipient:
+    """RFC 3461 5.2.1 d): what is made up for ORCPT is the address that was given in RCPT."""
+    return replace(recipient, address=address, orcpt=recipient.orcpt or original_recipient(recipient.address))
+
+
+def wishes_of_both(one: Notify, other: Notify) -> Notify:
+    """Of two recipients that became one: whoever wants to be told is told."""
+    if one == other or other is Notify.NEVER:
+        return one
+    if one is Notify.NEVER:
+        return other
+    if Notify.UNSET in (one, other):
+        return one | other | Notify.FAILURE | Notify.DELAY
+    return one | other
+
+
+def notes_of(transaction: Transaction) -> Iterable[str]:
+    """For the trace: which rules, and whom mail goes to now. Bounded, as those about zones."""
+    by_rule: dict[str, list[Mailbox]] = {}
+    for how, address in transaction.rewritten:
+        by_rule.setdefault(how, []).append(address)
+    for how, addresses in list(by_rule.items())[:MAX_NOTES]:
+        more = f" and {len(addresses) - MAX_NAMED} more" if len(addresses) > MAX_NAMED else ""
+        yield f"rewritten {how}: {', '.join(addresses[:MAX_NAMED])}{more}"
+    if transaction.rewrites is not None and transaction.rewrites.rules_of_header:
+        rules = sorted(transaction.rewrites.rules_of_header)[:MAX_NOTES]
+        yield f"rewritten header rewrite={','.join(map(str, rules))}"

@@ -1,0 +1,117 @@
+"""One mail transaction as it is being built, from MAIL to the end of data (RFC 5321 3.3). Values only.
+
+Holds what MAIL and RCPT said, and what the policy wants for the message: zones and changes to the header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from zonerelay.inbound.policy.api import Decision
+from zonerelay.model.address import Mailbox
+from zonerelay.model.envelope import Envelope, Origin, Recipient
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.priority import Priority
+from zonerelay.smtp.server.params import MailCommand
+
+if TYPE_CHECKING:
+    from zonerelay.inbound.state.rewriting import Rewrites
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """Changes to the header: fields to add at the top, names of fields to remove."""
+
+    add: tuple[tuple[str, str], ...] = ()
+    remove: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.add or self.remove)
+
+    def and_those_of(self, decision: Decision | Edits) -> Edits:
+        if not (decision.add or decision.remove):
+            return self
+        return Edits((*self.add, *decision.add), (*self.remove, *decision.remove))
+
+
+NO_EDITS = Edits()
+
+
+class Transaction:
+    """`release` is the Unix time before which the message must not be sent, 0.0 for at once.
+
+    `cost` is what the recipients stand for in the memory of all sessions, `octets` what BDAT has announced.
+    `rewritten` is how recipients came to be others than the client named, and who they are.
+    """
+
+    __slots__ = (
+        "chunked",
+        "cost",
+        "edits",
+        "mail",
+        "octets",
+        "recipients",
+        "release",
+        "rewrites",
+        "rewritten",
+        "zone",
+        "zones",
+    )
+
+    def __init__(self, mail: MailCommand, *, release: float, edits: Edits) -> None:
+        self.mail = mail
+        self.recipients: dict[str, Recipient] = {}
+        self.release = release
+        self.edits = edits
+        self.zone = ""
+        self.zones: dict[Mailbox, str] = {}
+        self.cost = 0
+        self.octets = 0
+        self.rewrites: Rewrites | None = None  # for this client's mail, once the envelope is complete
+        self.rewritten: list[tuple[str, Mailbox]] = []
+        self.chunked = False  # BDAT has begun: no RCPT, no DATA any more
+
+    def decide(self, decision: Decision, recipient: Mailbox | None = None) -> None:
+        """What the policy wants, for the whole message or for one recipient."""
+        self.edits = self.edits.and_those_of(decision)
+        if decision.zone and recipient is None:
+            self.zone = decision.zone
+            self.zones.clear()  # a later step's zone takes the place of an earlier one's
+        elif decision.zone and recipient is not None:
+            self.zones[recipient] = decision.zone
+
+    def zone_of(self, recipient: Mailbox) -> str:
+        """The policy's zone for this recipient, `""` when the routes decide."""
+        return self.zones.get(recipient) or self.zone
+
+    def envelope(
+        self, message_id: MessageId, created: float, origin: Origin, priority: Priority = Priority.NORMAL
+    ) -> Envelope:
+        mail = self.mail
+        if mail.smtputf8:
+            # RFC 6531 4.3: UTF8SMTP, with A and S as for ESMTP.
+            origin = replace(origin, protocol=origin.protocol.replace("ESMTP", "UTF8SMTP"))
+        return Envelope(
+            id=message_id,
+            sender=mail.sender,
+            recipients=tuple(self.recipients.values()),
+            created=created,
+            body=mail.body,
+            smtputf8=mail.smtputf8,
+            ret=mail.ret,
+            envid=mail.envid,
+            origin=origin,
+            priority=priority,
+        )
+
+
+def recipient_key(mailbox: Mailbox) -> str:
+    """What a recipient has in common with the same one in another spelling."""
+    local, at, domain = mailbox.rpartition("@")
+    return f"{local}{at}{domain.lower()}"
+
+
+def mailboxes(recipients: Iterable[Recipient]) -> tuple[Mailbox, ...]:
+    return tuple(recipient.address for recipient in recipients)

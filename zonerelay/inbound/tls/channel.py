@@ -1,0 +1,158 @@
+"""One client's TLS, sans-IO: ciphertext in, plaintext out, and back (pyOpenSSL over memory BIOs).
+
+pyOpenSSL because it alone lets a server ask for a certificate that no authority has signed and compare
+its fingerprint. Nothing is held but what OpenSSL needs: input is fed in pieces of PIECE and read at once,
+so a memory BIO, which never shrinks, stays that small; before the handshake is complete a client may send
+MAX_HANDSHAKE octets. A new channel knows nothing of what came in clear text before it, which is what
+RFC 3207 4.2 asks for after STARTTLS.
+
+Failure is a TlsFault, and final: the alert is in `take_output`, then the connection has to be closed.
+What was decrypted by the same `receive` is lost with it, because no answer to it could be sent.
+"""
+
+from __future__ import annotations
+
+from cryptography.hazmat.bindings.openssl.binding import Binding
+from OpenSSL import SSL
+
+from zonerelay.inbound.tls.errors import fault_text, first_octet_fault
+from zonerelay.inbound.tls.ports import TlsFault, TlsInfo
+
+MAX_HANDSHAKE = 64 * 1024
+"""Octets of a client before its handshake is complete: many times a long certificate chain."""
+PIECE = 8 * 1024  # 4 KB would be a third slower, 16 KB would cost an idle session 11 KB more
+RECORD = 16 * 1024  # RFC 8446 5.1: what a record holds
+OUTPUT = 4 * 1024
+"""Octets per record of ours: answers are short, and the memory BIO on the way out does not shrink either."""
+
+# Before OpenSSL 4 an entry that somebody else left in this thread's error queue would be taken for a fault
+# of ours (SSL_get_error(3)), and pyOpenSSL does not look. `lib` has no types.
+_forget_errors = Binding.lib.ERR_clear_error
+
+
+class TlsChannel:
+    """`established`, `closed` (the client has said that nothing more comes) and `info` are for reading."""
+
+    __slots__ = ("_connection", "_fault", "_octets", "closed", "established", "info")
+
+    def __init__(self, context: SSL.Context) -> None:
+        self._connection = SSL.Connection(context, None)
+        self._connection.set_accept_state()
+        self._octets = 0
+        self._fault = ""  # its text: an exception kept here would keep this object alive by its traceback
+        self.established = False
+        self.closed = False
+        self.info: TlsInfo | None = None
+
+    def receive(self, data: bytes) -> bytes:
+        """The plaintext that became readable, perhaps none. Raises TlsFault."""
+        if self._fault:
+            raise TlsFault(self._fault)
+        if self.closed or not data:
+            return b""
+        _forget_errors()
+        plain: list[bytes] = []
+        try:
+            if len(data) <= PIECE:
+                self._feed(data, plain)
+            else:
+                view = memoryview(data)
+                for at in range(0, len(data), PIECE):
+                    self._feed(view[at : at + PIECE], plain)
+        except SSL.Error as error:
+            raise self._failed(fault_text(error)) from error
+        return plain[0] if len(plain) == 1 else b"".join(plain)
+
+    def take_output(self) -> bytes:
+        """What has to be written now: handshake, tickets, alerts."""
+        output = self._take()
+        return output[0] if len(output) == 1 else b"".join(output)
+
+    def send(self, plain: bytes) -> bytes:
+        """`plain` encrypted, behind what was waiting in `take_output`. Never raises: before the handshake
+        is complete, and after a fault, nothing can be said, and what was waiting is all there is.
+        """
+        output: list[bytes] = []
+        if self.established and not self._fault:
+            view = memoryview(plain)
+            _forget_errors()
+            try:
+                while view:
+                    sent = self._connection.send(view[:OUTPUT])
+                    view = view[sent:]
+                    output += self._take()
+            except SSL.Error as error:
+                self._failed(fault_text(error))  # said by the next `receive`
+        return b"".join(output) if output else self.take_output()
+
+    def close(self) -> bytes:
+        """close_notify, behind what was waiting. May be called in every state, and again."""
+        if self.established and not self._fault:
+            _forget_errors()
+            try:
+                self._connection.shutdown()
+            except SSL.Error as error:
+                # Nothing depends on it: the connection is closed next.
+                self._failed(fault_text(error))
+        return self.take_output()
+
+    def _feed(self, piece: bytes | memoryview, plain: list[bytes]) -> None:
+        if self.closed:
+            return  # RFC 8446 6.1: data after a closure alert must be ignored
+        if not self.established:
+            self._admit(piece)
+        self._connection.bio_write(piece)
+        try:
+            if not self.established:
+                self._shake()
+            while True:
+                plain.append(self._connection.recv(RECORD))
+        except SSL.WantReadError:
+            return
+        except SSL.ZeroReturnError:
+            self.closed = True
+
+    def _admit(self, piece: bytes | memoryview) -> None:
+        if not self._octets and (text := first_octet_fault(piece[0])):
+            raise self._failed(text)
+        self._octets += len(piece)
+        if self._octets > MAX_HANDSHAKE:
+            raise self._failed(f"the client sent {MAX_HANDSHAKE} octets without completing the handshake")
+
+    def _shake(self) -> None:
+        self._connection.do_handshake()
+        _forget_errors()  # a client's certificate that was accepted unverified may leave some
+        self.established = True
+        self.info = _describe(self._connection)
+
+    def _take(self) -> list[bytes]:
+        pieces: list[bytes] = []
+        try:
+            while True:
+                pieces.append(self._connection.bio_read(RECORD))
+                if len(pieces[-1]) < RECORD:
+                    return pieces
+        except SSL.WantReadError:
+            return pieces
+
+    def _failed(self, text: str) -> TlsFault:
+        self._fault = text
+        _forget_errors()
+        return TlsFault(text)
+
+
+def _describe(connection: SSL.Connection) -> TlsInfo:
+    certificate = connection.get_peer_certificate()
+    name = connection.get_servername()
+    return TlsInfo(
+        version=connection.get_protocol_version_name(),
+        cipher=connection.get_cipher_name() or "",
+        # OpenSSL's own digest: the certificate is a stranger's, and need not please a stricter parser.
+        certificate=certificate.digest("sha256").decode().replace(":", "").lower() if certificate else "",
+        server_name=_printable(name) if name else "",
+    )
+
+
+def _printable(name: bytes) -> str:
+    text = name.decode("ascii", "replace").lower()
+    return text if text.isprintable() else ""

@@ -1,0 +1,163 @@
+"""All of one zone that an authority keeps: units and turns, and how it is written down. Pure.
+
+The same code decides in every authority: in memory, behind a socket, and over a row or a key that several
+machines share.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from zonerelay.limits.authority.calendar import Calendar, Turn
+from zonerelay.limits.authority.ledger import Ledger
+from zonerelay.limits.values import Answer, Request, TurnAsk
+
+MAX_TURNS = 200
+"""Turns that are given in one answer to one question."""
+
+SILENT = 2.0
+"""Seconds. Who waits asks again more often than that; who has not is given nothing until it does."""
+
+ZONE = ""
+"""The name of the zone's own calendar, among those of its sites."""
+
+
+class Book:
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.calendars: dict[str, Calendar] = {}
+
+    def exchange(
+        self, name: str, request: Request, now: float, *, until: float = float("inf"), give: bool = True
+    ) -> tuple[Answer, set[str]]:
+        """The answer for the holder `name`, and who else ought to ask again. `give` false: nothing is."""
+        ledger = self.ledger
+        ledger.expire(now)
+        ledger.enter(name, request.zone_limit, until)
+        for claim in request.claims:
+            ledger.claim(name, claim, now)
+        if request.everything:
+            ledger.only(name, request.claims)
+        news = ledger.settle(now, give=give, awake=until - SILENT)
+        for site, at in request.unused:
+            self._take_back(site, at)
+        for ask, moments in request.known_turns:
+            self._declare(ask, moments)
+        turns = tuple(self._turns(ask, now) if give else () for ask in request.turns)
+        said = None if request.everything else ((claim.site, claim.line) for claim in request.claims)
+        holders = len(ledger.holders)
+        held = tuple(ledger.tell(name, said))
+        return Answer(now, held, turns, ledger.pressed, holders), news - {name}
+
+    def end(self, name: str, now: float, *, give: bool = True) -> set[str]:
+        """A holder is gone; who ought to ask again."""
+        self.ledger.end(name)
+        return self.ledger.settle(now, give=give)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.ledger.holders and not self.calendars
+
+    @property
+    def binds_until(self) -> float:
+        """When the last of its turns is over."""
+        return max((calendar.binds_until for calendar in self.calendars.values()), default=float("-inf"))
+
+    # Turns
+
+    def _declare(self, ask: TurnAsk, moments: tuple[float, ...]) -> None:
+        """Turns that were given before this book was begun, or are in it."""
+        for at in moments:
+            name, line = (ask.site, ask.line) if ask.interval else (ZONE, ZONE)
+            if not self._calendar(name).has(at, line):
+                self._add(ask, at)
+
+    def _turns(self, ask: TurnAsk, now: float) -> tuple[float, ...]:
+        for calendar in self.calendars.values():
+            calendar.forget(now)
+        self.calendars = {site: calendar for site, calendar in self.calendars.items() if calendar.turns}
+        found: list[float] = []
+        at = now + ask.after
+        while len(found) < min(ask.count, MAX_TURNS):
+            at = self._earliest(ask, at)
+            self._add(ask, at)
+            found.append(at)
+        return tuple(found)
+
+    def _earliest(self, ask: TurnAsk, at: float) -> float:
+        """The first moment that the site and the zone both have."""
+        while True:
+            before = at
+            if ask.interval:
+                at = self._calendar(ask.site).earliest(at, ask.interval, ask.line)
+            if ask.zone_interval:
+                at = self._calendar(ZONE).earliest(at, ask.zone_interval, ZONE)
+            if at == before:
+                return at
+
+    def _add(self, ask: TurnAsk, at: float) -> None:
+        if ask.interval:
+            self._calendar(ask.site).add(at, ask.interval, ask.line)
+        if ask.zone_interval:
+            self._calendar(ZONE).add(at, ask.zone_interval, ZONE)
+
+    def _take_back(self, site: str, at: float) -> None:
+        for name in (site, ZONE):
+            calendar = self.calendars.get(name)
+            if calendar is not None:
+                calendar.remove(at)
+
+    def _calendar(self, name: str) -> Calendar:
+        calendar = self.calendars.get(name)
+        if calendar is None:
+            calendar = self.calendars[name] = Calendar()
+        return calendar
+
+    # Written down
+
+    def encode(self) -> bytes:
+        ledger = self.ledger
+        return msgspec.msgpack.encode(
+            _Written(
+                holders=[
+                    (name, holder.zone_limit, holder.until, holder.pressed_told)
+                    for name, holder in ledger.holders.items()
+                ],
+                entries=[
+                    (name, *key, each.limit, each.units, each.want, each.since, each.told)
+                    for name, holder in ledger.holders.items()
+                    for key, each in holder.entries.items()
+                ],
+                waiting=[(each.holder.name, each.site, each.line) for each in ledger.waiting],
+                turns={site: calendar.turns for site, calendar in self.calendars.items()},
+            )
+        )
+
+    @classmethod
+    def decode(cls, data: bytes | None) -> Book:
+        """Nothing is an empty book. Raises ValueError."""
+        book = cls()
+        if not data:
+            return book
+        written = msgspec.msgpack.decode(data, type=_Written)
+        ledger = book.ledger
+        for name, zone_limit, until, pressed in written.holders:
+            ledger.enter(name, zone_limit, until).pressed_told = pressed
+        for name, site, line, limit, units, want, since, told in written.entries:
+            entry = ledger.entry(name, site, line)
+            entry.limit, entry.units, entry.want, entry.since, entry.told = limit, units, want, since, told
+            entry.holder.units += units
+            # What was asked back is not written down, and is found out anew.
+            entry.holder.unheard[entry] = None
+        ledger.waiting = {ledger.entry(*each): None for each in written.waiting}
+        book.calendars = {site: Calendar(turns) for site, turns in written.turns.items()}
+        return book
+
+
+class _Written(msgspec.Struct, frozen=True, array_like=True):
+    """Fields may be added behind the others, with defaults: nodes of several versions read it."""
+
+    holders: list[tuple[str, int, float, int]]
+    entries: list[tuple[str, str, str, int, int, int, float, tuple[int, int, int]]]
+    waiting: list[tuple[str, str, str]]
+    turns: dict[str, list[Turn]]

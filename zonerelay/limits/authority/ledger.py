@@ -1,0 +1,275 @@
+"""Who holds how many units of one zone, who waits for more, and who is to give way. Pure: `now` is handed in.
+
+- Units are given as long as the zone's limit and the line's allow. Lines at one site share it: a limit counts
+  the units of all lines there whose limit is no larger. Holders may go by different configurations for a
+  moment: of one line, and of the zone, the smallest limit counts.
+- A unit goes to the line that has fewest of those that wait, then to the holder that has fewest, then to who
+  has waited longest. One whose site is full is passed by those whose is not.
+- Somebody waits and a limit is used up: who has most of it is told to surrender some (`share.py`).
+- What a holder says it keeps is believed even beyond a limit: those connections exist. Nothing is given then,
+  and what is too much (a limit has been lowered) is asked back from whoever has most, also if nobody waits.
+
+Promise: units are only ever given within the limits, and no one waits for ever while units are given back.
+What a question costs does not grow with what others hold, but with what has changed and with who waits: a
+worker may hold connections to thousands of destinations, and ask hundreds of times in a second.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Iterator
+
+from zonerelay.limits.authority.entries import Entry, Holder
+from zonerelay.limits.authority.share import Share
+from zonerelay.limits.values import Claim, Held
+
+MOST_AT_ONCE = 8
+"""Units that are asked back for one who waits: there is a next time."""
+
+ASKED_FOR = 50
+"""Of those that wait for the zone's units so many have some asked back for them at once."""
+
+MAX_WAITING = 200
+"""Lines of one holder that wait in one zone: it asks for the others when some of these are served."""
+
+
+class Ledger:
+    """One zone's. Call `settle` after every change; who must look again then is in its answer."""
+
+    def __init__(self) -> None:
+        self.holders: dict[str, Holder] = {}
+        self.waiting: dict[Entry, None] = {}
+        self.pressed = 0
+        """How many wait because all of the zone's units are given away."""
+        self._sites: dict[str, dict[str, dict[str, Entry]]] = {}
+        self._marked: dict[Entry, None] = {}
+        """With `surrender` or `pressed`."""
+        self._suspects: dict[str, None] = {}
+        """Sites of which too much may be held."""
+
+    # What is said
+
+    def enter(self, name: str, zone_limit: int, until: float) -> Holder:
+        holder = self.holders.get(name)
+        if holder is None:
+            holder = self.holders[name] = Holder(name)
+        holder.zone_limit = zone_limit
+        holder.until = until
+        return holder
+
+    def claim(self, name: str, claim: Claim, now: float) -> None:
+        """Of a holder that has entered."""
+        entry = self.entry(name, claim.site, claim.line)
+        units = max(entry.units - claim.back, claim.keep)
+        entry.holder.units += units - entry.units
+        if units > entry.units:
+            entry.since = now
+        entry.units = units
+        entry.limit = claim.limit
+        entry.want = claim.want
+        if entry.want <= units or claim.back:
+            self.waiting.pop(entry, None)
+        if entry.want > units:
+            self.waiting.setdefault(entry)
+        self._suspects[claim.site] = None
+
+    def entry(self, name: str, site: str, line: str) -> Entry:
+        """That of a holder that has entered; a new one if there is none."""
+        holder = self.holders[name]
+        entry = holder.entries.get((site, line))
+        if entry is None:
+            entry = holder.entries[site, line] = Entry(holder, site, line)
+            self._sites.setdefault(site, {}).setdefault(line, {})[name] = entry
+            self._suspects[site] = None
+        return entry
+
+    def only(self, name: str, claims: Iterable[Claim]) -> None:
+        """A holder has nothing but these: what was given to it meanwhile it has never heard of."""
+        said = {(claim.site, claim.line) for claim in claims}
+        for key, entry in list(self.holders[name].entries.items()):
+            if key not in said:
+                self._drop(entry)
+
+    def end(self, name: str) -> None:
+        """A holder is gone."""
+        holder = self.holders.get(name)
+        if holder is not None:
+            for entry in list(holder.entries.values()):
+                self._drop(entry)
+            del self.holders[name]
+
+    def expire(self, now: float) -> None:
+        for name in [name for name, holder in self.holders.items() if holder.until <= now]:
+            self.end(name)
+
+    def _drop(self, entry: Entry) -> None:
+        holder, site = entry.holder, entry.site
+        del holder.entries[site, entry.line]
+        holder.units -= entry.units
+        holder.unheard.pop(entry, None)
+        self.waiting.pop(entry, None)
+        self._marked.pop(entry, None)
+        lines = self._sites[site]
+        del lines[entry.line][holder.name]
+        # A line that has gone may have had a smaller limit, or shared another's.
+        self._suspects[site] = None
+        if not lines[entry.line]:
+            del lines[entry.line]
+            if not lines:
+                del self._sites[site], self._suspects[site]
+
+    # What follows
+
+    def settle(self, now: float, *, give: bool = True, awake: float = float("-inf")) -> set[str]:
+        """Give what can be given, ask back what must be. Returns holders that have not heard of it yet.
+        Nobody gets anything whose `until` is before `awake`: it may have died while it waited, and would keep
+        for its whole lease what the others give back.
+        """
+        if give:
+            self._give(now, awake)
+        self.pressed = 0
+        for entry in self._marked:
+            entry.surrender = entry.pressed = 0
+            entry.holder.unheard[entry] = None
+        self._marked.clear()
+        self._ask_back_excess()
+        if self.waiting:
+            self._ask_back(now, awake)
+        return {name for name, holder in self.holders.items() if self._has_news(holder)}
+
+    def tell(self, name: str, keys: Iterable[tuple[str, str]] | None) -> list[Held]:
+        """What the holder does not know yet, and of `keys` in any case (`None`: all). Empty entries are over
+        with this.
+        """
+        holder = self.holders[name]
+        asked = dict.fromkeys(holder.entries if keys is None else keys)
+        told = [entry for key in asked if (entry := holder.entries.get(key)) is not None]
+        told += [entry for entry in holder.unheard if (entry.site, entry.line) not in asked]
+        found = []
+        for entry in told:
+            now = (entry.units, entry.surrender, entry.pressed)
+            if now != entry.told or (entry.site, entry.line) in asked:
+                entry.told = now
+                found.append(Held(entry.site, entry.line, *now))
+            if not entry.units and not entry.want:
+                self._drop(entry)
+        holder.unheard.clear()
+        holder.pressed_told = self.pressed
+        if not holder.entries:
+            del self.holders[name]
+        return found
+
+    def _has_news(self, holder: Holder) -> bool:
+        if holder.units and self.pressed and not holder.pressed_told:
+            return True
+        return any(entry.is_news for entry in holder.unheard)
+
+    def _mark(self, entry: Entry) -> None:
+        """Units of it are asked back, or stand in somebody's way."""
+        self._marked[entry] = None
+        entry.holder.unheard[entry] = None
+
+    # Giving
+
+    def _awake(self, awake: float) -> list[Entry]:
+        """Those that wait and are heard of."""
+        return [entry for entry in self.waiting if entry.holder.until >= awake]
+
+    def _give(self, now: float, awake: float) -> None:
+        left = self._zone_limit() - self._in_use() if self.waiting else 0
+        if left <= 0:
+            return
+        queue = [(*_rank(entry), number, entry) for number, entry in enumerate(self._awake(awake))]
+        heapq.heapify(queue)
+        while queue and left > 0:
+            units, holds, number, entry = heapq.heappop(queue)
+            if (units, holds) != _rank(entry):
+                heapq.heappush(queue, (*_rank(entry), number, entry))
+                continue
+            if any(used >= most for most, used, _ in self._at_site(entry)):
+                continue
+            entry.units += 1
+            entry.since = now
+            entry.holder.units += 1
+            entry.holder.unheard[entry] = None
+            left -= 1
+            if entry.units < entry.want:
+                heapq.heappush(queue, (*_rank(entry), number, entry))
+            else:
+                del self.waiting[entry]
+
+    def _zone_limit(self) -> int:
+        return min((holder.zone_limit for holder in self.holders.values() if holder.entries), default=0)
+
+    def _in_use(self) -> int:
+        return sum(holder.units for holder in self.holders.values())
+
+    def _at_site(self, entry: Entry) -> Iterator[tuple[int, int, list[Entry]]]:
+        """What a unit of its line counts for there: a limit, what is used of it, who has it."""
+        lines = self._sites[entry.site]
+        limits = _limits(lines)
+        own = limits[entry.line]
+        for limit in {limit for limit in limits.values() if limit >= own}:
+            there = _up_to(limit, lines, limits)
+            yield limit, sum(each.units for each in there), there
+
+    # Asking back
+
+    def _ask_back_excess(self) -> None:
+        excess = self._in_use() - self._zone_limit()
+        if excess > 0:
+            everywhere = [each for holder in self.holders.values() for each in holder.entries.values()]
+            self._surrender(everywhere, excess)
+        for site in list(self._suspects):
+            lines = self._sites[site]
+            limits = _limits(lines)
+            found = False
+            for most in sorted(set(limits.values())):
+                there = _up_to(most, lines, limits)
+                found = found or sum(each.units for each in there) > most
+                excess = sum(each.left for each in there) - most
+                if excess > 0:
+                    self._surrender(there, excess)
+            if not found:
+                del self._suspects[site]
+
+    def _surrender(self, entries: Collection[Entry], count: int) -> None:
+        """So many units, from who has most."""
+        for _ in range(count):
+            entry = max(entries, key=lambda each: each.left)
+            entry.surrender += 1
+            self._mark(entry)
+
+    def _ask_back(self, now: float, awake: float) -> None:
+        waiting = self._awake(awake)
+        everywhere: Share | None = None
+        if self._in_use() >= self._zone_limit():
+            self.pressed = len(waiting)
+            everywhere = Share(
+                (each for holder in self.holders.values() for each in holder.entries.values() if each.units),
+                self._mark,
+            )
+        for number, entry in enumerate(waiting):
+            wanted = min(entry.want - entry.units, MOST_AT_ONCE)
+            if everywhere is not None and number < ASKED_FOR:
+                everywhere.ask(entry, wanted, now)
+            for most, used, there in self._at_site(entry):
+                if used < most:
+                    continue
+                for other in there:
+                    other.pressed += 1
+                    self._mark(other)
+                Share(there, self._mark).ask(entry, wanted, now)
+
+
+def _rank(entry: Entry) -> tuple[int, int]:
+    return entry.units, entry.holder.units
+
+
+def _limits(lines: dict[str, dict[str, Entry]]) -> dict[str, int]:
+    return {line: min(each.limit for each in entries.values()) for line, entries in lines.items()}
+
+
+def _up_to(most: int, lines: dict[str, dict[str, Entry]], limits: dict[str, int]) -> list[Entry]:
+    """What is held of the lines with this limit and smaller ones."""
+    return [each for line, entries in lines.items() if limits[line] <= most for each in entries.values()]

@@ -1,0 +1,294 @@
+"""Keeps one worker's allowances in step with the authority: what is wished for here is asked for there.
+
+Nothing waits for an exchange: it runs in the background, one at a time for each zone, with all that has
+gathered meanwhile, and who was refused is called (`granted`) when it has brought something.
+
+Failure: while the authority is out of reach the worker goes on with what it holds. Where leases expire, it
+stops in time: after `SAFE` of a lease without an answer nothing new is opened and what is idle is closed,
+until the authority is heard of again. Then, or when the authority may have forgotten, everything is said
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from zonerelay.config.options.units import Rate
+from zonerelay.limits.clocks import ClockBounds
+from zonerelay.limits.values import Answer, AuthorityError, LimitAuthority, Request, TurnAsk
+from zonerelay.limits.worker.allowance import ZoneAllowance
+from zonerelay.limits.worker.turns import LeasedTurns
+from zonerelay.model.clock import Clock
+
+TICK = 0.1
+"""Seconds between two looks at what is idle, overdue or due for renewal; none while nothing is leased."""
+
+POLL = 0.5
+"""Seconds after which somebody who waits asks again: word from the authority may have been lost."""
+
+RENEWALS = 3
+"""In the time of one lease."""
+
+SAFE = 2 / 3
+"""The part of a lease, from when the last renewal was sent, in which its units are used."""
+
+FORGET = 60.0
+"""Seconds that a line's turns are remembered after the last one."""
+
+
+class Listener(Protocol):
+    """What the keeper tells of."""
+
+    def granted(self, zone: str) -> None:
+        """Something may begin that was refused."""
+
+    def relieve(self, zone: str) -> None:
+        """Idle connections may stand in others' way (`ZoneAllowance.is_pressed`, `may_keep`)."""
+
+    def waited(self, zone: str, seconds: float) -> None:
+        """A unit has come so long after it was wished for."""
+
+    def out_of_reach(self, reason: str) -> None:
+        """The authority does not answer."""
+
+    def back_in_reach(self) -> None:
+        """It does again."""
+
+
+_TurnKey = tuple[str, str, Rate | None, Rate | None]
+
+
+@dataclass(slots=True, eq=False)
+class _Zone:
+    allowance: ZoneAllowance
+    turns: dict[_TurnKey, LeasedTurns] = field(default_factory=dict)
+    wanted: dict[LeasedTurns, None] = field(default_factory=dict)
+    everything: bool = False
+    due: bool = False
+    heard: float = float("-inf")
+    """When the last question was sent that was answered."""
+    asked: float = float("-inf")
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def wants_exchange(self) -> bool:
+        return self.due or self.everything or bool(self.wanted) or self.allowance.wants_exchange
+
+    @property
+    def is_idle(self) -> bool:
+        return self.allowance.is_empty and not self.wants_exchange and not self.turns
+
+
+class LimitKeeper:
+    """One per worker, on one event loop. `listener` is set before `start`."""
+
+    def __init__(self, authority: LimitAuthority, clock: Clock) -> None:
+        self.authority = authority
+        self.listener: Listener | None = None
+        self._clock = clock
+        self._zones: dict[str, _Zone] = {}
+        self._busy: dict[_Zone, None] = {}
+        """Those that have something, or want it: of mailboxes' zones there may be thousands that do not."""
+        self._bounds = ClockBounds()
+        self._lost: str | None = None
+        self._ticking: asyncio.TimerHandle | None = None
+        self._running = False
+
+    async def start(self) -> None:
+        """Raises AuthorityError when the authority cannot ever be used."""
+        self._running = True
+        await self.authority.start(self._news, self._back, self._note_lost)
+
+    async def close(self) -> None:
+        """Give everything back; what still ends is not told any more."""
+        self._running = False
+        if self._ticking is not None:
+            self._ticking.cancel()
+        tasks = [zone.task for zone in self._zones.values() if zone.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.authority.close()
+
+    @property
+    def status(self) -> str:
+        """For people."""
+        if self._lost is None:
+            return f"leased from {self.authority.name}"
+        return f"leased from {self.authority.name}, which is out of reach: {self._lost}"
+
+    @property
+    def trouble(self) -> str | None:
+        return None if self._lost is None else f"limits: {self.authority.name} is out of reach: {self._lost}"
+
+    def figures(self) -> dict[str, tuple[int, int, int]]:
+        """By zone: units held, connections open, units wished for."""
+        return {name: zone.allowance.figures for name, zone in self._zones.items()}
+
+    def zone(self, name: str) -> ZoneAllowance:
+        return self._zone(name).allowance
+
+    def turns(
+        self, zone: str, site: str, line: str, rate: Rate | None, zone_rate: Rate | None
+    ) -> LeasedTurns:
+        """Those of a line; of the whole zone where the line has no rate of its own."""
+        found = self._zone(zone)
+        if rate is None:
+            site = line = ""
+        key = (site, line, rate, zone_rate)
+        turns = found.turns.get(key)
+        if turns is None:
+            turns = found.turns[key] = LeasedTurns(
+                site,
+                line,
+                rate,
+                zone_rate,
+                clock=self._clock,
+                bounds=self._bounds,
+                wanted=lambda wanted: self._want(found, wanted),
+            )
+        return turns
+
+    # What leads to an exchange
+
+    def _zone(self, name: str) -> _Zone:
+        found = self._zones.get(name)
+        if found is None:
+            changed = lambda: self._changed(self._zones[name])  # noqa: E731
+            allowance = ZoneAllowance(name, changed, self._clock.monotonic)
+            found = self._zones[name] = _Zone(allowance)
+        return found
+
+    def _want(self, zone: _Zone, turns: LeasedTurns) -> None:
+        turns.asked = True
+        zone.wanted[turns] = None
+        self._changed(zone)
+
+    def _changed(self, zone: _Zone) -> None:
+        if not self._running:
+            return
+        self._busy[zone] = None
+        if zone.task is None or zone.task.done():
+            zone.task = asyncio.get_running_loop().create_task(self._exchange_all(zone))
+        self._keep_ticking()
+
+    def _keep_ticking(self) -> None:
+        if self._running and self._ticking is None:
+            self._ticking = asyncio.get_running_loop().call_later(TICK, self._tick)
+
+    def _news(self, name: str) -> None:
+        zone = self._zones.get(name)
+        if zone is not None:
+            zone.due = True
+            self._changed(zone)
+
+    def _back(self) -> None:
+        self._note_back()
+        for zone in self._zones.values():
+            if not zone.is_idle:
+                zone.everything = True
+                self._changed(zone)
+
+    def _tick(self) -> None:
+        self._ticking = None
+        now = self._clock.monotonic()
+        for zone in list(self._busy):
+            self._look(zone, now)
+            if zone.is_idle:
+                del self._busy[zone]
+        if self._busy:
+            self._keep_ticking()
+
+    def _look(self, zone: _Zone, now: float) -> None:
+        allowance, lease = zone.allowance, self.authority.lease
+        allowance.note_time(now)
+        self._check_lease(zone, now)
+        allowance.tidy(now)
+        if self.listener is not None and (allowance.pressed or allowance.is_crowded or allowance.closed):
+            self.listener.relieve(allowance.name)
+        for key, turns in list(zone.turns.items()):
+            if turns.is_over(now) and not turns.asked and turns.idle_for(now) > FORGET:
+                del zone.turns[key]
+        silent = now - max(zone.heard, zone.asked)
+        renew = lease is not None and not allowance.is_empty and silent > lease / RENEWALS
+        if renew or (allowance.waits and silent > POLL):
+            zone.due = True
+        if zone.wants_exchange:
+            self._changed(zone)
+
+    def _check_lease(self, zone: _Zone, now: float) -> None:
+        allowance = zone.allowance
+        if allowance.until is None or allowance.closed or now < allowance.until or allowance.is_empty:
+            return
+        allowance.closed = zone.everything = True
+        allowance.forget_units()
+
+    # The exchange
+
+    async def _exchange_all(self, zone: _Zone) -> None:
+        while zone.wants_exchange and self._running:
+            if not await self._exchange(zone):
+                return
+
+    async def _exchange(self, zone: _Zone) -> bool:
+        allowance, wanted = zone.allowance, list(zone.wanted)
+        everything = zone.everything
+        request = Request(
+            allowance.zone_limit,
+            allowance.claims(everything=everything),
+            tuple(turns.ask() for turns in wanted),
+            tuple(each for turns in wanted for each in turns.unused()),
+            everything=everything,
+            known_turns=self._known(zone) if everything else (),
+        )
+        zone.wanted.clear()
+        zone.due = zone.everything = False
+        sent = zone.asked = self._clock.monotonic()
+        try:
+            answer = await self.authority.exchange(allowance.name, request)
+        except Exception as error:  # noqa: BLE001 - whatever it is, turns and units must be asked for again
+            zone.everything = True
+            zone.wanted.update(dict.fromkeys(wanted))
+            known = isinstance(error, AuthorityError)
+            self._note_lost(str(error) if known else f"{type(error).__name__}: {error}")
+            return False
+        self._take_in(zone, answer, wanted, sent)
+        return True
+
+    def _known(self, zone: _Zone) -> tuple[tuple[TurnAsk, tuple[float, ...]], ...]:
+        return tuple(known for turns in zone.turns.values() if (known := turns.known) is not None)
+
+    def _take_in(self, zone: _Zone, answer: Answer, wanted: list[LeasedTurns], sent: float) -> None:
+        now = self._clock.monotonic()
+        allowance = zone.allowance
+        zone.heard = sent
+        # Who was refused for that has not wished for anything.
+        opened = allowance.is_closed
+        allowance.closed = False
+        if self.authority.lease is not None:
+            allowance.until = sent + self.authority.lease * SAFE
+        self._bounds.note(sent, answer.now, now)
+        allowance.note_time(now)
+        allowance.holders = answer.holders
+        waited = allowance.take_in(answer.held, answer.pressed, now)
+        for turns, given in zip(wanted, answer.turns, strict=True):
+            turns.given(given)
+        self._note_back()
+        if self.listener is None:
+            return
+        for seconds in waited:
+            self.listener.waited(allowance.name, seconds)
+        if opened or answer.held or any(answer.turns):
+            self.listener.granted(allowance.name)
+
+    def _note_lost(self, reason: str) -> None:
+        was, self._lost = self._lost, reason
+        if was is None and self.listener is not None:
+            self.listener.out_of_reach(reason)
+
+    def _note_back(self) -> None:
+        was, self._lost = self._lost, None
+        if was is not None and self.listener is not None:
+            self.listener.back_in_reach()

@@ -1,0 +1,144 @@
+"""Makes a message from its parts: text and HTML as alternatives, files attached. Pure.
+
+The same draft gives the same octets, so that a second attempt sends what the first may have sent. The result
+is ASCII but for addresses whose local part is not, which need SMTPUTF8. What a draft may hold has been
+checked by whoever built it: no line end in a field, addresses that are addresses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import format_datetime
+
+from zonerelay.message.compose import mime
+from zonerelay.message.compose.base64_text import Base64Text
+from zonerelay.model.address import Mailbox
+
+_FOLD = 76
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`name` is shown to people, `""` for none."""
+
+    mailbox: Mailbox
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{mime.phrase(self.name)} <{self.mailbox}>" if self.name else self.mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """`content_type` is checked. With a `content_id` the HTML shows it."""
+
+    name: str
+    content_type: str
+    content: Base64Text
+    content_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """`message_id` in brackets, `created` Unix time, `headers` in order."""
+
+    message_id: str
+    created: float
+    author: Address
+    to: tuple[Address, ...]
+    cc: tuple[Address, ...] = ()
+    subject: str = ""
+    text: str | None = None
+    html: str | None = None
+    headers: tuple[tuple[str, str | Address], ...] = ()
+    files: tuple[File, ...] = ()
+
+
+def compose(draft: Draft) -> bytes:
+    return b"".join(compose_pieces(draft))
+
+
+def compose_pieces(draft: Draft) -> Iterator[bytes]:
+    """Files go in pieces, so that large ones need little memory. Raises Base64Error."""
+    yield _header(draft).encode() + b"MIME-Version: 1.0\r\n"
+    yield from _Body(draft).whole()
+
+
+def _header(draft: Draft) -> str:
+    date = format_datetime(datetime.fromtimestamp(int(draft.created), UTC))
+    fields = [f"Date: {date}\r\n", f"Message-ID: {draft.message_id}\r\n", _addresses("From", [draft.author])]
+    # RFC 5322 3.6 asks for a destination field only when there is one to show: nobody but Bcc has none.
+    fields += [_addresses(name, some) for name, some in (("To", draft.to), ("Cc", draft.cc)) if some]
+    fields.append(mime.unstructured("Subject", draft.subject))
+    for name, value in draft.headers:
+        fields.append(
+            _addresses(name, [value]) if isinstance(value, Address) else mime.unstructured(name, value)
+        )
+    return "".join(fields)
+
+
+def _addresses(name: str, addresses: Sequence[Address]) -> str:
+    lines = [f"{name}: "]
+    for at, address in enumerate(addresses):
+        text = str(address) + ("," if at + 1 < len(addresses) else "")
+        if len(lines[-1]) + len(text) > _FOLD and lines[-1].strip(" "):
+            lines.append(" " + text)
+        else:
+            lines[-1] += text if lines[-1].endswith(" ") else f" {text}"
+    return "\r\n".join(lines) + "\r\n"
+
+
+class _Body:
+    """Boundaries are a hash of all that is between them: nobody writes a text that holds its own."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._count = 0
+        digest = hashlib.blake2b(draft.message_id.encode(), digest_size=15)
+        for text in (draft.text, draft.html):
+            digest.update(b"\0" if text is None else text.encode())
+        for file in draft.files:
+            for piece in file.content.pieces():
+                digest.update(piece)
+        self._digest = digest.hexdigest()
+
+    def whole(self) -> Iterable[bytes]:
+        draft = self._draft
+        shown = [file for file in draft.files if file.content_id and draft.html is not None]
+        attached = [file for file in draft.files if file not in shown]
+        content = self._content(shown)
+        if not attached:
+            return content
+        return self._multipart("mixed", [content, *map(_attachment, attached)])
+
+    def _content(self, shown: Sequence[File]) -> Iterable[bytes]:
+        draft = self._draft
+        if draft.html is None:
+            return [mime.text_part(draft.text or "", "plain")]
+        html: Iterable[bytes] = [mime.text_part(draft.html, "html")]
+        if shown:
+            html = self._multipart("related", [html, *map(_attachment, shown)])
+        if draft.text is None:
+            return html
+        return self._multipart("alternative", [[mime.text_part(draft.text, "plain")], html])
+
+    def _multipart(self, subtype: str, parts: Sequence[Iterable[bytes]]) -> Iterable[bytes]:
+        self._count += 1
+        return mime.multipart(subtype, f"=_{self._count}_{self._digest}", parts)
+
+
+def _attachment(file: File) -> Iterator[bytes]:
+    place = "inline" if file.content_id else "attachment"
+    lines = [
+        f"Content-Type: {file.content_type}",
+        f"Content-Disposition: {place}{mime.parameter('filename', file.name) if file.name else ''}",
+        "Content-Transfer-Encoding: base64",
+    ]
+    if file.content_id:
+        lines.append(f"Content-ID: <{file.content_id}>")
+    yield "\r\n".join([*lines, "", ""]).encode()
+    for piece in file.content.pieces():
+        yield mime.base64_lines(piece)

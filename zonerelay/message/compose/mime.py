@@ -1,0 +1,96 @@
+"""Parts of a message as RFC 2045 and 2047 write them: encoded words, parameters, bodies in seven bits.
+
+Everything ends its lines with CRLF, and the same input gives the same octets.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import urllib.parse
+from collections.abc import Iterable, Iterator, Sequence
+
+from zonerelay.message.header.folding import MAX_WORD, crlf, field
+
+_WORD_OCTETS = 42  # in base64 with its frame: 68 of the 75 characters that RFC 2047 2 allows
+_PHRASE = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~ -]+")
+# Without what RFC 2231 gives a meaning: readers trip over a bare one, though RFC 2045 allows it.
+_TOKEN = re.compile(r"[A-Za-z0-9!#$&+.^_`{|}~-]+")
+_QUOTED = re.compile(r'(["\\])')
+_MANY = 6
+"""One octet in so many beyond ASCII makes base64 the shorter one."""
+
+
+def encoded(text: str) -> str:
+    """As encoded words, folded."""
+    words: list[bytes] = [b""]
+    for character in text:
+        octets = character.encode()
+        if len(words[-1]) + len(octets) > _WORD_OCTETS:
+            words.append(b"")
+        words[-1] += octets
+    return "\r\n ".join(f"=?utf-8?b?{base64.b64encode(word).decode()}?=" for word in words)
+
+
+def unstructured(name: str, text: str) -> str:
+    """A field whose readers get exactly `text`."""
+    plain = text.isascii() and text.isprintable() and "=?" not in text and "  " not in text
+    if plain and text == text.strip() and all(len(word) <= MAX_WORD for word in text.split(" ")):
+        return field(name, text)
+    return f"{name}: {encoded(text)}\r\n" if text else f"{name}:\r\n"
+
+
+def phrase(text: str) -> str:
+    """A display name."""
+    if not text.isascii() or "=?" in text or len(text) > MAX_WORD // 2:
+        return encoded(text)
+    if _PHRASE.fullmatch(text) and "  " not in text:
+        return text
+    return _quoted(text)
+
+
+def _quoted(text: str) -> str:
+    return '"' + _QUOTED.sub(r"\\\1", text) + '"'
+
+
+def parameter(name: str, value: str) -> str:
+    """`; name=value` of a MIME field; in RFC 2231's form where it is not plain ASCII."""
+    if _TOKEN.fullmatch(value):
+        return f"; {name}={value}"
+    if value.isascii() and len(value) < MAX_WORD // 4:
+        return f"; {name}={_quoted(value)}"
+    return f";\r\n {name}*=utf-8''{urllib.parse.quote(value, safe='')}"
+
+
+def text_part(text: str, subtype: str) -> bytes:
+    """Header and body; the last line is ended."""
+    data = text.replace("\r\n", "\n").replace("\r", "\n").encode()
+    if not data.endswith(b"\n"):
+        data += b"\n"
+    encoding, body = _seven_bit(data)
+    head = f"Content-Type: text/{subtype}; charset=utf-8\r\nContent-Transfer-Encoding: {encoding}\r\n\r\n"
+    return head.encode() + body
+
+
+def _seven_bit(data: bytes) -> tuple[str, bytes]:
+    longest = max(map(len, data.split(b"\n")))
+    if data.isascii() and longest <= 998:
+        return "7bit", crlf(data)
+    if sum(octet > 0x7F for octet in data[: 64 * 1024]) * _MANY > min(len(data), 64 * 1024):
+        return "base64", base64_lines(data)
+    return "quoted-printable", crlf(binascii.b2a_qp(data, istext=True))
+
+
+def base64_lines(data: bytes) -> bytes:
+    return base64.encodebytes(data).replace(b"\n", b"\r\n")
+
+
+def multipart(subtype: str, boundary: str, parts: Sequence[Iterable[bytes]]) -> Iterator[bytes]:
+    """Each part in pieces."""
+    opening = f"--{boundary}\r\n".encode()
+    yield f'Content-Type: multipart/{subtype};\r\n boundary="{boundary}"\r\n\r\n'.encode()
+    for at, part in enumerate(parts):
+        yield b"\r\n" + opening if at else opening
+        yield from part
+    yield f"\r\n--{boundary}--\r\n".encode()

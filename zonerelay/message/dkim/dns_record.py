@@ -1,0 +1,120 @@
+"""The record in DNS with the public half of a key (RFC 6376 3.6.1, RFC 8463 4.2): written, and judged.
+
+Promises that no record makes it fail; what one says is the domain's owner's to put right, so every finding
+says what is there and what should be.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from zonerelay.message.dkim.private_keys import PrivateKey
+from zonerelay.message.dkim.signature import RSA
+
+MAX_STRING = 255  # RFC 1035 3.3: octets of one character-string of a TXT record
+
+
+class RecordStatus(enum.StrEnum):
+    OK = "ok"
+    MISSING = "missing"
+    MISMATCH = "mismatch"
+    REVOKED = "revoked"
+    TESTING = "testing"
+    SEVERAL = "several"
+    MALFORMED = "malformed"
+    UNKNOWN = "unknown"
+
+
+class Finding(NamedTuple):
+    status: RecordStatus
+    detail: str = ""
+
+
+def record_name(selector: str, domain: str) -> str:
+    return f"{selector}._domainkey.{domain}"
+
+
+def record_text(key: PrivateKey) -> str:
+    return f"v=DKIM1; k={_kind(key)}; p={base64.b64encode(key.public).decode('ascii')}"
+
+
+def strings(record: str) -> list[str]:
+    """As a zone file has a long TXT record; readers join them without a space."""
+    return [record[at : at + MAX_STRING] for at in range(0, len(record), MAX_STRING)]
+
+
+def judge(texts: Sequence[str], key: PrivateKey) -> Finding:
+    """`texts` are the TXT records at the key's name."""
+    if not texts:
+        return Finding(RecordStatus.MISSING, "there is no TXT record: publish it")
+    if len(texts) > 1:
+        detail = f"there are {len(texts)} TXT records, of which verifiers take any one: leave one"
+        return Finding(RecordStatus.SEVERAL, detail)
+    tags = _tags(texts[0])
+    if tags is None:
+        return Finding(RecordStatus.MALFORMED, "is no list of tags, as in v=DKIM1; k=rsa; p=…")
+    return _judge(tags, key)
+
+
+def _judge(tags: Mapping[str, str], key: PrivateKey) -> Finding:
+    kind, ours = tags.get("k", "rsa").lower(), _kind(key)
+    version_is_first = next(iter(tags)) == "v" or "v" not in tags
+    public = tags.get("p")
+    # The first that is true says enough.
+    findings = (
+        (
+            tags.get("v", "DKIM1") != "DKIM1" or not version_is_first,
+            Finding(RecordStatus.MALFORMED, "v=DKIM1 must be the first tag, so written"),
+        ),
+        (public is None, Finding(RecordStatus.MALFORMED, "has no p=, the public key")),
+        (not public, Finding(RecordStatus.REVOKED, "p= is empty: this key has been revoked")),
+        (kind != ours, Finding(RecordStatus.MISMATCH, f"k={kind}, but the key is {ours}")),
+        (
+            _octets(public or "") != key.public,
+            Finding(RecordStatus.MISMATCH, "p= is another key: publish this one's, or use that one's file"),
+        ),
+        (
+            "sha256" not in _list(tags.get("h", "sha256")),
+            Finding(RecordStatus.MALFORMED, "h= does not allow sha256, which signatures use"),
+        ),
+        (
+            not {"*", "email"} & set(_list(tags.get("s", "*"))),
+            Finding(RecordStatus.MALFORMED, "s= does not allow email"),
+        ),
+        (
+            "y" in _list(tags.get("t", "")),
+            Finding(RecordStatus.TESTING, "t=y: verifiers act as if mail were not signed; take it out"),
+        ),
+    )
+    return next((finding for is_so, finding in findings if is_so), Finding(RecordStatus.OK))
+
+
+def _kind(key: PrivateKey) -> str:
+    return "rsa" if key.algorithm == RSA else "ed25519"
+
+
+def _tags(record: str) -> dict[str, str] | None:
+    """RFC 6376 3.2. `None` when it is none; a tag that is there twice makes it none."""
+    tags: dict[str, str] = {}
+    for part in record.rstrip().removesuffix(";").split(";"):
+        name, equals, value = part.partition("=")
+        name = name.strip()
+        if not equals or not name or name in tags:
+            return None
+        tags[name] = "".join(value.split())
+    return tags
+
+
+def _list(value: str) -> list[str]:
+    return [each.lower() for each in value.split(":")]
+
+
+def _octets(value: str) -> bytes | None:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (ValueError, binascii.Error):
+        return None

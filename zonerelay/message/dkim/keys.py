@@ -1,0 +1,172 @@
+"""The [[dkim]] keys: read once, then looked up by the author's domain and the time.
+
+Promises ValueError, with the option's path, for a key that cannot be used; no key is ever in a text of this
+module. Which entries sign (docs/dkim.md): those for the very domain, else those of the nearest wildcard
+above it, as far as their dates fit; of several for one signing domain and algorithm the one that began last.
+
+Imported when there is a [[dkim]] entry, for what it imports takes a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from zonerelay.config.tables.models import DkimSettings
+from zonerelay.message.dkim.private_keys import GOOD_RSA_BITS, PrivateKey, load_private_key
+from zonerelay.message.dkim.signature import RSA, DkimKey
+
+ENDS_SOON = 14 * 86_400.0
+
+AsciiDomain = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One [[dkim]] table, read. `domain` may begin with `*.`; `signing_domain` may be empty."""
+
+    option: str
+    domain: str
+    selector: str
+    signing_domain: str
+    not_before: float
+    not_after: float
+    key: PrivateKey
+
+    def fits(self, now: float) -> bool:
+        return self.not_before <= now and (not self.not_after or now < self.not_after)
+
+
+class DkimKeys:
+    """`ascii_domain` makes A-labels, and raises ValueError for what is no domain (routing/idna.py)."""
+
+    def __init__(
+        self,
+        settings: Sequence[DkimSettings],
+        *,
+        read: Callable[[Path], bytes],
+        ascii_domain: AsciiDomain,
+    ) -> None:
+        self._ascii_domain = ascii_domain
+        self._entries: dict[str, list[Entry]] = {}
+        self.entries: list[Entry] = []
+        loaded: dict[Path, PrivateKey] = {}
+        for at, each in enumerate(settings):
+            if each.key_file not in loaded:
+                loaded[each.key_file] = read_key(each.key_file, read, f"dkim[{at}].key_file")
+            entry = _entry(each, loaded[each.key_file], f"dkim[{at}]", ascii_domain)
+            self.entries.append(entry)
+            self._entries.setdefault(entry.domain, []).append(entry)
+
+    def for_author(self, domain: str, now: float) -> tuple[DkimKey, ...]:
+        """RSA before Ed25519; empty when nothing signs for this domain."""
+        try:
+            name = self._ascii_domain(domain)
+        except ValueError:
+            return ()
+        for pattern in _patterns(name):
+            entries = self._entries.get(pattern)
+            if entries is not None:
+                keys = _chosen(entries, name, now)
+                if keys:
+                    return keys
+        return ()
+
+    def advice(self, now: float) -> Iterator[str]:
+        """What an operator should see to, `dkim[0].key: …`."""
+        for entry in self.entries:
+            if entry.key.algorithm == RSA and entry.key.bits < GOOD_RSA_BITS:
+                weak = f"RSA with {entry.key.bits} bits is weak: make a key of {GOOD_RSA_BITS}"
+                yield f"{entry.option}.key_file: {weak}"
+        for domain, entries in self._entries.items():
+            if any(entry.fits(now) for entry in entries):
+                yield from _ending(entries, now)
+            else:
+                yield f"{entries[-1].option}: nothing signs mail of {domain} now: {_why(entries, now)}"
+
+
+def read_key(path: Path, read: Callable[[Path], bytes], option: str) -> PrivateKey:
+    """Raises ValueError: `dkim[0].key_file: …`."""
+    try:
+        return load_private_key(read(path))
+    except OSError as error:
+        raise ValueError(f"{option}: {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{option}: {path} {error}") from None
+
+
+def _entry(each: DkimSettings, key: PrivateKey, option: str, ascii_domain: AsciiDomain) -> Entry:
+    def domain(name: str, text: str) -> str:
+        wildcard = "*." if text.startswith("*.") else ""
+        try:
+            return wildcard + ascii_domain(text.removeprefix("*.")) if text else ""
+        except ValueError as error:
+            raise ValueError(f"{option}.{name}: {text}: {error}") from None
+
+    return Entry(
+        option=option,
+        domain=domain("domain", each.domain),
+        selector=each.selector,
+        signing_domain=domain("signing_domain", each.signing_domain),
+        not_before=each.not_before,
+        not_after=each.not_after,
+        key=key,
+    )
+
+
+def _patterns(name: str) -> Iterator[str]:
+    """The domain itself, then the wildcards that it is below, the nearest first."""
+    yield name
+    dot = name.find(".")
+    while dot >= 0:
+        yield f"*{name[dot:]}"
+        dot = name.find(".", dot + 1)
+
+
+def _chosen(entries: Sequence[Entry], name: str, now: float) -> tuple[DkimKey, ...]:
+    chosen: dict[tuple[bool, str], Entry] = {}
+    for entry in entries:
+        if entry.fits(now):
+            kind = (entry.key.algorithm != RSA, entry.signing_domain)
+            other = chosen.get(kind)
+            if other is None or entry.not_before > other.not_before:
+                chosen[kind] = entry
+    return tuple(
+        DkimKey(
+            entry.signing_domain or name,
+            entry.selector,
+            entry.key.algorithm,
+            entry.key.sign,
+            slow=entry.key.algorithm == RSA and entry.key.bits >= GOOD_RSA_BITS,
+        )
+        for _, entry in sorted(chosen.items(), key=lambda item: item[0])
+    )
+
+
+def _ending(entries: Sequence[Entry], now: float) -> Iterator[str]:
+    """Keys that end soon, and have no successor of their kind when they do."""
+    for entry in entries:
+        if entry.fits(now) and entry.not_after and entry.not_after <= now + ENDS_SOON:
+            kin = [other for other in entries if _are_kin(entry, other)]
+            if not any(other.fits(entry.not_after) for other in kin):
+                yield (
+                    f"{entry.option}.not_after: this key ends on {_date(entry.not_after)}, and no other "
+                    f"{entry.key.algorithm} key for {entry.domain} takes its place: add one"
+                )
+
+
+def _are_kin(one: Entry, other: Entry) -> bool:
+    return one.key.algorithm == other.key.algorithm and one.signing_domain == other.signing_domain
+
+
+def _why(entries: Sequence[Entry], now: float) -> str:
+    begins = min((entry.not_before for entry in entries if entry.not_before > now), default=0.0)
+    if begins:
+        return f"its next key begins on {_date(begins)}"
+    return f"its last key ended on {_date(max(entry.not_after for entry in entries))}"
+
+
+def _date(when: float) -> str:
+    return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M UTC")

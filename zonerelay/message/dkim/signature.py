@@ -1,0 +1,155 @@
+"""DKIM-Signature fields (RFC 6376, 8301, 8463): relaxed/relaxed, one for each key. Sans-IO.
+
+What is signed (RFC 6376 5.4.1): what a reader sees or a program acts on. A field that is signed once more
+than it is there cannot be added afterwards, or be put on top of the signed one ("oversigned"):
+
+- always those that every reader shows (`_ALWAYS`), there or not;
+- when they are there, those that lists and gateways add where they are missing (`_WHEN_PRESENT`);
+- never the List-* and Resent-* fields that a list or a person who sends mail on adds as one more.
+
+What changes on the way is not signed: Received, Return-Path, Authentication-Results, and what nobody acts
+on. No `l=` (RFC 6376 8.2), no `x=`: a queue on the way may hold mail for days.
+
+Everything here is pure and may run in any thread. Time is linear in the header's length.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from zonerelay.message.dkim.body import single_spaces
+
+WIDTH = 78  # RFC 5322 2.1.1
+# More fields of one name are no mail; the signature names each of them.
+MAX_SAME_FIELDS = 50
+
+RSA = "rsa-sha256"
+ED25519 = "ed25519-sha256"
+
+_ALWAYS = (b"from", b"to", b"cc", b"reply-to", b"subject", b"date")
+_WHEN_PRESENT = (
+    *(b"sender", b"message-id", b"in-reply-to", b"references"),
+    *(b"mime-version", b"content-type", b"content-transfer-encoding"),
+    *(b"list-unsubscribe", b"list-unsubscribe-post"),
+)
+_NOT_OVERSIGNED = (
+    *(b"list-id", b"list-help", b"list-subscribe", b"list-post", b"list-owner", b"list-archive"),
+    *(b"resent-from", b"resent-sender", b"resent-to", b"resent-cc", b"resent-date", b"resent-message-id"),
+)
+_ORDER = (*_ALWAYS, *_WHEN_PRESENT, *_NOT_OVERSIGNED)
+_SIGNED = frozenset(_ORDER)
+_PIECE = 72  # of base64 on a line
+
+
+@dataclass(frozen=True)
+class DkimKey:
+    """`domain` is d=. `sign` takes the SHA-256 of the header, 32 octets, and gives the bare signature.
+
+    `slow`: long enough for a thread to be worth it.
+    """
+
+    domain: str
+    selector: str
+    algorithm: str
+    sign: Callable[[bytes], bytes] = field(repr=False)
+    slow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A field that lacks its signature: `key.sign` of `digest`. What is left to do is the expensive part."""
+
+    key: DkimKey
+    digest: bytes
+    unsigned: bytes
+
+    def signed(self, signature: bytes) -> bytes:
+        text = base64.b64encode(signature)
+        lines = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+        return self.unsigned + b"\r\n ".join(lines) + b"\r\n"
+
+
+def sign(header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) -> bytes:
+    """The fields to put in front of `header`, each with its CRLF.
+
+    `header` is all of it as it will be sent, without the empty line at its end; `body_hash` is from
+    `RelaxedBody`.
+    """
+    drafts = draft(header, body_hash, keys, now=now)
+    return b"".join(each.signed(each.key.sign(each.digest)) for each in drafts)
+
+
+def draft(header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) -> list[Draft]:
+    """As `sign`, up to the signatures."""
+    names, canonical = _signed_fields(header)
+    middle = b"\r\n t=%d; bh=%b;\r\n %b\r\n b=" % (now, body_hash.encode("ascii"), _names_tag(names))
+    hashed = hashlib.sha256(canonical)
+    drafts = []
+    for key in sorted(keys, key=_rsa_first):
+        unsigned = _first_tags(key.algorithm, key.domain, key.selector) + middle
+        whole = hashed.copy()
+        whole.update(b"dkim-signature:" + _relaxed(unsigned).partition(b":")[2].strip(b" "))
+        drafts.append(Draft(key, whole.digest(), unsigned))
+    return drafts
+
+
+def _relaxed(header: bytes) -> bytes:
+    """Unfolded, and every run of blanks one space (RFC 6376 3.4.2), but for blanks at the colons and ends."""
+    return single_spaces(header.replace(b"\r\n ", b" ").replace(b"\r\n\t", b" "))
+
+
+def relaxed_fields(header: bytes, names: frozenset[bytes]) -> dict[bytes, list[bytes]]:
+    """The values of these fields, as they are signed, from top to bottom."""
+    found: dict[bytes, list[bytes]] = {}
+    for line in _relaxed(header).split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        name = name.rstrip(b" ").lower()
+        if name in names:
+            found.setdefault(name, []).append(value.strip(b" "))
+    return found
+
+
+def _signed_fields(header: bytes) -> tuple[tuple[bytes, ...], bytes]:
+    """The names for h=, and the fields behind them in relaxed form, from the bottom up (RFC 6376 5.4.2)."""
+    found = relaxed_fields(header, _SIGNED)
+    names: list[bytes] = []
+    lines: list[bytes] = []
+    for name in _ORDER:
+        values = found.get(name, [])[-MAX_SAME_FIELDS:]
+        names += [name] * len(values)
+        lines += [b"%b:%b\r\n" % (name, value) for value in reversed(values)]
+        if name in _ALWAYS or (values and name in _WHEN_PRESENT):
+            names.append(name)
+    return tuple(names), b"".join(lines)
+
+
+def _rsa_first(key: DkimKey) -> bool:
+    """Some verifiers look at the first signature only, and not all know Ed25519."""
+    return key.algorithm != RSA
+
+
+@lru_cache(maxsize=256)
+def _names_tag(names: tuple[bytes, ...]) -> bytes:
+    pieces = [name + b":" for name in names[:-1]] + [names[-1] + b";"]
+    return _folded(b" h=", pieces).removeprefix(b" ")
+
+
+@lru_cache(maxsize=1024)
+def _first_tags(algorithm: str, domain: str, selector: str) -> bytes:
+    tags = ["v=1;", f" a={algorithm};", " c=relaxed/relaxed;", f" d={domain};", f" s={selector};"]
+    return _folded(b"DKIM-Signature: ", [tag.encode("ascii") for tag in tags])
+
+
+def _folded(begin: bytes, pieces: Sequence[bytes]) -> bytes:
+    """Lines of whole pieces, of which none is broken."""
+    lines = [begin]
+    for piece in pieces:
+        if len(lines[-1]) + len(piece) <= WIDTH:
+            lines[-1] += piece
+        else:
+            lines.append(b" " + piece.removeprefix(b" "))
+    return b"\r\n".join(lines)

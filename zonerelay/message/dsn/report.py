@@ -1,0 +1,216 @@
+"""Composes delivery status notifications: RFC 3464 in an RFC 6522 report, RFC 6533 beyond ASCII.
+
+The result is a whole message with CRLF line ends whose body is 7-bit whatever the reports quote
+(quoted-printable where needed), except that an 8-bit message that comes back whole stays as it is:
+`message/rfc822` may not be encoded (RFC 2046 5.2.1). Its header is ASCII too, unless the sender it goes to is
+not: then the notification has to be sent with SMTPUTF8. Nothing from a peer or from the original message
+reaches a header field, a status field or a MIME boundary without being made harmless first.
+
+The international types are used when an address in the report is beyond ASCII, which only mail sent
+with SMTPUTF8 can have; and for what is returned, when such mail has UTF-8 in its header.
+
+Whether a report is owed, and to whom, is decided elsewhere; to the null sender it never is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from email.utils import format_datetime
+
+from zonerelay.message.dsn.text import (
+    MAX_REPLY,
+    SUBJECTS,
+    DsnKind,
+    Notice,
+    RecipientReport,
+    for_people,
+    shown,
+)
+from zonerelay.message.header.folding import crlf, field, one_line, seven_bit
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+
+__all__ = ["DsnKind", "RecipientReport", "can_return_whole", "compose"]
+
+_MSG_ID = re.compile(r"<[!-;=?-~]{1,900}>")
+_XTEXT = re.compile(r"\+([0-9A-F]{2})")
+_EMBEDDED = re.compile(r"\\x\{([0-9A-F]{2,6})\}")
+_MAX_XTEXT = 512
+_MAX_LINE = 998  # RFC 5322 2.1.1
+
+
+def compose(
+    kind: DsnKind,
+    *,
+    message: Message,
+    original_header: bytes,
+    reports: Sequence[RecipientReport],
+    hostname: str,
+    dsn_id: MessageId,
+    now: float,
+    retry_until: float | None = None,
+    whole_message: bytes = b"",
+) -> bytes:
+    """The notification about `message` to its sender. The caller limits the size of what is returned.
+
+    `whole_message` is returned instead of the header, if it is given; it must be one that
+    `can_return_whole`.
+    """
+    if not message.envelope.sender:
+        raise ValueError("a notification is never sent to the null sender")
+    notice = Notice(
+        kind=kind,
+        message=message,
+        reports=reports,
+        hostname=hostname,
+        now=now,
+        retry_until=retry_until,
+        whole=bool(whole_message),
+    )
+    people = for_people(notice)
+    charset = "us-ascii" if people.isascii() else "utf-8"
+    beyond_ascii = notice.is_international
+    status_type = "message/global-delivery-status" if beyond_ascii else "message/delivery-status"
+    parts = (
+        _part(f"text/plain; charset={charset}", "Notification", people.encode("utf-8", "replace")),
+        _part(status_type, "Delivery report", _status_fields(notice).encode("utf-8", "replace")),
+        _returned(notice, original_header, whole_message),
+    )
+    boundary = _boundary(dsn_id, parts)
+    encoding = "" if all(part.isascii() for part in parts) else "Content-Transfer-Encoding: 8bit\r\n"
+    return _header(notice, dsn_id, boundary, encoding) + _multipart(parts, boundary)
+
+
+def can_return_whole(message: bytes) -> bool:
+    """True when the message can stand in a report as it is: SMTP carries neither NUL nor endless lines."""
+    return b"\0" not in message and all(len(line) <= _MAX_LINE for line in message.split(b"\r\n"))
+
+
+def _returned(notice: Notice, header: bytes, message: bytes) -> bytes:
+    international = notice.is_international or (notice.message.envelope.smtputf8 and not header.isascii())
+    if not message:
+        header_type = "message/global-headers" if international else "text/rfc822-headers"
+        return _part(header_type, "Header of the message", crlf(header))
+    if international:
+        return _part("message/global", "The message", crlf(message))
+    encoding = "7bit" if message.isascii() else "8bit"
+    return _encoded_part("message/rfc822", "The message", encoding, crlf(message))
+
+
+def _header(notice: Notice, dsn_id: MessageId, boundary: bytes, encoding: str) -> bytes:
+    fields = [
+        field("From", f"Mail Delivery System <MAILER-DAEMON@{notice.hostname}>"),
+        field("To", f"<{shown(notice.message.envelope.sender)}>"),
+        field("Subject", SUBJECTS[notice.kind]),
+        field("Date", _date(notice.now)),
+        field("Message-ID", f"<{dsn_id}.{notice.kind}@{notice.hostname}>"),
+    ]
+    original = notice.message.header("Message-ID").strip()
+    if _MSG_ID.fullmatch(original):
+        fields += [field("In-Reply-To", original), field("References", original)]
+    fields += [
+        field("Auto-Submitted", "auto-replied"),
+        field("MIME-Version", "1.0"),
+        "Content-Type: multipart/report; report-type=delivery-status;\r\n"
+        f' boundary="{boundary.decode("ascii")}"\r\n',
+        encoding,
+    ]
+    return "".join(fields).encode("utf-8", "replace") + b"\r\n"
+
+
+def _status_fields(notice: Notice) -> str:
+    envelope = notice.message.envelope
+    fields = [field("Reporting-MTA", f"dns; {notice.hostname}"), field("X-Zonerelay-Queue-Id", envelope.id)]
+    if envelope.envid:
+        fields.append(field("Original-Envelope-Id", _decoded(envelope.envid)))
+    fields.append(field("Arrival-Date", _date(envelope.created)))
+    for report in notice.reports:
+        fields += ["\r\n", *_recipient_fields(notice, report)]
+    return "".join(fields)
+
+
+def _recipient_fields(notice: Notice, report: RecipientReport) -> list[str]:
+    said = notice.last_words(report)
+    recipient = shown(report.delivery.recipient)
+    fields: list[str] = []
+    if report.delivery.orcpt:
+        fields.append(field("Original-Recipient", _original_recipient(notice, report.delivery.orcpt)))
+    fields += [
+        field("Final-Recipient", f"{'rfc822' if recipient.isascii() else 'utf-8'}; {recipient}"),
+        field("Action", notice.kind),
+        field("Status", said.reply.status),
+    ]
+    # What we say ourselves is no SMTP reply of anybody's: the text for people has it.
+    if said.host:
+        host = one_line(said.host, limit=255, ascii_only=True)
+        text = one_line(str(said.reply), limit=MAX_REPLY, ascii_only=not notice.is_international)
+        fields += [field("Remote-MTA", f"dns; {_bracketed(host)}"), field("Diagnostic-Code", f"smtp; {text}")]
+    if said.at is not None:
+        fields.append(field("Last-Attempt-Date", _date(said.at)))
+    if notice.kind is DsnKind.DELAYED and notice.retry_until is not None:
+        fields.append(field("Will-Retry-Until", _date(notice.retry_until)))
+    return fields
+
+
+def _part(content_type: str, description: str, content: bytes) -> bytes:
+    encoding, body = seven_bit(content)
+    return _encoded_part(content_type, description, encoding, body)
+
+
+def _encoded_part(content_type: str, description: str, encoding: str, body: bytes) -> bytes:
+    head = (
+        f"Content-Type: {content_type}\r\n"
+        f"Content-Description: {description}\r\n"
+        f"Content-Transfer-Encoding: {encoding}\r\n\r\n"
+    )
+    return head.encode("ascii") + body
+
+
+def _multipart(parts: Sequence[bytes], boundary: bytes) -> bytes:
+    opened = b"".join(b"--" + boundary + b"\r\n" + part + b"\r\n" for part in parts)
+    return opened + b"--" + boundary + b"--\r\n"
+
+
+def _boundary(dsn_id: MessageId, parts: Sequence[bytes]) -> bytes:
+    """Ids can be guessed, so what the original message quotes is checked for it."""
+    number = 0
+    while True:
+        # "=_" cannot occur in quoted-printable (RFC 2045 6.7).
+        boundary = f"=_{dsn_id}_{number}".encode("ascii")
+        if not any(boundary in part for part in parts):
+            return boundary
+        number += 1
+
+
+def _original_recipient(notice: Notice, orcpt: str) -> str:
+    """Decoded (RFC 3461 6.3 d); an address of type utf-8 only where that is allowed (RFC 6533 3)."""
+    kind, _, address = orcpt.partition(";")
+    if kind.lower() != "utf-8":
+        plain = _decoded(address)
+    elif notice.is_international:
+        plain = _EMBEDDED.sub(_embedded_character, address)
+    else:
+        plain = address
+    return f"{one_line(kind, limit=40, ascii_only=True)}; {one_line(plain, limit=_MAX_XTEXT)}"
+
+
+def _embedded_character(match: re.Match[str]) -> str:
+    number = int(match[1], 16)
+    # Surrogates and what is beyond Unicode are no characters: such text stays as it is.
+    return chr(number) if number < 0xD800 or 0xDFFF < number <= 0x10FFFF else match[0]
+
+
+def _decoded(xtext: str) -> str:
+    """RFC 3461 4: `+XX` stands for one octet. The result is shown, so it stays printable ASCII."""
+    text = _XTEXT.sub(lambda match: chr(int(match[1], 16)), xtext)
+    return one_line(text, limit=_MAX_XTEXT, ascii_only=True)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host or host.replace(".", "").isdigit() else host
+
+
+def _date(at: float) -> str:
+    return format_datetime(datetime.fromtimestamp(at, UTC))

@@ -1,0 +1,179 @@
+"""Messages made of rows, and kept while they are being sent.
+
+A small one is made at once and kept in memory, the least lately used forgotten first. A large one is made in
+a thread and kept in a file without a name. What is read for them has to wait for `room`: of those beyond
+`_SIDE_BY_SIDE` there is never more than one in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import IO
+
+from zonerelay.message.compose.base64_text import Base64Error
+from zonerelay.message.compose.compose import compose_pieces
+from zonerelay.message.header.headers import parse_header
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.outbox.compose.drafts import BadRowError, Content, draft_of
+from zonerelay.outbox.database.sql import INLINE
+from zonerelay.outbox.rows.rows import Row
+from zonerelay.store.contract import CHUNK_SIZE, StoreError
+
+MEMORY = 8 * 1024 * 1024
+FILES = 64
+_LARGE = 4 * INLINE
+_SIDE_BY_SIDE = 1024 * 1024
+_FEW = 4
+_END_OF_HEADER = b"\r\n\r\n"
+
+
+@dataclass(slots=True, eq=False)
+class Composed:
+    """`data` of a small one, or else `file`."""
+
+    message: Message
+    data: bytes
+    file: IO[bytes] | None = None
+
+
+class Composer:
+    """One per outbox. `max_size`: of a message."""
+
+    def __init__(self, max_size: int) -> None:
+        self._max_size = max_size
+        self._kept: OrderedDict[MessageId, Composed] = OrderedDict()
+        self._octets = 0
+        self._files = 0
+        self._few = asyncio.Semaphore(_FEW)
+        self._one = asyncio.Lock()
+
+    def room(self, size: int) -> AbstractAsyncContextManager[None]:
+        """For a row of so many octets, from before it is read until it is made."""
+        return self._few if size <= _SIDE_BY_SIDE else self._one
+
+    def known(self, message_id: MessageId) -> Composed | None:
+        found = self._kept.get(message_id)
+        if found is not None:
+            self._kept.move_to_end(message_id)
+        return found
+
+    async def make(self, row: Row, content: Content) -> Composed:
+        """Raises BadRowError, and StoreError when there is no room for a large one."""
+        if _length(content) <= INLINE:
+            made = self._compose(row, content)
+        else:
+            made = await asyncio.to_thread(self._compose, row, content)
+        self._keep(row.message_id, made)
+        return made
+
+    def forget(self, message_id: MessageId) -> None:
+        made = self._kept.pop(message_id, None)
+        if made is not None:
+            self._octets -= len(made.data)
+            self._files -= made.file is not None
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self._octets = self._files = 0
+
+    def _keep(self, message_id: MessageId, made: Composed) -> None:
+        self.forget(message_id)
+        self._kept[message_id] = made
+        self._octets += len(made.data)
+        self._files += made.file is not None
+        while self._octets > MEMORY or self._files > FILES:
+            self.forget(next(iter(self._kept)))
+
+    def _compose(self, row: Row, content: Content) -> Composed:
+        output = _Output(self._max_size)
+        try:
+            for piece in compose_pieces(draft_of(row.id, row.created, row.people, content)):
+                output.add(piece)
+            output.finish()
+        except (Base64Error, BadRowError) as error:
+            output.drop()
+            raise BadRowError(str(error)) from None
+        except OSError as error:
+            output.drop()
+            raise StoreError(
+                f"a large message of the outbox cannot be put into a file: {error.strerror}"
+            ) from error
+        message = Message(
+            envelope=row.envelope(),
+            size=output.size,
+            chunks=-(-output.size // CHUNK_SIZE),
+            plain_lines=output.plain_lines,
+            headers=parse_header(bytes(output.header)).fields,
+            trace=("protocol=outbox", f"row={row.id}"),
+        )
+        return Composed(message, bytes(output.data), output.file)
+
+
+class _Output:
+    """Takes a message in pieces, into memory or, once it is large, into a file."""
+
+    def __init__(self, max_size: int) -> None:
+        self.size = 0
+        self.data = bytearray()
+        self.file: IO[bytes] | None = None
+        self.header = bytearray()
+        self.plain_lines = True
+        self._max_size = max_size
+        self._in_header = True
+        self._end = b""
+
+    def add(self, piece: bytes) -> None:
+        """Raises BadRowError when it is too large, and OSError."""
+        self.size += len(piece)
+        if self.size > self._max_size:
+            raise BadRowError(f"the message has more than max_message_size, {self._max_size} octets")
+        if self._in_header:
+            self._look_for_end(piece)
+        if b"\r\n." in piece or b"\r\n." in self._end + piece[:2]:
+            self.plain_lines = False
+        self._end = (self._end + piece[-2:])[-2:]
+        if self.size <= _LARGE:
+            self.data += piece
+            return
+        if self.file is None:
+            self.file = tempfile.TemporaryFile(prefix="zonerelay-outbox-")  # noqa: SIM115 - closed with its last reader
+            self.file.write(self.data)
+            self.data.clear()
+        self.file.write(piece)
+
+    def finish(self) -> None:
+        """Raises OSError."""
+        if self.file is not None:
+            self.file.flush()
+
+    def drop(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+    def _look_for_end(self, piece: bytes) -> None:
+        self.header += piece
+        end = self.header.find(_END_OF_HEADER)
+        if end >= 0:
+            del self.header[end + 2 :]
+            self._in_header = False
+
+
+async def read(made: Composed) -> AsyncIterator[bytes]:
+    if made.file is None:
+        for start in range(0, len(made.data), CHUNK_SIZE):
+            yield made.data[start : start + CHUNK_SIZE]
+        return
+    for start in range(0, made.message.size, CHUNK_SIZE):
+        yield await asyncio.to_thread(os.pread, made.file.fileno(), CHUNK_SIZE, start)
+
+
+def _length(content: Content) -> int:
+    texts = (content.text, content.html, content.headers, content.attachments, content.subject)
+    return sum(len(text) for text in texts if text)

@@ -1,0 +1,233 @@
+"""From a row's columns to an envelope and a draft, or `BadRowError`: what an application writes is checked
+like what a stranger says in SMTP.
+
+Lengths and counts are bounded by the names below. No text of an error holds a value of the row, only the
+column, so that it can be stored and logged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import msgspec
+
+from zonerelay.message.compose.base64_text import Base64Text
+from zonerelay.message.compose.compose import Address, Draft, File
+from zonerelay.message.header.folding import MAX_WORD
+from zonerelay.model.address import Mailbox, domain_of
+from zonerelay.routing.idna import ascii_domain, is_literal
+from zonerelay.smtp.server.paths import CommandError, forward_path
+
+MAX_RECIPIENTS = 1000
+MAX_NAME = 256
+MAX_SUBJECT = 2000
+MAX_HEADERS = 100
+MAX_HEADER = 8000
+MAX_FILES = 100
+MAX_FILE_NAME = 255
+
+_FIELD_NAME = re.compile(r"[!-9;-~]{1,76}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\u0085\u2028\u2029]")
+_MESSAGE_ID = re.compile(r"<[!-;=?A-~]{1,200}@[!-;=?A-~]{1,200}>")
+_CONTENT_ID = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.@-]{1,200}")
+_CONTENT_TYPE = re.compile(
+    r"[A-Za-z0-9!#$&^_.+-]{1,64}/[A-Za-z0-9!#$&^_.+-]{1,96}"
+    r"(?:; ?[A-Za-z0-9_-]{1,32}=(?:\"[ !#-\[\]-~]{0,80}\"|[A-Za-z0-9_.+-]{1,80})){0,4}"
+)
+# Made by the relay, or what would change who gets the message or how it is read.
+_OURS = frozenset(
+    (
+        *("from", "to", "cc", "bcc", "subject", "date", "mime-version"),
+        *("received", "return-path", "dkim-signature"),
+    )
+)
+_OURS_IN_FRONT = ("content-", "resent-")
+_ONE_ADDRESS = frozenset({"reply-to", "sender"})
+
+
+_SHAPE = '[{"filename": "a.pdf", "content_type": "application/pdf", "content": "base64…"}]'
+_LOOK_AT = 64 * 1024
+
+
+class BadRowError(Exception):
+    """No attempt will ever do: the text says which column is wrong and why, without its value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipients:
+    """`everybody` once each, in the order of the columns; `to` and `cc` are shown."""
+
+    author: Address
+    sender: Mailbox
+    to: tuple[Address, ...]
+    cc: tuple[Address, ...]
+    everybody: tuple[Mailbox, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """The other columns as they came; `headers` and `attachments` are JSON, the latter in UTF-8."""
+
+    subject: str | None = None
+    text: str | None = None
+    html: str | None = None
+    headers: str | None = None
+    attachments: bytes | None = None
+
+
+class _File(msgspec.Struct):
+    content: msgspec.Raw
+    filename: str = ""
+    content_type: str = "application/octet-stream"
+    content_id: str = ""
+
+
+def recipients_of(row: Mapping[str, object], default_author: str = "") -> Recipients:
+    """Raises BadRowError."""
+    author = address(_text(row.get("from_address")) or default_author, "from_address")
+    to = _addresses(row, "to_addresses")
+    cc = _addresses(row, "cc_addresses")
+    bcc = _addresses(row, "bcc_addresses")
+    everybody = tuple(dict.fromkeys(each.mailbox for each in (*to, *cc, *bcc)))
+    if not everybody:
+        raise BadRowError("there is no recipient in to_addresses, cc_addresses or bcc_addresses")
+    if len(everybody) > MAX_RECIPIENTS:
+        raise BadRowError(f"there are more than {MAX_RECIPIENTS} recipients")
+    sender = _text(row.get("sender"))
+    return Recipients(
+        author, address(sender, "sender").mailbox if sender else author.mailbox, to, cc, everybody
+    )
+
+
+def _text(value: object) -> str:
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _addresses(row: Mapping[str, object], column: str) -> tuple[Address, ...]:
+    values = cast("Sequence[object] | None", row.get(column)) or ()  # text[] of the database
+    if not all(value is None or isinstance(value, str) for value in values):
+        raise BadRowError(f"{column} is no plain list: it has several dimensions")
+    return tuple(address(value if isinstance(value, str) else "", column) for value in values)
+
+
+def address(text: str, column: str) -> Address:
+    """`a@b.example`, or `Name <a@b.example>`. Domains become A-labels. Raises BadRowError."""
+    if _CONTROL.search(text):
+        raise BadRowError(f"{column} has a line end or another control character in it")
+    name, opening, rest = text.strip().rpartition("<")
+    if opening and not rest.endswith(">"):
+        raise BadRowError(f"{column} has no address: write a@b.example or Name <a@b.example>")
+    path = f"<{rest}" if opening else f"<{rest}>"
+    try:
+        mailbox, behind = forward_path(path)
+        if behind or "@" not in mailbox:
+            raise BadRowError(f"{column} has no address: write a@b.example or Name <a@b.example>")
+        local, _, domain = mailbox.rpartition("@")
+        if not domain.isascii() and not is_literal(domain):
+            mailbox = Mailbox(f"{local}@{ascii_domain(domain)}")
+    except (CommandError, ValueError) as error:
+        words = error.reply.text if isinstance(error, CommandError) else str(error)
+        raise BadRowError(f"{column} has a wrong address: {words}") from None
+    name = name.strip()
+    if len(name) > 1 and name[0] == name[-1] == '"':
+        name = re.sub(r"\\(.)", r"\1", name[1:-1])
+    if len(name) > MAX_NAME:
+        raise BadRowError(f"{column} has a name of more than {MAX_NAME} characters")
+    return Address(mailbox, name)
+
+
+def draft_of(row: int, created: float, people: Recipients, content: Content) -> Draft:
+    """Raises BadRowError. Whether files are base64 shows when the message is made of it."""
+    subject = content.subject or ""
+    if _CONTROL.search(subject):
+        raise BadRowError("subject has a line end or another control character in it")
+    if len(subject) > MAX_SUBJECT:
+        raise BadRowError(f"subject has more than {MAX_SUBJECT} characters")
+    headers = dict(_headers(content.headers))
+    given = headers.pop("Message-ID", None)
+    stamp = f"{row:x}.{int(created * 1_000_000):x}.outbox"
+    return Draft(
+        message_id=given if isinstance(given, str) else f"<{stamp}@{domain_of(people.author.mailbox)}>",
+        created=created,
+        author=people.author,
+        to=people.to,
+        cc=people.cc,
+        subject=subject,
+        text=content.text,
+        html=content.html,
+        headers=tuple(headers.items()),
+        files=tuple(_files(content.attachments)),
+    )
+
+
+def _headers(json: str | None) -> Iterator[tuple[str, str | Address]]:
+    if json is None:
+        return
+    try:
+        found = msgspec.json.decode(json, type=dict[str, str] | None) or {}
+    except (msgspec.MsgspecError, RecursionError):
+        raise BadRowError('headers is not a JSON object of texts, as {"Reply-To": "a@b.example"}') from None
+    if len(found) > MAX_HEADERS:
+        raise BadRowError(f"headers has more than {MAX_HEADERS} fields")
+    seen: set[str] = set()
+    for name, value in found.items():
+        key = name.lower()
+        _check_header(name, key, value)
+        if key in seen:
+            raise BadRowError("headers has a field twice")
+        seen.add(key)
+        if key == "message-id":
+            if not _MESSAGE_ID.fullmatch(value):
+                raise BadRowError("headers has a Message-ID that is none: write <left@right>")
+            yield "Message-ID", value
+        else:
+            yield name, address(value, f"headers: {name}") if key in _ONE_ADDRESS else value
+
+
+def _check_header(name: str, key: str, value: str) -> None:
+    if not _FIELD_NAME.fullmatch(name):
+        raise BadRowError("headers has a name that is no field name")
+    if key in _OURS or key.startswith(_OURS_IN_FRONT):
+        raise BadRowError(f"headers may not have {name}: the relay makes it from the other columns")
+    if _CONTROL.search(value):
+        raise BadRowError(f"headers: {name} has a line end or another control character in it")
+    if len(value) > MAX_HEADER or (value.isascii() and any(len(w) > MAX_WORD for w in value.split(" "))):
+        raise BadRowError(f"headers: {name} is too long")
+
+
+def _files(json: bytes | None) -> Iterator[File]:
+    if json is None:
+        return
+    try:
+        found = msgspec.json.decode(json, type=list[_File] | None) or []
+    except (msgspec.MsgspecError, RecursionError):
+        raise BadRowError(f"attachments is not a JSON list as {_SHAPE}") from None
+    if len(found) > MAX_FILES:
+        raise BadRowError(f"attachments has more than {MAX_FILES} files")
+    for at, file in enumerate(found):
+        yield _file(file, f"attachments[{at}]")
+
+
+def _file(file: _File, where: str) -> File:
+    kind = file.content_type.lower()
+    if not _CONTENT_TYPE.fullmatch(file.content_type) or kind.startswith(("multipart/", "message/")):
+        raise BadRowError(f"{where}.content_type is no type of a file, as application/pdf")
+    if len(file.filename) > MAX_FILE_NAME or _CONTROL.search(file.filename):
+        raise BadRowError(f"{where}.filename is too long or has a control character in it")
+    if file.content_id and not _CONTENT_ID.fullmatch(file.content_id):
+        raise BadRowError(f"{where}.content_id has characters that it may not have")
+    content = Base64Text(_text_of(file.content), f"{where}.content")
+    return File(file.filename, file.content_type, content, file.content_id)
+
+
+def _text_of(json: msgspec.Raw) -> bytes | memoryview:
+    """What stands between the quotes; not copied, if nothing in it is escaped."""
+    view = memoryview(json)
+    if bytes(view[:1]) != b'"':
+        raise BadRowError(f"attachments is not a JSON list as {_SHAPE}")
+    if any(b"\\" in bytes(view[at : at + _LOOK_AT]) for at in range(0, len(view), _LOOK_AT)):
+        return msgspec.json.decode(json, type=str).encode()
+    return view[1:-1]

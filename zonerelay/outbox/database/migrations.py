@@ -1,0 +1,108 @@
+"""Which version the tables have, and the steps that bring them to this one, each in one transaction.
+
+One relay at a time does it. Each step says the `oldest` version that can work on with what it makes, which
+ought to be the one before its own, so that a fleet can be upgraded one by one: an older relay works with
+newer tables that allow for it, and refuses others. A step that does not allow for the version before is only
+taken when no relay is alive.
+
+Tables without a recorded version were made by somebody else. If their columns are those of this version they
+are taken as they are; if not, they are taken for version 1. What is wrong after that, `tables.check` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from zonerelay.outbox.database import tables
+from zonerelay.outbox.database.tables import Names
+from zonerelay.store.contract import StoreOpenError
+from zonerelay.store.postgres.driver import BusyError, Fetch, Link
+from zonerelay.store.postgres.schema import LOCK_PATIENCE, TRIES
+
+
+class Version(NamedTuple):
+    """What is there, and the oldest that can work with it; 0: nothing is written down."""
+
+    number: int
+    oldest: int
+
+    def check(self, names: Names) -> None:
+        """Raises StoreOpenError when this relay is too old for it."""
+        if self.oldest > len(tables.MIGRATIONS):
+            raise StoreOpenError(
+                f"[outbox]: {names.schema}.{names.messages} has version {self.number}, which relays must know"
+                f" at least version {self.oldest} for, and this zonerelay knows {len(tables.MIGRATIONS)}: a"
+                " newer zonerelay has been here; start that one"
+            )
+
+
+async def migrate(link: Link, names: Names) -> None:
+    """Make the tables, or bring them to this version. Raises StoreOpenError for those that are too new."""
+    for left in reversed(range(TRIES)):
+        try:
+            async with link.transaction() as fetch:
+                await fetch(f"SET LOCAL lock_timeout = '{LOCK_PATIENCE:g}s'")
+                await fetch("SELECT pg_advisory_xact_lock(hashtext($1))", f"zonerelay outbox {names.channel}")
+                await _migrate(fetch, names)
+                return
+        except BusyError as error:
+            if not left:
+                raise StoreOpenError(
+                    f"[outbox]: {names.schema}.{names.messages} cannot be brought up to date: it is in use"
+                    " all the time"
+                ) from error
+        await asyncio.sleep(LOCK_PATIENCE)
+
+
+async def check(link: Link, names: Names) -> None:
+    """Raises StoreOpenError for tables that this relay cannot work with."""
+    (await _read(link.fetch, names)).check(names)
+    await tables.check(link.fetch, names)
+
+
+async def _migrate(fetch: Fetch, names: Names) -> None:
+    if not await fetch("SELECT 1 FROM pg_namespace WHERE nspname = $1", names.schema):
+        await fetch(f'CREATE SCHEMA "{names.schema}"')
+    found = await _read(fetch, names)
+    found.check(names)
+    current = len(tables.MIGRATIONS)
+    there = found.number
+    if not there and await tables.exist(fetch, names):
+        there = current if not await tables.problems(fetch, names) else 1
+    if found.number >= current:
+        return
+    steps = tables.MIGRATIONS[there:]
+    if there and any(step.oldest > there for step in steps):
+        await _await_nobody(fetch, names, there)
+    for step in steps:
+        for statement in tables.statements(step.statements, names):
+            await fetch(statement)
+    for statement in tables.recorded(names, tables.MIGRATIONS[found.number :], found.number):
+        await fetch(statement)
+
+
+async def _read(fetch: Fetch, names: Names) -> Version:
+    """A role that may not see it is not hindered: the columns say enough."""
+    if not await fetch(
+        "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1"
+        " AND c.relname = $2 AND has_table_privilege(c.oid, 'SELECT')",
+        names.schema,
+        names.versions,
+    ):
+        return Version(0, 0)
+    rows = await fetch(
+        f'SELECT coalesce(max(version), 0), coalesce(max(oldest), 0) FROM "{names.schema}"."{names.versions}"'  # noqa: S608 - names are checked in the configuration
+    )
+    return Version(*rows[0])
+
+
+async def _await_nobody(fetch: Fetch, names: Names, version: int) -> None:
+    relays = f'"{names.schema}"."{names.relays}"'
+    await fetch(f"LOCK TABLE {relays} IN SHARE ROW EXCLUSIVE MODE")
+    alive = await fetch(f"SELECT name FROM {relays} WHERE expires > clock_timestamp()")  # noqa: S608 - as above
+    if alive:
+        raise StoreOpenError(
+            f"[outbox]: {names.schema}.{names.messages} has version {version}, and {len(alive)} relays that"
+            " may know no newer one are running: this version cannot work beside them. Stop all of them first"
+        )

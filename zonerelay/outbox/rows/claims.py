@@ -1,0 +1,323 @@
+"""Which rows this relay has, and how it comes to them: claimed in batches whenever somebody says that there
+may be some, with a look now and then in case nobody did.
+
+Strategies (policy → the harm it prevents):
+
+- `FOR UPDATE SKIP LOCKED` → relays never wait for each other, and no row is had by two.
+- Queues share a window of rows (`window.py`) → memory is bounded, and a slow server is no other's trouble.
+- New rows and those that have come due take turns → neither starves the other.
+- A row that is wrong is finalised at once → it is nobody's trouble but its own.
+- What the table says is ours and we do not know of goes back → a claim whose answer was lost with the
+  connection does not wait for as long as we live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outbox import MAX_ROW, mailbox_zone, message_id_of
+from zonerelay.model.priority import zone_of
+from zonerelay.outbox.compose.drafts import BadRowError
+from zonerelay.outbox.database.columns import put_off, read_row
+from zonerelay.outbox.database.sql import Statements
+from zonerelay.outbox.keeper import OutboxKeeper
+from zonerelay.outbox.rows.mailboxes import Mailbox, Mailboxes
+from zonerelay.outbox.rows.rows import Redact, Row, Write, keys_of, refused
+from zonerelay.outbox.rows.window import Window
+from zonerelay.store.common.claim_pool import ZonePool
+from zonerelay.store.contract import StoreError
+from zonerelay.store.postgres.driver import Row as Columns
+
+TROUBLE_PAUSE = 1.0
+
+
+class OutboxClaims:
+    """`put(write)` finalises; `on_news(queue)`: there is something to be claimed from the pool. `superseded`
+    is told of a row that was queued again under our hands; `in_hand` knows claims that are not in `rows`.
+    """
+
+    def __init__(
+        self,
+        keeper: OutboxKeeper,
+        statements: Statements,
+        mailboxes: Mailboxes,
+        *,
+        default_zone: str,
+        poll: float,
+        known_zones: Callable[[], Collection[str]],
+        put: Callable[[Write], None],
+        on_news: Callable[[str], None],
+        refused: Callable[[int, str], None],
+        trouble: Callable[[Exception], None],
+        redact: Redact,
+        clock: Clock,
+    ) -> None:
+        self.rows: dict[MessageId, Row] = {}
+        self.claimed = 0
+        self.superseded: Callable[[Row], None] = lambda row: None
+        self.in_hand: Callable[[int, str], bool] = lambda row, token: False
+        self._keeper = keeper
+        self._statements = statements
+        self._mailboxes = mailboxes
+        self._default = default_zone
+        self._poll = poll
+        self._known_zones = known_zones
+        self._put = put
+        self._on_news = on_news
+        self._refused = refused
+        self._trouble = trouble
+        self._redact = redact
+        self._clock = clock
+        self._pools: dict[str, ZonePool] = {}
+        self._window = Window()
+        self._parked: dict[str, dict[DeliveryKey, Delivery]] = {}
+        self._turn_of_due = False
+        self._in_doubt = False
+        self._wanted = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- the claimer
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def look(self) -> None:
+        """There may be something to claim."""
+        self._wanted.set()
+
+    def doubt(self) -> None:
+        """A claim may have been made whose answer did not come."""
+        self._in_doubt = True
+        self.look()
+
+    def due_in(self, seconds: float) -> None:
+        """Something that we have let go of comes due."""
+        if seconds < self._poll and (
+            self._timer is None or self._timer.when() > asyncio.get_running_loop().time() + seconds
+        ):
+            self._look_in(seconds)
+
+    async def _run(self) -> None:
+        looked = self._clock.monotonic()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), self._poll)
+            self._wanted.clear()
+            if not self._keeper.usable:
+                continue
+            try:
+                is_time = self._clock.monotonic() - looked >= self._poll
+                if self._in_doubt or is_time:
+                    await self._give_back_strays()
+                await self._claim_all()
+                if is_time:
+                    looked = self._clock.monotonic()
+                    await self._look_at_mailboxes()
+            except StoreError as error:
+                self._keeper.trouble(error)
+            except Exception as error:  # noqa: BLE001 - a bug must not end the claims
+                self._trouble(error)
+                await asyncio.sleep(TROUBLE_PAUSE)
+
+    async def _give_back_strays(self) -> None:
+        # Nothing is being claimed meanwhile; what is let go of meanwhile has another token, or none.
+        found = await self._keeper.fetch(self._statements.mine, self._keeper.session)
+        strays = [(row, token) for row, token in found if not self._is_known(row, token)]
+        if strays:
+            await self._keeper.fetch(
+                self._statements.give_back, [row for row, _ in strays], [token for _, token in strays]
+            )
+        self._in_doubt = False
+
+    def _is_known(self, row: int, token: str) -> bool:
+        if not 0 <= row <= MAX_ROW:
+            return self.in_hand(row, token)
+        known = self.rows.get(message_id_of(row))
+        return (known is not None and known.token == token) or self.in_hand(row, token)
+
+    async def _claim_all(self) -> None:
+        while limit := self._window.room():
+            due_only = self._turn_of_due
+            rows = await self._claim(limit, due_only=due_only)
+            self._turn_of_due = not due_only
+            if len(rows) < limit and not due_only:
+                break
+        else:
+            return
+        ahead = await self._keeper.fetch(self._statements.next_due)
+        if ahead:
+            self._look_in(max(ahead[0][0], 0.0))
+
+    def _look_in(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds < self._poll:
+            # Not a moment too early: the database's clock decides.
+            self._timer = asyncio.get_running_loop().call_later(seconds + 0.01, self._alarm)
+
+    def _alarm(self) -> None:
+        self._timer = None
+        self.look()
+
+    async def _claim(self, limit: int, *, due_only: bool) -> Sequence[Columns]:
+        values = (limit, self._keeper.session, list(self._window.full()), self._default, due_only)
+        rows = await self._keeper.fetch(self._statements.claim, *values)
+        self.claimed += len(rows)
+        unknown = {row[3] for row in rows if row[3] is not None} - set(self._mailboxes.ids)
+        if unknown:
+            await self._read_mailboxes(list(unknown))
+        queues = {queue for row in rows if (queue := self._admitted(row))}
+        for queue in queues:
+            self._on_news(queue)
+        return rows
+
+    async def _read_mailboxes(self, ids: Sequence[int]) -> None:
+        found = await self._keeper.fetch(self._statements.mailboxes, ids)
+        self._mailboxes.found(Mailbox.read(row) for row in found)
+        self._mailboxes.gone(set(ids) - {row[0] for row in found})
+
+    async def _look_at_mailboxes(self) -> None:
+        if ids := self._mailboxes.ids:
+            await self._read_mailboxes(ids)
+            self._mailboxes.forget_idle({zone_of(queue) for queue in self._window.queues})
+
+    # --- rows coming and going
+
+    def _admitted(self, columns: Columns) -> str:
+        try:
+            return self._admit(columns)
+        except Exception as error:  # noqa: BLE001 - one row's trouble is temporary, and no other's
+            self._trouble(error)
+            text = "waits: temporary trouble in this relay"
+            self._put(put_off(columns, text))
+            return ""
+
+    def _admit(self, columns: Columns) -> str:
+        """The queue that has something new to do, `""` when the row has been finalised."""
+        try:
+            mailbox = self._mailbox_of(columns)
+            row = read_row(columns, self._default, mailbox)
+            if mailbox is None and row.zone not in self._known_zones():
+                raise BadRowError("the relay has no zone of this name")
+        except BadRowError as error:
+            self._refused(columns[0], str(error))
+            self._put(refused(columns[0], columns[1], columns[4], str(error)))
+            return ""
+        if mailbox is not None and (problem := mailbox.problem()):
+            self._put(put_off(columns, f"waits: {problem}"))
+            return ""
+        if (before := self.rows.get(row.message_id)) is not None:
+            self.superseded(before)
+        self.rows[row.message_id] = row
+        self._window.add(row.queue)
+        deliveries = row.take_due(self._clock.now())
+        if not deliveries:
+            self.finished(row)
+            self._put(row.write(self._clock.now(), self._redact))
+            return ""
+        pool = self.pool(row.queue)
+        for delivery in deliveries:
+            pool.put(delivery)
+        return row.queue
+
+    def _mailbox_of(self, columns: Columns) -> Mailbox | None:
+        if columns[3] is None:
+            return None
+        mailbox = self._mailboxes.use(mailbox_zone(columns[3]))
+        if mailbox is None:
+            raise BadRowError("there is no mailbox with this mailbox_id")
+        return mailbox
+
+    def finished(self, row: Row) -> None:
+        """Nobody of the row is out any more."""
+        if self.rows.pop(row.message_id, None) is None:
+            return
+        if self._window.remove(row.queue):
+            self.look()
+        if row.queue not in self._window:
+            self._pools.pop(row.queue, None)
+            self._parked.pop(row.queue, None)
+
+    def lose(self) -> list[DeliveryKey]:
+        """All claims are gone; the keys that were out."""
+        keys = [key for row in self.rows.values() for key in keys_of(row)]
+        self.rows.clear()
+        self._pools.clear()
+        self._parked.clear()
+        self._window.clear()
+        return keys
+
+    # --- the pool
+
+    def pool(self, queue: str) -> ZonePool:
+        found = self._pools.get(queue)
+        if found is None:
+            found = self._pools[queue] = ZonePool()
+        return found
+
+    def queues(self) -> set[str]:
+        return self._window.queues
+
+    def has_fresh(self, queue: str) -> bool:
+        pool = self._pools.get(queue)
+        return pool is not None and pool.has_fresh
+
+    def take(self, queue: str, limit: int, skip: Collection[str]) -> list[Delivery]:
+        pool = self._pools.get(queue)
+        if pool is None or not self._keeper.may_begin:
+            return []
+        found, passed = pool.take(limit, skip, self._clock.now())
+        if passed:
+            self._parked.setdefault(queue, {}).update({each.key: each for each in passed})
+        if len(found) < limit and queue in self._parked:
+            found += self._unpark(queue, limit - len(found), lambda each: each.domain not in skip)
+        return [each for each in found if self._is_ours(each.key)]
+
+    def take_domain(self, queue: str, domain: str, limit: int) -> list[Delivery]:
+        if queue not in self._parked or not self._keeper.may_begin:
+            return []
+        found = self._unpark(queue, limit, lambda each: each.domain == domain)
+        return [each for each in found if self._is_ours(each.key)]
+
+    def _unpark(self, queue: str, limit: int, wanted: Callable[[Delivery], bool]) -> list[Delivery]:
+        parked = self._parked[queue]
+        found = [each for each in parked.values() if wanted(each)][:limit]
+        for each in found:
+            del parked[each.key]
+        if not parked:
+            del self._parked[queue]
+        return found
+
+    def give_back(self, key: DeliveryKey) -> None:
+        row = self.rows.get(key.message_id)
+        if row is not None and key.recipient in row.out:
+            self.pool(key.queue).put(row.delivery(key.recipient, due=True))
+
+    def withdraw(self, key: DeliveryKey) -> None:
+        """Out of the pool: an operator has changed it."""
+        if key.queue in self._pools:
+            self._pools[key.queue].forget(key)
+        if key.queue in self._parked:
+            self._parked[key.queue].pop(key, None)
+
+    def _is_ours(self, key: DeliveryKey) -> bool:
+        row = self.rows.get(key.message_id)
+        return row is not None and key.recipient in row.out
+
+    def tell_all(self) -> None:
+        for queue in self.queues():
+            self._on_news(queue)

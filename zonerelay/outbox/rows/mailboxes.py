@@ -1,0 +1,192 @@
+"""Mailboxes in use: each is a zone and a credential of its own while it has mail.
+
+A mailbox is read with the rows that name it, and again while it is in use, so what is corrected in the table
+counts at the next look. One that has had no mail for `IDLE` seconds is forgotten, with its zone.
+
+A mailbox that cannot be used as it is (a TLS mode that there is not, clear text to another machine) makes its
+mail wait. Its password is opened when somebody logs in with it, never kept, and in no text.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from zonerelay.config.credentials.secrets import SecretError
+from zonerelay.config.tables.models import CredentialSettings, TlsMode, ZoneSettings
+from zonerelay.model.outbox import mailbox_zone
+from zonerelay.outbox.database.passwords import PasswordError, unseal
+from zonerelay.routing.idna import ascii_domain
+from zonerelay.store.postgres.driver import Row as Columns
+
+IDLE = 600.0
+MAX_CONNECTIONS = 5
+MAX_TEXT = 512
+_MODES = ("starttls", "implicit", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Mailbox:
+    """As the table has it."""
+
+    id: int
+    from_address: str
+    host: str
+    port: int
+    tls: str
+    verify: bool
+    user: str
+    sealed: str = field(repr=False)
+
+    @classmethod
+    def read(cls, row: Columns) -> Mailbox:
+        texts = [str(row[at] or "").strip() for at in (1, 2, 4, 6)]
+        sealed = str(row[7] or "").strip()
+        return cls(row[0], texts[0], texts[1], int(row[3] or 0), texts[2], bool(row[5]), texts[3], sealed)
+
+    @property
+    def zone(self) -> str:
+        return mailbox_zone(self.id)
+
+    def problem(self) -> str:
+        """Why no mail can be sent through it, `""` if it can. Holds no value of the row."""
+        in_clear = self.tls == "none"
+        checks = (
+            (
+                max(map(len, (self.from_address, self.host, self.user))) > MAX_TEXT,
+                f"a column has more than {MAX_TEXT} characters",
+            ),
+            (not self.host or _host(self.host) is None, "smtp_host is no host name and no address"),
+            (not 0 < self.port < 65536, "smtp_port is no port"),
+            (self.tls not in _MODES, f"smtp_tls is none of {', '.join(_MODES)}"),
+            (
+                in_clear and bool(self.user or not _is_loopback(self.host)),
+                "smtp_tls = none is for a server on loopback, and without a user name",
+            ),
+            (bool(self.user and not self.sealed), "smtp_username without smtp_password_encrypted"),
+        )
+        return next((f"mailbox {self.id}: {text}" for wrong, text in checks if wrong), "")
+
+    def settings(self) -> ZoneSettings:
+        host = _host(self.host) or ""
+        tls = TlsMode.VERIFY if self.verify else TlsMode.REQUIRED
+        return ZoneSettings(
+            name=self.zone,
+            next_hop=f"[{host}]:{self.port}"
+            if ":" in host or not _is_address(host)
+            else f"{host}:{self.port}",
+            tls=TlsMode.NONE if self.tls == "none" else tls,
+            tls_on_connect=self.tls == "implicit",
+            credentials=(self.zone,) if self.user else (),
+            max_connections=MAX_CONNECTIONS,
+            max_connections_per_destination=MAX_CONNECTIONS,
+        )
+
+    def credential(self) -> CredentialSettings | None:
+        if not self.user:
+            return None
+        return CredentialSettings(name=self.zone, user=self.user, password=self.zone)
+
+    def password(self, keys: Sequence[bytes]) -> str:
+        """Raises SecretError."""
+        try:
+            return unseal(self.sealed, keys, host=self.host, port=self.port, user=self.user)
+        except PasswordError as error:
+            raise SecretError(f"smtp_password_encrypted of mailbox {self.id} {error}") from None
+
+
+class Host(Protocol):
+    """What a zone and its log-in are given to; `outbox/attach.py` has it."""
+
+    def provide(
+        self, zone: ZoneSettings, credential: CredentialSettings | None, *, changed: bool
+    ) -> None: ...
+
+    def withdraw(self, zone: str) -> bool:
+        """False while something of it is under way."""
+
+
+class Mailboxes:
+    """Those in use, by their zones. `keys`: the first seals, all open."""
+
+    def __init__(self, keys: Sequence[bytes], monotonic: Callable[[], float]) -> None:
+        self._keys = keys
+        self._monotonic = monotonic
+        self._known: dict[str, Mailbox] = {}
+        self._used: dict[str, float] = {}
+        self.host: Host | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        return [mailbox.id for mailbox in self._known.values()]
+
+    def found(self, mailboxes: Iterable[Mailbox]) -> None:
+        """What the table says now."""
+        for mailbox in mailboxes:
+            old = self._known.get(mailbox.zone)
+            if old == mailbox:
+                continue
+            self._known[mailbox.zone] = mailbox
+            self._used.setdefault(mailbox.zone, self._monotonic())
+            if self.host is not None and not mailbox.problem():
+                self.host.provide(mailbox.settings(), mailbox.credential(), changed=old is not None)
+
+    def gone(self, ids: Collection[int]) -> None:
+        """No longer in the table: nobody logs in with them, and rows that name them are wrong."""
+        for mailbox in ids:
+            self._known.pop(mailbox_zone(mailbox), None)
+
+    def use(self, zone: str) -> Mailbox | None:
+        """The mailbox of a zone whose row has come."""
+        mailbox = self._known.get(zone)
+        if mailbox is not None:
+            self._used[zone] = self._monotonic()
+        return mailbox
+
+    def forget_idle(self, busy: Collection[str]) -> None:
+        """`busy`: zones with rows that this relay has claimed."""
+        limit = self._monotonic() - IDLE
+        for zone, used in list(self._used.items()):
+            if used > limit or zone in busy:
+                continue
+            if self.host is None or self.host.withdraw(zone):
+                del self._used[zone]
+                self._known.pop(zone, None)
+
+    def password(self, zone: str) -> str:
+        """Raises SecretError."""
+        mailbox = self._known.get(zone)
+        if mailbox is None:
+            raise SecretError("the mailbox is not in the table any more")
+        return mailbox.password(self._keys)
+
+    def problems(self) -> Iterator[str]:
+        for mailbox in self._known.values():
+            if problem := mailbox.problem():
+                yield problem
+
+
+def _host(text: str) -> str | None:
+    """As connections want it; `None` when it is neither a name nor an address."""
+    plain = text.removeprefix("[").removesuffix("]")
+    if _is_address(plain):
+        return plain
+    try:
+        return ascii_domain(plain)
+    except ValueError:
+        return None
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    plain = host.removeprefix("[").removesuffix("]")
+    return plain == "localhost" or (_is_address(plain) and ipaddress.ip_address(plain).is_loopback)

@@ -1,0 +1,139 @@
+"""Reads of rows that nobody has claimed here, and the figures that are looked at now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.outbox import MAILBOXES
+from zonerelay.outbox.compose.drafts import BadRowError, Content
+from zonerelay.outbox.database.columns import read_row
+from zonerelay.outbox.database.sql import Statements
+from zonerelay.outbox.keeper import OutboxKeeper
+from zonerelay.outbox.rows.mailboxes import Mailbox
+from zonerelay.outbox.rows.rows import Row
+from zonerelay.store.contract import MessageNotFoundError, QueueCounts, StoreError
+from zonerelay.store.postgres.driver import Row as Columns
+
+COUNT_EVERY = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of the whole table, as of the last look. `lag`: how long the first row that is due has waited."""
+
+    rows: dict[str, int] = field(default_factory=dict)
+    lag: float = 0.0
+
+
+class OutboxReader:
+    """One per outbox."""
+
+    def __init__(
+        self,
+        keeper: OutboxKeeper,
+        statements: Statements,
+        *,
+        default_zone: str,
+        max_size: int,
+        known_zones: Callable[[], Collection[str]],
+    ) -> None:
+        self.figures = Figures()
+        self._keeper = keeper
+        self._statements = statements
+        self._default = default_zone
+        self._max_size = max_size
+        self._known_zones = known_zones
+        self._counts: dict[str, QueueCounts] = {}
+        self._oldest: dict[str, float] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._count())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # --- one row
+
+    async def size(self, row: int) -> int:
+        """Octets. Raises BadRowError for one that is too large to be looked at."""
+        found = await self._keeper.fetch(self._statements.size, row)
+        if not found:
+            raise MessageNotFoundError(f"row {row} has left the outbox")
+        # What is base64 or quoted there is no smaller as a message by much: the rest is found in composing.
+        if found[0][0] > 2 * self._max_size:
+            raise BadRowError(f"the row has {found[0][0]} octets, more than max_message_size allows")
+        return int(found[0][0])
+
+    async def content(self, row: int) -> Content:
+        """Ask for the size first."""
+        found = await self._keeper.fetch(self._statements.content, row)
+        if not found:
+            raise MessageNotFoundError(f"row {row} has left the outbox")
+        subject, text, html, headers, attachments = found[0]
+        return Content(subject=subject, text=text, html=html, headers=headers, attachments=attachments)
+
+    async def row(self, row: int) -> Row | None:
+        """An open one, with nobody out. Raises BadRowError."""
+        return await self._one(await self._keeper.fetch(self._statements.one, row))
+
+    async def lock(self, row: int, session: str) -> Row | None:
+        """Claims one that is queued. Raises BadRowError."""
+        return await self._one(await self._keeper.fetch(self._statements.lock, row, session))
+
+    async def _one(self, rows: Sequence[Columns]) -> Row | None:
+        if not rows:
+            return None
+        return read_row(rows[0], self._default, await self._mailbox(rows[0]))
+
+    async def _mailbox(self, columns: Columns) -> Mailbox | None:
+        if columns[3] is None:
+            return None
+        found = await self._keeper.fetch(self._statements.mailboxes, [columns[3]])
+        return Mailbox.read(found[0]) if found else None
+
+    # --- all of them
+
+    async def scan(self, zone: str | None) -> AsyncIterator[Delivery]:
+        """Open deliveries in the order of rows; rows that are wrong have none."""
+        last = -1
+        while rows := await self._keeper.fetch(self._statements.scan, last, zone, self._default):
+            for columns in rows:
+                last = columns[0]
+                try:
+                    row = read_row(columns, self._default, await self._mailbox(columns))
+                except BadRowError:
+                    continue
+                for delivery in row.open():
+                    yield delivery
+
+    def counts(self) -> dict[str, QueueCounts]:
+        return self._counts
+
+    def oldest(self, zone: str) -> float | None:
+        return self._oldest.get(zone)
+
+    async def _count(self) -> None:
+        while True:
+            with contextlib.suppress(StoreError):  # the keeper has told
+                await self.count()
+            await asyncio.sleep(COUNT_EVERY)
+
+    async def count(self) -> None:
+        """Raises StoreError."""
+        rows = await self._keeper.fetch(self._statements.counts, self._default)
+        # Others are whatever an application has written, and no label of a metric. They fail when claimed.
+        known = {*self._known_zones(), MAILBOXES}
+        rows = [row for row in rows if row[0] in known]
+        self._counts = {row[0]: QueueCounts(row[1], row[2], row[3]) for row in rows}
+        self._oldest = {row[0]: row[4] for row in rows if row[4] is not None}
+        found = await self._keeper.fetch(self._statements.figures)
+        self.figures = Figures(
+            {row[0]: row[1] for row in found}, max((row[3] or 0.0 for row in found), default=0.0)
+        )

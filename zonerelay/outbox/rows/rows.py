@@ -1,0 +1,271 @@
+"""A row that this relay has claimed, and what becomes of it. Pure.
+
+Each recipient has a state of its own, so that nobody who has the message is sent it again. The row is written
+when something is known for good: with the last recipient that was out it is finalised.
+
+    all have it                  sent
+    somebody is to be tried on   queued, next_retry_at is the first of them
+    else                         failed; error_log says who by the hash that the log has, and why
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, NamedTuple, Protocol
+
+import msgspec
+
+from zonerelay.model.address import Mailbox
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Envelope, Origin, Recipient
+from zonerelay.model.outbox import PROTOCOL, message_id_of
+from zonerelay.model.outcome import Attempt, Outcome
+from zonerelay.model.priority import Priority, queue_of
+from zonerelay.model.reply import Reply
+from zonerelay.outbox.compose.drafts import Content, Recipients
+
+QUEUED, PROCESSING, SENT, FAILED = "queued", "processing", "sent", "failed"
+FOREVER = float("inf")
+MAX_LINES = 20
+MAX_ATTEMPTS = 1_000_000
+MAX_DELAY = 10 * 366 * 86400.0
+SOON = 1.0
+"""Seconds: who is due so shortly after the row is tried with it."""
+
+
+class State(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One recipient's. `done` is `sent` or `failed`; `text` is redacted."""
+
+    done: str = ""
+    attempts: Annotated[int, msgspec.Meta(ge=0)] = 0
+    next: float = 0.0
+    held: bool = False
+    at: float = 0.0
+    code: Annotated[int, msgspec.Meta(ge=0, le=599)] = 0
+    detail: str = ""
+    text: str = ""
+    local: bool = False
+    in_doubt: bool = False
+
+    def last(self) -> Attempt | None:
+        if self.code < 200:  # no reply has it
+            return None
+        reply = Reply(self.code, self.detail, self.text)
+        return Attempt(self.at, reply, local=self.local, in_doubt=self.in_doubt)
+
+
+_States = dict[str, State]
+
+
+class Redact(Protocol):
+    """The only way in which a text of others comes into the database."""
+
+    def text(self, text: str) -> str: ...
+
+    def about(self, text: str, mailbox: Mailbox) -> str: ...
+
+    def mailbox(self, mailbox: Mailbox) -> str: ...
+
+    def stored(self, text: str) -> str: ...
+
+
+class Write(NamedTuple):
+    """What is stored of a row. `delay` in seconds; `None`: at once, or never again."""
+
+    id: int
+    token: str
+    status: str
+    attempts: int
+    error_log: str | None
+    state: str | None
+    delay: float | None
+
+
+def read_states(json: str | None) -> _States:
+    """What nobody can read was written by somebody else: everybody starts anew, which repeats nothing that
+    the relay has written down.
+    """
+    try:
+        return msgspec.json.decode(json, type=_States) if json else {}
+    except msgspec.MsgspecError:
+        return {}
+
+
+class Row:
+    """`out`: recipients that wait in this relay, or are being attempted. `content` is there of small ones."""
+
+    def __init__(
+        self,
+        row: int,
+        token: str,
+        *,
+        zone: str,
+        priority: Priority = Priority.NORMAL,
+        created: float,
+        attempts: int,
+        people: Recipients,
+        states: _States,
+        content: Content | None,
+    ) -> None:
+        self.id = row
+        self.token = token
+        self.zone = zone
+        self.queue = queue_of(zone, priority)
+        self.created = created
+        self.people = people
+        self.content = content
+        self.message_id = message_id_of(row)
+        self.out: set[Mailbox] = set()
+        self.attempts = attempts
+        self._states = states
+
+    def state(self, recipient: Mailbox) -> State:
+        return self._states.get(recipient) or State()
+
+    def delivery(self, recipient: Mailbox, *, due: bool = False) -> Delivery:
+        state = self.state(recipient)
+        return Delivery(
+            queue=self.queue,
+            message_id=self.message_id,
+            recipient=recipient,
+            created=self.created,
+            attempts=state.attempts,
+            next_attempt=0.0 if due else state.next,
+            held=state.held,
+            last=state.last(),
+        )
+
+    def open(self) -> list[Delivery]:
+        """Everybody who has neither got it nor been given up."""
+        return [self.delivery(each) for each in self.people.everybody if not self.state(each).done]
+
+    def take_due(self, now: float) -> list[Delivery]:
+        """Who is to be attempted with this claim; at least one if anybody may be."""
+        if not self.open():
+            # It was over, and somebody has queued it again: who has it does not get it twice.
+            self._states = {each: state for each, state in self._states.items() if state.done == SENT}
+        waiting = [each for each in self.open() if not each.held]
+        due = [each for each in waiting if each.next_attempt <= now + SOON]
+        if not due and waiting:
+            # The row is due although nobody in it is: somebody has set next_retry_at.
+            due = waiting
+        self.out = {each.recipient for each in due}
+        return [self.delivery(each.recipient, due=True) for each in due]
+
+    def envelope(self) -> Envelope:
+        people = self.people
+        return Envelope(
+            id=self.message_id,
+            sender=people.sender,
+            recipients=tuple(Recipient(address=each) for each in people.everybody),
+            created=self.created,
+            smtputf8=not all(each.isascii() for each in _shown(people)),
+            origin=Origin(protocol=PROTOCOL),
+        )
+
+    # --- what happened
+
+    def finish(self, delivery: Delivery, failure: Outcome | None, now: float, redact: Redact) -> None:
+        attempts = delivery.attempts + (1 if failure is None or failure.counts else 0)
+        if failure is None:
+            state = State(done=SENT, attempts=attempts, at=now)
+        else:
+            state = _with_reply(failure.attempt(now), attempts, redact, delivery.recipient, done=FAILED)
+        self._settle(delivery.recipient, state)
+
+    def postpone(self, delivery: Delivery, redact: Redact) -> None:
+        last = delivery.last
+        to = delivery.recipient
+        state = State() if last is None else _with_reply(last, delivery.attempts, redact, to)
+        state = msgspec.structs.replace(
+            state, attempts=delivery.attempts, next=max(delivery.next_attempt, 0.0), held=delivery.held
+        )
+        self._settle(delivery.recipient, state)
+
+    def drop(self, recipient: Mailbox, now: float) -> None:
+        state = State(
+            done=FAILED, attempts=self.state(recipient).attempts, at=now, code=554, detail="7.0",
+            text="dropped by the operator", local=True,
+        )  # fmt: skip
+        self._settle(recipient, state)
+
+    def _settle(self, recipient: Mailbox, state: State) -> None:
+        self._states[recipient] = state
+        self.attempts = max(self.attempts, state.attempts)
+        self.out.discard(recipient)
+
+    # --- what is stored
+
+    @property
+    def is_over(self) -> bool:
+        """Nobody is out: what is written now lets go of the row."""
+        return not self.out
+
+    def write(self, now: float, redact: Redact) -> Write:
+        states = {each: self.state(each) for each in self.people.everybody}
+        waiting = [state for state in states.values() if not state.done]
+        error_log = _error_log(states, redact) or None
+        delay: float | None = None
+        if self.out:
+            status = PROCESSING
+        elif waiting:
+            status = QUEUED
+            first = min(FOREVER if state.held else state.next for state in waiting)
+            delay = FOREVER if first == FOREVER else max(first - now, 0.0) if first else None
+        else:
+            status = FAILED if any(state.done == FAILED for state in states.values()) else SENT
+        if status == SENT:
+            error_log = None
+        state = None if status == SENT else _encode(self._states)
+        # Whoever owns the table may have written anything; too large a number would never be stored.
+        attempts = min(max(self.attempts, 0), MAX_ATTEMPTS)
+        if delay is not None and delay != FOREVER:
+            delay = min(delay, MAX_DELAY)
+        return Write(self.id, self.token, status, attempts, error_log, state, delay)
+
+
+def refused(row: int, token: str, attempts: int, problem: str) -> Write:
+    """A row that can never be sent."""
+    return Write(row, token, FAILED, attempts, problem, None, None)
+
+
+def keys_of(row: Row) -> Iterable[DeliveryKey]:
+    return (DeliveryKey(row.queue, row.message_id, each) for each in row.out)
+
+
+def _shown(people: Recipients) -> Iterable[str]:
+    yield people.author.mailbox
+    yield people.sender
+    yield from people.everybody
+
+
+def _with_reply(
+    attempt: Attempt, attempts: int, redact: Redact, recipient: Mailbox, *, done: str = ""
+) -> State:
+    reply = attempt.reply
+    return State(
+        done=done,
+        attempts=attempts,
+        at=attempt.at,
+        code=reply.code,
+        detail=reply.detail,
+        text=redact.about(reply.text, recipient),
+        local=attempt.local,
+        in_doubt=attempt.in_doubt,
+    )
+
+
+def _error_log(states: dict[Mailbox, State], redact: Redact) -> str:
+    troubled = [(each, state) for each, state in states.items() if state.code]
+    lines = [
+        f"{redact.mailbox(each)} {state.done or 'waits'} after {state.attempts} attempts:"
+        f" {state.code} {state.detail and f'{state.code // 100}.{state.detail} '}{state.text}"
+        for each, state in troubled[:MAX_LINES]
+    ]
+    if len(troubled) > MAX_LINES:
+        lines.append(f"and {len(troubled) - MAX_LINES} more")
+    return redact.stored("\n".join(lines))
+
+
+def _encode(states: _States) -> str:
+    return msgspec.json.encode(states).decode()

@@ -1,0 +1,140 @@
+"""Writes what became of rows: many in one statement, in order for each row, until it is done.
+
+While the database is away everything is kept and written when it is back: who hands something over here does
+not wait. At most as much is kept as the relay has claimed. A row whose claim was lost is not changed; `lost`
+hears of it. What the database will never take is written once more without its texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+
+from zonerelay.outbox.database.sql import Statements
+from zonerelay.outbox.rows.rows import Write
+from zonerelay.store.contract import StoreError
+from zonerelay.store.postgres.driver import ClashError, Link, LostError, SickError
+
+MAX_TOGETHER = 500
+GATHERING = 0.005
+"""Seconds that outcomes wait for company."""
+PAUSE = 0.5
+
+Written = Callable[[Write, bool], None]
+"""`written(write, kept)`: it is durable, or (`kept` false) the claim was lost."""
+
+
+class Writer:
+    """`link` raises StoreError while the database cannot be used."""
+
+    def __init__(
+        self,
+        statements: Statements,
+        *,
+        link: Callable[[], Link],
+        written: Written,
+        trouble: Callable[[StoreError], None],
+        sick: Callable[[Exception], None],
+    ) -> None:
+        self._statement = statements.write
+        self._link = link
+        self._written = written
+        self._trouble = trouble
+        self._sick = sick
+        self._waiting: dict[tuple[int, str], Write] = {}
+        self._wanted = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def put(self, write: Write) -> None:
+        """A later one of the same claim takes the place of one that waits: it says all that is known."""
+        self._waiting[write.id, write.token] = write
+        self._idle.clear()
+        self._wanted.set()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def has(self, row: int, token: str) -> bool:
+        """Something of this claim is still to be written."""
+        return (row, token) in self._waiting
+
+    def go_on(self) -> None:
+        """The database is back."""
+        if self._waiting:
+            self._wanted.set()
+
+    def forget(self) -> None:
+        """Every claim was lost."""
+        for write in self._waiting.values():
+            self._written(write, False)
+        self._waiting.clear()
+        self._idle.set()
+
+    async def close(self, timeout: float) -> None:
+        """Write what is left, within the time; the rest is attempted again by whoever reaps it."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            await asyncio.sleep(GATHERING)
+            self._wanted.clear()
+            while self._waiting:
+                batch = list(self._waiting.values())[:MAX_TOGETHER]
+                if not await self._safely(batch):
+                    await asyncio.sleep(PAUSE)
+                    break
+            if self._waiting:
+                self._wanted.set()
+            else:
+                self._idle.set()
+
+    async def _safely(self, batch: Sequence[Write]) -> bool:
+        try:
+            return await self._write(batch)
+        except Exception as error:  # noqa: BLE001 - a bug must not end the writing
+            self._sick(error)
+            return False
+
+    async def _write(self, batch: Sequence[Write]) -> bool:
+        """False when the same is to be tried again later."""
+        try:
+            kept = await self._update(batch)
+        except SickError as error:
+            if len(batch) > 1:
+                return all([await self._write([each]) for each in batch])
+            self._sick(error)
+            kept = set()
+            if batch[0].error_log is not None:
+                self._replace(batch[0])
+                return False
+        except LostError as error:
+            self._trouble(error)
+            return False
+        except ClashError:
+            return False
+        except StoreError as error:
+            self._trouble(error)
+            return False
+        self._done(batch, kept)
+        return True
+
+    def _replace(self, write: Write) -> None:
+        self._waiting[write.id, write.token] = write._replace(error_log=None, state=None)
+
+    async def _update(self, batch: Sequence[Write]) -> set[int]:
+        columns: Iterable[Sequence[object]] = zip(*batch, strict=True)
+        return {row[0] for row in await self._link().fetch(self._statement, *map(list, columns))}
+
+    def _done(self, batch: Sequence[Write], kept: set[int]) -> None:
+        for write in batch:
+            key = write.id, write.token
+            if self._waiting.get(key) is write:
+                del self._waiting[key]
+            self._written(write, write.id in kept)

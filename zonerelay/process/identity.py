@@ -1,0 +1,58 @@
+"""A worker's place in its relay: which one it is, and what it was handed by who started it.
+
+A relay with one worker is its own master: it serves HTTP and has the control socket that commands know. One
+of several is a part: the supervisor does both for all of them, and hears over `channel` (inherited, one
+packet for each message of `systemd.Notifier`) that it is alive.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zonerelay.process.sockets import Inherited
+
+CHANNEL = "ZONERELAY_CHANNEL"
+SOCKETS = "ZONERELAY_SOCKETS"
+LIMITS = "ZONERELAY_LIMITS"
+STARTED_WITH = "ZONERELAY_STARTED_WITH"
+"""Names in the environment: the channel's descriptor, listening sockets by address (JSON), the limits'
+socket, the configuration that the supervisor was started with.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`heir`: nobody listens here; the spool is emptied, and removed in the end. `limits` is the socket where
+    the totals of limits are kept, `None` where this process has them to itself.
+    """
+
+    index: int = 0
+    supervised: bool = False
+    heir: bool = False
+    inherited: Inherited = field(default_factory=Inherited)
+    limits: Path | None = None
+
+
+def place_of(index: int, *, heir: bool, environment: Mapping[str, str]) -> tuple[Place, socket.socket | None]:
+    """What the supervisor says in the environment, and its channel. Raises ValueError."""
+    number = environment.get(CHANNEL)
+    if number is None:
+        return Place(index, heir=heir, inherited=Inherited.of_systemd(environment, os.getpid())), None
+    given: dict[str, list[list[int]]] = json.loads(environment.get(SOCKETS, "{}"))
+    limits = environment.get(LIMITS)
+    place = Place(
+        index,
+        supervised=True,
+        heir=heir,
+        inherited=Inherited.of_supervisor(given),
+        limits=None if limits is None else Path(limits),
+    )
+    channel = socket.socket(fileno=int(number))
+    channel.setblocking(False)
+    os.set_inheritable(channel.fileno(), False)
+    return place, channel

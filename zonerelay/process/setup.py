@@ -1,0 +1,96 @@
+"""What every process of the relay does first: system limits, memory, the key of the log's pseudonyms."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import stat
+import sys
+import time
+from pathlib import Path
+
+from zonerelay.config.rules.srs_checks import NOTE, note_upgrade
+from zonerelay.config.tables.models import Settings
+from zonerelay.telemetry.logs.redact import Redactor, load_or_create_key
+
+REDACT_KEY = "redact.key"
+
+# A thread that waits for the interpreter asks for it after this long. The default of 5 ms lets the event
+# loop keep the store's writer waiting between two system calls, which shows in every commit.
+SWITCH_INTERVAL = 0.0005
+
+# glibc mallopt(3): by default an allocation of 128 KiB or more, as a full read from a socket is, comes from
+# mmap, and each use of it begins with page faults: twice the CPU per octet of a large message. Two arenas:
+# only the event loop allocates much, and an arena per thread of the store is memory that nobody uses.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+LARGE = 4 * 1024 * 1024
+
+
+class StartError(Exception):
+    """The relay cannot start; the text says what the operator should do."""
+
+
+def prepare_home(settings: Settings) -> Path:
+    """The spool's parent. Beside the spool are the control socket and the key of the log's pseudonyms."""
+    home = settings.spool.path.parent
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartError(
+            f"cannot create {home}, where [spool] path is to be: {error.strerror};"
+            " create it for this user, or choose another [spool] path"
+        ) from error
+    try:
+        note_upgrade(settings.spool.path, time.time())
+    except OSError as error:
+        sys.stderr.write(
+            f"zonerelay: {home / NOTE} cannot be written: {error.strerror}; mail is safe, but reports to "
+            "senders that an earlier version has rewritten (SRS) are refused until a start has written it\n"
+        )
+    return home
+
+
+def close_to_others() -> None:
+    """Other users of the machine may not read files that this process creates, whatever mode LevelDB gives to
+    them; the rights of a group are those of the umask that the process was started with.
+    """
+    os.umask(os.umask(0o077) | stat.S_IRWXO)
+
+
+def raise_limits() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        # A connection is a descriptor, and so is every open table file of the spool.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def put_off_reload() -> None:
+    """A SIGHUP waits until `allow_reload`: by itself it would end a process that is still starting. Workers
+    inherit this.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
+
+def allow_reload() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+
+def tune_for_mail() -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return  # not glibc: nothing to tune, everything works
+    mallopt(M_MMAP_THRESHOLD, LARGE)
+    mallopt(M_TRIM_THRESHOLD, 2 * LARGE)
+    mallopt(M_ARENA_MAX, 2)
+
+
+def build_redactor(settings: Settings) -> Redactor:
+    """Raises RedactKeyError."""
+    if not settings.log.redact:
+        return Redactor(b"", enabled=False)
+    path = settings.log.redact_key_file or settings.spool.path.parent / REDACT_KEY
+    return Redactor(load_or_create_key(path), enabled=True)

@@ -1,0 +1,64 @@
+"""What the scheduler needs from others, declared here and satisfied structurally.
+
+The queue imports neither the delivery nor the inbound side; they meet in these values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Envelope, Message
+from zonerelay.model.outcome import Outcome
+from zonerelay.queue.selection.turn import Turn
+from zonerelay.routing.destinations.nexthop import Route, Unroutable
+from zonerelay.routing.zones.zones import ZoneOf
+
+Notify = Callable[[str], None]
+"""`notify(zone)`: there may be something to claim. Cheap, synchronous, never raises."""
+
+
+class ChooseZone(Protocol):
+    """Which zone delivers to each recipient of a message of our own making."""
+
+    def __call__(self, envelope: Envelope, /, *, headers: Sequence[tuple[str, str]], size: int) -> ZoneOf: ...
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Deliveries of one message that go to one destination in one transaction.
+
+    Where there is a `turn`, it is taken before each transaction. `rcptdomainmax`: of how many domains on a
+    connection the peer takes recipients (RFC 9422), where it has said so. `more`: the next batch is likely to
+    be for the same destination, and to come at once.
+    """
+
+    zone: ZoneSettings
+    route: Route
+    message: Message
+    deliveries: tuple[Delivery, ...]
+    turn: Turn | None = None
+    rcptdomainmax: int | None = None
+    more: bool = False
+
+
+class Courier(Protocol):
+    """Carries one batch to one of the route's hosts."""
+
+    async def deliver(self, batch: Batch) -> Sequence[Outcome]:
+        """One outcome per delivery, in order. Raises nothing but CancelledError: unknown trouble
+        is a deferral. Outcomes of scope HOST mean that no host of the route would talk.
+        """
+
+
+class Router(Protocol):
+    """Finds the hosts for a domain."""
+
+    async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
+        """Hosts for a domain, from cache when fresh. Raises nothing but CancelledError.
+
+        A zone with a `next_hop` has one route for every domain; the scheduler then passes `""`.
+        """

@@ -1,0 +1,172 @@
+"""Which part of a zone's connections may be held by destinations that do not answer, or take long. Pure.
+
+A host that accepts connections and says nothing keeps each for minutes, one that takes messages and does not
+say so for ten, and a tarpit answers in the end. So in a zone routed by MX destinations have a standing:
+
+- QUICK: it answered the last attempt, and in time. Nothing here limits it.
+- NEW: nothing is known of it yet. It has `first` connections (an eighth of the zone's) until it answers.
+- FAILING: it did not answer the last attempt, or is suspended. Likewise.
+- SLOW: it answered the last attempt, after more than `LONG` seconds.
+
+Of the zone's connections NEW ones have five eighths, FAILING ones a quarter, and an eighth while new ones
+wait, FAILING and SLOW ones half, all of them three quarters. Who finds no room waits here; the next
+connection that is given back goes to those that wait by turns: to new ones with fresh mail, new ones without
+it, failing and slow ones.
+
+Promise: QUICK destinations always find a quarter of the zone's connections free of all others; NEW ones a
+quarter free of those that are known to be slow or to fail. NEW ones come before FAILING ones: when thousands
+of domains die together, the attempts at them would else hold what every host needs that has not been heard of
+yet (seen in ten million simulated deliveries: the queue never became shorter again).
+
+Where workers share the zone's connections each goes by its part of them, or together they would have all.
+Who was admitted and waits until its worker is given a connection for it counts as if it had one: or those
+connections would come for destinations that may not use them.
+
+What is known outlives the destination, up to `KNOWN`: with more destinations than are kept in memory, each
+would else be new again and again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+
+from zonerelay.queue.destination.destinations import Destination, Standing
+from zonerelay.routing.destinations.nexthop import DestinationKey
+
+KNOWN = 20_000
+
+
+class Probation:
+    """Of one zone; `most` is what it may have."""
+
+    def __init__(self, most: int) -> None:
+        self.resize(most)
+        self._active: Counter[Standing] = Counter()
+        self._wishing: dict[Destination, Standing] = {}
+        self._rows: tuple[tuple[Standing, dict[Destination, None]], ...] = (
+            (Standing.NEW, {}),  # with fresh mail
+            (Standing.NEW, {}),  # without
+            (Standing.FAILING, {}),
+            (Standing.SLOW, {}),
+        )
+        self._turn = 0
+        self._past: OrderedDict[DestinationKey, bool] = OrderedDict()
+
+    def resize(self, most: int) -> None:
+        self.first = self._eighth = max(1, most // 8)
+        self._quarter = max(1, most // 4)
+        self._half = max(1, most // 2)
+        self._five_eighths = max(1, most * 5 // 8)
+        self._three_quarters = max(1, most * 3 // 4)
+
+    def __bool__(self) -> bool:
+        """Somebody waits."""
+        return any(row for _, row in self._rows)
+
+    def admits(self, destination: Destination) -> bool:
+        """It may start another transaction, as far as this goes."""
+        return destination in self._wishing or self._has_room(destination.standing)
+
+    def is_full(self, destination: Destination) -> bool:
+        """It has as many as a destination may have before it answers."""
+        return not destination.suspension.is_proven and destination.active >= self.first
+
+    def _has_room(self, kind: Standing) -> bool:
+        active = self._active
+        new, failing, slow = active[Standing.NEW], active[Standing.FAILING], active[Standing.SLOW]
+        if kind is Standing.QUICK:
+            return True
+        if new + failing + slow >= self._three_quarters:
+            return False
+        if kind is Standing.NEW:
+            return new < self._five_eighths
+        if failing + slow >= self._half:
+            return False
+        return kind is Standing.SLOW or failing < (self._eighth if self._new_wait else self._quarter)
+
+    @property
+    def _new_wait(self) -> bool:
+        return bool(self._rows[0][1] or self._rows[1][1])
+
+    def put_aside(self, destination: Destination) -> None:
+        """It was not admitted."""
+        kind = destination.standing
+        if kind is Standing.NEW:
+            row = self._rows[0 if destination.has_fresh else 1][1]
+        else:
+            row = self._rows[2 if kind is Standing.FAILING else 3][1]
+        row[destination] = None
+
+    def sort(self) -> None:
+        """What was fresh may be backlog now."""
+        fresh, other = self._rows[0][1], self._rows[1][1]
+        for destination in [each for each in fresh if not each.has_fresh]:
+            del fresh[destination]
+            other[destination] = None
+
+    def next(self, has_turn: Callable[[Destination], bool]) -> Destination | None:
+        """One that was put aside, would be admitted now, and has a turn."""
+        for _ in self._rows:
+            kind, row = self._rows[self._turn]
+            self._turn = (self._turn + 1) % len(self._rows)
+            if row and self._has_room(kind) and has_turn(destination := next(iter(row))):
+                del row[destination]
+                return destination
+        return None
+
+    def wishes(self, destination: Destination) -> None:
+        """It was admitted, and waits until there is a connection for it; then it starts, or gives up."""
+        kind = destination.standing
+        if kind is not Standing.QUICK and destination not in self._wishing:
+            self._wishing[destination] = kind
+            self._active[kind] += 1
+
+    def gives_up(self, destination: Destination) -> None:
+        """What it waited for is not needed any more."""
+        kind = self._wishing.pop(destination, None)
+        if kind is not None:
+            self._active[kind] -= 1
+
+    def started(self, destination: Destination) -> None:
+        self.gives_up(destination)
+        kind = destination.standing
+        if kind is not Standing.QUICK:
+            destination.counted += (kind,)
+            self._active[kind] += 1
+
+    def ended(self, destination: Destination) -> None:
+        """One of its transactions, whichever."""
+        while len(destination.counted) > destination.active:
+            self._uncount(destination)
+
+    def quick(self, destination: Destination) -> bool:
+        """It has answered in time: it counts no longer. True when it had been put aside."""
+        self.gives_up(destination)
+        while destination.counted:
+            self._uncount(destination)
+        return any(row.pop(destination, self) is None for _, row in self._rows)
+
+    def _uncount(self, destination: Destination) -> None:
+        self._active[destination.counted[-1]] -= 1
+        destination.counted = destination.counted[:-1]
+
+    # What outlives the destinations
+
+    def remember(self, destination: Destination) -> None:
+        """It is about to be forgotten."""
+        kind = destination.standing
+        if kind is Standing.QUICK or kind is Standing.SLOW:
+            self._past[destination.key] = destination.is_slow
+            if len(self._past) > KNOWN:
+                self._past.popitem(last=False)
+
+    def recall(self, destination: Destination) -> None:
+        """It is back."""
+        is_slow = self._past.pop(destination.key, None)
+        if is_slow is not None:
+            destination.suspension.is_proven, destination.is_slow = True, is_slow
+
+    def clear(self) -> None:
+        for _, row in self._rows:
+            row.clear()

@@ -1,0 +1,98 @@
+"""Which deliveries an operator means. Pure; addresses are compared without regard to case."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zonerelay.model.address import Mailbox, domain_of
+from zonerelay.model.delivery import Delivery, DeliveryState
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.priority import Priority
+from zonerelay.store.contract import everybody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFilter:
+    """Every condition given must hold; none given matches everything.
+
+    `*` in `sender`, `recipient` and `domain` stands for any text; sender `""` or `<>` is the null sender.
+    Ages are seconds since acceptance. `reply_text` is looked for in the last reply.
+    """
+
+    sender: str | None = None
+    recipient: str | None = None
+    domain: str | None = None
+    zone: str | None = None
+    priority: Priority | None = None
+    state: DeliveryState | None = None
+    min_age: float | None = None
+    max_age: float | None = None
+    reply_text: str | None = None
+    message_id: MessageId | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        return self == QueueFilter()
+
+
+class Matcher:
+    """A filter made ready for many deliveries."""
+
+    def __init__(self, wanted: QueueFilter, now: float) -> None:
+        self._wanted = wanted
+        self._now = now
+        self._recipient = _glob(wanted.recipient)
+        self._domain = _glob(wanted.domain)
+        self._sender = _glob(
+            None if wanted.sender is None else wanted.sender.removeprefix("<").removesuffix(">")
+        )
+        self._reply_text = None if wanted.reply_text is None else wanted.reply_text.casefold()
+        self.needs_message = wanted.sender is not None
+        self.recipient: Callable[[str], bool] = everybody
+        """Whether deliveries to somebody may match at all."""
+        if self._recipient is not None or self._domain is not None:
+            self.recipient = self._matches_recipient
+
+    def matches(self, delivery: Delivery, state: DeliveryState) -> bool:
+        """Everything but the sender, which is the message's."""
+        wanted = self._wanted
+        return (
+            (wanted.zone is None or delivery.zone == wanted.zone)
+            and (wanted.priority is None or delivery.priority is wanted.priority)
+            and (wanted.message_id is None or delivery.message_id == wanted.message_id)
+            and (wanted.state is None or state is wanted.state)
+            and self._age_matches(self._now - delivery.created)
+            and self.recipient(delivery.recipient)
+            and (self._reply_text is None or self._reply_text in _last_reply(delivery))
+        )
+
+    def _matches_recipient(self, recipient: str) -> bool:
+        return (self._recipient is None or self._recipient(recipient)) and (
+            self._domain is None or self._domain(domain_of(Mailbox(recipient)))
+        )
+
+    def matches_sender(self, message: Message | None) -> bool:
+        if self._sender is None:
+            return True
+        return message is not None and self._sender(message.envelope.sender)
+
+    def _age_matches(self, age: float) -> bool:
+        wanted = self._wanted
+        if wanted.min_age is not None and age < wanted.min_age:
+            return False
+        return wanted.max_age is None or age <= wanted.max_age
+
+
+def _glob(pattern: str | None) -> Callable[[str], bool] | None:
+    if pattern is None:
+        return None
+    # Not fnmatch: `?` and `[` are ordinary characters of an address.
+    expression = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.IGNORECASE | re.DOTALL)
+    return lambda text: expression.fullmatch(text) is not None
+
+
+def _last_reply(delivery: Delivery) -> str:
+    return "" if delivery.last is None else str(delivery.last.reply).casefold()

@@ -1,0 +1,160 @@
+"""Makes the message that reports to a sender, ready to be stored with what it reports.
+
+A report goes from the null sender to the original one (RFC 3464 2, RFC 5321 4.5.5) and is an ordinary message
+afterwards: routed, queued and retried like any other. It returns the original's header, or all of it when a
+failure is reported, the sender asked for that (RET=FULL) and it is no larger than `bounce.return_size`
+(RFC 3461 6.2). When the original cannot be read, the report is made without it. `ReportError` means that
+no report can be made at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from zonerelay.config.tables.models import BounceSettings
+from zonerelay.message.dsn.report import DsnKind, RecipientReport, can_return_whole, compose
+from zonerelay.message.header.headers import parse_header
+from zonerelay.model.address import NULL_SENDER, Mailbox
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Body, Envelope, Message, Origin, Recipient, Ret
+from zonerelay.model.message_id import MessageId, MessageIdSource
+from zonerelay.model.priority import queue_of
+from zonerelay.queue.aio.streams import closing
+from zonerelay.queue.contract import ChooseZone
+from zonerelay.routing.zones.zone_notes import zone_notes
+from zonerelay.store.contract import CHUNK_SIZE, QueueStore, StoreError, Submit
+from zonerelay.telemetry.events.events import Events
+
+PROTOCOL = "internal"
+"""`Origin.protocol` of messages of our own making."""
+
+_END_OF_HEADER = b"\r\n\r\n"
+
+
+class ReportError(Exception):
+    """The report could not be made; what it reports must not be forgotten."""
+
+
+class Reporter:
+    """One per settler."""
+
+    def __init__(
+        self,
+        *,
+        store: QueueStore,
+        ids: MessageIdSource,
+        choose_zone: ChooseZone,
+        bounce: BounceSettings,
+        hostname: str,
+        events: Events,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._ids = ids
+        self._choose_zone = choose_zone
+        self.bounce = bounce
+        self.zone_sizes: Mapping[str, int] = {}  # the largest message of zones that limit it
+        self._hostname = hostname
+        self._events = events
+        self._clock = clock
+
+    async def report(
+        self,
+        kind: DsnKind,
+        message: Message,
+        reports: Sequence[RecipientReport],
+        *,
+        retry_until: float | None = None,
+    ) -> Submit:
+        """One report for all these recipients. Raises ReportError."""
+        wants_whole = kind is DsnKind.FAILED and message.envelope.ret is Ret.FULL
+        if wants_whole and message.eight_bit:
+            # Where no host took 8-bit content, none may take the report with it in it.
+            wants_whole = not any(report.outcome.reply.detail == "6.3" for report in reports)
+        header, whole = await self._original(message, whole=wants_whole)
+        now = self._clock.now()
+
+        def made(whole: bytes) -> Submit:
+            dsn_id = self._ids.next()
+            text = compose(
+                kind,
+                message=message,
+                original_header=header,
+                reports=reports,
+                hostname=self._hostname,
+                dsn_id=dsn_id,
+                now=now,
+                retry_until=retry_until,
+                whole_message=whole,
+            )
+            return self._submit(dsn_id, message.envelope.sender, text, now)
+
+        try:
+            submit = made(whole)
+            # Its zone would return it, and nobody is told of a report.
+            submit = made(b"") if whole and self._is_too_large(submit) else submit
+            return replace(submit, about=tuple(report.delivery.key for report in reports))
+        except Exception as error:
+            raise ReportError(f"{kind} report: {type(error).__name__}: {error}") from error
+
+    def _is_too_large(self, submit: Submit) -> bool:
+        size = submit.message.size
+        return any(size > self.zone_sizes.get(each.zone, size) for each in submit.deliveries)
+
+    def _submit(self, dsn_id: MessageId, sender: Mailbox, text: bytes, now: float) -> Submit:
+        header, _, _ = text.partition(_END_OF_HEADER)
+        envelope = Envelope(
+            id=dsn_id,
+            sender=NULL_SENDER,
+            recipients=(Recipient(address=sender),),
+            created=now,
+            body=Body.SEVEN_BIT if text.isascii() else Body.EIGHT_BIT,
+            smtputf8=not (header.isascii() and sender.isascii()),
+            origin=Origin(protocol=PROTOCOL),
+        )
+        headers = parse_header(header + b"\r\n").fields
+        choice = self._choose_zone(envelope, headers=headers, size=len(text))(sender)
+        message = Message(
+            envelope=envelope,
+            size=len(text),
+            chunks=-(-len(text) // CHUNK_SIZE),
+            eight_bit=not text.isascii(),
+            headers=headers,
+            trace=(f"protocol={PROTOCOL}", *zone_notes([(sender, choice)])),
+        )
+        delivery = Delivery(
+            queue=queue_of(choice.zone, choice.priority or envelope.priority),
+            message_id=dsn_id,
+            recipient=sender,
+            created=now,
+        )
+        return Submit(message, text, (delivery,))
+
+    async def _original(self, message: Message, *, whole: bool) -> tuple[bytes, bytes]:
+        """The header, and the message if it is wanted `whole` and can be returned."""
+        whole = whole and message.size <= self.bounce.return_size
+        head = bytearray()
+        try:
+            async with closing(self._store.read_body(message.id)) as body:
+                async for chunk in body:
+                    searched = max(0, len(head) - len(_END_OF_HEADER) + 1)
+                    head += chunk
+                    if whole:
+                        continue
+                    if head.find(_END_OF_HEADER, searched) >= 0 or len(head) >= self.bounce.return_size:
+                        break
+        except StoreError as error:
+            self._events.trouble("queue.report_header", error, message_id=message.id)
+            return b"", b""
+        text = bytes(head)
+        return self._header_of(text), text if whole and can_return_whole(text) else b""
+
+    def _header_of(self, head: bytes) -> bytes:
+        """Whole lines up to the end of the header or the size limit."""
+        end = head.find(_END_OF_HEADER)
+        header = head[: end + 2] if end >= 0 else head
+        if len(header) <= self.bounce.return_size:
+            return header
+        return header[: header.rfind(b"\r\n", 0, self.bounce.return_size) + 2]

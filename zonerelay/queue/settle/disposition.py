@@ -1,0 +1,260 @@
+"""What an outcome does to a delivery: the new durable state, and which report is owed. No I/O.
+
+Policy, in this order:
+
+- delivered: the delivery leaves; with a report when the sender asked for one (NOTIFY=SUCCESS) and the peer,
+  having no DSN, cannot give it.
+- in doubt (the connection was lost after the final dot): as the zone says. `retry`: like any deferral;
+  `hold`: stays until an operator releases it; `bounce`: like a refusal.
+- bounced: leaves with a failure report.
+- deferred: the retry policy names the next attempt; when there is none (too old, too many attempts) the
+  delivery expires, which is a failure. Our own trouble (`Scope.LOCAL`) uses up no attempt and is tried again
+  after a quarter of the age, between `LOCAL_FIRST` (a store that is back after a moment should not cost new
+  mail a minute) and `LOCAL_DELAY`; an outcome that does not count (no peer was asked) likewise, between
+  `LOCAL_DELAY` and `UNCOUNTED_LONGEST`; a suspended destination's mail when the suspension ends.
+- a delivery deferred for the first time after `bounce.delay_warning` owes one delay report.
+
+A failure report is owed when the sender is not null (RFC 5321 4.5.5), `[bounce]` is on, and NOTIFY says
+FAILURE or nothing (RFC 3461 4.1); a delay report likewise with DELAY; a report of success only when NOTIFY
+says SUCCESS (RFC 3461 5.2.2 b). A row of the outbox is its own report: none is made. Nor is one made about
+mail that was taken from a stranger, whose sender may be a third person. Ages count from a delivery's
+`created`: for mail that its sender held back (RFC 4865) that is its release.
+
+A message that cannot be read has no sender to tell, so its deliveries never leave: they are put off by
+`UNREADABLE_DELAY`, however old they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from zonerelay.config.tables.models import BounceSettings, InDoubt
+from zonerelay.message.dsn.report import DsnKind
+from zonerelay.model.address import NULL_SENDER
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Envelope, Message, Notify
+from zonerelay.model.outbox import PROTOCOL
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.queue.settle.retry import RetryPolicy
+from zonerelay.store.contract import Finish, Postpone
+
+LOCAL_FIRST = 5.0
+LOCAL_DELAY = 60.0
+UNCOUNTED_LONGEST = 30 * 60.0
+UNREADABLE_DELAY = 15 * 60.0
+
+_TOO_CLOSE = 1.0
+
+STRANGER = "stranger"
+"""The silence about mail of a client that may not relay."""
+
+TROUBLE = Outcome(
+    Verdict.DEFERRED,
+    Reply(451, "3.0", "temporary trouble in this relay"),
+    Scope.LOCAL,
+    local=True,
+    counts=False,
+)
+UNREADABLE = Outcome(
+    Verdict.DEFERRED,
+    Reply(451, "3.0", "the message cannot be read from the spool at present"),
+    Scope.LOCAL,
+    local=True,
+    counts=False,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Consequence:
+    """`delivery` as it was, `outcome` as it is recorded (an expiry was a deferral before).
+
+    `report` is what is owed to the sender; `silence` says why a failure, or a success somebody asked to hear
+    of, is not reported.
+    """
+
+    delivery: Delivery
+    outcome: Outcome
+    change: Finish | Postpone
+    next_attempt: float | None = None
+    report: DsnKind | None = None
+    silence: str = ""
+
+
+class Judge:
+    """Knows the policies; decides one recipient at a time."""
+
+    def __init__(self, retry: RetryPolicy, bounce: BounceSettings) -> None:
+        self._retry = retry
+        self._bounce = bounce
+
+    async def judge(
+        self,
+        message: Message | None,
+        delivery: Delivery,
+        outcome: Outcome,
+        *,
+        in_doubt: InDoubt,
+        now: float,
+        until: float | None = None,
+    ) -> Consequence:
+        """`until`: when to look again at a delivery that was deferred without an attempt."""
+        if message is None:
+            return put_off(delivery, outcome, now)
+        if outcome.verdict is Verdict.DELIVERED:
+            return self._delivered(message.envelope, delivery, outcome)
+        if outcome.in_doubt and outcome.verdict is Verdict.DEFERRED:
+            if in_doubt is InDoubt.HOLD:
+                return _held(delivery, outcome, now)
+            if in_doubt is InDoubt.BOUNCE:
+                outcome = replace(outcome, verdict=Verdict.BOUNCED)
+        if outcome.verdict is not Verdict.DEFERRED:
+            return self._failed(message.envelope, delivery, outcome)
+        next_attempt = await self._next_attempt(message.envelope, delivery, outcome, until, now)
+        if next_attempt is None:
+            return self._failed(message.envelope, delivery, _expired(delivery, outcome))
+        return self._deferred(message.envelope, delivery, outcome, next_attempt, now)
+
+    def needs_message(self, delivery: Delivery, now: float) -> bool:
+        """A deferral without an attempt may expire the delivery or owe a warning, so the sender matters."""
+        age = now - delivery.created
+        # Which life is the message's own is known only once its sender is.
+        return age >= self._retry.shortest_lifetime(delivery.zone) - _TOO_CLOSE or (
+            not delivery.warned and self._is_late(delivery, now)
+        )
+
+    def is_old(self, delivery: Delivery, now: float) -> bool:
+        """Such mail is looked at from time to time, wherever it waits: it may expire, or owe a warning."""
+        expires = delivery.created + self._retry.shortest_lifetime(delivery.zone)
+        return self._is_late(delivery, now) or expires - now <= _TOO_CLOSE
+
+    def expiry(self, envelope: Envelope, delivery: Delivery) -> float:
+        """The Unix time until which a delivery is tried."""
+        return delivery.created + self._retry.lifetime(envelope, delivery.zone)
+
+    async def _next_attempt(
+        self, envelope: Envelope, delivery: Delivery, outcome: Outcome, until: float | None, now: float
+    ) -> float | None:
+        if until is None and outcome.counts and outcome.scope is not Scope.LOCAL:
+            counted = replace(delivery, attempts=delivery.attempts + 1)
+            return await self._retry.next_attempt(envelope, counted, now)
+        expires = self.expiry(envelope, delivery)
+        if expires - now < _TOO_CLOSE:
+            return None
+        if until is None:
+            until = now + _uncounted_delay(outcome, now - delivery.created)
+        return min(until, expires)
+
+    def _deferred(
+        self, envelope: Envelope, delivery: Delivery, outcome: Outcome, next_attempt: float, now: float
+    ) -> Consequence:
+        counts = outcome.counts and outcome.scope is not Scope.LOCAL
+        later = delivery.deferred(next_attempt, outcome.attempt(now), counts=counts)
+        if not self._owes_warning(envelope, delivery, now):
+            return Consequence(delivery, outcome, Postpone(later), next_attempt)
+        change = Postpone(replace(later, warned=True))
+        return Consequence(delivery, outcome, change, next_attempt, DsnKind.DELAYED)
+
+    def _owes_warning(self, envelope: Envelope, delivery: Delivery, now: float) -> bool:
+        return (
+            not delivery.warned
+            and self._is_late(delivery, now)
+            and envelope.sender != NULL_SENDER
+            and envelope.origin.protocol != PROTOCOL
+            and not envelope.origin.stranger
+            and _wants(delivery, Notify.DELAY)
+        )
+
+    def _is_late(self, delivery: Delivery, now: float) -> bool:
+        bounce = self._bounce
+        return bounce.enabled and 0 < bounce.delay_warning < now - delivery.created
+
+    def _delivered(self, envelope: Envelope, delivery: Delivery, outcome: Outcome) -> Consequence:
+        if not asks_for_success(delivery, outcome):
+            return Consequence(delivery, outcome, Finish(delivery))
+        silence = self._silence(envelope, delivery, Notify.SUCCESS)
+        report = None if silence else DsnKind.RELAYED
+        return Consequence(delivery, outcome, Finish(delivery), report=report, silence=silence)
+
+    def _failed(self, envelope: Envelope, delivery: Delivery, outcome: Outcome) -> Consequence:
+        silence = self._silence(envelope, delivery, Notify.FAILURE)
+        report = None if silence else DsnKind.FAILED
+        return Consequence(delivery, outcome, Finish(delivery, outcome), report=report, silence=silence)
+
+    def _silence(self, envelope: Envelope, delivery: Delivery, about: Notify) -> str:
+        if envelope.origin.stranger:
+            return STRANGER
+        if envelope.sender == NULL_SENDER:
+            return "null sender"
+        if envelope.origin.protocol == PROTOCOL:
+            return "outbox"  # its row is the report
+        if not _wants(delivery, about):
+            return "notify"
+        return "" if self._bounce.enabled else "switched off"
+
+
+def asks_for_success(delivery: Delivery, outcome: Outcome) -> bool:
+    """The sender wants to hear that it was delivered, and the peer that took it will not tell."""
+    return not outcome.dsn_passed and bool(delivery.notify & Notify.SUCCESS)
+
+
+def deferred(delivery: Delivery, outcome: Outcome, until: float, now: float) -> Consequence:
+    """Without an attempt, by somebody who knows that nothing else is due."""
+    change = Postpone(delivery.deferred(until, outcome.attempt(now), counts=False))
+    return Consequence(delivery, outcome, change, until)
+
+
+def put_off(delivery: Delivery, outcome: Outcome, now: float) -> Consequence:
+    """Stays for a while, whatever its age: something of ours must be repaired first."""
+    if outcome.verdict is Verdict.DELIVERED:
+        return Consequence(delivery, outcome, Finish(delivery))
+    outcome = replace(outcome, verdict=Verdict.DEFERRED)
+    return deferred(delivery, outcome, now + UNREADABLE_DELAY, now)
+
+
+def unreported(consequence: Consequence, now: float) -> Consequence:
+    """Its report cannot be made: a failure stays in the queue, a warning is owed the next time.
+
+    A success leaves without its report: keeping it would deliver the message again.
+    """
+    change = consequence.change
+    if isinstance(change, Finish):
+        return put_off(consequence.delivery, consequence.outcome, now)
+    change = Postpone(replace(change.delivery, warned=False))
+    return replace(consequence, change=change, report=None)
+
+
+def _held(delivery: Delivery, outcome: Outcome, now: float) -> Consequence:
+    held = replace(delivery.deferred(0.0, outcome.attempt(now), counts=outcome.counts), held=True)
+    return Consequence(delivery, outcome, Postpone(held))
+
+
+def _expired(delivery: Delivery, outcome: Outcome) -> Outcome:
+    """The expiry of a delivery: it gives the peer's last reason, not that we did not ask again."""
+    last = delivery.last
+    if outcome.counts or last is None:
+        return replace(outcome, verdict=Verdict.EXPIRED)
+    return replace(
+        outcome,
+        verdict=Verdict.EXPIRED,
+        reply=last.reply,
+        host=last.host,
+        peer=last.peer,
+        local=last.local,
+        in_doubt=last.in_doubt,
+    )
+
+
+def local_delay(age: float) -> float:
+    """Until what failed for our own trouble is tried again."""
+    return min(max(age / 4, LOCAL_FIRST), LOCAL_DELAY)
+
+
+def _uncounted_delay(outcome: Outcome, age: float) -> float:
+    if outcome.scope is Scope.LOCAL:
+        return local_delay(age)
+    return min(max(age / 4, LOCAL_DELAY), UNCOUNTED_LONGEST)
+
+
+def _wants(delivery: Delivery, report: Notify) -> bool:
+    return not delivery.notify or bool(delivery.notify & report)

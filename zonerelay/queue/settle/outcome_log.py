@@ -1,0 +1,256 @@
+"""Changes on their way into the store. What is put here is written, or the process dies trying.
+
+What becomes known in one turn of the event loop is written in one `settle`; what may be written lazily
+(outcomes of delivered mail) waits up to `GATHERING` for company first. Promises:
+
+- Changes of one entry are in one atomic write (an outcome and the bounce that reports it).
+- `then` of an entry is called once, after its changes are durable.
+- While the store refuses, entries are kept in order and tried again with back-off; a sick entry (the store
+  works, this one fails) is tried again by itself and holds up nobody.
+- At most `MAX_UNSETTLED` deliveries are to be on their way: who produces more waits in `room`, and nobody
+  gets room while the store refuses, or has not answered for `SILENT`: what is sent whose outcome cannot be
+  recorded is sent again by whoever shares the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from zonerelay.model.delivery import DeliveryKey
+from zonerelay.queue.aio.slices import Slices
+from zonerelay.queue.aio.tasks import Once, Tasks
+from zonerelay.store.contract import Change, QueueStore, StoreError, Submit
+from zonerelay.telemetry.events.events import Events
+
+MAX_UNSETTLED = 1000
+MAX_CHANGES = 250
+"""In one write, of more than one entry: putting it together takes some milliseconds of the event loop."""
+GATHERING = 0.01
+"""Seconds that lazy entries wait for others: one write for dozens of messages instead of one for each."""
+COMPANY = 64
+"""Changes that need not wait for more."""
+SILENT = 1.0
+"""Seconds without an answer of the store after which nothing new is sent."""
+RETRY_FIRST = 0.5
+RETRY_LONGEST = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """Changes that belong together. `lazy`: they may wait for company (nobody waits for them)."""
+
+    changes: Sequence[Change]
+    then: Callable[[], None] | None = None
+    lazy: bool = False
+
+    def delivery_keys(self) -> list[DeliveryKey]:
+        return [change.delivery.key for change in self.changes if not isinstance(change, Submit)]
+
+    def count(self) -> int:
+        """Deliveries changed."""
+        if self.lazy:
+            return len(self.changes)  # no reports among them
+        return sum(1 for change in self.changes if not isinstance(change, Submit))
+
+
+class Journal:
+    """One per settler."""
+
+    def __init__(self, store: QueueStore, events: Events, slices: Slices) -> None:
+        self._store = store
+        self._events = events
+        self._slices = slices
+        self._tasks = Tasks("queue.journal", events)
+        self._flush_once = Once(self._flush)
+        self._timer: asyncio.TimerHandle | None = None
+        self._gathered: list[Entry] = []
+        self._gathered_changes = 0
+        self._entries: set[Entry] = set()
+        self._failed: list[Entry] = []
+        self._unsettled = 0
+        self._refusing = False
+        self._late: set[int] = set()
+        self.has_room = True
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def room(self) -> None:
+        await self._room.wait()
+
+    def reserve(self, count: int) -> None:
+        """Count deliveries whose entry is still being made."""
+        self._unsettled += count
+        self._update_room()
+
+    def unreserve(self, count: int) -> None:
+        self._unsettled -= count
+        self._update_room()
+
+    def keys(self) -> set[DeliveryKey]:
+        """Deliveries with an outcome that is not durable yet."""
+        return {key for entry in self._entries for key in entry.delivery_keys()}
+
+    def put(self, entry: Entry) -> None:
+        """Write it soon."""
+        self._entries.add(entry)
+        self._gathered.append(entry)
+        self._gathered_changes += len(entry.changes)
+        if not entry.lazy or self._gathered_changes >= COMPANY:
+            self._flush_once.ask()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GATHERING, self._flush)
+
+    async def drain(self, timeout: float | None) -> bool:
+        """Wait until everything is durable; false when the time is over first."""
+        if self._gathered:
+            self._flush()
+        return await self._tasks.wait(timeout)
+
+    async def close(self) -> None:
+        """Give up on what is left: those deliveries will be attempted again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await self._tasks.cancel()
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        entries, self._gathered, self._gathered_changes = self._gathered, [], 0
+        if not entries:
+            return
+        if self._refusing:
+            # The loop that tries the failed ones again takes these too.
+            self._failed += entries
+            return
+        self._tasks.start(self._write(entries))
+
+    async def _write(self, entries: list[Entry]) -> None:
+        for part in _parts(entries):
+            if not await self._settle(part):
+                self._keep(part)
+
+    async def _settle(self, entries: list[Entry]) -> bool:
+        changes = [change for entry in entries for change in entry.changes]
+        lazy = len(changes) < COMPANY and all(entry.lazy for entry in entries)
+        silence = asyncio.get_running_loop().call_later(SILENT, self._is_late, id(entries))
+        try:
+            await self._store.settle(changes, lazy=lazy)
+        except StoreError as error:
+            self._events.trouble("store.settle", error)
+            return False
+        except Exception as error:  # noqa: BLE001 - a bug in a store must not lose an outcome
+            self._events.trouble("store.settle", error)
+            return False
+        finally:
+            silence.cancel()
+            if self._late:
+                self._late.discard(id(entries))
+                self._update_room()
+        await self._announce(deque(entries))
+        return True
+
+    async def _announce(self, written: deque[Entry]) -> None:
+        """A line in the log for each of hundreds of deliveries takes its time."""
+        try:
+            while written:
+                if written[0].then is not None:
+                    await self._slices.next()
+                self._settled(written.popleft())
+        finally:
+            while written:  # cancelled: what is durable is told of all the same
+                self._settled(written.popleft())
+
+    def _is_late(self, write: int) -> None:
+        self._late.add(write)
+        self._update_room()
+
+    def _settled(self, entry: Entry) -> None:
+        self._entries.discard(entry)
+        self.unreserve(entry.count())
+        if entry.then is None:
+            return
+        try:
+            entry.then()
+        except Exception as error:  # noqa: BLE001 - the write is done; its announcement must not stop others
+            self._events.trouble("queue.settled", error)
+
+    # Trying again
+
+    def _keep(self, entries: list[Entry]) -> None:
+        trying = bool(self._failed)
+        self._failed += entries
+        self._refusing = True
+        self._update_room()
+        if not trying:
+            self._tasks.start(self._try_again())
+
+    async def _try_again(self) -> None:
+        delay = 0.0
+        while self._failed:
+            await asyncio.sleep(delay)
+            works = await self._store_works()
+            progress = works and await self._try_each()
+            delay = 0.0 if progress else min(max(delay * 2, RETRY_FIRST), RETRY_LONGEST)
+            self._refusing = bool(self._failed) and not (works and await self._probed())
+            self._update_room()
+        self._refusing = False
+        self._update_room()
+
+    async def _store_works(self) -> bool:
+        """That it has failed, a store may notice only now, and be good for a while once it is repaired: where
+        LevelDB has too little room to move its tables, for those parts of a second.
+        """
+        await self._store.usable()
+        if await self._probed():
+            return True
+        return await self._store.usable() and await self._probed()
+
+    async def _probed(self) -> bool:
+        try:
+            await self._store.probe()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the answer is no
+            if not isinstance(error, StoreError):
+                self._events.trouble("store.probe", error)
+            return False
+        return True
+
+    async def _try_each(self) -> bool:
+        """One by one, so that a sick one is alone; true when any was written."""
+        progress = False
+        for entry in list(self._failed):
+            if await self._settle([entry]):
+                self._failed.remove(entry)
+                progress = True
+            elif not await self._probed():
+                break
+        return progress
+
+    def _update_room(self) -> None:
+        has_room = self._unsettled < MAX_UNSETTLED and not self._refusing and not self._late
+        if has_room is self.has_room:
+            return
+        self.has_room = has_room
+        if has_room:
+            self._room.set()
+        else:
+            self._room.clear()
+
+
+def _parts(entries: list[Entry]) -> list[list[Entry]]:
+    """Entries in parts of at most about `MAX_CHANGES` changes."""
+    if sum(len(entry.changes) for entry in entries) <= MAX_CHANGES:
+        return [entries]
+    parts: list[list[Entry]] = [[]]
+    size = 0
+    for entry in entries:
+        if size and size + len(entry.changes) > MAX_CHANGES:
+            parts.append([])
+            size = 0
+        parts[-1].append(entry)
+        size += len(entry.changes)
+    return parts

@@ -1,0 +1,269 @@
+"""When a deferred delivery is tried again, and when it has been tried long enough.
+
+Policy. `attempts` is the number of finished attempts, the one that just failed included; attempt 1 is
+made at acceptance. The times below are since acceptance, for attempts that take no time, jitter 0:
+
+    attempt           1    2      3       4        5         6          7 …
+    schedule          0    1 m    6 m     21 m     51 m      1 h 51 m   3 h 51 m, 7 h 51 m, then every 4 h
+    exponential       0    60 s   360 s   1860 s   9360 s    46860 s    none: 6 attempts in all
+    quadratic         0    1 m    5 m     14 m     30 m      55 m       91 m, 140 m, 204 m, 285 m, none
+
+`exponential` waits 12·5ⁿ seconds after attempt n ≤ 5, so its sixth failed attempt, 13 h 1 m after
+acceptance, is the last; `quadratic` waits n² minutes and its tenth failed attempt, after 4 h 45 m, is.
+
+`max_attempts` lowers these ends (for `quadratic` it also raises it; 0 means the policy's own). Jitter moves
+every delay of these three by up to the given fraction either way; a `backoff` function's answer is taken as
+it is, and only `max_age` and `max_attempts` bound it.
+
+Age: a retry that would fall after `max_age` is brought forward to the moment of `max_age`, so the last
+attempt of a message happens exactly then and its sender hears no later. A delivery that is deferred at or
+after that age expires. So a delivery found overdue after a long standstill is attempted once more, never
+expired unseen, unless its destination is suspended. Messages from the null sender live `bounce.max_age`.
+
+Zones may have a schedule (which takes the place of the policy and of `backoff`), a `max_age` and a number of
+attempts of their own; what one leaves out is as [retry] says. A zone's `max_age` shortens the life of reports
+in it, it never prolongs it. What ends in a zone that a reload has taken away goes by the default zone's.
+
+Failure: a `backoff` function that raises, hangs or answers nonsense costs nobody anything: the delay is
+`FALLBACK_DELAY`, and the operator is told.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import random as _random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from zonerelay.config.tables.models import (
+    BounceSettings,
+    OutboxSettings,
+    RetryPolicyName,
+    RetrySettings,
+    ZoneSettings,
+)
+from zonerelay.model.address import NULL_SENDER
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Envelope
+from zonerelay.model.outbox import is_outbox
+from zonerelay.queue.settle.backoff import Isolated
+from zonerelay.telemetry.events.events import Events
+
+Backoff = Callable[[Envelope, int], float | None]
+"""`backoff(envelope, attempts)` → seconds until the next attempt, `None`: no further attempt."""
+
+EXPONENTIAL_ATTEMPTS = 6
+QUADRATIC_ATTEMPTS = 10
+FALLBACK_DELAY = 15 * 60.0
+DEFAULT_ZONE = "default"
+
+_TOO_CLOSE = 1.0
+"""A last attempt this near to the previous one is the same attempt (and absorbs rounded stored times)."""
+
+
+class RetryPolicy(Protocol):
+    """What the settler asks."""
+
+    def lifetime(self, envelope: Envelope, zone: str) -> float:
+        """Seconds after acceptance at which a message expires in a zone."""
+
+    def shortest_lifetime(self, zone: str) -> float:
+        """No message in the zone expires sooner."""
+
+    async def next_attempt(self, envelope: Envelope, delivery: Delivery, now: float) -> float | None:
+        """Unix time of the next attempt, `None` when there is to be none.
+
+        `delivery.attempts` counts the attempt that was just deferred. Raises only CancelledError.
+        """
+
+
+class Horizon:
+    """The policy of one zone: a back-off, bounded by attempts and by age."""
+
+    def __init__(self, settings: RetrySettings, bounce_max_age: float, backoff: Isolated | Backoff) -> None:
+        self._max_age = settings.max_age
+        self._bounce_max_age = bounce_max_age
+        self._backoff = backoff
+        self._jitter = settings.jitter
+        self._max_attempts = _max_attempts(settings)
+
+    def lifetime(self, envelope: Envelope) -> float:
+        return self._bounce_max_age if envelope.sender == NULL_SENDER else self._max_age
+
+    def shortest_lifetime(self) -> float:
+        return min(self._bounce_max_age, self._max_age)
+
+    def is_used_up(self, attempts: int) -> bool:
+        return self._max_attempts is not None and attempts >= self._max_attempts
+
+    async def delay(self, envelope: Envelope, attempts: int, random: _random.Random) -> float | None:
+        if isinstance(self._backoff, Isolated):
+            return await self._backoff.delay(envelope, attempts)
+        delay = self._backoff(envelope, attempts)
+        spread = self._jitter
+        if delay is None or not spread:
+            return delay
+        return delay * (1 + random.uniform(-spread, spread))
+
+
+class Retries:
+    """The built-in policies: that of [retry], and of zones that have their own."""
+
+    def __init__(self, otherwise: Horizon, zones: dict[str, Horizon], random: _random.Random) -> None:
+        self._otherwise = otherwise
+        self._zones = zones
+        self._random = random
+
+    def lifetime(self, envelope: Envelope, zone: str) -> float:
+        return self._of(zone).lifetime(envelope)
+
+    def shortest_lifetime(self, zone: str) -> float:
+        return self._of(zone).shortest_lifetime()
+
+    async def next_attempt(self, envelope: Envelope, delivery: Delivery, now: float) -> float | None:
+        horizon = self._of(delivery.zone)
+        last = delivery.created + horizon.lifetime(envelope)
+        if last - now < _TOO_CLOSE or horizon.is_used_up(delivery.attempts):
+            return None
+        delay = await horizon.delay(envelope, max(1, delivery.attempts), self._random)
+        return None if delay is None else min(now + delay, last)
+
+    def _of(self, zone: str) -> Horizon:
+        return self._zones.get(zone, self._otherwise)
+
+
+class OutboxRetries:
+    """Rows of the outbox: n² minutes after the n-th failed attempt, exactly, and so often as [outbox] says;
+    the failure of the last attempt ends it. Everything else, and how old mail may get, is as the policy says.
+    """
+
+    def __init__(self, otherwise: RetryPolicy, max_attempts: int) -> None:
+        self._otherwise = otherwise
+        self._max_attempts = max_attempts
+        self.lifetime = otherwise.lifetime
+        self.shortest_lifetime = otherwise.shortest_lifetime
+
+    async def next_attempt(self, envelope: Envelope, delivery: Delivery, now: float) -> float | None:
+        if not is_outbox(delivery.message_id):
+            return await self._otherwise.next_attempt(envelope, delivery, now)
+        if delivery.attempts >= self._max_attempts:
+            return None
+        return now + quadratic(envelope, max(1, delivery.attempts))
+
+
+def build(
+    settings: RetrySettings,
+    bounce: BounceSettings,
+    zones: Sequence[ZoneSettings] = (),
+    *,
+    random: _random.Random,
+    events: Events,
+    outbox: OutboxSettings | None = None,
+) -> RetryPolicy:
+    """The configured policies. Raises ValueError in words when `backoff` cannot be loaded."""
+    backoff: Isolated | Backoff
+    if settings.backoff:
+        backoff = Isolated(load_backoff(settings.backoff), FALLBACK_DELAY, events)
+    else:
+        backoff = _built_in(settings)
+    general = Horizon(settings, bounce.max_age, backoff)
+    own = {zone.name: _of_zone(zone, settings, bounce, backoff) or general for zone in zones}
+    policy = Retries(own.get(DEFAULT_ZONE, general), own, random)
+    return OutboxRetries(policy, outbox.max_attempts) if outbox is not None and outbox.url else policy
+
+
+def _of_zone(
+    zone: ZoneSettings, general: RetrySettings, bounce: BounceSettings, backoff: Isolated | Backoff
+) -> Horizon | None:
+    """`None` where the zone says nothing of its own."""
+    if not (zone.schedule or zone.max_age or zone.max_attempts):
+        return None
+    settings = replace(
+        general,
+        max_age=zone.max_age or general.max_age,
+        max_attempts=zone.max_attempts or general.max_attempts,
+    )
+    if zone.schedule:
+        settings = replace(settings, policy=RetryPolicyName.SCHEDULE, schedule=zone.schedule, backoff="")
+        backoff = scheduled(zone.schedule)
+    bounce_max_age = min(bounce.max_age, zone.max_age) if zone.max_age else bounce.max_age
+    return Horizon(settings, bounce_max_age, backoff)
+
+
+def _built_in(settings: RetrySettings) -> Backoff:
+    match settings.policy:
+        case RetryPolicyName.EXPONENTIAL:
+            return exponential
+        case RetryPolicyName.QUADRATIC:
+            return quadratic
+        case RetryPolicyName.SCHEDULE:
+            return scheduled(settings.schedule)
+
+
+def _max_attempts(settings: RetrySettings) -> int | None:
+    if settings.max_attempts or settings.backoff:
+        return settings.max_attempts or None
+    return QUADRATIC_ATTEMPTS if settings.policy is RetryPolicyName.QUADRATIC else None
+
+
+def scheduled(delays: tuple[float, ...]) -> Backoff:
+    """The n-th delay after the n-th attempt; the last one repeats."""
+
+    def backoff(envelope: Envelope, attempts: int) -> float:
+        del envelope
+        return delays[min(attempts, len(delays)) - 1]
+
+    return backoff
+
+
+def exponential(envelope: Envelope, attempts: int) -> float | None:
+    """python-slimta's documented example: 12·5ⁿ seconds while n ≤ 5."""
+    del envelope
+    return 12.0 * 5.0**attempts if attempts < EXPONENTIAL_ATTEMPTS else None
+
+
+def quadratic(envelope: Envelope, attempts: int) -> float:
+    """n² minutes; the number of attempts is bounded by the caller."""
+    del envelope
+    return 60.0 * attempts * attempts
+
+
+def load_backoff(spec: str) -> Backoff:
+    """The function that `module:function` names; ValueError says in words why there is none."""
+    module_name, colon, name = spec.partition(":")
+    if not (module_name and colon and name):
+        raise ValueError(f'write it as "module:function", not {spec!r}')
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # an operator's module may raise anything
+        raise ValueError(f"cannot import {module_name!r}: {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if function is None:
+        raise ValueError(f"module {module_name!r} has no {name!r}")
+    if not callable(function):
+        problem = f"{name!r} in module {module_name!r} is not a function"
+        raise ValueError(problem)  # noqa: TRY004 - the configuration is wrong, not our types
+    return _named(function)
+
+
+def _named(function: Callable[[Envelope, int], object]) -> Backoff:
+    """An operator's function as a back-off whose answer is checked."""
+
+    def backoff(envelope: Envelope, attempts: int) -> float | None:
+        return checked_delay(function(envelope, attempts))
+
+    return backoff
+
+
+def checked_delay(answer: object) -> float | None:
+    """`answer` when it is `None` or a usable number of seconds; ValueError otherwise."""
+    if answer is None:
+        return None
+    if isinstance(answer, bool) or not isinstance(answer, int | float):
+        problem = f"backoff answered {type(answer).__name__}, not seconds or None"
+        raise ValueError(problem)  # noqa: TRY004 - one kind of error for every bad answer
+    if not math.isfinite(answer) or answer < 0:
+        raise ValueError(f"backoff answered {answer}, not seconds from now")
+    return float(answer)

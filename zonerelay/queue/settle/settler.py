@@ -1,0 +1,375 @@
+"""Turns outcomes into what the store must remember, and reports what a sender must hear.
+
+Owns a delivery from the moment its outcome is known until that is durable. Promises:
+
+- One atomic write holds the outcomes of a message's attempt and the report about them (DESIGN rule 2).
+- `post` never waits and cannot be cancelled half-way: the caller's task may end, the outcome is recorded.
+- A report that cannot be made keeps its deliveries in the queue; an error here never removes mail.
+- A `delivered` event is emitted at once, for it is a fact about the peer, recorded by us or not; every other
+  event tells a decision of ours and follows the write that holds it.
+
+Callers wait in `room` before they start another attempt: see `journal.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+
+from zonerelay.config.tables.models import BounceSettings, InDoubt, ZoneSettings
+from zonerelay.message.dsn.report import DsnKind, RecipientReport
+from zonerelay.model.address import Mailbox
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId, MessageIdSource
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.queue.aio.slices import Slices
+from zonerelay.queue.aio.tasks import Tasks
+from zonerelay.queue.contract import ChooseZone, Notify
+from zonerelay.queue.settle.bounces import Reporter, ReportError
+from zonerelay.queue.settle.disposition import (
+    STRANGER,
+    Consequence,
+    Judge,
+    asks_for_success,
+    deferred,
+    put_off,
+    unreported,
+)
+from zonerelay.queue.settle.outcome_log import Entry, Journal
+from zonerelay.queue.settle.retry import RetryPolicy
+from zonerelay.queue.settle.unattempted import Unattempted
+from zonerelay.store.contract import Change, Finish, QueueStore, Submit
+from zonerelay.telemetry.events.events import Events
+
+Postponed = Callable[[str, float], None]
+"""`postponed(zone, when)`: a deferral is durable; the earliest of its deliveries is due at `when`."""
+
+RefusedStranger = Callable[[Mailbox, Reply, float], None]
+"""`refused_stranger(recipient, reply, now)`; `now` is monotonic."""
+
+AT_ONCE = 20
+"""Messages that are read, and perhaps reported, at the same time for deliveries without an attempt."""
+
+
+@dataclass(slots=True, eq=False)
+class _Parcel:
+    """Deliveries of one message with one outcome each, on their way to a write."""
+
+    message: Message | None
+    deliveries: Sequence[Delivery]
+    outcomes: Sequence[Outcome]
+    destination: str
+    seconds: float | None = None
+    until: float | None = None
+    durable: asyncio.Future[None] | None = None
+
+
+@dataclass(slots=True)
+class _Report:
+    kind: DsnKind
+    submit: Submit
+    about: Sequence[Delivery]
+
+
+class Settler:
+    """One per worker. `zones` says what an in-doubt outcome means in each."""
+
+    def __init__(
+        self,
+        *,
+        store: QueueStore,
+        ids: MessageIdSource,
+        choose_zone: ChooseZone,
+        retry: RetryPolicy,
+        zones: Sequence[ZoneSettings],
+        bounce: BounceSettings,
+        hostname: str,
+        notify: Notify,
+        events: Events,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._notify = notify
+        self._events = events
+        self._clock = clock
+        self._reporter = Reporter(
+            store=store,
+            ids=ids,
+            choose_zone=choose_zone,
+            bounce=bounce,
+            hostname=hostname,
+            events=events,
+            clock=clock,
+        )
+        self.configure(zones=zones, retry=retry, bounce=bounce)
+        self._slices = Slices(clock.monotonic)
+        self._journal = Journal(store, events, self._slices)
+        self._tasks = Tasks("queue.settle", events)
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._in_work: set[_Parcel | Unattempted] = set()
+        self._postponed: Postponed = _nobody
+        self.refused_stranger: RefusedStranger | None = None
+        """Is told what a next hop has refused for good of mail whose sender gets no report."""
+
+    def configure(self, *, zones: Sequence[ZoneSettings], retry: RetryPolicy, bounce: BounceSettings) -> None:
+        """Judge by these settings from now on."""
+        self._in_doubt = {zone.name: zone.in_doubt for zone in zones}
+        self._default_in_doubt = self._in_doubt.get("default", InDoubt.RETRY)
+        self._judge = Judge(retry, bounce)
+        self._reporter.bounce = bounce
+        self._reporter.zone_sizes = {
+            zone.name: zone.max_message_size for zone in zones if zone.max_message_size
+        }
+
+    # For the scheduler
+
+    def on_postponed(self, postponed: Postponed) -> None:
+        """Whom to tell when a deferral is durable."""
+        self._postponed = postponed
+
+    @property
+    def has_room(self) -> bool:
+        return self._journal.has_room
+
+    async def room(self) -> None:
+        """Wait until another outcome may be produced: few are under way, and the store takes them."""
+        await self._journal.room()
+
+    def is_old(self, delivery: Delivery) -> bool:
+        """As `Judge.is_old`."""
+        return self._judge.is_old(delivery, self._clock.now())
+
+    def unsettled_keys(self) -> set[DeliveryKey]:
+        """Deliveries with an outcome that is not durable yet."""
+        working = {delivery.key for parcel in self._in_work for delivery in parcel.deliveries}
+        return working | self._journal.keys()
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Wait until every outcome is durable; false when the time is over first."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        done = await self._tasks.wait(timeout)
+        left = None if deadline is None else max(0.0, deadline - loop.time())
+        return await self._journal.drain(left) and done
+
+    async def close(self) -> None:
+        """Give up on what is left; those deliveries are attempted again after a restart."""
+        await self._tasks.cancel()
+        await self._journal.close()
+
+    # Outcomes
+
+    def post(
+        self,
+        message: Message | None,
+        deliveries: Sequence[Delivery],
+        outcomes: Sequence[Outcome],
+        *,
+        destination: str,
+        seconds: float | None = None,
+    ) -> None:
+        """The outcomes of one attempt, in order. `message` is `None` when it cannot be read."""
+        simple = True
+        for delivery, outcome in zip(deliveries, outcomes, strict=True):
+            if outcome.verdict is Verdict.DELIVERED:
+                self._events.settled(delivery, outcome, destination=destination, seconds=seconds)
+                if delivery.notify and asks_for_success(delivery, outcome):
+                    simple = False
+            else:
+                simple = False
+        self._journal.reserve(len(deliveries))
+        if simple:
+            # Nobody has to be told any more, and nobody waits.
+            self._journal.put(Entry([Finish(delivery) for delivery in deliveries], lazy=True))
+            return
+        parcel = _Parcel(message, deliveries, outcomes, destination, seconds)
+        self._start(parcel, self._settle(parcel))
+
+    def post_unattempted(
+        self,
+        deliveries: Iterable[Delivery],
+        outcome: Outcome,
+        *,
+        destination: str,
+        until: Callable[[], float] | None = None,
+    ) -> None:
+        """One outcome for deliveries (in message order) that nobody was asked about.
+
+        `until`: when to look again at each, for those of a suspended destination.
+        """
+        work = Unattempted(list(deliveries), outcome, destination, until)
+        self._journal.reserve(len(work.all))
+        self._start(work, self._settle_unattempted(work))
+
+    async def settle(
+        self, message: Message, deliveries: Sequence[Delivery], outcomes: Sequence[Outcome]
+    ) -> None:
+        """Like `post`, and returns when everything is durable: operators wait for it."""
+        self._journal.reserve(len(deliveries))
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        parcel = _Parcel(message, deliveries, outcomes, "", durable=durable)
+        self._start(parcel, self._settle(parcel))
+        await durable
+
+    def _start(self, parcel: _Parcel | Unattempted, work: Coroutine[object, object, None]) -> None:
+        self._in_work.add(parcel)
+        self._tasks.start(work)
+
+    async def _settle_unattempted(self, work: Unattempted) -> None:
+        try:
+            await self._divide(work)
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the outcome
+            self._events.trouble("queue.settle", error)
+            now = self._clock.now()
+            rest = [put_off(delivery, work.outcome, now) for delivery in work.deliveries]
+            if rest:
+                self._put(rest, [], work.destination)
+        finally:
+            self._in_work.discard(work)
+
+    async def _divide(self, work: Unattempted) -> None:
+        def needs_message(delivery: Delivery) -> bool:
+            return work.until is None or self._judge.needs_message(delivery, self._clock.now())
+
+        for some, together in work.parts(needs_message):
+            await self._slices.next()
+            if together and work.until is not None:
+                now = self._clock.now()
+                later = [deferred(delivery, work.outcome, work.until(), now) for delivery in some]
+                self._put(later, [], work.destination)
+            else:
+                await self._at_once.acquire()
+                outcomes = [work.outcome] * len(some)
+                until = None if work.until is None else work.until()
+                parcel = _Parcel(None, some, outcomes, work.destination, until=until)
+                self._start(parcel, self._read_and_settle(some[0].message_id, parcel))
+            work.done += len(some)
+
+    async def _read_and_settle(self, message_id: MessageId, parcel: _Parcel) -> None:
+        try:
+            parcel.message = await self._read(message_id)
+            await self._settle(parcel)
+        finally:
+            self._at_once.release()
+
+    async def _read(self, message_id: MessageId) -> Message | None:
+        try:
+            return await self._store.read_message(message_id)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its deliveries are put off
+            self._events.trouble("queue.read_message", error, message_id=message_id)
+            return None
+
+    async def _settle(self, parcel: _Parcel) -> None:
+        try:
+            consequences = await self._judged(parcel)
+            consequences, reports = await self._reported(parcel.message, consequences)
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the outcome
+            self._events.trouble("queue.settle", error, message_id=parcel.deliveries[0].message_id)
+            now = self._clock.now()
+            pairs = zip(parcel.deliveries, parcel.outcomes, strict=True)
+            consequences, reports = [put_off(delivery, outcome, now) for delivery, outcome in pairs], []
+        finally:
+            self._in_work.discard(parcel)
+        self._put(consequences, reports, parcel.destination, parcel.seconds, parcel.durable)
+
+    async def _judged(self, parcel: _Parcel) -> list[Consequence]:
+        now = self._clock.now()
+        return [
+            await self._judge.judge(
+                parcel.message,
+                delivery,
+                outcome,
+                in_doubt=self._in_doubt.get(delivery.zone, self._default_in_doubt),
+                now=now,
+                until=parcel.until,
+            )
+            for delivery, outcome in zip(parcel.deliveries, parcel.outcomes, strict=True)
+        ]
+
+    async def _reported(
+        self, message: Message | None, consequences: list[Consequence]
+    ) -> tuple[list[Consequence], list[_Report]]:
+        """One report of each kind that is owed; consequences change when it cannot be made."""
+        reports: list[_Report] = []
+        for kind in DsnKind:
+            owed = [c for c in consequences if c.report is kind]
+            if not owed or message is None:
+                continue
+            try:
+                reports.append(await self._report(kind, message, owed))
+            except ReportError as error:
+                self._events.trouble("queue.report", error, message_id=message.id)
+                now = self._clock.now()
+                consequences = [unreported(c, now) if c.report is kind else c for c in consequences]
+        return consequences, reports
+
+    async def _report(self, kind: DsnKind, message: Message, owed: Sequence[Consequence]) -> _Report:
+        lines = [RecipientReport(c.delivery, c.outcome) for c in owed]
+        until = max(self._judge.expiry(message.envelope, c.delivery) for c in owed)
+        retry_until = until if kind is DsnKind.DELAYED else None
+        await self._slices.next()
+        submit = await self._reporter.report(kind, message, lines, retry_until=retry_until)
+        return _Report(kind, submit, [c.delivery for c in owed])
+
+    # Writing and telling
+
+    def _put(
+        self,
+        consequences: Sequence[Consequence],
+        reports: Sequence[_Report],
+        destination: str,
+        seconds: float | None = None,
+        durable: asyncio.Future[None] | None = None,
+    ) -> None:
+        changes: list[Change] = [c.change for c in consequences]
+        changes += [report.submit for report in reports]
+
+        def then() -> None:
+            if durable is not None and not durable.done():
+                durable.set_result(None)
+            for report in reports:
+                self._tell_report(report)
+            self._tell(consequences, destination, seconds)
+
+        self._journal.put(Entry(changes, then))
+
+    def _tell(self, consequences: Sequence[Consequence], destination: str, seconds: float | None) -> None:
+        for c in consequences:
+            if c.outcome.verdict is not Verdict.DELIVERED:
+                self._events.settled(
+                    c.delivery,
+                    c.outcome,
+                    destination=destination,
+                    next_attempt=c.next_attempt,
+                    seconds=seconds,
+                )
+        first = consequences[0].delivery
+        for silence in {c.silence for c in consequences if c.silence}:
+            self._events.no_dsn(first.message_id, silence)
+            if self.refused_stranger is not None and silence == STRANGER:
+                self._tell_refused(self.refused_stranger, consequences)
+        due = [c.next_attempt for c in consequences if c.next_attempt is not None]
+        if due:
+            self._postponed(first.queue, min(due))
+
+    def _tell_refused(self, tell: RefusedStranger, consequences: Sequence[Consequence]) -> None:
+        now = self._clock.monotonic()
+        for c in consequences:
+            outcome = c.outcome
+            about_it = outcome.verdict is Verdict.BOUNCED and outcome.scope is Scope.RECIPIENT
+            if about_it and not outcome.local:
+                tell(c.delivery.recipient, outcome.reply, now)
+
+    def _tell_report(self, report: _Report) -> None:
+        message_id, about = report.submit.message.id, report.about
+        self._events.dsn(report.kind, message_id, about[0].message_id, [d.recipient for d in about])
+        for delivery in report.submit.deliveries:
+            self._notify(delivery.queue)
+
+
+def _nobody(zone: str, when: float) -> None:
+    """Until a scheduler listens."""

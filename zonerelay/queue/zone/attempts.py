@@ -1,0 +1,114 @@
+"""One attempt: from a batch that the plan has started to outcomes in the settler's hands.
+
+Policy: a message that is larger than its zone allows is returned to its sender (552 5.3.4) without a
+connection.
+
+Failure: a message that cannot be read, and a courier that raises, cost the batch a deferral and the operator
+a `trouble` event. A cancelled attempt leaves no outcome, and its claim is released; one whose outcome is
+known has been handed to the settler, which nobody cancels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from zonerelay.config.options.units import format_size
+from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.model.clock import Clock
+from zonerelay.model.envelope import Message
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.queue.contract import Batch, Courier
+from zonerelay.queue.destination.destinations import Work
+from zonerelay.queue.selection.turn import Turn
+from zonerelay.queue.settle.disposition import TROUBLE, UNREADABLE, local_delay
+from zonerelay.queue.settle.settler import Settler
+from zonerelay.store.contract import MessageNotFoundError, MessageSettledError, QueueStore, StoreCorruptError
+from zonerelay.telemetry.events.events import Events
+
+
+class Attempts:
+    """Those of one zone, by the settings that it has now."""
+
+    def __init__(
+        self,
+        zone: ZoneSettings,
+        *,
+        store: QueueStore,
+        courier: Courier,
+        settler: Settler,
+        events: Events,
+        clock: Clock,
+    ) -> None:
+        self._zone = zone
+        self._store = store
+        self._courier = courier
+        self._settler = settler
+        self._events = events
+        self._clock = clock
+
+    async def make(self, work: Work) -> Sequence[Outcome]:
+        """The outcomes, in order, which have been posted; none when the batch never came to a courier."""
+        try:
+            if not self._settler.has_room:
+                await self._settler.room()
+            try:
+                message = await self._store.read_message(work.message_id)
+            except Exception as error:  # noqa: BLE001 - a store's bug is temporary trouble too
+                self._unreadable(work, error)
+                return ()
+            if self._zone.max_message_size and message.size > self._zone.max_message_size:
+                return self._return(work, message)
+            return await self._deliver(work, message)
+        except asyncio.CancelledError:
+            self._store.release([delivery.key for delivery in work.deliveries])
+            raise
+
+    async def _deliver(self, work: Work, message: Message) -> Sequence[Outcome]:
+        started = self._clock.monotonic()
+        turn = None if work.ticket is None else Turn(work.ticket, self._clock)
+        batch = Batch(self._zone, work.route, message, work.deliveries, turn, more=work.more)
+        try:
+            outcomes = await self._courier.deliver(batch)
+        except Exception as error:  # noqa: BLE001 - a courier's bug is temporary trouble
+            outcomes = self._courier_failed(batch, error)
+        if len(outcomes) != len(work.deliveries):
+            count = f"{len(outcomes)} outcomes for {len(work.deliveries)} deliveries"
+            outcomes = self._courier_failed(batch, ValueError(count))
+        # From here on nothing awaits: a cancelled lane cannot lose what is known.
+        if self._zone.mix_domains is None:
+            work.destination.most_domains = batch.rcptdomainmax or 1
+        work.seconds = seconds = self._clock.monotonic() - started
+        label = work.destination.label
+        self._settler.post(message, work.deliveries, outcomes, destination=label, seconds=seconds)
+        return outcomes
+
+    def _return(self, work: Work, message: Message) -> Sequence[Outcome]:
+        most = format_size(self._zone.max_message_size)
+        text = f"the message has {message.size} octets; zone {self._zone.name} sends no more than {most}"
+        outcome = Outcome(Verdict.BOUNCED, Reply(552, "3.4", text), Scope.LOCAL, local=True, counts=False)
+        self._settler.post(
+            message, work.deliveries, [outcome] * len(work.deliveries), destination=work.destination.label
+        )
+        return ()
+
+    def _unreadable(self, work: Work, error: Exception) -> None:
+        if isinstance(error, MessageSettledError):
+            self._store.release([delivery.key for delivery in work.deliveries])
+            return
+        self._events.trouble("queue.read_message", error, message_id=work.message_id)
+        label = work.destination.label
+        if isinstance(error, MessageNotFoundError | StoreCorruptError):
+            # Kept for whoever repairs the spool. If it was dropped meanwhile, nothing is left to change.
+            self._settler.post(None, work.deliveries, [UNREADABLE] * len(work.deliveries), destination=label)
+        else:
+            now = self._clock.now()
+            until = now + local_delay(now - work.deliveries[0].created)
+            self._settler.post_unattempted(
+                work.deliveries, UNREADABLE, destination=label, until=lambda: until
+            )
+
+    def _courier_failed(self, batch: Batch, error: Exception) -> Sequence[Outcome]:
+        self._events.trouble("queue.courier", error, message_id=batch.message.id)
+        return [TROUBLE] * len(batch.deliveries)

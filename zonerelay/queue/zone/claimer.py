@@ -1,0 +1,226 @@
+"""Claims the deliveries of one zone: what to ask the store for is `ZoneQueue`'s to say, when is decided here.
+
+One task for the life of the zone. It goes on while there is room and a reason (new mail, a due time, a line
+that has drained), then waits for the next one; nothing is asked of the store when nothing has happened.
+
+Failure: a store that cannot be asked is asked again with back-off, for everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+
+from zonerelay.model.clock import Clock
+from zonerelay.model.priority import Priority, queue_of
+from zonerelay.queue.aio.alarm import Alarm
+from zonerelay.queue.aio.tasks import Tasks
+from zonerelay.queue.settle.settler import Settler
+from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.queue.zone.window_shares import Claim, NewClaim, Question, Refill
+from zonerelay.store.contract import QueueStore
+from zonerelay.telemetry.events.events import Events
+
+CLAIM_PAUSE = 0.02
+"""Seconds between claims while plenty waits already: new mail for an idle destination waits no longer."""
+
+CLAIM_RETRY_FIRST = 1.0
+CLAIM_RETRY_LONGEST = 30.0
+
+WORTHWHILE = 8
+"""Deliveries of a line that has run short, which are fetched without a pause: it may be a quick one."""
+
+OVERDUE_PAUSE = 1.0
+"""Seconds to the next look when the store names a due time that has passed although a claim found nothing."""
+
+
+class Claimer:
+    """What it has claimed is added to `queue`, then `claimed` is called. Its task is one of `tasks`, whose
+    owner ends it; after `stop` what a question still brings is released.
+    """
+
+    def __init__(
+        self,
+        zone: str,
+        queue: ZoneQueue,
+        *,
+        store: QueueStore,
+        settler: Settler,
+        events: Events,
+        clock: Clock,
+        tasks: Tasks,
+        claimed: Callable[[], None],
+        is_served: bool = True,
+    ) -> None:
+        """Of a zone that is not served nothing is claimed."""
+        self._is_served = is_served
+        self._zone = zone
+        self._queue = queue
+        self._store = store
+        self._settler = settler
+        self._events = events
+        self._clock = clock
+        self._tasks = tasks
+        self._claimed = claimed
+        self._alarm = Alarm(clock.now, self.wake)
+        self._stopping = False
+        self._busy = False
+        self._wanted: asyncio.Future[None] | None = None
+        self._known = {Priority.NORMAL: zone}
+        """The queues that may hold something."""
+        self._more = {Priority.NORMAL}
+        self._new = {Priority.NORMAL}
+        """Those of which new mail may have come."""
+        self._due_unknown = {Priority.NORMAL}
+        self._claimed_at = dict.fromkeys(Priority, 0.0)
+        self._delay = CLAIM_RETRY_FIRST
+
+    @property
+    def priorities(self) -> Collection[Priority]:
+        """Those that the zone has or has had mail of."""
+        return self._known.keys()
+
+    # Reasons
+
+    def know(self, priority: Priority) -> None:
+        """The store may hold mail of this priority, now or later."""
+        if priority not in self._known:
+            self._known[priority] = queue_of(self._zone, priority)
+
+    def notify(self, priority: Priority) -> None:
+        """There may be something new to claim."""
+        if priority is not Priority.NORMAL:
+            self.know(priority)
+        self._more.add(priority)
+        self._new.add(priority)
+        self.go_on()
+
+    def wake(self) -> None:
+        """Anything may have changed in the store: look for new, due and released deliveries."""
+        self._look_everywhere()
+        self.go_on()
+
+    def released(self, priorities: Iterable[Priority]) -> None:
+        """Something of these has been given back to the store."""
+        for priority in priorities:
+            self._more.add(priority)
+            self._new.add(priority)
+
+    def postponed(self, when: float, priority: Priority) -> None:
+        """There is nothing new before `when`."""
+        self.know(priority)
+        if not self._stopping:
+            self._alarm.set(when)
+
+    def go_on(self) -> None:
+        """There may be room again."""
+        if self._busy or self._stopping or not self._is_served:
+            return
+        if self._queue.wants_claim(self._more, self._new) or (self._due_unknown and not self._more):
+            self._busy = True
+            if not self._wake_task():
+                self._tasks.start(self._run())
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._alarm.cancel()
+        self._wake_task()
+
+    def _look_everywhere(self) -> None:
+        self._due_unknown.update(self._known)
+        self._more.update(self._known)
+        self._new.update(self._known)
+
+    def _wake_task(self) -> bool:
+        """False when there is none that waits."""
+        wanted, self._wanted = self._wanted, None
+        if wanted is None or wanted.done():
+            return False
+        wanted.set_result(None)
+        return True
+
+    # The task
+
+    async def _run(self) -> None:
+        try:
+            while not self._stopping:
+                if await self._once():
+                    self._claimed()
+                    continue
+                self._busy = False
+                wanted = self._wanted = asyncio.get_running_loop().create_future()
+                self.go_on()
+                await wanted
+        finally:
+            self._busy = False
+
+    async def _once(self) -> bool:
+        """One question to the store; false when there is none left to ask."""
+        if not self._settler.has_room:
+            await self._settler.room()
+        plan = self._queue.plan_claim(self._more, self._new)
+        try:
+            if plan is not None:
+                await self._carry_out(plan)
+            elif self._more or not self._due_unknown:
+                return False
+            else:
+                await self._ask_due()
+        except Exception as error:  # noqa: BLE001 - even a store's bug must not end the claims of a zone
+            self._look_everywhere()
+            await self._wait_for_store(error)
+            return True
+        self._delay = CLAIM_RETRY_FIRST
+        if plan is not None and self._queue.is_crowded and not _is_worthwhile(plan):
+            await asyncio.sleep(CLAIM_PAUSE)
+        return True
+
+    async def _carry_out(self, plan: Question) -> None:
+        now = self._clock.now()
+        priority = plan.priority
+        queue = self._known[priority]
+        if isinstance(plan, Claim):
+            self._more.discard(priority)
+            self._claimed_at[priority] = now
+            due = self._queue.due_time(now)
+            claimed = await self._store.claim(queue, plan.limit, now=due, skip_domains=plan.skip)
+            more = len(claimed) >= plan.limit
+        elif isinstance(plan, NewClaim):
+            self._new.discard(priority)
+            claimed = await self._store.claim_new(queue, plan.limit, since=plan.since, skip_domains=plan.skip)
+            more = False
+            if len(claimed) >= plan.limit:
+                self._new.add(priority)
+        else:
+            claimed = await self._store.claim_domain(queue, plan.domain, plan.limit, now=now)
+            # The domain is no longer passed over: a claim may find what was released meanwhile.
+            more = len(claimed) < plan.limit
+        if more:
+            self._more.add(priority)
+        if self._stopping:
+            if claimed:
+                self._store.release([delivery.key for delivery in claimed])
+            return
+        self._queue.add(claimed, self._clock.now(), priority)
+        self._queue.claimed(plan, len(claimed))
+
+    async def _ask_due(self) -> None:
+        while self._due_unknown:
+            priority = self._due_unknown.pop()
+            due = await self._store.next_due(self._known[priority])
+            if self._stopping:
+                return
+            if due is not None:
+                # Something overdue that a claim passed over is fetched by name; the store need not know that.
+                overdue = due <= self._claimed_at[priority]
+                self._alarm.set(self._clock.now() + OVERDUE_PAUSE if overdue else due)
+
+    async def _wait_for_store(self, error: Exception) -> None:
+        self._events.trouble("store.claim", error)
+        if not await self._store.usable():
+            await asyncio.sleep(self._delay)
+            self._delay = min(self._delay * 2, CLAIM_RETRY_LONGEST)
+
+
+def _is_worthwhile(plan: Question) -> bool:
+    return isinstance(plan, Refill) and plan.limit >= WORTHWHILE

@@ -1,0 +1,475 @@
+"""One zone's plan: what waits in memory, what to claim next, which batch goes next. Pure and synchronous.
+
+Nothing here awaits, reads a clock or touches a store: the driver (`zone_runner.py`) reports what happened
+and asks what to do. Between two calls the state is consistent, so there is nothing to lock.
+
+STRATEGIES (policy → the harm it prevents; compare the list at the head of Postfix's qmgr.c)
+
+- Fair turns (`ring.py`): destinations with work and a free slot stand in a ring; a turn is a few batches on
+  one connection, bounded in number and time → a destination with a long line cannot starve the others of the
+  zone's connections, and not every message pays for a connection of its own.
+- Probation (`probation.py`): destinations that have not answered yet, or take long, have a part of the zone's
+  connections → hosts that accept connections and say nothing, and tarpits, cannot hold all of them.
+- Rates (`rates.py`): who has to wait for the next turn of a rate waits aside
+  → a limited destination holds no connection while it waits.
+- Oldest message first within a destination → nothing waits for ever behind newer mail.
+- One domain in a batch where domains do not mix (`ZoneSettings.mixes_domains`), or as many as the hosts
+  announce → no recipient is put off because of his neighbours, and each outcome is stored when it is known.
+- Window: at most `WINDOW` deliveries of a zone and priority wait in memory → memory does not grow with the
+  queue, and no queue keeps what is more urgent out of it.
+- Precedence (`precedence.py`): urgent mail first, in claims, in the ring and in each line → a newsletter does
+  not delay a password reset, and a flood of those does not starve the newsletter.
+- Newcomers (`newcomers.py`): in a zone routed by MX much that waits is backlog: new mail takes turns with it
+  → a hundred thousand fresh messages do not hold up one for an idle host.
+- Restraint (`restraint.py`): while new mail keeps the processor busy, other mail starts at a limited rate
+  → where the processor is short, a backlog does not slow down what comes in.
+- Shares (`shares.py`): in a zone routed by MX a line may hold only its share of the window
+  → a slow destination cannot fill the window and hide the others' mail.
+- Company: a zone with one route and `LOW_MARK` waiting claims no more until fewer wait → hundreds at once.
+- Suspension (`suspension.py`): nothing waits for a suspended destination; what is claimed for it is
+  handed back to be deferred without a connection; one probe at a time ends it
+  → dead hosts cost neither connections nor window.
+- Comeback: mail for a suspended destination is due, at the latest with the next probe; when the destination
+  answers all of it can be claimed → it leaves as fast as new mail from the first second on.
+- Probes (`probes.py`): once the window is half full, few more destinations begin to wait for a probe
+  → thousands of domains that died together do not fill the window with mail that cannot go.
+- Rest: where there is much of that, nothing is fetched before the next probe, but old mail, at a steady rate
+  → a dead host's hundreds of thousands do not use up the time of the others' mail.
+- Routes live as long as their TTL, then the line is looked up again → mail follows a changed MX.
+- Withdrawn deliveries are not planned until they are given back → an operator's change and an
+  attempt never cross.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from zonerelay.config.tables.models import RetrySettings, ZoneSettings
+from zonerelay.limits.worker.allowance import ZoneAllowance
+from zonerelay.model.address import domain_of
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.outcome import Outcome
+from zonerelay.model.priority import Priority, priority_of
+from zonerelay.queue.destination.destinations import (
+    LONG,
+    Destination,
+    DestinationStatus,
+    Line,
+    Standing,
+    Unrouted,
+    Work,
+)
+from zonerelay.queue.destination.probes import Probes
+from zonerelay.queue.destination.route_lookups import LookUps
+from zonerelay.queue.destination.suspension import Transition, learn
+from zonerelay.queue.selection.backlog_throttle import Restraint
+from zonerelay.queue.selection.rates import Rates
+from zonerelay.queue.selection.round_robin import MOST_IN_TURN, TURN_SECONDS, Ring
+from zonerelay.queue.selection.table import Directory
+from zonerelay.queue.zone.claim_plan import ClaimPlan
+from zonerelay.queue.zone.window_shares import Question, Refill
+from zonerelay.routing.destinations.nexthop import DestinationKey, Route, SiteKey
+
+WINDOW = 4000
+MANY_PUT_OFF = 50
+"""Put off together for a suspended destination: there may be any number more, so claims pass over it."""
+
+
+class ZoneQueue:
+    """Deliveries enter by `add` and leave by what takes, starts or withdraws them; each is in one place."""
+
+    def __init__(
+        self,
+        zone: ZoneSettings,
+        retry: RetrySettings,
+        rates: Rates | None = None,
+        *,
+        window: int = WINDOW,
+        shared: ZoneAllowance | None = None,
+        restraint: Restraint | None = None,
+    ) -> None:
+        self.zone = zone
+        self._rates = Rates() if rates is None else rates
+        self._rates.configure(zone.max_rate)
+        self._restraint = restraint
+        self._ring = Ring(zone, self._rates, shared, restraint)
+        self._by_domain = not zone.next_hop
+        self._claims = ClaimPlan(window, by_domain=self._by_domain)
+        self.wants_claim = self._claims.wants
+        self._probes = Probes(window)
+        self._directory = Directory(zone, retry, self._rates, self._ring)
+        self._lines = self._directory.lines
+        self._works: set[Work] = set()
+        self._look_ups = LookUps()
+        self._parked: dict[Destination, list[Delivery]] = {}
+        self._returned: list[Delivery] = []
+        self._withdrawn: set[DeliveryKey] = set()
+        self._is_asked = False
+        """The store has not answered the last plan."""
+        self._given_back: set[DeliveryKey] = set()
+        """Since it was asked: what the answer holds of these may have been claimed before, or after."""
+
+    # What happened
+
+    @property
+    def waiting(self) -> int:
+        return self._claims.waiting
+
+    def add(self, claimed: Sequence[Delivery], now: float, priority: Priority = Priority.NORMAL) -> None:
+        """Freshly claimed deliveries of one priority."""
+        if self._withdrawn:
+            claimed = [delivery for delivery in claimed if delivery.key not in self._withdrawn]
+        if self._given_back:
+            self._returned += [delivery for delivery in claimed if delivery.key in self._given_back]
+            claimed = [delivery for delivery in claimed if delivery.key not in self._given_back]
+        self._enter(claimed, now, priority)
+        self._directory.tidy()
+
+    def claimed(self, plan: Question, count: int) -> None:
+        """The answer to a plan held `count` deliveries, which have been added."""
+        self._is_asked = False
+        self._given_back.clear()
+        if not isinstance(plan, Refill) or count >= plan.limit:
+            self._claims.claimed(plan, count)
+            return
+        line = self._lines[plan.domain]
+        self._claims.of(plan.priority).exhausted(line.backlog(plan.priority), plan.domain)
+        if isinstance(line, Unrouted) and not line.sought and not line.passed_over:
+            del self._lines[plan.domain]
+
+    def found(self, domain: str, route: Route, now: float) -> None:
+        """A look-up ended with a route."""
+        self._look_ups.ended(domain, found=True)
+        line = self._lines[domain]
+        destination = self._directory.destination(route, now)
+        self._lines[domain] = destination
+        destination.domains[domain] = None
+        for priority in line.backlogs:
+            self._move(line, destination, domain, priority, now)
+        self._placed(destination, now)
+        for priority in line.backlogs:
+            self._claims.of(priority).shortened(destination.backlog(priority))
+
+    def unroutable(self, domain: str) -> list[Delivery]:
+        """A look-up ended without a route: the deliveries that waited for it."""
+        self._look_ups.ended(domain, found=False)
+        line = self._lines.pop(domain)
+        deliveries = self._claims.drain(line)
+        self._claims.forget(line)
+        for priority, backlog in line.backlogs.items():
+            if backlog.passed_over:
+                self._replace(domain, priority)
+        return deliveries
+
+    def finished(self, work: Work, outcomes: Sequence[Outcome], now: float) -> Transition:
+        """An attempt ended; no outcomes: it never reached out, and nothing was learned about the hosts."""
+        destination = work.destination
+        work.yields = not outcomes or self._ring.is_awaited(destination)
+        self._ring.end(destination, work.ticket, now)
+        self._works.discard(work)
+        suspension = destination.suspension
+        was = destination.standing
+        if outcomes:
+            destination.is_slow = work.seconds > LONG
+        transition = learn(
+            suspension,
+            outcomes,
+            epoch=work.epoch,
+            others=destination.active,
+            now=now,
+        )
+        if was is not Standing.QUICK and destination.standing is Standing.QUICK:
+            self._ring.quick(destination)
+        if transition is not Transition.NONE:
+            self._probes_next_hop(destination)
+        if transition is Transition.SUSPENDED:
+            self._park(destination)
+        else:
+            self._ring.offer(destination, now)
+        return transition
+
+    def turns_changed(self, site: SiteKey, now: float, *, earlier: bool) -> None:
+        """As `Rates.changed`, also for batches of settings that were replaced."""
+        self._ring.changed(site, now, earlier=earlier)
+
+    def granted(self, now: float) -> None:
+        """Of limits that are shared with other workers there may be more."""
+        self._ring.granted(now)
+
+    # What to do
+
+    def take_look_ups(self) -> list[str]:
+        """Domains to look up now; each must end in `found` or `unroutable`."""
+        return self._look_ups.take()
+
+    @property
+    def looking_up(self) -> bool:
+        """Look-ups are in progress."""
+        return self._look_ups.is_under_way
+
+    def next_work(self, now: float, tick: float = 0.0) -> Work | None:
+        """The next batch, if a slot is free and a turn is due; it must end in `finished`.
+
+        `tick` is a monotonic clock's reading, needed where `Rates.used`.
+        """
+        while (destination := self._ring.next(now, tick)) is not None:
+            if destination.usable_until > now:
+                return self._start(destination, now, tick)
+            self._reroute(destination, now)
+        return None
+
+    def following(self, work: Work, now: float, tick: float = 0.0) -> Work | None:
+        """As `next_work`, after `finished`: the next batch of the same turn, which has a connection."""
+        if not work.more or work.yields:
+            return None
+        destination = work.destination
+        used = work.used + work.seconds if work.number > 1 else 0.0
+        if used >= TURN_SECONDS or destination.usable_until <= now:
+            return None
+        if not self._ring.goes_on(destination, now, tick):
+            return None
+        return self._start(destination, now, tick, number=work.number + 1, used=used)
+
+    @property
+    def next_turn(self) -> float | None:
+        """After `next_work` gave nothing: the `tick` at which it may give something again by itself."""
+        return self._ring.next_turn
+
+    @property
+    def active(self) -> int:
+        """Transactions."""
+        return self._ring.active
+
+    @property
+    def has_requests(self) -> bool:
+        """`take_look_ups`, `take_parked` or `take_returned` has something."""
+        return bool(self._look_ups.is_wanted or self._parked or self._returned)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Enough waits that the next claim may wait for company."""
+        return self._claims.is_crowded
+
+    def plan_claim(self, more: Collection[Priority], new: Collection[Priority] = ()) -> Question | None:
+        """The next question to the store; its answer goes to `add`, then to `claimed`."""
+        plan = self._claims.next(more, new)
+        self._is_asked = plan is not None
+        self._given_back.clear()
+        return plan
+
+    def take_parked(self) -> list[tuple[Destination, list[Delivery]]]:
+        """To be deferred without connecting: suspended destinations, which fetch no more before `rested`."""
+        parked = list(self._parked.items())
+        self._parked.clear()
+        return parked
+
+    def due_time(self, now: float) -> float:
+        """What was due then may be claimed now: while the only next hop is suspended nothing that has been
+        put off for that.
+        """
+        line = None if self._by_domain else self._lines.get("")
+        if isinstance(line, Destination) and line.suspension.is_suspended(now):
+            return min(line.suspension.since, now)
+        return now
+
+    def rested(self, destination: Destination) -> None:
+        """Enough time has passed since deliveries for it were put off, or it is no longer suspended."""
+        for priority, backlog in destination.backlogs.items():
+            self._claims.of(priority).rested(backlog)
+
+    def take_returned(self) -> list[Delivery]:
+        """Deliveries to be released: their destination holds its share already, or they were given back while
+        they were claimed.
+        """
+        returned, self._returned = self._returned, []
+        return returned
+
+    # Operators
+
+    def active_keys(self) -> set[DeliveryKey]:
+        return {delivery.key for work in self._works for delivery in work.deliveries}
+
+    def withdraw(self, keys: Collection[DeliveryKey]) -> None:
+        """Forget these, and do not take them up again before `give_back`. They must not be active."""
+        self._withdrawn.update(keys)
+        self._returned = self._without_withdrawn(self._returned)
+        self._parked = {line: self._without_withdrawn(some) for line, some in self._parked.items()}
+        for key in keys:
+            line = self._lines.get(domain_of(key.recipient) if self._by_domain else "")
+            priority = priority_of(key.queue)
+            if line is not None and (delivery := line.remove(key, priority)) is not None:
+                shares = self._claims.of(priority)
+                shares.left((delivery,))
+                shares.shortened(line.backlog(priority))
+
+    def _without_withdrawn(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        return [delivery for delivery in deliveries if delivery.key not in self._withdrawn]
+
+    def give_back(self, keys: Collection[DeliveryKey]) -> None:
+        self._withdrawn.difference_update(keys)
+        if self._is_asked:
+            self._given_back.update(keys)
+
+    def resume(self, key: DestinationKey | None) -> list[Destination]:
+        """Lift the suspension of one destination or all; the ones that were troubled."""
+        resumed = self._directory.resume(key)
+        for destination in resumed:
+            self._probes_next_hop(destination)
+        return resumed
+
+    def destination_of(self, domain: str) -> DestinationKey | None:
+        """Where mail for a domain goes, if that is known without asking."""
+        return self._directory.key_of(domain if self._by_domain else "")
+
+    def drain(self) -> Iterator[list[Delivery]]:
+        """Everything that waits or is to be handed back, a line at each step, for a stop."""
+        self._ring.clear()
+        self._look_ups.clear()
+        for line in dict.fromkeys(self._lines.values()):
+            if line.waiting:
+                yield self._claims.drain(line)
+        # Last: an attempt that ends meanwhile may have put off what waited.
+        yield self.take_returned()
+        for _, deliveries in self.take_parked():
+            yield deliveries
+
+    def clear(self) -> Iterator[None]:
+        """Forget what is known of destinations, a little at each step; nothing waits or is active."""
+        return self._directory.clear()
+
+    def status(self, now: float, tick: float = 0.0) -> tuple[DestinationStatus, ...]:
+        return self._directory.status(now, tick)
+
+    # Lines
+
+    def _enter(self, deliveries: Sequence[Delivery], now: float, priority: Priority) -> None:
+        touched: dict[Line, None] = {}
+        shares = self._claims.of(priority)
+        since = shares.newcomers.since
+        for delivery in deliveries:
+            domain = delivery.domain if self._by_domain else ""
+            line = self._lines.get(domain)
+            if line is None:
+                line = self._lines[domain] = Unrouted(domain)
+            line.add(delivery, priority, since)
+            touched[line] = None
+        shares.entered(deliveries)
+        for line in touched:
+            self._placed(line, now)
+            if self._by_domain:
+                shares.grew(line.backlog(priority))
+        if self._by_domain and shares.newcomers.is_to_be_drawn(shares.waiting, now):
+            self._draw_line(priority, now)
+
+    def _draw_line(self, priority: Priority, now: float) -> None:
+        """What waits of the priority is backlog, what comes from now on is new."""
+        newcomers = self._claims.of(priority).newcomers
+        is_earlier = newcomers.is_drawn_earlier(now)
+        newcomers.waiting = self._directory.sort(priority, newcomers.draw(now), is_earlier=is_earlier)
+        self._look_ups.sort()
+        self._ring.sort()
+
+    def _placed(self, line: Line, now: float) -> None:
+        """Something was added to a line."""
+        if isinstance(line, Destination):
+            self._probes_next_hop(line)
+            suspension = line.suspension
+            is_suspended = suspension.is_suspended(now)
+            if not is_suspended and not self._probes.may_wait(line, is_half_full=self._claims.is_half_full):
+                suspension.wait(now)
+                is_suspended = True
+            if is_suspended:
+                self._park(line)
+                return
+            suspension.end()
+            self._ring.offer(line, now, new=True)
+        elif isinstance(line, Unrouted):
+            self._look_ups.want(line)
+
+    def _probes_next_hop(self, destination: Destination) -> None:
+        self._claims.is_probing = not self._by_domain and destination.suspension.is_troubled
+
+    def _move(
+        self, line: Line, destination: Destination, domain: str, priority: Priority, now: float
+    ) -> None:
+        """From an unrouted line to its destination; what is too much for it goes back to the store."""
+        shares = self._claims.of(priority)
+        old, backlog = line.backlog(priority), destination.backlog(priority)
+        backlog.passed_over.update(old.passed_over)
+        backlog.is_new = backlog.is_new or old.is_new
+        shares.forget(old)
+        deliveries = line.drain(priority)
+        if self._by_domain and not destination.suspension.is_suspended(now) and shares.may_pass_over():
+            room = max(0, shares.share(backlog) - backlog.waiting)
+            if len(deliveries) > room:
+                shares.pass_over(backlog, domain)
+                self._returned += deliveries[room:]
+                shares.left(deliveries[room:])
+                del deliveries[room:]
+        for delivery in deliveries:
+            destination.add(delivery, priority, shares.newcomers.since)
+        if self._by_domain:
+            shares.grew(backlog)
+
+    def _park(self, destination: Destination) -> None:
+        deliveries = self._claims.drain(destination)
+        if self._by_domain and len(deliveries) >= MANY_PUT_OFF:
+            for priority, domain in {(delivery.priority, delivery.domain) for delivery in deliveries}:
+                shares = self._claims.of(priority)
+                if shares.may_pass_over():
+                    shares.pass_over(destination.backlog(priority), domain)
+        if deliveries or destination.passed_over:
+            self._parked.setdefault(destination, []).extend(deliveries)
+            for priority, backlog in destination.backlogs.items():
+                self._claims.of(priority).rest(backlog)
+
+    def _reroute(self, destination: Destination, now: float) -> None:
+        """The route is too old: its domains are looked up again before anything more is sent."""
+        self._claims.is_probing = False
+        for domain in destination.domains:
+            del self._lines[domain]
+        destination.domains.clear()
+        self._claims.forget(destination)
+        for priority, backlog in destination.backlogs.items():
+            for domain in backlog.passed_over:
+                self._replace(domain, priority)
+            backlog.passed_over.clear()
+            deliveries = destination.drain(priority)
+            self._claims.of(priority).left(deliveries)
+            self._enter(deliveries, now, priority)
+
+    def _replace(self, domain: str, priority: Priority) -> None:
+        """A line for a domain that is passed over and has lost its own."""
+        line = self._lines.get(domain)
+        if line is None:
+            line = self._lines[domain] = Unrouted(domain)
+        backlog = line.backlog(priority)
+        backlog.passed_over[domain] = None
+        self._claims.of(priority).shortened(backlog)
+
+    def _start(
+        self, destination: Destination, now: float, tick: float, *, number: int = 1, used: float = 0.0
+    ) -> Work:
+        priority, deliveries = destination.take(
+            destination.limits.max_recipients_per_transaction, destination.most_domains
+        )
+        shares = self._claims.of(priority)
+        shares.left(deliveries)
+        if self._restraint is not None:
+            self._restraint.started(is_fresh=shares.newcomers.is_fresh(deliveries[0]))
+        ticket = self._ring.start(destination, tick)
+        work = Work(
+            destination,
+            destination.route,
+            deliveries,
+            destination.suspension.epoch,
+            ticket,
+            number=number,
+            used=used,
+            more=self._by_domain and number < MOST_IN_TURN and destination.waiting > 0,
+        )
+        self._works.add(work)
+        self._ring.offer(destination, now)
+        if self._by_domain:
+            shares.shortened(destination.backlog(priority))
+        return work

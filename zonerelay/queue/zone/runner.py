@@ -1,0 +1,370 @@
+"""One zone at work: does what `ZoneQueue` decides. Looks up routes, runs couriers, sets the timers.
+
+Every task here belongs to the zone and ends in `stop`. What a task does between two awaits is one
+call on the queue's plan, so no two tasks ever see it half changed.
+
+- Batches are carried by *lanes* (`lanes.py`), so that no task is made per message.
+- What a batch goes through is `attempts.py`'s, how it comes here `claimer.py`'s.
+
+Failure: a router that raises costs its deliveries a deferral and the operator a `trouble` event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from zonerelay.config.tables.models import RetrySettings, ZoneSettings
+from zonerelay.limits.worker.keeper import LimitKeeper
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.priority import Priority
+from zonerelay.model.reply import Reply
+from zonerelay.queue.aio.alarm import Alarm
+from zonerelay.queue.aio.slices import in_slices
+from zonerelay.queue.aio.tasks import Linger, Once, Tasks
+from zonerelay.queue.contract import Courier, Router
+from zonerelay.queue.destination.destinations import Destination, DestinationStatus, Work
+from zonerelay.queue.destination.suspension import PUT_OFF_MOST, PUT_OFF_RATE, Transition
+from zonerelay.queue.selection.backlog_throttle import Restraint
+from zonerelay.queue.selection.rates import Rates
+from zonerelay.queue.settle.disposition import TROUBLE
+from zonerelay.queue.settle.settler import Settler
+from zonerelay.queue.zone.attempts import Attempts
+from zonerelay.queue.zone.claimer import Claimer
+from zonerelay.queue.zone.lanes import Lanes
+from zonerelay.queue.zone.plan import WINDOW, ZoneQueue
+from zonerelay.queue.zone.suspended_refill import Rests
+from zonerelay.routing.destinations.nexthop import DestinationKey, Route, SiteKey
+from zonerelay.store.contract import QueueStore
+from zonerelay.telemetry.events.events import Events
+
+LINGER = 0.05
+"""Seconds that a found route waits for look-ups in progress: recipients of one message whose domains turn
+out to share their hosts then share a transaction, where domains mix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every zone of one scheduler works with."""
+
+    store: QueueStore
+    router: Router
+    courier: Courier
+    settler: Settler
+    retry: RetrySettings
+    events: Events
+    clock: Clock
+    random: Random
+    limits: LimitKeeper | None = None
+    """Where other workers go by the same limits."""
+    restraint: Restraint | None = None
+
+
+class ZoneRunner:
+    """One zone. `notify` and `postponed` are the only ways in from outside; everything else follows.
+
+    `rates`: the zone's, which a runner with newer settings takes over. The mail of a zone that is not served
+    waits in the store: the configuration does not say how it is to be sent.
+    """
+
+    def __init__(
+        self,
+        zone: ZoneSettings,
+        around: Surroundings,
+        rates: Rates,
+        *,
+        window: int = WINDOW,
+        is_served: bool = True,
+    ) -> None:
+        self.zone = zone
+        self.is_served = is_served
+        self.retry = around.retry
+        self._around = around
+        self._store = around.store
+        self._settler = around.settler
+        self._attempts = Attempts(
+            zone,
+            store=around.store,
+            courier=around.courier,
+            settler=around.settler,
+            events=around.events,
+            clock=around.clock,
+        )
+        self._events = around.events
+        self._clock = around.clock
+        self._rates = rates
+        shared = None if around.limits is None else around.limits.zone(zone.name)
+        self._queue = ZoneQueue(
+            zone, around.retry, rates, window=window, shared=shared, restraint=around.restraint
+        )
+        self._lanes = Lanes(self._attempt, self._following, self._drop, around.events)
+        self._errands = Tasks("queue.errand", around.events)
+        self._pump_soon = Once(self._pump)
+        self._claimer = Claimer(
+            zone.name,
+            self._queue,
+            store=around.store,
+            settler=around.settler,
+            events=around.events,
+            clock=around.clock,
+            tasks=self._errands,
+            claimed=self._pump,
+            is_served=is_served,
+        )
+        self._next_turn = Alarm(around.clock.monotonic, self._pump)
+        rates.changed = self._turns_changed
+        self._stopping = False
+        self._linger = Linger(LINGER, self._pump)
+        self._rests = Rests(self._rested)
+
+    # From outside
+
+    def know(self, priority: Priority) -> None:
+        """The store may hold mail of this priority, now or later."""
+        self._claimer.know(priority)
+
+    def notify(self, priority: Priority = Priority.NORMAL) -> None:
+        """There may be something new to claim."""
+        self._claimer.notify(priority)
+
+    def wake(self) -> None:
+        """Anything may have changed in the store: look for new, due and released deliveries."""
+        self._claimer.wake()
+
+    def postponed(self, when: float, priority: Priority = Priority.NORMAL) -> None:
+        """A deferral to `when` is durable, or new mail that is to leave then."""
+        self._claimer.postponed(when, priority)
+
+    def granted(self) -> None:
+        """Of shared limits there may be more."""
+        if not self._stopping:
+            self._queue.granted(self._clock.now())
+            self._pump()
+
+    def unrestrained(self) -> None:
+        """Mail that has waited before may start again."""
+        self._pump()
+
+    async def stop(self, deadline: float) -> None:
+        """Start nothing, let attempts end until `deadline` (loop time), then cancel them."""
+        self._quit()
+        # Claims and look-ups in progress are forgotten: nothing has been sent for them.
+        await self._errands.cancel()
+        await self._give_up()
+        await self._lanes.wait(max(0.0, deadline - asyncio.get_running_loop().time()))
+        await self._lanes.cancel()
+
+    async def retire(self, given_back: Callable[[], None]) -> None:
+        """Make way for a runner with other settings: give back what waits, let attempts end. `given_back` is
+        called when others can have what waited.
+        """
+        self._quit()
+        await self._give_up()
+        given_back()
+        # Not cancelled: a claim that is cut off would keep its deliveries from the next runner.
+        await self._errands.wait(None)
+        await self._give_up()
+        # Attempts may take many minutes, and nobody would look for this claim's mail until they have ended.
+        given_back()
+        await self._lanes.wait(None)
+        async for _ in in_slices(self._queue.clear(), self._clock.monotonic):
+            pass
+
+    async def _give_up(self) -> None:
+        """Back to the store with what waits."""
+        async for deliveries in in_slices(self._queue.drain(), self._clock.monotonic):
+            self._release(deliveries)
+
+    def _quit(self) -> None:
+        self._stopping = True
+        self._claimer.stop()
+        self._next_turn.cancel()
+        self._lanes.close()
+        self._linger.cancel()
+        self._rests.cancel()
+
+    def active_keys(self) -> set[DeliveryKey]:
+        return self._queue.active_keys()
+
+    def withdraw(self, keys: Collection[DeliveryKey]) -> None:
+        self._queue.withdraw(keys)
+
+    def give_back(self, keys: Collection[DeliveryKey]) -> None:
+        self._queue.give_back(keys)
+        self._store.release(keys)
+        self.wake()
+
+    def resume(self, destination: DestinationKey | None) -> None:
+        for resumed in self._queue.resume(destination):
+            self._resumed(resumed)
+        self.wake()
+
+    def destination_of(self, domain: str) -> DestinationKey | None:
+        return self._queue.destination_of(domain)
+
+    @property
+    def priorities(self) -> Collection[Priority]:
+        """Those that the zone has or has had mail of."""
+        return self._claimer.priorities
+
+    @property
+    def active(self) -> int:
+        return self._queue.active
+
+    @property
+    def waiting(self) -> int:
+        return self._queue.waiting
+
+    def destinations(self) -> tuple[DestinationStatus, ...]:
+        return self._queue.status(self._clock.now(), self._clock.monotonic())
+
+    # Doing what the plan says
+
+    def _pump(self) -> None:
+        """Start whatever can be started now."""
+        if self._stopping:
+            return
+        now = self._clock.now()
+        while (work := self._next_work(now)) is not None:
+            self._lanes.start(work)
+        if self._queue.next_turn is not None:
+            self._next_turn.set(self._queue.next_turn)
+        if self._queue.has_requests:
+            self._grant_requests()
+        self._claimer.go_on()
+
+    def _next_work(self, now: float) -> Work | None:
+        return self._queue.next_work(now, self._clock.monotonic() if self._rates.used else 0.0)
+
+    def _grant_requests(self) -> None:
+        self._start_look_ups()
+        for destination, deliveries in self._queue.take_parked():
+            self._put_off(destination, deliveries)
+        returned = self._queue.take_returned()
+        if returned:
+            self._release(returned)
+            self._claimer.released({delivery.priority for delivery in returned})
+
+    def _start_look_ups(self) -> None:
+        for domain in self._queue.take_look_ups():
+            self._errands.start(self._look_up(domain))
+
+    def _pump_together(self) -> None:
+        """Pump once the look-ups in progress have ended, or after `LINGER`."""
+        if self._queue.looking_up:
+            self._start_look_ups()
+            self._linger.soon()
+        else:
+            self._linger.now()
+
+    def _release(self, deliveries: Sequence[Delivery]) -> None:
+        if deliveries:
+            self._store.release([delivery.key for delivery in deliveries])
+
+    # Routes
+
+    async def _look_up(self, domain: str) -> None:
+        try:
+            answer = await self._around.router.route(self.zone, domain)
+        except Exception as error:  # noqa: BLE001 - a router's bug is temporary trouble
+            self._events.trouble("queue.router", error)
+            outcome = TROUBLE
+        else:
+            if isinstance(answer, Route):
+                self._queue.found(domain, answer, self._clock.now())
+                # Not at once: other domains of the message may turn out to go the same way.
+                self._pump_soon.ask()
+                return
+            outcome = answer.outcome
+        deliveries = self._queue.unroutable(domain)
+        self._settler.post_unattempted(deliveries, outcome, destination=domain or self.zone.next_hop)
+        self._pump_together()
+
+    def _put_off(self, destination: Destination, deliveries: Sequence[Delivery]) -> None:
+        """Its hosts cannot be reached. What waits is due with the next probe, so that it leaves at once when
+        that succeeds; in a zone with one next hop it stays due, so that it does after a restart, too. After
+        some have been put off the rest is left in the store until then, unless it is so old that it has to be
+        looked at, which is done slowly.
+        """
+        suspension, random, now = destination.suspension, self._around.random, self._clock.now()
+        suspension.put_off += len(deliveries)
+        is_old = any(map(self._settler.is_old, deliveries))
+        pause = max(1, len(deliveries)) / PUT_OFF_RATE
+        if suspension.put_off >= PUT_OFF_MOST and not is_old:
+            pause = max(pause, suspension.until - now)
+        self._rests.begin(destination, pause)
+
+        def until() -> float:
+            if self.zone.next_hop:
+                return suspension.until if is_old else now
+            if not is_old:
+                return suspension.until
+            # The store hands out the same ones first: behind each other, or others would never be looked at.
+            spread = max(1.0, suspension.duration() * self._around.retry.jitter)
+            return suspension.place() + random.uniform(0, spread)
+
+        outcome = Outcome(
+            Verdict.DEFERRED,
+            Reply(451, "4.1", f"delivery temporarily suspended: {suspension.reply}"),
+            Scope.HOST,
+            local=True,
+            counts=False,
+        )
+        self._settler.post_unattempted(deliveries, outcome, destination=destination.label, until=until)
+
+    def _resumed(self, destination: Destination) -> None:
+        """What waits for it may leave at once."""
+        self._events.resumed(self.zone.name, destination.label)
+        self._rests.end(destination)
+        self._queue.rested(destination)
+        self._claimer.wake()
+
+    def _rested(self, destination: Destination) -> None:
+        self._queue.rested(destination)
+        self._claimer.go_on()
+
+    # Attempts
+
+    def _following(self, last: Work) -> Work | None:
+        """What a lane goes on with; whatever else can start now does."""
+        if self._stopping:
+            return None
+        now = self._clock.now()
+        work = self._queue.following(last, now, self._clock.monotonic()) or self._next_work(now)
+        self._pump()
+        return work
+
+    def _drop(self, work: Work) -> None:
+        self._release(work.deliveries)
+        self._finished(work, ())
+
+    async def _attempt(self, work: Work) -> None:
+        outcomes: Sequence[Outcome] = ()
+        try:
+            outcomes = await self._attempts.make(work)
+        finally:
+            self._finished(work, outcomes)
+
+    def _finished(self, work: Work, outcomes: Sequence[Outcome]) -> None:
+        transition = self._queue.finished(work, outcomes, self._clock.now())
+        if transition is Transition.NONE:
+            return
+        destination = work.destination
+        suspension = destination.suspension
+        if transition is Transition.RESUMED:
+            self._resumed(destination)
+            return
+        # Destinations that died together are not probed at the same moment.
+        suspension.until += self._around.random.uniform(0, suspension.duration() * self._around.retry.jitter)
+        if suspension.reply is not None:
+            self._events.suspended(self.zone.name, destination.label, suspension.until, suspension.reply)
+
+    # Rates
+
+    def _turns_changed(self, site: SiteKey, /, *, earlier: bool) -> None:
+        self._queue.turns_changed(site, self._clock.now(), earlier=earlier)
+        self._pump_soon.ask()

@@ -1,0 +1,125 @@
+"""Which addresses mail from the Internet's DNS must not lead to, and which are our own.
+
+`is_private` is the check that keeps a stranger's MX record from making the relay talk to loopback, the
+local network or a cloud's metadata service (169.254.169.254). It is asked about the address that is
+being connected to, not about a name, because a name may resolve differently the next time.
+The table is the IANA special-purpose registries (RFC 6890) written out, so that it does not change
+with the Python version; what embeds an IPv4 address is judged by that address.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from functools import lru_cache
+
+from zonerelay.config.options.endpoints import ListenAddress
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_IPV4 = tuple(
+    ipaddress.IPv4Network(text)
+    for text in (
+        "0.0.0.0/8",  # "this network"; connecting to 0.0.0.0 reaches the own host
+        "10.0.0.0/8",
+        "100.64.0.0/10",  # carrier-grade NAT (RFC 6598), also used by overlay networks
+        "127.0.0.0/8",
+        "169.254.0.0/16",  # link local: cloud metadata lives here
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",  # documentation
+        "192.168.0.0/16",
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, and broadcast
+    )
+)
+_IPV6 = tuple(
+    ipaddress.IPv6Network(text)
+    for text in (
+        "::/128",
+        "::1/128",
+        "64:ff9b:1::/48",  # local-use translation (RFC 8215)
+        "100::/64",  # discard
+        "2001::/23",  # protocol assignments, Teredo among them
+        "2001:db8::/32",
+        "3fff::/20",
+        "5f00::/16",
+        "fc00::/7",  # unique local
+        "fe80::/10",
+        "fec0::/10",  # site local, deprecated
+        "ff00::/8",
+    )
+)
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_COMPATIBLE = ipaddress.IPv6Network("::/96")
+
+
+@lru_cache(4096)
+def is_private(ip: str) -> bool:
+    """True when mail for the Internet has no business there. What is no IP address counts as private."""
+    try:
+        address = ipaddress.ip_address(ip.partition("%")[0])
+    except ValueError:
+        return True
+    if isinstance(address, ipaddress.IPv6Address):
+        embedded = _embedded(address)
+        if embedded is None:
+            return any(address in network for network in _IPV6)
+        address = embedded
+    return any(address in network for network in _IPV4)
+
+
+def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that packets to an IPv6 address end up at: mapped, compatible, 6to4 or NAT64."""
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if address.sixtofour is not None:
+        return address.sixtofour
+    if address in _NAT64 or (address in _COMPATIBLE and int(address) > 1):
+        return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+    return None
+
+
+class OwnAddresses:
+    """Answers whether an address and port is one of our own listeners: mail sent there would loop."""
+
+    def __init__(self, listeners: Iterable[ListenAddress]) -> None:
+        self._exact: set[tuple[IPAddress, int]] = set()
+        self._wildcard_ports: set[int] = set()
+        for listener in listeners:
+            if listener.is_unix:
+                continue
+            if listener.is_wildcard:
+                self._wildcard_ports.add(listener.port)
+            else:
+                self._exact.add((ipaddress.ip_address(listener.host), listener.port))
+
+    def has_port(self, port: int) -> bool:
+        """False when no address with this port can be ours, so that nobody needs to resolve names."""
+        return port in self._wildcard_ports or any(own == port for _, own in self._exact)
+
+    def includes(self, ip: str, port: int) -> bool:
+        try:
+            address = ipaddress.ip_address(ip)
+        except ValueError:
+            return False
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        return (address, port) in self._exact or (
+            port in self._wildcard_ports and is_address_of_this_machine(address)
+        )
+
+
+def is_address_of_this_machine(address: IPAddress) -> bool:
+    """Ask the kernel: a socket can only be bound to an address that an interface has."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,109 @@
+"""The `[[destination]]` tables: other limits and other TLS for some destinations.
+
+The first entry of the file whose every condition holds counts, as with routes. `domain` is the recipient's
+(none is known where the zone has a next hop), `mx` holds when every host of the route matches, `zone` is
+where the mail is. Conditions that are not given hold.
+
+Everything is prepared when the settings are loaded: the cost of an entry does not grow with its patterns.
+Asking never raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from zonerelay.config.tables.models import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
+from zonerelay.routing.destinations.nexthop import Limits, MxHost, TlsDemand
+from zonerelay.routing.zones.address_patterns import AddressPatterns
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`number` counts from 0, as in the paths of configuration problems."""
+
+    number: int
+    settings: DestinationSettings
+
+    @property
+    def name(self) -> str:
+        return f"destination[{self.number}]"
+
+    @property
+    def has_tls(self) -> bool:
+        """It says itself what TLS has to be: neither the zone nor a policy of the domain's has a say."""
+        return self.settings.tls is not DestinationTls.ZONE
+
+    @property
+    def changes_nothing(self) -> bool:
+        """It only keeps its mail from later entries."""
+        return not self.has_tls and self.limits(ZoneSettings()) is None
+
+    def tls(self, *, secure: bool) -> TlsDemand:
+        """`secure`: DNSSEC vouches for the hosts' names."""
+        mode = TlsMode(self.settings.tls)
+        return TlsDemand(
+            mode,
+            dane=secure and mode is TlsMode.DANE,
+            names=self.settings.tls_names,
+            certificates=self.settings.tls_certificates,
+            because="destination",
+        )
+
+    def limits(self, zone: ZoneSettings) -> Limits | None:
+        """What the entry says, and for the rest the zone; `None` when it says nothing."""
+        own = self.settings
+        of_zone = Limits.of_zone(zone)
+        limits = structs.replace(
+            of_zone,
+            max_connections=own.max_connections or of_zone.max_connections,
+            max_recipients_per_transaction=(
+                own.max_recipients_per_transaction or of_zone.max_recipients_per_transaction
+            ),
+            max_messages_per_connection=own.max_messages_per_connection
+            or of_zone.max_messages_per_connection,
+            max_rate=own.max_rate or of_zone.max_rate,
+        )
+        numbers = (own.max_connections, own.max_recipients_per_transaction, own.max_messages_per_connection)
+        return limits if any(numbers) or own.max_rate is not None else None
+
+
+class DestinationTable:
+    """Raises ValueError in words when a pattern is no domain. Immutable: a reload makes another one."""
+
+    def __init__(self, destinations: Sequence[DestinationSettings] = ()) -> None:
+        self._rules = tuple(_Rule(Entry(at, each)) for at, each in enumerate(destinations))
+
+    def find(self, zone: str, domain: str, hosts: Sequence[MxHost]) -> Entry | None:
+        """`domain` is `""` in a zone with a next hop."""
+        for rule in self._rules:
+            if rule.holds(zone, domain, hosts):
+                return rule.entry
+        return None
+
+
+class _Rule:
+    __slots__ = ("_domains", "_hosts", "_zones", "entry")
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        settings = entry.settings
+        self._zones = frozenset(settings.zone)
+        self._domains = AddressPatterns(settings.domain) if settings.domain else None
+        self._hosts = AddressPatterns(settings.mx) if settings.mx else None
+
+    def holds(self, zone: str, domain: str, hosts: Sequence[MxHost]) -> bool:
+        if self._zones and zone not in self._zones:
+            return False
+        if self._domains is not None and not (domain and self._domains.match(f"@{domain}")):
+            return False
+        return self._hosts is None or all(self._hosts.match(f"@{_name(host)}") for host in hosts)
+
+
+def _name(host: MxHost) -> str:
+    """As a domain is written: an address goes in brackets."""
+    if not host.literal:
+        return host.name
+    return f"[IPv6:{host.name}]" if ":" in host.name else f"[{host.name}]"

@@ -1,0 +1,275 @@
+"""Finds the hosts that take a domain's mail: RFC 5321 5.1, RFC 7505, or the zone's next hop.
+
+Bounced is only what the domain's own DNS settles: it does not exist (550 5.1.2), it takes no mail (null
+MX, 556 5.1.10), it has neither MX nor address (550 5.1.2), its mail ends here and we do not take it
+(554 5.4.6), or the address's domain is not a domain at all. Everything else is deferred: a name
+server that fails or is silent, MX records that lead nowhere today. Nothing about a configured next
+hop ever bounces mail: a typing mistake of the operator's must not.
+
+Private addresses are refused later, on the address connected to (`addresses.is_private`). On which terms the
+hosts are used, by [[destination]] and by the domain's MTA-STS policy, is `terms.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from zonerelay.config.options.endpoints import NextHop, NextHopKind, parse_next_hop, split_next_hops
+from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.model.clock import Clock
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.routing.destinations.addresses import OwnAddresses
+from zonerelay.routing.destinations.destination_table import DestinationTable, Entry
+from zonerelay.routing.destinations.next_hops import one_route
+from zonerelay.routing.destinations.nexthop import MxHost, Route, Unroutable
+from zonerelay.routing.destinations.terms import by_policy, on_terms
+from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, MxRecord
+from zonerelay.routing.dns.resolver import FAILURE_TTL, Resolver
+from zonerelay.routing.idna import ascii_domain, is_literal, literal_address
+from zonerelay.routing.mta_sts.policies import Found, StsPolicies
+
+STATIC_TTL = 3600.0
+"""How long a route that no DNS answer stands behind may be reused."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """A route and what decided its terms: `entry` of [[destination]], `sts` where a policy was asked for."""
+
+    answer: Route | Unroutable
+    entry: Entry | None = None
+    sts: Found | None = None
+
+
+class MxRouter:
+    """Satisfies `queue.protocols.Router`. `hostname` is ours: what an MX record would call us.
+
+    Without `sts` no zone asks for MTA-STS policies.
+    """
+
+    def __init__(
+        self,
+        resolver: Resolver,
+        *,
+        hostname: str,
+        clock: Clock,
+        random: random.Random,
+        own_addresses: OwnAddresses | None = None,
+        sts: StsPolicies | None = None,
+        destinations: DestinationTable | None = None,
+    ) -> None:
+        self._resolver = resolver
+        self._sts = sts
+        self._table = destinations or DestinationTable()
+        self._hostname = hostname.lower().removesuffix(".")
+        self._clock = clock
+        self._shuffle = random.shuffle
+        self._own = own_addresses or OwnAddresses(())
+
+    def configure(self, destinations: DestinationTable) -> None:
+        """Routes from now on go by this table."""
+        self._table = destinations
+
+    async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
+        """Hosts by preference, equal ones in a new random order at every call."""
+        return (await self.examine(zone, domain)).answer
+
+    async def examine(self, zone: ZoneSettings, domain: str) -> Findings:
+        """The route, and what decided its terms, for who explains it."""
+        try:
+            if zone.next_hop:
+                found = await self._to_next_hops(zone)
+                return self._on_terms(zone, "", found)
+            if zone.mta_sts and self._sts is not None and not is_literal(domain):
+                return await self._with_policy(zone, domain, self._sts)
+            return self._on_terms(zone, domain, await self._to_domain(zone, domain))
+        except Exception:  # noqa: BLE001 - unknown trouble is temporary (rule 3)
+            _log.exception("unexpected error while routing")
+            outcome = _deferred("3.0", "internal error while routing")
+            return Findings(self._no(zone, domain, outcome, FAILURE_TTL))
+
+    # ---- terms -------------------------------------------------------------------------------
+
+    def _on_terms(self, zone: ZoneSettings, domain: str, found: Route | Unroutable) -> Findings:
+        if isinstance(found, Unroutable):
+            return Findings(found)
+        entry = self._table.find(zone.name, domain, found.hosts)
+        return Findings(on_terms(zone, found, entry), entry)
+
+    async def _with_policy(self, zone: ZoneSettings, domain: str, sts: StsPolicies) -> Findings:
+        """The policy is looked up while the MX is; who has no use for it does not wait for it."""
+        asking = asyncio.get_running_loop().create_task(_policy(zone, domain, sts))
+        try:
+            found = await self._to_domain(zone, domain)
+            if isinstance(found, Unroutable):
+                return Findings(found)
+            entry = self._table.find(zone.name, domain, found.hosts)
+            if entry is not None and entry.has_tls:
+                return Findings(on_terms(zone, found, entry), entry)
+            policy = await asking
+        finally:
+            asking.cancel()
+        if policy is None:
+            return Findings(on_terms(zone, found, entry), entry)
+        return Findings(by_policy(zone, found, entry, policy, sts), entry, policy)
+
+    # ---- a configured next hop ---------------------------------------------------------------
+
+    async def _to_next_hops(self, zone: ZoneSettings) -> Route | Unroutable:
+        texts = split_next_hops(zone.next_hop)
+        hops = [parse_next_hop(text) for text in texts]
+        if len(hops) == 1:
+            return await self._to_next_hop(zone, texts[0], hops[0])
+        finding = (self._to_next_hop(zone, text, hop) for text, hop in zip(texts, hops, strict=True))
+        return one_route(zone, await asyncio.gather(*finding), soon=self._clock.now() + FAILURE_TTL)
+
+    async def _to_next_hop(self, zone: ZoneSettings, text: str, hop: NextHop) -> Route | Unroutable:
+        port = hop.port or zone.port
+        if hop.kind is not NextHopKind.MX:
+            literal = hop.kind is NextHopKind.ADDRESS
+            hosts = [MxHost(hop.host, port, literal=literal)]
+            # The name is the operator's: what is left for DNSSEC are its addresses and TLSA records.
+            return self._yes(zone, text, hosts, STATIC_TTL, secure=self._resolver.trusts_ad and not literal)
+        found = await self._by_mx(zone, hop.host, port)
+        if isinstance(found, Unroutable) and found.outcome.verdict is Verdict.BOUNCED:
+            problem = f"next hop {text}: {found.outcome.reply.text}"
+            outcome = replace(_deferred("3.5", problem), scope=Scope.LOCAL)
+            return replace(found, outcome=outcome)
+        return found
+
+    # ---- a recipient's domain ----------------------------------------------------------------
+
+    async def _to_domain(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
+        if is_literal(domain):
+            ip = literal_address(domain)
+            if ip is None:
+                return self._no(zone, domain, _bounced(550, "1.3", "not an address literal"), STATIC_TTL)
+            if self._own.includes(ip, zone.port):
+                return self._no(zone, domain, _loop(domain), STATIC_TTL)
+            return self._yes(zone, domain, [MxHost(ip, zone.port, literal=True)], STATIC_TTL)
+        try:
+            name = ascii_domain(domain)
+        except ValueError as error:
+            return self._no(zone, domain, _bounced(550, "1.2", str(error)), STATIC_TTL)
+        return await self._by_mx(zone, name, zone.port)
+
+    async def _by_mx(self, zone: ZoneSettings, name: str, port: int) -> Route | Unroutable:
+        answer = await self._resolver.mx(name)
+        ttl = answer.expires - self._clock.monotonic()
+        match answer.status:
+            case DnsStatus.OK:
+                return await self._from_records(zone, name, answer, port, ttl)
+            case DnsStatus.NODATA:
+                return await self._implicit(zone, name, answer, port, ttl)
+            case DnsStatus.NXDOMAIN:
+                outcome = _bounced(550, "1.2", f"the domain {name} does not exist")
+            case DnsStatus.SERVFAIL | DnsStatus.TIMEOUT | DnsStatus.BAD as status:
+                outcome = _deferred("4.3", f"MX of {name}: {status}")
+        return self._no(zone, name, outcome, ttl)
+
+    async def _from_records(
+        self, zone: ZoneSettings, name: str, answer: DnsAnswer[MxRecord], port: int, ttl: float
+    ) -> Route | Unroutable:
+        if all(not record.host for record in answer.records):
+            outcome = _bounced(556, "1.10", f"the domain {name} takes no mail (null MX)")
+            return self._no(zone, name, outcome, ttl)
+        hosts = [
+            MxHost(record.host, port, record.preference)
+            for record in answer.records
+            if record.host and not _is_address(record.host)
+        ]
+        if not hosts:
+            text = f"every MX of {name} is an address where RFC 5321 wants a host name"
+            return self._no(zone, name, _deferred("4.4", text), ttl)
+        before_us = await self._cut_at_own(zone, hosts)
+        if not before_us:
+            return self._no(zone, name, _loop(name), ttl)
+        return self._yes(zone, name, before_us, ttl, secure=answer.secure)
+
+    async def _implicit(
+        self, zone: ZoneSettings, name: str, answer: DnsAnswer[MxRecord], port: int, ttl: float
+    ) -> Route | Unroutable:
+        """RFC 5321 5.1: no MX record at all means that the domain's own address is its MX."""
+        # Both families, whatever the zone uses: a domain with the other one only may get ours tomorrow.
+        found = await self._resolver.addresses(name, ipv6=True)
+        if found.ips:
+            host = MxHost(name, port)
+            if await self._is_ours(host, ipv6=zone.ipv6):
+                return self._no(zone, name, _loop(name), ttl)
+            return self._yes(zone, name, [host], ttl, secure=answer.secure)
+        answers = await asyncio.gather(self._resolver.lookup(name, "A"), self._resolver.lookup(name, "AAAA"))
+        # NXDOMAIN here contradicts the MX answer of a moment ago, so it is as doubtful as a failure.
+        doubts = [answer.status for answer in answers if answer.status is not DnsStatus.NODATA]
+        if doubts:
+            return self._no(zone, name, _deferred("4.3", f"address of {name}: {doubts[0]}"), FAILURE_TTL)
+        return self._no(zone, name, _bounced(550, "1.2", f"{name} has neither MX nor address"), ttl)
+
+    # ---- ourselves in the list ---------------------------------------------------------------
+
+    async def _cut_at_own(self, zone: ZoneSettings, hosts: Sequence[MxHost]) -> list[MxHost]:
+        """RFC 5321 5.1: hosts as preferred as ourselves, or less, would only send the mail back."""
+        ours = await asyncio.gather(*(self._is_ours(host, ipv6=zone.ipv6) for host in hosts))
+        least = min((host.preference for host, own in zip(hosts, ours, strict=True) if own), default=None)
+        return [host for host in hosts if least is None or host.preference < least]
+
+    async def _is_ours(self, host: MxHost, *, ipv6: bool) -> bool:
+        if host.name == self._hostname:
+            return True
+        if not self._own.has_port(host.port):
+            return False
+        found = await self._resolver.addresses(host.name, ipv6=ipv6)
+        return any(self._own.includes(ip, host.port) for ip in found.ips)
+
+    # ---- answers -----------------------------------------------------------------------------
+
+    def _yes(
+        self, zone: ZoneSettings, name: str, hosts: Sequence[MxHost], ttl: float, *, secure: bool = False
+    ) -> Route:
+        order = list(hosts)
+        if len(order) > 1:
+            self._shuffle(order)
+            order.sort(key=_preference)
+        return Route(zone.name, name, tuple(order), self._clock.now() + max(ttl, 0.0), secure=secure)
+
+    def _no(self, zone: ZoneSettings, name: str, outcome: Outcome, ttl: float) -> Unroutable:
+        return Unroutable(zone.name, name, outcome, self._clock.now() + max(ttl, 0.0))
+
+
+async def _policy(zone: ZoneSettings, domain: str, sts: StsPolicies) -> Found | None:
+    try:
+        name = ascii_domain(domain)
+    except ValueError:  # which is what the look-up of its MX says, too
+        return None
+    return await sts.look_up(zone, name)
+
+
+def _preference(host: MxHost) -> int:
+    return host.preference
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _bounced(code: int, detail: str, text: str) -> Outcome:
+    return Outcome(Verdict.BOUNCED, Reply(code, detail, text), scope=Scope.DOMAIN, local=True)
+
+
+def _deferred(detail: str, text: str) -> Outcome:
+    return Outcome(Verdict.DEFERRED, Reply(451, detail, text), scope=Scope.DOMAIN, local=True)
+
+
+def _loop(name: str) -> Outcome:
+    return _bounced(554, "4.6", f"mail for {name} loops back to this relay")

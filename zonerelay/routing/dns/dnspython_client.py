@@ -1,0 +1,204 @@
+"""DNS by dnspython (which lives here only): any question, any answer, TCP, search lists, and every failure.
+
+It is asked when a question or its answer is not plain (`dns_packets.py`). It never raises: every failure is a
+status.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dns.asyncbackend
+import dns.asyncresolver
+import dns.exception
+import dns.flags
+import dns.message
+import dns.name
+import dns.nameserver
+import dns.rdata
+import dns.rdataclass
+import dns.rdatatype
+import dns.rdtypes.ANY.TLSA
+import dns.resolver
+
+from zonerelay.config.options.endpoints import NameServer, parse_name_server
+from zonerelay.config.tables.models import DnsSettings
+from zonerelay.routing.dns.answers import DnsStatus, MxRecord, Record, TlsaRecord
+from zonerelay.routing.dns.name_servers import TRY_TIMEOUT
+from zonerelay.routing.dns.packets import EDNS_PAYLOAD, Reading
+from zonerelay.routing.dns.records import AAAA, CNAME, MX, TLSA, TXT, A, Kind
+
+_HOST = re.compile(r"[a-z0-9_.-]+", re.ASCII)
+
+
+class _Tlsa(dns.rdtypes.ANY.TLSA.TLSA):
+    """With data of any length: one record that is malformed must not make its good neighbours unreadable.
+
+    RFC 7671 4.1 has it unusable, and the others count; dnspython would give the whole answer up.
+    """
+
+    _cert_length_by_mtype: dict[int, int] = {}  # noqa: RUF012 - the base class has it so
+
+
+# There is no public way to put another class in the place of one that dnspython knows.
+dns.rdata._rdata_classes[dns.rdataclass.IN, dns.rdatatype.TLSA] = _Tlsa
+
+
+class ThoroughDns:
+    """Asks the configured name servers, or the system's, or the one on this machine, as libc does."""
+
+    def __init__(self, settings: DnsSettings) -> None:
+        self._settings = settings
+        self._backend = dns.asyncbackend.get_backend("asyncio")
+        self._dns = _dns_resolver(settings)
+
+    @property
+    def servers(self) -> list[NameServer]:
+        """None if one of them is of another kind than DNS over UDP and TCP."""
+        found = []
+        for server in self._dns.nameservers:
+            if isinstance(server, str):
+                found.append(NameServer(server, self._dns.nameserver_ports.get(server, self._dns.port)))
+            elif isinstance(server, dns.nameserver.Do53Nameserver):
+                found.append(NameServer(server.address, server.port))
+            else:
+                return []
+        return found
+
+    async def ask(
+        self, name: str, kind: Kind[Record], *, lifetime: float, tcp: bool = False
+    ) -> Reading[Record]:
+        """`lifetime` in seconds; `tcp`: not over UDP."""
+        try:
+            answer = await self._dns.resolve(
+                name,
+                kind.name,
+                raise_on_no_answer=False,
+                lifetime=lifetime,
+                tcp=tcp,
+                search=self.searches(name, kind.name),
+                backend=self._backend,
+            )
+        except dns.resolver.NXDOMAIN as error:
+            responses = _responses(error)
+            authentic = bool(responses) and all(map(_is_authentic, responses))
+            return Reading(DnsStatus.NXDOMAIN, (), _nxdomain_ttl(responses), authentic)
+        except dns.resolver.NoNameservers as error:
+            return Reading(_blame(error), (), 0.0)
+        except dns.exception.Timeout:
+            return Reading(DnsStatus.TIMEOUT, (), 0.0)
+        except (dns.exception.DNSException, OSError, ValueError):
+            return Reading(DnsStatus.BAD, (), 0.0)
+        return _understand(answer, tuple(_READERS[kind](answer)))
+
+    def searches(self, name: str, kind: str) -> bool:
+        """Whether the system's search list is gone through for it."""
+        return kind in ("A", "AAAA") and "." not in name and not self._settings.servers
+
+
+def _dns_resolver(settings: DnsSettings) -> dns.asyncresolver.Resolver:
+    """The configured servers, or the system's; without either, one on this machine, as libc has it."""
+    resolver = dns.asyncresolver.Resolver(configure=False)
+    if settings.servers:
+        servers = [parse_name_server(server) for server in settings.servers]
+        resolver.nameservers = [dns.nameserver.Do53Nameserver(s.address, s.port) for s in servers]
+    else:
+        try:
+            resolver.read_resolv_conf("/etc/resolv.conf")
+        except dns.resolver.NoResolverConfiguration:
+            resolver.nameservers = ["127.0.0.1"]
+    # AD in a query asks for AD in the answer (RFC 6840 5.7); resolvers older than that want DO.
+    resolver.use_edns(0, dns.flags.DO if settings.trust_ad else 0, EDNS_PAYLOAD)
+    if settings.trust_ad:
+        resolver.flags = dns.flags.RD | dns.flags.AD
+    resolver.timeout = min(TRY_TIMEOUT, settings.timeout)
+    return resolver
+
+
+def _understand(answer: dns.resolver.Answer, records: tuple[Record, ...]) -> Reading[Record]:
+    if answer.rrset and not records:
+        # Records that all made no sense are not the same as no records: an implicit MX would be wrong.
+        return Reading(DnsStatus.BAD, (), 0.0)
+    status = DnsStatus.OK if records else DnsStatus.NODATA
+    alias = answer.canonical_name if answer.canonical_name != answer.qname else None
+    return Reading(
+        status,
+        records,
+        float(answer.chaining_result.minimum_ttl),
+        _is_authentic(answer.response),
+        "" if alias is None else _text(alias),
+    )
+
+
+def _is_authentic(response: dns.message.Message) -> bool:
+    return bool(response.flags & dns.flags.AD)
+
+
+def _mx_records(answer: dns.resolver.Answer) -> list[MxRecord]:
+    records = [
+        MxRecord(record.preference, "" if record.exchange == dns.name.root else _text(record.exchange))
+        for record in answer.rrset or ()
+    ]
+    return [record for record in records if not record.host or _HOST.fullmatch(record.host)]
+
+
+def _ip_records(answer: dns.resolver.Answer) -> list[str]:
+    return [record.address for record in answer.rrset or ()]
+
+
+def _tlsa_records(answer: dns.resolver.Answer) -> list[TlsaRecord]:
+    return [
+        TlsaRecord(record.usage, record.selector, record.mtype, record.cert) for record in answer.rrset or ()
+    ]
+
+
+def _targets(answer: dns.resolver.Answer) -> list[str]:
+    return [_text(record.target) for record in answer.rrset or ()]
+
+
+def _strings(answer: dns.resolver.Answer) -> list[tuple[bytes, ...]]:
+    return [tuple(record.strings) for record in answer.rrset or ()]
+
+
+def _text(name: dns.name.Name) -> str:
+    return name.to_text(omit_final_dot=True).lower()
+
+
+def _responses(error: dns.resolver.NXDOMAIN) -> list[dns.message.QueryMessage]:
+    responses = error.responses()  # type: ignore[no-untyped-call]  # dnspython left it untyped
+    return list(responses.values())
+
+
+def _nxdomain_ttl(responses: Sequence[dns.message.QueryMessage]) -> float:
+    """RFC 2308 5: the smaller of the SOA's TTL and its minimum, as dnspython works it out."""
+    ttls = []
+    for response in responses:
+        try:
+            ttls.append(response.resolve_chaining().minimum_ttl)
+        except dns.exception.DNSException:  # a denial without its SOA
+            ttls.append(0)
+    return float(min(ttls, default=0))
+
+
+def _blame(error: dns.resolver.NoNameservers) -> DnsStatus:
+    """Servers that answered with a failure code, or nonsense, or could not be reached at all."""
+    # dnspython's list of (server, tcp, port, error, response).
+    failures = [(failure[3], failure[4]) for failure in error.kwargs["errors"]]
+    if any(response is not None and not isinstance(what, Exception) for what, response in failures):
+        return DnsStatus.SERVFAIL
+    if all(isinstance(what, OSError) for what, _ in failures):
+        return DnsStatus.TIMEOUT
+    return DnsStatus.BAD
+
+
+# Any: each has the type of its kind's records, which a dict cannot say.
+_READERS: dict[Kind[Any], Callable[[dns.resolver.Answer], list[Any]]] = {
+    MX: _mx_records,
+    A: _ip_records,
+    AAAA: _ip_records,
+    TLSA: _tlsa_records,
+    CNAME: _targets,
+    TXT: _strings,
+}

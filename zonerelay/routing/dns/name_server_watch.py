@@ -1,0 +1,128 @@
+"""Whether the name servers answer at all. A domain whose own servers are silent or broken is no outage.
+
+    answering ──one try was silent──▶ doubted ──a probe is silent, too──▶ lost ──any answer──▶ answering
+             └──`FAILURES` different names failed, and no name had an answer between them──▶ lost
+
+A probe asks each server once for a name that every resolver answers by itself (RFC 6303). While name servers
+are lost there is one every `PROBE_PAUSE` seconds, so that recovery is noticed without mail. With up to four
+servers an outage is known within ten seconds of the first question that is not answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from zonerelay.routing.dns.answers import DnsStatus
+
+PROBE = "127.in-addr.arpa"
+PROBE_PAUSE = 3.0
+FAILURES = 5
+SILENT = "they do not answer, or cannot be reached"
+FAILING = "they answer every question with a failure"
+
+
+class Reports(Protocol):
+    """Who is told; `telemetry.name_servers` has it."""
+
+    def lost(self, servers: str, reason: str) -> None: ...
+
+    def restored(self, servers: str, seconds: float) -> None: ...
+
+
+class NameServerWatch:
+    """`ask(name)` asks the servers for that name. `servers` is for people."""
+
+    def __init__(self, servers: str, ask: Callable[[str], Awaitable[DnsStatus]], reports: Reports) -> None:
+        self._servers = servers
+        self._ask = ask
+        self._reports = reports
+        self._failed: dict[str, None] = {}
+        self._answers = 0
+        self._reason = ""
+        self._since = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    def problem(self) -> str | None:
+        """For people."""
+        if not self._reason:
+            return None
+        return (
+            f"no name server is of use ({self._servers}): {self._reason}. New mail is accepted, and mail"
+            " whose domain has to be looked up waits in the queue. See that they run and can be reached from"
+            " here, or set [dns] servers to others"
+        )
+
+    # What questions have brought
+
+    def silent(self) -> None:
+        """A server was asked and said nothing in time, or could not be reached."""
+        if not self._reason and self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._doubt())
+
+    def ended(self, name: str, status: DnsStatus) -> None:
+        """A question got its answer, or none."""
+        if status.is_definite:
+            self._answered()
+        elif status is DnsStatus.TIMEOUT:
+            self.silent()
+        elif self._reason == SILENT:
+            self._answered()
+        elif not self._reason:
+            self._failed[name] = None
+            if len(self._failed) >= FAILURES:
+                self._lose(FAILING)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    # Asking ourselves
+
+    async def _doubt(self) -> None:
+        before = self._answers
+        status = await self._ask(PROBE)
+        self._task = None
+        if status is DnsStatus.TIMEOUT and self._answers == before:
+            self._lose(SILENT)
+
+    def _lose(self, reason: str) -> None:
+        if self._reason:
+            return
+        loop = asyncio.get_running_loop()
+        self._reason, self._since = reason, loop.time()
+        self._reports.lost(self._servers, reason)
+        if self._task is not None:
+            self._task.cancel()
+        self._task = loop.create_task(self._look_again())
+
+    async def _look_again(self) -> None:
+        # The probe's name has an answer also where no other name has one.
+        name = PROBE if self._reason == SILENT else next(iter(self._failed))
+        while self._reason:
+            await asyncio.sleep(PROBE_PAUSE)
+            self.ended(name, await self._ask(name))
+
+    def _answered(self) -> None:
+        self._failed.clear()
+        self._answers += 1
+        if not self._reason:
+            return
+        self._reason = ""
+        self._reports.restored(self._servers, asyncio.get_running_loop().time() - self._since)
+        # It may be the task itself that has heard the answer: then its loop ends here.
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        self._task = None
+
+
+class Nobody:
+    """Is told, and does nothing."""
+
+    def lost(self, servers: str, reason: str) -> None:
+        """Nothing."""
+
+    def restored(self, servers: str, seconds: float) -> None:
+        """Nothing."""

@@ -1,0 +1,205 @@
+"""Asks name servers over UDP the questions whose answers are nearly always plain (`dns_packets.py`).
+
+One server after the other, `TRY_TIMEOUT` for each, round and round until the time is up; one that says that
+it has failed is left out. Silence of all that are left raises TimeoutError. What else is no plain answer
+(one that was cut short, or makes no sense, or a server that cannot be reached) is not judged here: then the
+thorough way begins.
+
+A forged answer has to hit the id, which is random for each question, and the port, which the kernel draws
+for each socket; a socket carries few questions, then another takes its place (RFC 5452 9.2). Packets from
+elsewhere, or with an id that nobody waits for, are ignored. A socket that has heard nothing is not used
+again: the machine may have got another address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from random import Random
+
+from zonerelay.config.options.endpoints import NameServer
+from zonerelay.routing.dns.answers import DnsStatus, Record
+from zonerelay.routing.dns.packets import Reading, is_truncated, question, read_answer
+from zonerelay.routing.dns.records import Kind
+
+TRY_TIMEOUT = 2.0
+"""Seconds for one name server, of the `dns.timeout` for all of them."""
+PER_SOCKET = 32
+"""Questions for one socket, which costs as much as one of them."""
+LONGEST = 4096
+"""Octets. A longer packet than was asked for is cut off, and so not plain."""
+IDS = 1 << 16
+
+_UNREACHABLE = b""
+
+
+class NotPlain(enum.Enum):
+    """Why the thorough way is needed."""
+
+    TRUNCATED = "truncated"
+    OTHER = "other"
+
+
+class NameServers:
+    """`random` must be one that nobody can guess. Without `servers` nothing is asked here. `silent` is called
+    when one has said nothing in time, or cannot be reached.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[NameServer],
+        random: Random,
+        *,
+        wants_dnssec: bool,
+        silent: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._servers = [_Server(server, random) for server in servers]
+        self._silent = silent
+        self._wants_dnssec = wants_dnssec
+
+    async def ask(self, name: str, kind: Kind[Record], *, lifetime: float) -> Reading[Record] | NotPlain:
+        """`name` is plain. Raises TimeoutError after `lifetime` seconds."""
+        clock = asyncio.get_running_loop().time
+        ends = clock() + lifetime
+        turns = deque(self._servers)
+        while turns:
+            left = ends - clock()
+            if left <= 0:
+                raise TimeoutError
+            packet = await turns[0].ask(name, kind.code, min(TRY_TIMEOUT, left), dnssec=self._wants_dnssec)
+            if packet is None:
+                self._silent()
+                turns.rotate(-1)
+                continue
+            if packet == _UNREACHABLE:
+                self._silent()
+                turns.popleft()
+                continue
+            reading = read_answer(packet, name, kind)
+            if reading is None:
+                return NotPlain.TRUNCATED if is_truncated(packet) else NotPlain.OTHER
+            turns.popleft()
+            if reading.status is not DnsStatus.SERVFAIL or not turns:
+                return reading
+        return NotPlain.OTHER
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+
+
+class _Server:
+    """The way to one name server."""
+
+    def __init__(self, server: NameServer, random: Random) -> None:
+        self._server = server
+        self._random = random
+        self._line: _Line | None = None
+
+    async def ask(self, name: str, code: int, seconds: float, *, dnssec: bool) -> bytes | None:
+        """A packet with the question's id, empty if the server cannot be reached; `None`: silence."""
+        line = self._line
+        try:
+            if line is None or not line.has_room:
+                line = self._line = _Line(self._server)
+            number = self._number(line)
+            answer = line.send(number, question(number, name, code, wants_dnssec=dnssec))
+        except OSError:
+            self._line = None
+            return _UNREACHABLE
+        timer = asyncio.get_running_loop().call_later(seconds, _set, answer, None)
+        try:
+            packet = await answer
+        finally:
+            timer.cancel()
+            line.forget(number)
+        if not packet:
+            line.retire()
+        return packet
+
+    def _number(self, line: _Line) -> int:
+        while True:
+            number = self._random.randrange(IDS)
+            if not line.awaits(number):
+                return number
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.retire()
+            self._line = None
+
+
+class _Line:
+    """A socket with a port of its own. Closes itself when it has had its questions and nobody waits."""
+
+    def __init__(self, server: NameServer) -> None:
+        """Raises OSError."""
+        family = socket.AF_INET6 if ":" in server.address else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[int, asyncio.Future[bytes | None]] = {}
+        self._left = PER_SOCKET
+        try:
+            # Connected: the kernel takes packets from the server only, and tells when nobody is there.
+            self._socket.connect((server.address, server.port))
+            self._loop.add_reader(self._socket.fileno(), self._receive)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    @property
+    def has_room(self) -> bool:
+        return self._left > 0
+
+    def awaits(self, number: int) -> bool:
+        return number in self._waiting
+
+    def send(self, number: int, packet: bytes) -> asyncio.Future[bytes | None]:
+        """Raises OSError."""
+        self._left -= 1
+        answer: asyncio.Future[bytes | None] = self._loop.create_future()
+        self._waiting[number] = answer
+        try:
+            self._socket.send(packet)
+        except OSError:
+            self.forget(number)
+            self.retire()
+            raise
+        return answer
+
+    def forget(self, number: int) -> None:
+        self._waiting.pop(number, None)
+        self._close_if_done()
+
+    def retire(self) -> None:
+        """No more questions."""
+        self._left = 0
+        self._close_if_done()
+
+    def _receive(self) -> None:
+        try:
+            packet = self._socket.recv(LONGEST)
+        except BlockingIOError:
+            return
+        except OSError:
+            # ICMP: nobody is there. It is not said which question it is about, so it is about all.
+            for answer in self._waiting.values():
+                _set(answer, _UNREACHABLE)
+            self.retire()
+            return
+        number = int.from_bytes(packet[:2])
+        if number in self._waiting:
+            _set(self._waiting[number], packet)
+
+    def _close_if_done(self) -> None:
+        if self._left <= 0 and not self._waiting and self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+
+
+def _set(answer: asyncio.Future[bytes | None], packet: bytes | None) -> None:
+    if not answer.done():
+        answer.set_result(packet)

@@ -1,0 +1,225 @@
+"""DNS questions and their plain answers as octets (RFC 1035 4, RFC 6891 6.1, RFC 2308 5). Pure.
+
+A relay asks the same few questions all day, each of a new domain, and to be thorough with them (any type of
+record, any class, every flag) costs as much CPU as the rest of a delivery. So here is what nearly every
+answer looks like, and nothing else: `read_answer` understands an answer that leaves nothing to ask, and
+says `None` to all others, which are not errors but another module's work (`thorough_dns.py`, by dnspython).
+What it does understand it understands as dnspython does; the tests hold it to that.
+
+Plain is: a server that says that it failed, or one answer to one question in class IN, whole, with the code
+"no error" or "no such name", with names of letters, digits, hyphens and underscores, aliases that lead on,
+and records of the length that their type has. The rest of the packet has to be well-formed too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct, error
+from typing import Generic, NamedTuple
+
+import msgspec
+
+from zonerelay.routing.dns.answers import DnsStatus, Record
+from zonerelay.routing.dns.records import CNAME, Kind, NotPlainError, need, read_name, scan_name
+
+MAX_ALIASES = 15
+NO_SOA_TTL = 300
+"""Seconds for a denial without an SOA record, as dnspython has it."""
+MAX_TTL = 2**31 - 1
+EDNS_PAYLOAD = 1232
+"""Avoids fragments (DNS flag day 2020)."""
+
+_HEADER = Struct("!HHHHHH")
+_TYPE_AND_CLASS = Struct("!HH")
+_RECORD = Struct("!HHIH")
+_OPT = Struct("!BHHIH")
+_MINIMUM = Struct("!I")
+_IN = 1
+_SOA, _OPT_TYPE, _TSIG = 6, 41, 250
+_RESPONSE, _TRUNCATED, _RECURSION_DESIRED, _AUTHENTIC = 0x8000, 0x0200, 0x0100, 0x0020
+_OPCODE, _RCODE = 0x7800, 0x000F
+_NO_ERROR, _FAILED, _NO_SUCH_NAME, _REFUSED = 0, 2, 3, 5
+_DNSSEC_OK = 0x8000
+_SOA_NUMBERS = 20
+_SOA_MINIMUM = 16
+
+
+class Reading(msgspec.Struct, Generic[Record], frozen=True, gc=False):
+    """What an answer says. `ttl` in seconds, as it came; `authentic` is its AD bit; `canonical` is the name
+    at the end of the aliases, where there are any.
+    """
+
+    status: DnsStatus
+    records: tuple[Record, ...]
+    ttl: float
+    authentic: bool = False
+    canonical: str = ""
+
+
+def question(number: int, name: str, code: int, *, wants_dnssec: bool) -> bytes:
+    """A query packet. `name` is plain; `number` is the query's id. With `wants_dnssec` AD and DO are set: AD
+    asks for AD in the answer (RFC 6840 5.7), and resolvers older than that want DO.
+    """
+    flags = _RECURSION_DESIRED | (_AUTHENTIC if wants_dnssec else 0)
+    labels = b"".join(len(label).to_bytes() + label for label in name.encode("ascii").split(b"."))
+    return (
+        _HEADER.pack(number, flags, 1, 0, 0, 1)
+        + labels
+        + b"\0"
+        + _TYPE_AND_CLASS.pack(code, _IN)
+        + _OPT.pack(0, _OPT_TYPE, EDNS_PAYLOAD, _DNSSEC_OK if wants_dnssec else 0, 0)
+    )
+
+
+def read_answer(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record] | None:
+    """The answer to the question for `kind` of `name`; `None` if it is not plain."""
+    try:
+        return _read(packet, name, kind)
+    except (NotPlainError, error, IndexError):
+        return None
+
+
+def is_truncated(packet: bytes) -> bool:
+    """The server has more to say than fits into a packet: ask it over TCP."""
+    return len(packet) >= _HEADER.size and bool(_HEADER.unpack_from(packet)[1] & _TRUNCATED)
+
+
+def _read(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record]:
+    _, flags, questions, answers, denials, more = _HEADER.unpack_from(packet)
+    rcode = flags & _RCODE
+    need(flags & (_RESPONSE | _OPCODE | _TRUNCATED) == _RESPONSE)
+    is_failed = rcode in (_FAILED, _REFUSED)
+    need(is_failed or rcode in (_NO_ERROR, _NO_SUCH_NAME))
+    records = _Records(packet, _pass_question(packet, name, kind.code) if questions else _HEADER.size)
+    # Some servers that fail do not say at what.
+    need(questions == 1 or (is_failed and not questions))
+    found, aliases = _sort(packet, records.take(answers), kind)
+    soas = {
+        row.owner: min(row.ttl, _soa_minimum(packet, row))
+        for row in records.take(denials, once=_SOA)
+        if row.code == _SOA
+    }
+    records.pass_additional(more)
+    need(records.at == len(packet))
+    if is_failed:
+        return Reading(DnsStatus.SERVFAIL, (), 0.0)
+
+    canonical, ttl = _follow(name, found, aliases)
+    authentic = bool(flags & _AUTHENTIC)
+    alias = canonical if canonical != name else ""
+    here = found.get(canonical)
+    if here is None:
+        status = DnsStatus.NODATA if rcode == _NO_ERROR else DnsStatus.NXDOMAIN
+        ttl = min(ttl, _denial_ttl(canonical, soas))
+        return Reading(status, (), float(ttl), authentic, "" if rcode else alias)
+    need(rcode == _NO_ERROR)
+    ttl = min(ttl, *(row.ttl for row in here))
+    # A record that is there twice is one record.
+    distinct = dict.fromkeys(kind.read(packet, row.start, row.end) for row in here)
+    return Reading(DnsStatus.OK, tuple(distinct), float(ttl), authentic, alias)
+
+
+def _pass_question(packet: bytes, name: str, code: int) -> int:
+    asked, at = scan_name(packet, _HEADER.size)
+    need(asked == name and _TYPE_AND_CLASS.unpack_from(packet, at) == (code, _IN))
+    return at + _TYPE_AND_CLASS.size
+
+
+# --- records
+
+
+class _Row(NamedTuple):
+    owner: str
+    code: int
+    ttl: int
+    start: int
+    end: int
+
+
+class _Records:
+    """The sections behind the question, one after the other."""
+
+    def __init__(self, packet: bytes, at: int) -> None:
+        self._packet = packet
+        self.at = at
+
+    def take(self, count: int, once: int = CNAME.code) -> Iterator[_Row]:
+        """The rows of a section in class IN; an owner has the type `once` only once."""
+        owners = set()
+        for _ in range(count):
+            owner, code, class_, ttl, start = self._header()
+            need(code not in (_OPT_TYPE, _TSIG))
+            if class_ != _IN:
+                continue
+            if code == once:
+                need(owner not in owners)
+                owners.add(owner)
+            # RFC 2181 8: with the first bit set it is 0.
+            yield _Row(owner, code, ttl if ttl <= MAX_TTL else 0, start, self.at)
+
+    def pass_additional(self, count: int) -> None:
+        """Nothing in it is believed, but the upper bits of the code are there (RFC 6891 6.1.3)."""
+        options = 0
+        for _ in range(count):
+            owner, code, _, ttl, start = self._header()
+            need(code != _TSIG)
+            if code == _OPT_TYPE:
+                options += 1
+                need(not owner and options == 1 and not ttl >> 24)
+                self._pass_options(start)
+
+    def _header(self) -> tuple[str, int, int, int, int]:
+        owner, at = scan_name(self._packet, self.at)
+        code, class_, ttl, length = _RECORD.unpack_from(self._packet, at)
+        start = at + _RECORD.size
+        self.at = start + length
+        need(self.at <= len(self._packet))
+        return owner, code, class_, ttl, start
+
+    def _pass_options(self, at: int) -> None:
+        while at < self.at:
+            _, length = _TYPE_AND_CLASS.unpack_from(self._packet, at)
+            at += _TYPE_AND_CLASS.size + length
+        need(at == self.at)
+
+
+def _sort(
+    packet: bytes, rows: Iterator[_Row], kind: Kind[Record]
+) -> tuple[dict[str, list[_Row]], dict[str, tuple[str, int]]]:
+    """By owner: records of the kind, and where an alias leads and for how long."""
+    found: dict[str, list[_Row]] = {}
+    aliases: dict[str, tuple[str, int]] = {}
+    for row in rows:
+        if row.code == kind.code:
+            found.setdefault(row.owner, []).append(row)
+        elif row.code == CNAME.code:
+            aliases[row.owner] = read_name(packet, row.start, row.end), row.ttl
+    return found, aliases
+
+
+def _follow(name: str, found: dict[str, list[_Row]], aliases: dict[str, tuple[str, int]]) -> tuple[str, int]:
+    """Where the aliases end, and the least of their TTLs."""
+    ttl = MAX_TTL
+    for _ in range(MAX_ALIASES + 1):
+        alias = None if name in found else aliases.get(name)
+        if alias is None:
+            return name, ttl
+        name, ttl = alias[0], min(ttl, alias[1])
+    raise NotPlainError
+
+
+def _denial_ttl(name: str, soas: dict[str, int]) -> int:
+    """RFC 2308 5: what the zone's SOA says, which is that of the name or of one above it."""
+    while True:
+        ttl = soas.get(name)
+        if ttl is not None:
+            return ttl
+        if not name:
+            return NO_SOA_TTL
+        name = name.partition(".")[2]
+
+
+def _soa_minimum(packet: bytes, row: _Row) -> int:
+    at = scan_name(packet, scan_name(packet, row.start)[1])[1]
+    need(at + _SOA_NUMBERS == row.end)
+    return int(_MINIMUM.unpack_from(packet, at + _SOA_MINIMUM)[0])

@@ -1,0 +1,250 @@
+"""DNS: asynchronous, cached within bounds, and never an exception.
+
+Answers are cached by their TTL, between `MIN_TTL` and `dns.max_ttl`; "no such name" and "no data" by the
+zone's negative TTL up to `dns.negative_ttl`; failures only for `FAILURE_TTL`, so that a name server's
+bad minute is not remembered. Questions that are being asked already are joined, not repeated, and a
+caller that gives up does not take the answer from the others. Names are asked for as they are
+(no search list), except that a name without dots follows the system's search list for addresses: that is
+how a container finds `mailhog`.
+
+An answer is `secure` when the resolver says that it has validated it (the AD bit) and `dns.trust_ad` says
+that we believe it; without that option DNSSEC is not asked about at all.
+
+Asked are the name servers by ourselves (`name_servers.py`), which costs a tenth of the CPU, and whenever that
+brings no plain answer by dnspython (`thorough_dns.py`).
+
+Every failure is a value. What it means for mail is decided in `mx`; whether it is an outage of the name
+servers in `name_server_watch.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Callable, Sequence
+from itertools import chain, zip_longest
+from random import Random, SystemRandom
+from typing import TypeVar
+
+from zonerelay.config.tables.models import DnsSettings
+from zonerelay.model.clock import Clock
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.routing.destinations.nexthop import Addresses
+from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, MxRecord, Record, TlsaRecord
+from zonerelay.routing.dns.cache import AnswerCache
+from zonerelay.routing.dns.dnspython_client import ThoroughDns
+from zonerelay.routing.dns.hosts import Hosts, is_localhost, read_hosts
+from zonerelay.routing.dns.name_server_watch import NameServerWatch, Nobody, Reports
+from zonerelay.routing.dns.name_servers import TRY_TIMEOUT, NameServers, NotPlain
+from zonerelay.routing.dns.packets import Reading
+from zonerelay.routing.dns.records import AAAA, CNAME, MX, TLSA, TXT, A, Kind, is_plain_name
+from zonerelay.routing.idna import ascii_domain
+
+MIN_TTL = 5.0
+FAILURE_TTL = 15.0
+MAX_RECORDS = 100  # as Postfix since 3.9: a name with more is an attack, not a mail system
+MAX_CONCURRENT = 200
+LEAST_TIME = 0.1  # seconds for what is asked again although the time is nearly up
+MAX_TEXT = 4096  # octets of one TXT record; longer ones are nothing that we look for, and are left out
+
+Raw = TypeVar("Raw")
+
+
+class Resolver:
+    """One per worker. `hosts` is what needs no DNS; by default the machine's hosts file. `random` draws the
+    ids of questions: one that can be guessed makes answers easier to forge.
+    """
+
+    def __init__(
+        self,
+        settings: DnsSettings,
+        clock: Clock,
+        *,
+        hosts: Hosts | None = None,
+        random: Random | None = None,
+        reports: Reports | None = None,
+    ) -> None:
+        """`reports` is told when no name server answers, and when one does again."""
+        self._settings = settings
+        self._clock = clock
+        self._hosts = read_hosts() if hosts is None else hosts
+        self._thorough = ThoroughDns(settings)
+        servers = self._thorough.servers
+        names = ", ".join(map(str, servers)) or "the system's"
+        self._watch = NameServerWatch(names, self._probe, reports or Nobody())
+        self._probe_time = TRY_TIMEOUT * max(1, len(servers))
+        self._servers = NameServers(
+            servers,
+            SystemRandom() if random is None else random,
+            wants_dnssec=settings.trust_ad,
+            silent=self._watch.silent,
+        )
+        self._mx_cache: AnswerCache[MxRecord] = AnswerCache(settings.cache_size, clock)
+        self._ip_cache: AnswerCache[str] = AnswerCache(settings.cache_size, clock)
+        self._tlsa_cache: AnswerCache[TlsaRecord] = AnswerCache(settings.cache_size, clock)
+        self._txt_cache: AnswerCache[str] = AnswerCache(settings.cache_size, clock)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+
+    @property
+    def trusts_ad(self) -> bool:
+        """Whether an answer can be `secure` at all."""
+        return self._settings.trust_ad
+
+    def problem(self) -> str | None:
+        """For people: no name server answers now."""
+        return self._watch.problem()
+
+    async def mx(self, domain: str) -> DnsAnswer[MxRecord]:
+        """The MX records of an ASCII domain, by preference. The root as a host is `""` (null MX)."""
+        if is_localhost(domain):
+            return self._negative(DnsStatus.NODATA, 0.0)
+        return await self._mx_cache.get(("MX", domain), lambda: self._ask(domain, MX, _sorted))
+
+    async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
+        """The addresses of a host, IPv6 and IPv4 in turn, so that one broken family costs one attempt.
+
+        A failure is a deferral: an MX host without an address is its owner's mistake of today.
+        """
+        if _is_ip(name):
+            return Addresses((name,))
+        local = self._hosts.lookup(name.lower())
+        if local:
+            return _addresses(name, [ip for ip in local if ipv6 or ":" not in ip], ())
+        try:
+            name = ascii_domain(name)
+        except ValueError as error:
+            return Addresses((), _no_address(f"{name}: {error}"))
+        if not ipv6:
+            four = await self.lookup(name, "A")
+            return _addresses(name, four.records, (four,))
+        six, four = await asyncio.gather(self.lookup(name, "AAAA"), self.lookup(name, "A"))
+        turns = chain.from_iterable(zip_longest(six.records, four.records))
+        return _addresses(name, [ip for ip in turns if ip is not None], (six, four))
+
+    async def lookup(self, name: str, kind: str) -> DnsAnswer[str]:
+        """The A or AAAA records of an ASCII name from DNS or the cache, never from the hosts file."""
+        asked = AAAA if kind == "AAAA" else A
+        return await self._ip_cache.get((kind, name), lambda: self._ask(name, asked, _as_they_are))
+
+    async def tlsa(self, name: str) -> DnsAnswer[TlsaRecord]:
+        """The TLSA records of an ASCII name such as `_25._tcp.mx.example.com` (RFC 6698 3)."""
+        return await self._tlsa_cache.get(("TLSA", name), lambda: self._ask(name, TLSA, _as_they_are))
+
+    async def alias(self, name: str) -> DnsAnswer[str]:
+        """What an ASCII name is an alias for, one step (CNAME)."""
+        return await self._ip_cache.get(("CNAME", name), lambda: self._ask(name, CNAME, _as_they_are))
+
+    async def txt(self, name: str) -> DnsAnswer[str]:
+        """The TXT records of an ASCII name, each one's character-strings joined; none over `MAX_TEXT`."""
+        return await self._txt_cache.get(("TXT", name), lambda: self._ask(name, TXT, _texts))
+
+    async def close(self) -> None:
+        """Give up what is being asked."""
+        await self._watch.close()
+        await self._mx_cache.close()
+        await self._ip_cache.close()
+        await self._tlsa_cache.close()
+        await self._txt_cache.close()
+        self._servers.close()
+
+    async def _ask(
+        self, name: str, kind: Kind[Raw], finish: Callable[[tuple[Raw, ...]], tuple[Record, ...]]
+    ) -> DnsAnswer[Record]:
+        async with self._slots:
+            reading = await self._read(name, kind, self._settings.timeout)
+        self._watch.ended(name, reading.status)
+        if reading.status is DnsStatus.OK:
+            records = finish(reading.records)[:MAX_RECORDS]
+            if records:
+                ttl = min(reading.ttl, self._settings.max_ttl)
+                secure = self._is_secure(reading)
+                return self._answer(DnsStatus.OK, records, ttl, secure=secure, canonical=reading.canonical)
+            return self._failure(DnsStatus.BAD)
+        if reading.status.is_definite:
+            return self._negative(reading.status, reading.ttl, secure=self._is_secure(reading))
+        return self._failure(reading.status)
+
+    async def _probe(self, name: str) -> DnsStatus:
+        return (await self._read(name, A, self._probe_time)).status
+
+    async def _read(self, name: str, kind: Kind[Raw], lifetime: float) -> Reading[Raw]:
+        clock = asyncio.get_running_loop().time
+        ends = clock() + lifetime
+        found: Reading[Raw] | NotPlain = NotPlain.OTHER
+        if is_plain_name(name) and not self._thorough.searches(name, kind.name):
+            try:
+                found = await self._servers.ask(name, kind, lifetime=lifetime)
+            except TimeoutError:
+                return Reading(DnsStatus.TIMEOUT, (), 0.0)
+        if not isinstance(found, NotPlain):
+            return found
+        left = max(LEAST_TIME, ends - clock())
+        return await self._thorough.ask(name, kind, lifetime=left, tcp=found is NotPlain.TRUNCATED)
+
+    def _is_secure(self, reading: Reading[Raw]) -> bool:
+        # An answer over a path that can be tampered with may have any bit set: only the operator knows.
+        return self._settings.trust_ad and reading.authentic
+
+    def _negative(self, status: DnsStatus, ttl: float, *, secure: bool = False) -> DnsAnswer[Record]:
+        return self._answer(status, (), min(ttl, self._settings.negative_ttl), secure=secure)
+
+    def _failure(self, status: DnsStatus) -> DnsAnswer[Record]:
+        return self._answer(status, (), min(FAILURE_TTL, self._settings.negative_ttl))
+
+    def _answer(
+        self,
+        status: DnsStatus,
+        records: tuple[Record, ...],
+        ttl: float,
+        *,
+        secure: bool = False,
+        canonical: str = "",
+    ) -> DnsAnswer[Record]:
+        expires = self._clock.monotonic() + max(ttl, MIN_TTL)
+        return DnsAnswer(status, records, expires, secure, canonical)
+
+
+def _as_they_are(records: tuple[Raw, ...]) -> tuple[Raw, ...]:
+    return records
+
+
+def _sorted(records: tuple[MxRecord, ...]) -> tuple[MxRecord, ...]:
+    return tuple(sorted(records))
+
+
+def _texts(records: tuple[tuple[bytes, ...], ...]) -> tuple[str, ...]:
+    joined = [b"".join(strings) for strings in records]
+    return tuple(text.decode("utf-8", "replace") for text in joined if len(text) <= MAX_TEXT)
+
+
+def _addresses(name: str, ips: Sequence[str], answers: Sequence[DnsAnswer[str]]) -> Addresses:
+    if ips:
+        # A family whose look-up failed says nothing: else whoever can break it could take security away.
+        heard = [answer for answer in answers if answer.status.is_definite]
+        secure = bool(heard) and all(answer.secure for answer in heard)
+        canonical = next((answer.canonical for answer in heard if answer.canonical), "")
+        return Addresses(tuple(ips[:MAX_RECORDS]), secure=secure, canonical=canonical)
+    statuses = [answer.status for answer in answers] or [DnsStatus.NODATA]
+    doubts = [status for status in statuses if not status.is_definite]
+    why = (doubts or statuses)[0]
+    return Addresses((), _no_address(f"{name}: {why}", detail="4.3" if doubts else "4.4"))
+
+
+def _no_address(text: str, *, detail: str = "4.4") -> Outcome:
+    return Outcome(
+        Verdict.DEFERRED,
+        Reply(451, detail, f"cannot find an address of {text}"),
+        scope=Scope.HOST,
+        local=True,
+    )
+
+
+def _is_ip(name: str) -> bool:
+    if not (":" in name or name[-1:].isdigit()):
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

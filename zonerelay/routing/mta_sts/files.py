@@ -1,0 +1,120 @@
+"""MTA-STS policies on disk: a JSON file for each domain, so that a restart forgets no promise.
+
+Written to another name and renamed, so a reader finds the old or the new one. A file that makes no sense (a
+power cut, a curious editor) is passed over, named, and overwritten by the next policy of its domain. Policies
+that have expired are removed. Every method touches the disk: not for the event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from zonerelay.config.tables.models import Settings
+from zonerelay.routing.idna import ascii_domain
+from zonerelay.routing.mta_sts.policy_text import MAX_LIFE, MAX_PATTERNS, HeldPolicy, StsMode, StsPolicy
+
+MAX_FILE = 32 * 1024
+"""Octets; `MAX_PATTERNS` names of 253 fit."""
+DIRECTORY = "mta-sts"
+_SUFFIX = ".json"
+_UNFINISHED = ".new"
+_NO_POLICY = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
+"""What reading a file of anything at all can raise."""
+
+
+def policy_directory(settings: Settings) -> Path:
+    """Beside the spool, where all workers of a relay find it; made with the first policy."""
+    return settings.spool.path.parent / DIRECTORY
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    policies: tuple[HeldPolicy, ...]
+    problems: tuple[str, ...] = ()
+
+
+class StsFiles:
+    """`writable` false: for a look that changes nothing."""
+
+    def __init__(self, directory: Path, *, writable: bool = True) -> None:
+        self._directory = directory
+        self._writable = writable
+
+    def load(self, now: float, limit: int) -> Loaded:
+        """What is still in force, the latest first. Raises OSError when the directory cannot be read."""
+        found: list[HeldPolicy] = []
+        problems: list[str] = []
+        for path in self._files():
+            try:
+                held = _read(path, now)
+            except _NO_POLICY as error:
+                problems.append(f"{path}: {error}")
+                continue
+            if held.expires > now:
+                found.append(held)
+            else:
+                self._unlink(path)
+        found.sort(key=lambda held: held.fetched, reverse=True)
+        for held in found[limit:]:
+            self.remove(held.domain)
+        return Loaded(tuple(found[:limit]), tuple(problems))
+
+    def save(self, held: HeldPolicy) -> None:
+        """Raises OSError."""
+        if not self._writable:
+            return
+        self._directory.mkdir(mode=0o755, exist_ok=True)
+        text = json.dumps(
+            {"domain": held.domain, "id": held.id, "fetched": held.fetched, **asdict(held.policy)}
+        )
+        handle, name = tempfile.mkstemp(suffix=_UNFINISHED, dir=self._directory)
+        try:
+            with os.fdopen(handle, "w", encoding="ascii") as file:
+                file.write(text + "\n")
+            Path(name).replace(self._path(held.domain))
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def remove(self, domain: str) -> None:
+        self._unlink(self._path(domain))
+
+    def _files(self) -> Iterator[Path]:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._directory) as entries:
+            for entry in entries:
+                if entry.name.endswith(_SUFFIX):
+                    yield Path(entry.path)
+                elif entry.name.endswith(_UNFINISHED):  # a power cut left it
+                    self._unlink(Path(entry.path))
+
+    def _unlink(self, path: Path) -> None:
+        """What cannot be removed is harmless: it is expired, or read again next time."""
+        if self._writable:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _path(self, domain: str) -> Path:
+        return self._directory / f"{domain}{_SUFFIX}"
+
+
+def _read(path: Path, now: float) -> HeldPolicy:
+    """Raises one of `_NO_POLICY`."""
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE + 1)
+    if len(data) > MAX_FILE:
+        raise ValueError("too large")
+    fields = json.loads(data)
+    if not isinstance(fields, dict):
+        raise TypeError("not a policy")
+    domain, patterns = str(fields["domain"]), [str(each) for each in fields["patterns"]]
+    if path.name != f"{ascii_domain(domain)}{_SUFFIX}" or len(patterns) > MAX_PATTERNS:
+        raise ValueError("not the policy of this domain")
+    policy = StsPolicy(StsMode(fields["mode"]), tuple(patterns), min(int(fields["max_age"]), MAX_LIFE))
+    # A clock that was ahead must not prolong a policy's life.
+    return HeldPolicy(domain, str(fields["id"]), policy, min(float(fields["fetched"]), now))

@@ -1,0 +1,293 @@
+"""The MTA-STS policies of recipient domains: looked up, fetched, kept, refreshed (RFC 8461 3 and 5.1).
+
+A policy that is held counts until its `max_age` is over, whatever DNS and the policy's server say meanwhile:
+to suppress an answer gains an attacker nothing. It is fetched again when its TXT record has another id (who
+routes waits for that, up to `FIRST_WAIT`), and in the background when it is used and a day old or half its
+life. A domain that has a policy which cannot be had is treated as one without, for `RETRY_AFTER`.
+
+Policies are in memory and on disk (`sts_files.py`), read at the first question: a relay whose zones do not
+ask pays nothing. Equal questions are joined. `look_up` does not raise for anything that the network does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.model.clock import Clock
+from zonerelay.process.webclient import Resolve, Response, WebError, fetch
+from zonerelay.routing.destinations.addresses import is_private
+from zonerelay.routing.destinations.nexthop import Addresses
+from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus
+from zonerelay.routing.mta_sts.files import Loaded, StsFiles
+from zonerelay.routing.mta_sts.policy_text import MAX_POLICY, HeldPolicy, parse_policy, record_id
+
+HTTPS_PORT = 443
+FIRST_WAIT = 10.0
+"""Seconds that mail waits for a policy that is not held yet; the fetch goes on without it."""
+FETCH_TIMEOUT = 60.0
+"""Seconds for one fetch (RFC 8461 3.3 suggests a minute)."""
+RETRY_AFTER = 300.0
+"""Seconds after a failure until the next attempt (RFC 8461 3.3 suggests five minutes)."""
+PENDING_LIFE = 30.0
+"""Seconds that mail goes without a policy that is still being fetched."""
+MAX_FETCHES = 20  # at a time
+MAX_POLICIES = 10_000
+MAX_NAME = 244  # characters of a domain: "_mta-sts." in front of it has to be a name, too
+
+_log = logging.getLogger(__name__)
+
+
+class Names(Protocol):
+    """What `Resolver` does."""
+
+    async def txt(self, name: str) -> DnsAnswer[str]: ...
+
+    async def addresses(self, name: str, *, ipv6: bool) -> Addresses: ...
+
+
+class Fetch(Protocol):
+    """What `webclient.fetch` does."""
+
+    async def __call__(self, url: str, *, timeout: float, max_size: int, resolve: Resolve) -> Response: ...
+
+
+class Reports(Protocol):
+    """What `telemetry.mta_sts.StsEvents` does."""
+
+    def looked_up(self, result: str) -> None: ...
+
+    def fetched(self, domain: str, *, mode: str, policy_id: str, expires: float) -> None: ...
+
+    def failed(self, domain: str, problem: str, *, kept_until: float | None) -> None: ...
+
+    def mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None: ...
+
+    def files(self, problem: str) -> None: ...
+
+
+class StsUntold:
+    """Reports for a look from outside the relay: `Found` says what there is to say."""
+
+    def looked_up(self, result: str) -> None: ...
+
+    def fetched(self, domain: str, *, mode: str, policy_id: str, expires: float) -> None: ...
+
+    def failed(self, domain: str, problem: str, *, kept_until: float | None) -> None: ...
+
+    def mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None: ...
+
+    def files(self, problem: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`held` is the policy in force. Without one, `problem` says why there may be one that we do not have.
+    `expires` is Unix time: when to look again.
+    """
+
+    held: HeldPolicy | None
+    expires: float
+    problem: str = ""
+
+
+class _Failure(NamedTuple):
+    until: float
+    problem: str
+
+
+class StsPolicies:
+    """One per worker. Without `files` nothing survives a restart."""
+
+    def __init__(
+        self,
+        names: Names,
+        reports: Reports,
+        clock: Clock,
+        *,
+        files: StsFiles | None = None,
+        port: int = HTTPS_PORT,
+        fetch: Fetch = fetch,
+    ) -> None:
+        self._names = names
+        self._reports = reports
+        self._clock = clock
+        self._files = files
+        self._port = port
+        self._get = fetch
+        self._held: OrderedDict[str, HeldPolicy] = OrderedDict()
+        self._failures: OrderedDict[str, _Failure] = OrderedDict()
+        self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(MAX_FETCHES)
+        self._loading: asyncio.Task[None] | None = None
+
+    async def look_up(self, zone: ZoneSettings, domain: str) -> Found:
+        """The policy of a domain (an ASCII name). `zone` says which addresses its server may have."""
+        await self._loaded()
+        if len(domain) > MAX_NAME:
+            return self._found(None, DnsAnswer(DnsStatus.NODATA, (), self._clock.monotonic() + RETRY_AFTER))
+        answer = await self._names.txt(f"_mta-sts.{domain}")
+        announced = record_id(answer.records)
+        held = self.held(domain)
+        if announced and (held is None or held.id != announced):
+            await self._fetch_soon(zone, domain, announced)
+            held = self.held(domain)
+        elif held is not None and held.refresh_from <= self._clock.now():
+            self._start_fetch(zone, domain, announced or held.id)
+        found = self._found(held, answer, domain if announced else "")
+        self._reports.looked_up(_result(found, answer))
+        return found
+
+    def held(self, domain: str) -> HeldPolicy | None:
+        """What is in force and needs no question."""
+        held = self._held.get(domain)
+        if held is None or held.expires <= self._clock.now():
+            return None
+        self._held.move_to_end(domain)
+        return held
+
+    def mismatch(self, held: HeldPolicy, hosts: Sequence[str]) -> None:
+        """These MX hosts of the domain are not in its policy."""
+        self._reports.mismatch(held.domain, hosts, mode=held.policy.mode.value)
+
+    async def close(self) -> None:
+        tasks = [*self._fetching.values(), *([self._loading] if self._loading is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- what to answer --------------------------------------------------------------------------
+
+    def _found(self, held: HeldPolicy | None, answer: DnsAnswer[str], announced: str = "") -> Found:
+        now = self._clock.now()
+        expires = now + max(answer.expires - self._clock.monotonic(), 0.0)
+        if held is not None:
+            return Found(held, min(expires, held.expires))
+        if not answer.status.is_definite:
+            return Found(None, expires, f"TXT of the domain: {answer.status}")
+        if not announced:
+            return Found(None, expires)
+        failure = self._failures.get(announced)
+        if failure is not None and failure.until > now:
+            return Found(None, min(expires, failure.until), failure.problem)
+        return Found(None, min(expires, now + PENDING_LIFE), "its policy is still being fetched")
+
+    # ---- fetching --------------------------------------------------------------------------------
+
+    async def _fetch_soon(self, zone: ZoneSettings, domain: str, announced: str) -> None:
+        task = self._start_fetch(zone, domain, announced)
+        if task is not None:
+            await asyncio.wait((task,), timeout=FIRST_WAIT)
+
+    def _start_fetch(self, zone: ZoneSettings, domain: str, policy_id: str) -> asyncio.Task[None] | None:
+        """The fetch in progress, or a new one; `None` when the last has failed only just."""
+        task = self._fetching.get(domain)
+        if task is not None:
+            return task
+        failure = self._failures.get(domain)
+        if failure is not None and failure.until > self._clock.now():
+            return None
+        task = asyncio.get_running_loop().create_task(self._fetch(zone, domain, policy_id))
+        self._fetching[domain] = task
+        return task
+
+    async def _fetch(self, zone: ZoneSettings, domain: str, policy_id: str) -> None:
+        """Keeps what it brings, or the reason why it brings nothing. Never raises."""
+        try:
+            async with asyncio.timeout(FETCH_TIMEOUT), self._slots:
+                held = await self._fetched(zone, domain, policy_id)
+            await self._keep(held)
+        except (WebError, ValueError) as error:
+            self._failed(domain, str(error))
+        except TimeoutError:
+            self._failed(domain, f"no answer within {FETCH_TIMEOUT:g} s")
+        except Exception as error:  # noqa: BLE001 - a bug here must not cost the domain its mail
+            _log.exception("unexpected error while fetching a policy")
+            self._failed(domain, f"internal error: {type(error).__name__}")
+        finally:
+            del self._fetching[domain]
+
+    async def _fetched(self, zone: ZoneSettings, domain: str, policy_id: str) -> HeldPolicy:
+        """Raises WebError, and ValueError when what came is no policy."""
+        host = f"mta-sts.{domain}"
+        port = "" if self._port == HTTPS_PORT else f":{self._port}"
+
+        async def resolve(name: str) -> Sequence[str]:
+            return await self._addresses(zone, name)
+
+        response = await self._get(
+            f"https://{host}{port}/.well-known/mta-sts.txt",
+            timeout=FETCH_TIMEOUT,
+            max_size=MAX_POLICY,
+            resolve=resolve,
+        )
+        if response.status != 200:  # a redirect, too (RFC 8461 3.3)
+            raise WebError(f"{host} answered {response.status}")
+        if response.content_type != "text/plain":
+            raise WebError(f"{host} did not answer in text/plain")
+        return HeldPolicy(domain, policy_id, parse_policy(response.body), self._clock.now())
+
+    async def _addresses(self, zone: ZoneSettings, host: str) -> Sequence[str]:
+        found = await self._names.addresses(host, ipv6=zone.ipv6)
+        if not found.ips:
+            raise WebError(found.failure.reply.text if found.failure is not None else f"no address of {host}")
+        ips = [ip for ip in found.ips if zone.allow_private_addresses or not is_private(ip)]
+        if not ips:
+            raise WebError(f"{host} has private addresses only, and the zone does not allow those")
+        return ips
+
+    def _failed(self, domain: str, problem: str) -> None:
+        self._failures[domain] = _Failure(self._clock.now() + RETRY_AFTER, problem)
+        self._failures.move_to_end(domain)
+        if len(self._failures) > MAX_POLICIES:
+            self._failures.popitem(last=False)
+        held = self.held(domain)
+        self._reports.failed(domain, problem, kept_until=held.expires if held is not None else None)
+
+    # ---- keeping ---------------------------------------------------------------------------------
+
+    async def _keep(self, held: HeldPolicy) -> None:
+        self._held[held.domain] = held
+        self._held.move_to_end(held.domain)
+        self._failures.pop(held.domain, None)
+        oldest = self._held.popitem(last=False)[0] if len(self._held) > MAX_POLICIES else ""
+        self._reports.fetched(
+            held.domain, mode=held.policy.mode.value, policy_id=held.id, expires=held.expires
+        )
+        if self._files is None:
+            return
+        try:
+            await asyncio.to_thread(self._files.save, held)
+            if oldest:
+                await asyncio.to_thread(self._files.remove, oldest)
+        except OSError as error:
+            self._reports.files(f"the policy of {held.domain} cannot be kept: {error}")
+
+    async def _loaded(self) -> None:
+        """What was kept is known, once."""
+        if self._loading is None:
+            self._loading = asyncio.get_running_loop().create_task(self._load())
+        if not self._loading.done():
+            await asyncio.shield(self._loading)
+
+    async def _load(self) -> None:
+        if self._files is None:
+            return
+        try:
+            loaded = await asyncio.to_thread(self._files.load, self._clock.now(), MAX_POLICIES)
+        except OSError as error:
+            loaded = Loaded((), (str(error),))
+        for problem in loaded.problems:
+            self._reports.files(problem)
+        self._held.update((held.domain, held) for held in reversed(loaded.policies))
+
+
+def _result(found: Found, answer: DnsAnswer[str]) -> str:
+    if found.held is not None:
+        return found.held.policy.mode.value
+    return "failed" if found.problem or not answer.status.is_definite else "absent"

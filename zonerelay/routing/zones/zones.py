@@ -1,0 +1,172 @@
+"""Which zone a recipient's delivery belongs to: the first `[[route]]` whose every condition matches.
+
+Within one condition the values are alternatives. Domains are compared in lower-case ASCII (A-labels);
+`*.example.com` matches every name below example.com, not example.com itself; `*` matches any domain. Users
+are compared exactly; `*` is any of them. A header condition is `Name` (present) or `Name: value` (one of the
+fields with that name contains the value, case-insensitively). Sizes are those of the message as it came. No
+route matches: the zone named `default`. Before the routes comes a zone that the message itself names, if
+whoever sent it may do that and there is such a zone.
+
+Everything is prepared when the settings are loaded; choosing never raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from zonerelay.config.tables.models import RouteSettings, ZoneSettings
+from zonerelay.model.envelope import Envelope
+from zonerelay.model.priority import Priority
+from zonerelay.routing.zones.route_rules import Headers, Mail, Rule, reason
+
+DEFAULT_ZONE = "default"
+BY_HEADER = "zone header"
+NO_ROUTE = "no route"
+MAX_NAME = 64  # characters of a name that a message gives: no zone has a longer one
+
+
+class Choice(NamedTuple):
+    """A zone, and why, for the trace: `route=2 sender matches …`; `""` where there is nothing to choose.
+
+    `priority` `None`: the message's own.
+    """
+
+    zone: str
+    why: str
+    priority: Priority | None = None
+
+
+ZoneOf = Callable[[str], Choice]
+"""The choice for each recipient of one message."""
+
+_NOTHING_TO_CHOOSE = Choice(DEFAULT_ZONE, "")
+_NO_ROUTE = Choice(DEFAULT_ZONE, NO_ROUTE)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleCheck:
+    """What one route says about a piece of mail; `unmatched` names conditions, none if it matches."""
+
+    rule: int
+    zone: str
+    unmatched: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a zone was chosen. `rule` counts the `[[route]]` tables from 1; 0 means that none matched.
+
+    `checks` are the routes that were asked, in order; those behind the one that matches are not.
+    """
+
+    zone: str
+    rule: int
+    reason: str
+    checks: tuple[RuleCheck, ...] = ()
+    priority: Priority | None = None
+
+
+class Zones:
+    """`configure` takes up other settings at a reload; whoever holds this object sees them.
+
+    Both raise ValueError in words when a pattern of a route cannot be used; then nothing has changed.
+    """
+
+    def __init__(self, zones: Sequence[ZoneSettings], routes: Sequence[RouteSettings] = ()) -> None:
+        self.configure(zones, routes)
+
+    def configure(self, zones: Sequence[ZoneSettings], routes: Sequence[RouteSettings] = ()) -> None:
+        rules = tuple(Rule(route, number) for number, route in enumerate(routes, start=1))
+        self._rules = rules
+        self._zones = {zone.name: zone for zone in zones}
+        self._default = self._zones.get(DEFAULT_ZONE) or ZoneSettings(name=DEFAULT_ZONE)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._zones)
+
+    def get(self, name: str) -> ZoneSettings:
+        """The settings of a zone that was chosen. Only the default need not be configured."""
+        return self._zones.get(name, self._default)
+
+    def choose(self, envelope: Envelope, /, *, headers: Headers, size: int, named: str = "") -> ZoneOf:
+        """For one message; `named` is the zone that it names itself, by one who may."""
+        if named:
+            return self._named(named, envelope, headers, size)
+        if not self._rules:
+            return _default
+        origin = envelope.origin
+        mail = Mail(
+            sender=envelope.sender,
+            user=origin.user,
+            listener=origin.listener,
+            client=origin.client_address,
+            certificate=origin.certificate,
+            priority=envelope.priority,
+            headers=headers,
+            size=size,
+        )
+        return _Choosing(self._rules, mail).choose
+
+    def _named(self, name: str, envelope: Envelope, headers: Headers, size: int) -> ZoneOf:
+        if name in self._zones:
+            return _always(Choice(name, BY_HEADER))
+        zone_of = self.choose(envelope, headers=headers, size=size)
+        shown = name[:MAX_NAME] + ("…" if len(name) > MAX_NAME else "")
+        mark = f'{BY_HEADER} names no zone: "{shown}"'
+
+        def otherwise(recipient: str) -> Choice:
+            choice = zone_of(recipient)
+            return choice._replace(why=f"{mark}; {choice.why or NO_ROUTE}")
+
+        return otherwise
+
+    def explain(self, recipient: str, mail: Mail, *, named: str = "") -> Explanation:
+        """What `choose` would do, which route and condition decided, and why those before it did not."""
+        if named in self._zones:
+            return Explanation(named, 0, f"the {BY_HEADER} names it")
+        checks: list[RuleCheck] = []
+        for rule in self._rules:
+            unmatched = rule.unmatched(mail, recipient)
+            checks.append(RuleCheck(rule.number, rule.zone, unmatched))
+            if not unmatched:
+                why = reason((*rule.said_of_mail(mail), *rule.said_of_recipient(recipient)))
+                return Explanation(rule.zone, rule.number, why, tuple(checks), rule.priority)
+        why = "no route matches" if self._rules else "there are no routes"
+        return Explanation(DEFAULT_ZONE, 0, why, tuple(checks))
+
+
+class _Choosing:
+    """The routes that are left for one message when all that is about the message has been asked."""
+
+    def __init__(self, rules: Sequence[Rule], mail: Mail) -> None:
+        self._mail = mail
+        self._rules: list[Rule] = []
+        self._said: dict[int, tuple[str, ...]] = {}  # by the number of the route
+        for rule in rules:
+            if rule.takes(mail):
+                self._rules.append(rule)
+                if not rule.asks_recipients:
+                    break  # it takes them all
+
+    def choose(self, recipient: str) -> Choice:
+        for rule in self._rules:
+            if rule.goes_to(recipient):
+                return self._choice(rule, recipient)
+        return _NO_ROUTE
+
+    def _choice(self, rule: Rule, recipient: str) -> Choice:
+        if rule.number not in self._said:
+            self._said[rule.number] = rule.said_of_mail(self._mail)
+        said = (*self._said[rule.number], *rule.said_of_recipient(recipient))
+        return Choice(rule.zone, f"route={rule.number} {reason(said)}", rule.priority)
+
+
+def _default(recipient: str) -> Choice:
+    return _NOTHING_TO_CHOOSE
+
+
+def _always(choice: Choice) -> ZoneOf:
+    return lambda recipient: choice

@@ -1,0 +1,67 @@
+"""A stored body on its way into BDAT chunks (RFC 3030): the octets as they are, with strict line ends.
+
+No dot is stuffed, because nothing in the octets is framing: that is what makes BDAT immune to the
+smuggling that DATA's end invites. For the same reason there is no shield for dots behind NULs as in
+`DotStuffer`: the peer gets such a line unchanged, and how it would write it in a DATA of its own is its
+affair, as with all mail it takes.
+
+Line ends are CRLF only all the same (DESIGN rule 5), and the last line has one: without BINARYMIME a
+message is text, and the peer will mostly pass it on with DATA. The store promises it; a body that is not
+known to be plain is looked at once more, and normalized as `DotStuffer` would.
+"""
+
+from __future__ import annotations
+
+import io
+
+from zonerelay.smtp.server.line_ends import CRLF, crlf_only
+
+_CLEAN = (None, "\r\n")
+
+
+class ChunkLines:
+    """`feed` every piece in order, then `finish` once; send what they return. `plain`: no need to look."""
+
+    __slots__ = ("_ended", "_held_cr", "_line_ends", "normalized")
+
+    def __init__(self, *, plain: bool) -> None:
+        self.normalized = False
+        self._ended = False
+        self._held_cr = False
+        self._line_ends = None if plain else io.IncrementalNewlineDecoder(None, False)
+
+    def feed(self, piece: bytes) -> bytes:
+        if self._line_ends is not None:
+            piece = self._strict(piece, self._line_ends)
+        if piece:
+            self._ended = piece.endswith(b"\n")
+        return piece
+
+    def finish(self) -> bytes:
+        """The end of the last line, if it had none."""
+        if self._held_cr:
+            self.normalized = True
+            return b" \r\n"
+        return b"" if self._ended else CRLF
+
+    def _strict(self, piece: bytes, line_ends: io.IncrementalNewlineDecoder) -> bytes:
+        if self._held_cr:
+            piece = b"\r" + piece
+        # A CR at the end is kept back until the next octet tells whether it is bare.
+        self._held_cr = piece.endswith(b"\r")
+        if self._held_cr:
+            piece = piece[:-1]
+        line_ends.decode(piece.decode("latin-1"), final=True)
+        if line_ends.newlines in _CLEAN:
+            return piece
+        self.normalized = True
+        line_ends.reset()
+        return crlf_only(piece)
+
+
+def as_chunk(body: bytes, *, plain: bool) -> bytes:
+    """A whole body, ready to be one chunk."""
+    if plain and body.endswith(b"\n"):
+        return body
+    lines = ChunkLines(plain=plain)
+    return lines.feed(body) + lines.finish()

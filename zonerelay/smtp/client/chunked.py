@@ -1,0 +1,167 @@
+"""The client's half of one mail transaction with BDAT (RFC 3030). No I/O.
+
+As `Transaction`, but for how the content goes:
+
+- Usually the first octet goes alone, as a chunk of its own (`BDAT 1`), in one write with MAIL and the RCPTs;
+  its reply is to us what 354 is with DATA, for as many round trips. Then (phase CHUNKS) the caller writes
+  what `chunk` makes of the rest. So no body is sent for recipients that are refused, and none to a
+  server that offers CHUNKING and does not know BDAT: it would run the body's lines as commands. One
+  octet, which is no line end, is no command.
+- At once, when the caller knows that this server takes BDAT: everything is one write. The message is
+  complete before MAIL is answered, so all who have no answer are in doubt from the beginning, and no
+  other host may be asked in their place. Without PIPELINING nothing goes at once.
+
+Policies:
+
+- In doubt is what was lost after the last octet was written, before its reply, as after the final dot. 421
+  is a reply, to whatever command.
+- Servers consume the octets of a chunk that they refuse (RFC 3030 2), so after a refused one there is
+  nothing to close: replies to chunks that were on the way are read, then RSET. What they say, be it
+  250, changes nothing.
+- The first BDAT answered with 500 to 504 though somebody was accepted: the server does not know it.
+  `unknown` is true, and after RSET those accepted are to be asked `again`, with DATA. Such a server may have
+  kept the octet for the beginning of the next command; a RSET that it did not understand is said once more.
+- All RCPTs refused: each keeps its reply, whatever BDAT is answered with. There is no lone dot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message
+from zonerelay.model.outcome import Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.smtp.client.extensions import Capabilities
+from zonerelay.smtp.client.script import DATA
+from zonerelay.smtp.client.transaction import Peer, Phase, Transaction
+
+
+def can_be_chunked(head: bytes) -> bool:
+    """True when the first octet of such a body can go alone: no line end, no blank, no control character."""
+    return b"!" <= head[:1] <= b"~"
+
+
+class ChunkedTransaction(Transaction):
+    """`content` is the whole message, as it is to be sent, when it goes `at_once`; else its first octet."""
+
+    __slots__ = ("_complete", "_octet_unread", "bdat_taken", "unanswered_chunks", "unknown")
+
+    def __init__(
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        capabilities: Capabilities,
+        peer: Peer,
+        *,
+        content: bytes,
+        at_once: bool,
+    ) -> None:
+        super().__init__(message, deliveries, capabilities, peer)
+        self.bdat_taken = False
+        """True when a BDAT was answered with 2yz: the server knows it."""
+        self.unknown = False
+        """True when BDAT was answered as an unknown command is."""
+        self.unanswered_chunks = 0
+        """Chunks that were written and not answered, without the first and the last."""
+        self._octet_unread = False
+        self._complete = self.at_once = last = at_once and self._pipelining
+        self._after_rcpt = Phase.LAST_CHUNK if last else Phase.FIRST_CHUNK
+        if not last:
+            content = content[:1]
+        command = _bdat(content, last=last)
+        if self._pipelining:
+            self._script = self._script[: -len(DATA)] + command + content
+        else:
+            self._commands[-1] = command + content
+
+    def chunk(self, content: bytes, *, last: bool) -> bytes:
+        """In CHUNKS: what to write for the next octets, of which there is at least one."""
+        if last:
+            self.phase = Phase.LAST_CHUNK
+            self._complete = True
+        else:
+            self.unanswered_chunks += 1
+        return _bdat(content, last=last) + content
+
+    @property
+    def _may_be_taken(self) -> bool:
+        return self._complete
+
+    def _on_first_chunk(self, reply: Reply) -> bytes:
+        kind = reply.code // 100
+        if kind == 3:
+            return self._confused(reply)
+        if kind == 2:
+            self.bdat_taken = True
+            if self._accepted:
+                self.phase = Phase.CHUNKS
+                return b""
+        elif 500 <= reply.code <= 504 and self._accepted:
+            self.unknown = True
+        else:
+            self._refuse(self._accepted, reply, Scope.MESSAGE)
+        self._octet_unread = kind == 5
+        return self._reset()
+
+    def _on_chunk(self, reply: Reply) -> bytes:
+        if not self.unanswered_chunks:
+            return self._on_early_reply(reply)
+        kind = reply.code // 100
+        if kind == 3:
+            return self._confused(reply)
+        self.unanswered_chunks -= 1
+        if kind == 2:
+            return b""
+        self._refuse(self._accepted, reply, Scope.MESSAGE)
+        self.unanswered_chunks += self._complete
+        self._complete = False
+        if not self.unanswered_chunks:
+            return self._reset()
+        self.phase = Phase.FURTHER_CHUNKS
+        return b""
+
+    def _on_further_chunk(self, reply: Reply) -> bytes:
+        self.unanswered_chunks -= 1
+        return b"" if self.unanswered_chunks else self._reset()
+
+    def _on_last_chunk(self, reply: Reply) -> bytes:
+        if self.unanswered_chunks:
+            return self._on_chunk(reply)
+        kind = reply.code // 100
+        if kind == 3:
+            return self._confused(reply)
+        self._complete = False
+        if kind == 2:
+            self.bdat_taken = True
+            self.delivered = bool(self._accepted)
+            self._settle(self._accepted, reply, Verdict.DELIVERED, Scope.RECIPIENT)
+            return self._finish()
+        self._refuse(self._accepted, reply, Scope.MESSAGE)
+        return self._finish() if self._mail_refused else self._reset()
+
+    def _on_reset(self, reply: Reply) -> bytes:
+        if reply.is_permanent and self._octet_unread:
+            self._octet_unread = False
+            return self._reset()
+        if self.unknown and reply.is_positive:
+            self.again = True
+        elif self.unknown:
+            text = "the server offers CHUNKING and does not know BDAT"
+            later = Reply(451, "5.1", text)
+            self._settle(self._accepted, later, Verdict.DEFERRED, Scope.MESSAGE, local=True, counts=False)
+        return super()._on_reset(reply)
+
+    _on_reply: ClassVar[dict[Phase, Callable[[Any, Reply], bytes]]] = {
+        **Transaction._on_reply,
+        Phase.FIRST_CHUNK: _on_first_chunk,
+        Phase.CHUNKS: _on_chunk,
+        Phase.LAST_CHUNK: _on_last_chunk,
+        Phase.FURTHER_CHUNKS: _on_further_chunk,
+        Phase.RSET: _on_reset,
+    }
+
+
+def _bdat(content: bytes, *, last: bool) -> bytes:
+    return (b"BDAT %d LAST\r\n" if last else b"BDAT %d\r\n") % len(content)

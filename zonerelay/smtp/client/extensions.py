@@ -1,0 +1,121 @@
+"""What a server offers, from the text of its EHLO reply; and the lines of ours that take some making.
+
+Unknown keywords are ignored, and so are values that their RFC does not allow: a limit that cannot be read
+is no limit.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from zonerelay.smtp.server.futurerelease import MAX_HOLD_FOR
+
+MAX_LIMIT = 999_999  # RFC 9422 4: six digits
+
+_LIMIT = re.compile(r"[1-9][0-9]{0,5}", re.ASCII)
+# RFC 9422 3: one wrong word makes the whole parameter void.
+_LIMITS = re.compile(r"[A-Z0-9_-]+(?:=[!-:<-~]+)?(?: +[A-Z0-9_-]+(?:=[!-:<-~]+)?)*", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a server takes (RFC 9422 4): RCPT in a transaction, MAIL in a session, domains in a session."""
+
+    rcptmax: int | None = None
+    mailmax: int | None = None
+    rcptdomainmax: int | None = None
+
+
+NO_LIMITS = Limits()
+NO_AUTH: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """The service extensions we know. A server that only knows HELO has none: `Capabilities()`.
+
+    `size` is the largest message in octets, `None` when the server sets no fixed limit
+    (RFC 1870 4: no SIZE keyword, no number, or zero).
+    """
+
+    pipelining: bool = False
+    size_offered: bool = False
+    size: int | None = None
+    eight_bit_mime: bool = False
+    smtputf8: bool = False
+    starttls: bool = False
+    chunking: bool = False
+    dsn: bool = False
+    enhanced_status_codes: bool = False
+    limits: Limits = NO_LIMITS
+    auth: frozenset[str] = NO_AUTH
+
+
+def parse_ehlo(text: str) -> Capabilities:
+    """`text` is the reply's text, lines separated by `\\n`; the first is the greeting, not a keyword."""
+    offered: dict[str, str] = {}
+    for line in text.split("\n")[1:]:
+        keyword, _, parameters = line.strip().partition(" ")
+        offered[keyword.upper()] = parameters.strip()
+    return Capabilities(
+        pipelining="PIPELINING" in offered,
+        size_offered="SIZE" in offered,
+        size=_size(offered.get("SIZE", "")),
+        eight_bit_mime="8BITMIME" in offered,
+        smtputf8="SMTPUTF8" in offered,
+        starttls="STARTTLS" in offered,
+        chunking="CHUNKING" in offered,
+        dsn="DSN" in offered,
+        enhanced_status_codes="ENHANCEDSTATUSCODES" in offered,
+        limits=_limits(offered["LIMITS"]) if "LIMITS" in offered else NO_LIMITS,
+        auth=_mechanisms(offered) if "AUTH" in text else NO_AUTH,
+    )
+
+
+def _mechanisms(offered: dict[str, str]) -> frozenset[str]:
+    """RFC 4954 3; and "AUTH=PLAIN LOGIN", as servers older than the RFC write it."""
+    words = offered.get("AUTH", "").split()
+    for keyword, parameters in offered.items():
+        if keyword.startswith("AUTH="):
+            words += [keyword.removeprefix("AUTH="), *parameters.split()]
+    return frozenset(word.upper() for word in words)
+
+
+def _size(parameter: str) -> int | None:
+    # RFC 1870 3: at most 20 digits; anything else is no limit that we could honour.
+    if not (parameter.isascii() and parameter.isdigit() and len(parameter) <= 20):
+        return None
+    return int(parameter) or None
+
+
+def _limits(parameters: str) -> Limits:
+    if not _LIMITS.fullmatch(parameters):
+        return NO_LIMITS
+    least: dict[str, int] = {}
+    for word in parameters.upper().split():
+        name, _, value = word.partition("=")
+        # Said twice, the stricter counts: it can do no harm.
+        if _LIMIT.fullmatch(value):
+            least[name] = min(int(value), least.get(name, MAX_LIMIT))
+    return Limits(
+        rcptmax=least.get("RCPTMAX"),
+        mailmax=least.get("MAILMAX"),
+        rcptdomainmax=least.get("RCPTDOMAINMAX"),
+    )
+
+
+def limits_line(rcpt_max: int) -> str:
+    """`LIMITS RCPTMAX=1000`."""
+    return f"LIMITS RCPTMAX={min(rcpt_max, MAX_LIMIT)}"
+
+
+def future_release_line(max_hold_seconds: float, now: float) -> str:
+    """`FUTURERELEASE 604800 2030-01-31T09:00:00Z` (RFC 4865 3): the longest interval and the latest time.
+
+    For submission only: RFC 4865 4.2 does not want it said to other servers. `now` is Unix time.
+    """
+    interval = min(int(max_hold_seconds), MAX_HOLD_FOR)
+    latest = datetime.fromtimestamp(int(now) + interval, UTC)
+    return f"FUTURERELEASE {interval} {latest:%Y-%m-%dT%H:%M:%SZ}"

@@ -1,0 +1,361 @@
+"""The client's side of a log-in: mechanisms as values that answer challenges. No I/O.
+
+PLAIN (RFC 4616), LOGIN, SCRAM-SHA-1 and SCRAM-SHA-256 without channel binding (RFC 5802, RFC 7677), XOAUTH2.
+A `Conversation` carries one of them over SMTP (RFC 4954): lines to send out, replies in, until `done`.
+
+- A server that speaks SCRAM must prove that it knows the password too: without its signature a 235 is worth
+  nothing, and the conversation ends with a SaslError. So does one whose challenges make no sense, or that
+  asks for so many iterations that computing them would be an attack, or for so few that somebody who had
+  read the exchange could guess the password from it.
+- A SaslError's text has no secret; what a server says in return is cleaned of them by `without_secrets`.
+- Nothing is ever tried a second time with another mechanism: each try counts where accounts are locked.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from zonerelay.smtp.client.saslprep import prepared
+
+PASSWORD_MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-1", "PLAIN", "LOGIN")
+"""The strongest first."""
+
+XOAUTH2 = "XOAUTH2"
+ANY_PASSWORD = "AUTO"  # noqa: S105 - what the configuration calls the choice
+
+MAX_COMMAND = 512
+"""Octets of the AUTH command with CRLF; a longer initial response waits for the challenge (RFC 4954 4)."""
+
+MAX_LINE = 12_288
+"""Octets of one line of the exchange with CRLF (RFC 4954 4)."""
+
+MIN_ITERATIONS = 4096  # RFC 5802 5.1
+MAX_ITERATIONS = 1_000_000  # a quarter of a second
+MAX_CHALLENGES = 8
+
+_SHOWN = 200
+
+_REMOVED = "[secret]"
+_LEAST_SECRET = 4
+_LONG_WORD = re.compile(r"[A-Za-z0-9+/=._~-]{12,}", re.ASCII)
+
+
+class SaslError(Exception):
+    """The server's part of the exchange is wrong, or ours cannot be made. The text is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who logs in. `secret`: the password, or the access token."""
+
+    user: str
+    secret: str = field(repr=False)
+
+
+class Mechanism(Protocol):
+    """Answers challenges; `name` as in EHLO."""
+
+    name: str
+    first: bytes | None
+    """The initial response; `None` when the server speaks first."""
+
+    def respond(self, challenge: bytes) -> bytes:
+        """Raises SaslError."""
+
+    def accepted(self) -> None:
+        """The server said 235. Raises SaslError when it should have said more before."""
+
+    @property
+    def explanation(self) -> str:
+        """What the server said about a refusal inside the exchange, for the operator; mostly `""`."""
+
+
+def choose_mechanism(wanted: str, offered: Collection[str]) -> str | None:
+    """`wanted`: a mechanism's name, or ANY_PASSWORD for the strongest that takes a password. `None`: none."""
+    candidates = PASSWORD_MECHANISMS if wanted == ANY_PASSWORD else (wanted,)
+    return next((name for name in candidates if name in offered), None)
+
+
+def make_mechanism(name: str, identity: Identity, nonce: str) -> Mechanism:
+    """`nonce`: printable ASCII without commas nobody can guess, for SCRAM. Raises SaslError."""
+    match name:
+        case "PLAIN":
+            return Plain(identity)
+        case "LOGIN":
+            return Login(identity)
+        case "SCRAM-SHA-256":
+            return Scram(name, "sha256", identity, nonce)
+        case "SCRAM-SHA-1":
+            return Scram(name, "sha1", identity, nonce)
+        case "XOAUTH2":
+            return Xoauth2(identity)
+    raise SaslError(f"no such mechanism: {name}")
+
+
+class Conversation:
+    """`begin`, then `receive` each reply of the server, until `done`: the last reply is the answer."""
+
+    def __init__(self, mechanism: Mechanism) -> None:
+        self.mechanism = mechanism
+        self.done = False
+        self._waiting: bytes | None = None
+        self._challenges = 0
+        self._giving_up: SaslError | None = None
+
+    def begin(self) -> bytes:
+        """The AUTH command, without CRLF, as all lines here."""
+        name = self.mechanism.name.encode()
+        first = self.mechanism.first
+        if first is None:
+            return b"AUTH " + name
+        line = b"AUTH %s %s" % (name, _encoded(first) or b"=")
+        if len(line) + 2 <= MAX_COMMAND:
+            return line
+        self._waiting = first
+        return b"AUTH " + name
+
+    def receive(self, code: int, text: str) -> bytes:
+        """The next line, which may be empty; void when `done`. Raises SaslError, and is done then."""
+        if code != 334:
+            self.done = True
+            if self._giving_up is not None:
+                raise self._giving_up
+            if 200 <= code < 300:
+                self.mechanism.accepted()
+            return b""
+        self._challenges += 1
+        if self._giving_up is not None or self._challenges > MAX_CHALLENGES:
+            self.done = True
+            raise self._giving_up or SaslError("the server does not stop asking")
+        try:
+            return self._answer(text)
+        except SaslError as error:
+            self._giving_up = error
+        except Exception as error:  # noqa: BLE001 - a challenge that our code cannot take is the server's trouble
+            self._giving_up = SaslError(f"the server's challenge cannot be read ({type(error).__name__})")
+            self._giving_up.__cause__ = error
+        # RFC 4954 4: told so, the server ends the exchange with a reply of its own.
+        return b"*"
+
+    def _answer(self, text: str) -> bytes:
+        if self._waiting is not None:
+            response, self._waiting = self._waiting, None
+        else:
+            response = self.mechanism.respond(_decoded(text))
+        line = _encoded(response)
+        if len(line) + 2 > MAX_LINE:
+            raise SaslError(f"the user name and the password or token are longer than {MAX_LINE} octets")
+        return line
+
+
+class Plain:
+    name = "PLAIN"
+    explanation = ""
+
+    def __init__(self, identity: Identity) -> None:
+        user, secret = _octets(identity.user), _octets(identity.secret)
+        if b"\0" in user + secret:
+            raise SaslError("the user name or the password contains a NUL, which PLAIN cannot send")
+        self.first: bytes | None = b"\0%s\0%s" % (user, secret)
+
+    def respond(self, challenge: bytes) -> bytes:
+        raise SaslError("the server asks again after everything was said")
+
+    def accepted(self) -> None:
+        """There is nothing to check."""
+
+
+class Login:
+    """The first challenge asks for the name, the second for the password; servers differ in their words."""
+
+    name = "LOGIN"
+    explanation = ""
+    first: bytes | None = None
+
+    def __init__(self, identity: Identity) -> None:
+        self._answers = [_octets(identity.secret), _octets(identity.user)]
+
+    def respond(self, challenge: bytes) -> bytes:
+        if not self._answers:
+            raise SaslError("the server asks again after everything was said")
+        return self._answers.pop()
+
+    def accepted(self) -> None:
+        """There is nothing to check."""
+
+
+class Xoauth2:
+    """Google's and Microsoft's way to show an access token. A refusal comes as a challenge with JSON."""
+
+    name = XOAUTH2
+
+    def __init__(self, identity: Identity) -> None:
+        self.first: bytes | None = b"user=%s\x01auth=Bearer %s\x01\x01" % (
+            _octets(identity.user),
+            _octets(identity.secret),
+        )
+        self.explanation = ""
+
+    def respond(self, challenge: bytes) -> bytes:
+        if self.explanation:
+            raise SaslError("the server asks again after it has refused the token")
+        self.explanation = _error_in(challenge)
+        return b""  # the server says the reply that counts after this
+
+    def accepted(self) -> None:
+        """There is nothing to check."""
+
+
+class Scram:
+    """`respond` computes for milliseconds: see `is_slow`."""
+
+    def __init__(self, name: str, digest: str, identity: Identity, nonce: str) -> None:
+        self.name = name
+        self.explanation = ""
+        self._digest = digest
+        self._password = _prepared(identity.secret, "password").encode()
+        self._nonce = nonce
+        user = _prepared(identity.user, "user name").replace("=", "=3D").replace(",", "=2C")
+        self._bare = f"n={user},r={nonce}"
+        self.first: bytes | None = f"n,,{self._bare}".encode()
+        self._signature: bytes | None = None
+        self._verified = False
+
+    def respond(self, challenge: bytes) -> bytes:
+        if self._signature is None:
+            return self._prove(challenge)
+        return self._verify(challenge)
+
+    def accepted(self) -> None:
+        if not self._verified:
+            raise SaslError("the server did not prove that it knows the password")
+
+    def _prove(self, challenge: bytes) -> bytes:
+        first = _text(challenge)
+        fields = _fields(first)
+        nonce, salt, iterations = self._checked(fields)
+        salted = hashlib.pbkdf2_hmac(self._digest, self._password, salt, iterations)
+        final = f"c=biws,r={nonce}"  # biws: "n,,", no channel binding
+        signed = f"{self._bare},{first},{final}".encode()
+        key = self._hmac(salted, b"Client Key")
+        stored = hashlib.new(self._digest, key).digest()
+        proof = bytes(a ^ b for a, b in zip(key, self._hmac(stored, signed), strict=True))
+        self._signature = self._hmac(self._hmac(salted, b"Server Key"), signed)
+        return f"{final},p={_encoded(proof).decode()}".encode()
+
+    def _checked(self, fields: dict[str, str]) -> tuple[str, bytes, int]:
+        if "e" in fields:
+            raise SaslError(f"the server says {_shown(fields['e'])}")
+        if "m" in fields:
+            raise SaslError("the server wants an extension of SCRAM that nobody knows")
+        nonce = fields.get("r", "")
+        if not nonce.startswith(self._nonce) or nonce == self._nonce:
+            raise SaslError("the server's nonce does not continue ours")
+        count = fields.get("i", "")
+        if not (count.isascii() and count.isdigit() and len(count) <= 9):
+            raise SaslError("the server does not say how many iterations it wants")
+        iterations = int(count)
+        if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
+            raise SaslError(
+                f"the server wants {iterations} iterations; {MIN_ITERATIONS} to {MAX_ITERATIONS} are sane"
+            )
+        salt = _decoded(fields.get("s", ""))
+        if not salt:
+            raise SaslError("the server sends no salt")
+        return nonce, salt, iterations
+
+    def _verify(self, challenge: bytes) -> bytes:
+        fields = _fields(_text(challenge))
+        if "e" in fields:
+            self.explanation = _shown(fields["e"])
+            return b""
+        if self._verified or not hmac.compare_digest(_decoded(fields.get("v", "")), self._signature or b""):
+            raise SaslError("the server does not know the password: its signature is wrong")
+        self._verified = True
+        return b""
+
+    def _hmac(self, key: bytes, message: bytes) -> bytes:
+        return hmac.digest(key, message, self._digest)
+
+
+def is_slow(mechanism: Mechanism) -> bool:
+    """Whether `receive` should run in a thread: hashing a password takes long, on purpose."""
+    return isinstance(mechanism, Scram)
+
+
+def without_secrets(text: str, identity: Identity) -> str:
+    """A server's words, should it repeat what it was sent, be it a part of it."""
+    spellings = _spellings(identity)
+    for secret in (*spellings, identity.secret):
+        if len(secret) >= _LEAST_SECRET:
+            text = text.replace(secret, _REMOVED)
+    whole = " ".join((*spellings, identity.secret))
+    return _LONG_WORD.sub(lambda word: _REMOVED if word[0] in whole else word[0], text)
+
+
+def _spellings(identity: Identity) -> list[str]:
+    user, secret = _octets(identity.user), _octets(identity.secret)
+    whole = (secret, b"\0%s\0%s" % (user, secret), b"user=%s\x01auth=Bearer %s\x01\x01" % (user, secret))
+    # The longest first: what is shorter may be a part of it.
+    return sorted((_encoded(each).decode() for each in whole), key=len, reverse=True)
+
+
+def _error_in(challenge: bytes) -> str:
+    """`{"status":"401","schemes":"bearer","scope":"…"}` in words that fit on a line."""
+    try:
+        found = json.loads(challenge)
+    except (ValueError, RecursionError):  # also what is not UTF-8, and lists within lists
+        found = None
+    if not isinstance(found, dict) or not found:
+        return "the token was refused"
+    return "the token was refused: " + ", ".join(f"{name} {value}" for name, value in found.items())[:_SHOWN]
+
+
+def _fields(message: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in message.split(","):
+        name, mark, value = part.partition("=")
+        if len(name) != 1 or not mark:
+            raise SaslError("the server's message is not SCRAM")
+        found.setdefault(name, value)
+    return found
+
+
+def _text(challenge: bytes) -> str:
+    try:
+        return challenge.decode()
+    except UnicodeDecodeError as error:
+        raise SaslError("the server's message is not SCRAM") from error
+
+
+def _encoded(octets: bytes) -> bytes:
+    return binascii.b2a_base64(octets, newline=False)
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return binascii.a2b_base64(text.encode("ascii"), strict_mode=True) if text else b""
+    except ValueError as error:  # binascii.Error and UnicodeEncodeError are
+        raise SaslError("the server sends what is not base64") from error
+
+
+def _octets(text: str) -> bytes:
+    return text.encode()
+
+
+def _shown(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text[:_SHOWN])
+
+
+def _prepared(text: str, what: str) -> str:
+    try:
+        return prepared(text)
+    except ValueError as error:
+        raise SaslError(f"the {what} {error}") from error

@@ -1,0 +1,325 @@
+"""The client's half of one mail transaction with DATA, as values: replies in, bytes to write out. No I/O.
+
+`chunked.py` is the same with BDAT.
+
+The caller writes what `begin` and `receive` return and reads one reply at a time until `phase` is
+DONE; in BODY it sends the stuffed body and the final dot and then calls `body_sent`. What became
+of each recipient is in `outcomes`: always something once DONE, whatever went wrong.
+
+Policies:
+
+- PIPELINING (RFC 2920): MAIL, every RCPT and DATA are one write; otherwise step by step. A server
+  that answers DATA with 354 although nobody is left gets a lone dot, whose reply does not matter.
+- Only the first digit of a reply decides (RFC 5321 4.2.1), except 421 and 552.
+- 421 at any time ends the session (RFC 5321 3.8). At MAIL nobody has been asked yet, so the
+  transaction is `unanswered` and may be tried on another connection; later it is a deferral.
+- 452 or 552 at RCPT means too many recipients (RFC 5321 4.5.3.1.10) unless the enhanced code names
+  another reason. If somebody was accepted before, the rest is `overflow`, to be sent in a next transaction.
+- MAIL or DATA refused concerns everybody in the transaction; who was refused at RCPT keeps that.
+- After the final dot the peer is responsible or not, and only its reply says so: when that reply
+  does not come the outcome is a deferral `in_doubt` (RFC 1047).
+- A server that offers DSN gets the client's wishes for reports (`dsn_relay.py`), and reporting success is its
+  duty from then on (`Outcome.dsn_passed`); one that does not gets none of them.
+- Whether a peer can be sent this message at all (SIZE, 8BITMIME, SMTPUTF8) is for the caller to know before.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
+from zonerelay.smtp.client.extensions import Capabilities
+from zonerelay.smtp.client.script import script
+from zonerelay.smtp.client.stuffing import END
+
+TOO_MANY_RECIPIENTS = "5.3"
+
+
+class Phase(enum.StrEnum):
+    """What the next reply answers; the value completes "connection lost during …"."""
+
+    MAIL = "MAIL"
+    RCPT = "RCPT"
+    DATA = "DATA"
+    BODY = "the message body"
+    FINAL_DOT = "the reply to the final dot"
+    LONE_DOT = "the reply to a lone dot"
+    FIRST_CHUNK = "the first BDAT"
+    CHUNKS = "BDAT"
+    LAST_CHUNK = "the reply to the last BDAT"
+    FURTHER_CHUNKS = "the replies to BDATs after a refused one"
+    RSET = "RSET"
+    DONE = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Whom an outcome is about: MX host name, address and port, TLS version (`""` in clear text)."""
+
+    host: str = ""
+    address: str = ""
+    tls: str = ""
+
+
+def needs_smtputf8(message: Message) -> bool:
+    """Whoever it is for: because of its sender, or of UTF-8 in the header of a message that was declared so.
+
+    RFC 6531 3.6, RFC 6532 3.2. Of a very long header, only what the message remembers of it is looked at.
+    """
+    envelope = message.envelope
+    if not envelope.sender.isascii():
+        return True
+    return envelope.smtputf8 and not all(name.isascii() and text.isascii() for name, text in message.headers)
+
+
+def too_large(message: Message, capabilities: Capabilities) -> Reply | None:
+    """The refusal that the peer has announced with SIZE (RFC 1870 6.1): asking it would change nothing."""
+    if capabilities.size is None or message.size <= capabilities.size:
+        return None
+    return Reply(
+        552, "3.4", f"message of {message.size} octets exceeds the peer's limit of {capabilities.size}"
+    )
+
+
+class Transaction:
+    """One attempt to hand one message to one peer for `deliveries` of it, of which there is at least one."""
+
+    __slots__ = (
+        "_accepted",
+        "_after_rcpt",
+        "_asked",
+        "_commands",
+        "_dsn",
+        "_mail_refused",
+        "_peer",
+        "_pipelining",
+        "_script",
+        "again",
+        "at_once",
+        "closing",
+        "delivered",
+        "outcomes",
+        "overflow",
+        "phase",
+        "unanswered",
+    )
+
+    def __init__(
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        capabilities: Capabilities,
+        peer: Peer,
+    ) -> None:
+        self.phase = Phase.MAIL
+        self.closing = False
+        """True when the connection must not be used any more."""
+        self.unanswered = False
+        """True when the session ended before MAIL was answered: no recipient has been asked."""
+        self.delivered = False
+        self.at_once = False
+        """True when what is written first is everything, so that nothing but replies follows."""
+        self.again = False
+        """True when those without an outcome are to be asked once more, on this connection."""
+        self.overflow: list[int] = []
+        self.outcomes: list[Outcome | None] = [None] * len(deliveries)
+        """What became of each recipient: `None` before DONE, for those in `overflow` or to ask `again`."""
+        self._peer = peer
+        self._pipelining = capabilities.pipelining
+        self._dsn = capabilities.dsn
+        self._script = script(message, deliveries, capabilities)
+        self._commands = [] if self._pipelining else self._script.splitlines(keepends=True)
+        self._asked = 0
+        self._accepted: list[int] = []
+        self._mail_refused = False
+        self._after_rcpt = Phase.DATA
+
+    def begin(self) -> bytes:
+        """What to write first."""
+        return self._script if self._pipelining else self._commands[0]
+
+    def receive(self, reply: Reply) -> bytes:
+        """Take the reply to the oldest unanswered command; returns what to write next, maybe nothing."""
+        if reply.code == 421:
+            return self._session_ends(reply)
+        return self._on_reply[self.phase](self, reply)
+
+    def body_sent(self) -> None:
+        """The final dot has been written: from here on only the peer's reply can tell."""
+        self.phase = Phase.FINAL_DOT
+
+    def lost(self, reply: Reply) -> None:
+        """The connection failed, in words of our own; recipients without an answer are deferred."""
+        self._end(reply, local=True)
+
+    def abandon(self, reply: Reply) -> None:
+        """Our own trouble in the middle of the body: the message must not be completed."""
+        self.closing = True
+        self._settle(self._waiting(), reply, Verdict.DEFERRED, Scope.LOCAL, local=True, counts=False)
+        self.phase = Phase.DONE
+
+    # What each reply means, one method per phase.
+
+    def _on_mail(self, reply: Reply) -> bytes:
+        kind = reply.code // 100
+        if kind == 3:
+            return self._confused(reply)
+        if kind != 2:
+            self._mail_refused = True
+            self._refuse(range(len(self.outcomes)), reply, Scope.MESSAGE)
+            if not self._pipelining:
+                self.phase = Phase.DONE
+                return b""
+        self.phase = Phase.RCPT
+        return b"" if self._pipelining else self._commands[1]
+
+    def _on_rcpt(self, reply: Reply) -> bytes:
+        code = reply.code
+        if 300 <= code < 400:
+            return self._confused(reply)
+        index = self._asked
+        self._asked = index + 1
+        if not self._mail_refused:
+            if code < 300:
+                self._accepted.append(index)
+            else:
+                self._not_accepted(index, reply)
+        if self._asked == len(self.outcomes):
+            self.phase = self._after_rcpt
+            if not (self._accepted or self._pipelining):
+                return self._reset()
+        return b"" if self._pipelining else self._commands[self._asked + 1]
+
+    def _not_accepted(self, index: int, reply: Reply) -> None:
+        if reply.code in (452, 552) and reply.detail in ("", TOO_MANY_RECIPIENTS):
+            if self._accepted:
+                self.overflow.append(index)
+            else:
+                self._refuse((index,), Reply(452, TOO_MANY_RECIPIENTS, reply.text), Scope.RECIPIENT)
+        else:
+            self._refuse((index,), reply, Scope.RECIPIENT)
+
+    def _on_data(self, reply: Reply) -> bytes:
+        kind = reply.code // 100
+        if kind == 3:
+            self.phase = Phase.BODY if self._accepted else Phase.LONE_DOT
+            return b"" if self._accepted else END
+        if kind == 2:
+            return self._confused(reply)
+        self._refuse(self._accepted, reply, Scope.MESSAGE)
+        return self._finish() if self._mail_refused else self._reset()
+
+    def _on_early_reply(self, reply: Reply) -> bytes:
+        """A reply before the final dot. Where the peer's reading stands is unknown: never reuse."""
+        if reply.code < 400:
+            return self._confused(reply)
+        self.closing = True
+        self._refuse(self._accepted, reply, Scope.MESSAGE)
+        return self._finish()
+
+    def _on_final_dot(self, reply: Reply) -> bytes:
+        kind = reply.code // 100
+        if kind == 3:
+            return self._confused(reply)
+        if kind == 2:
+            self.delivered = True
+            self._settle(self._accepted, reply, Verdict.DELIVERED, Scope.RECIPIENT)
+        else:
+            self._refuse(self._accepted, reply, Scope.MESSAGE)
+        return self._finish()
+
+    def _on_lone_dot(self, reply: Reply) -> bytes:
+        return self._finish()
+
+    def _on_reset(self, reply: Reply) -> bytes:
+        self.closing = not reply.is_positive
+        return self._finish()
+
+    def _reset(self) -> bytes:
+        # Servers differ in whether a refused DATA ends the transaction; RSET makes them agree.
+        self.phase = Phase.RSET
+        return b"RSET\r\n"
+
+    # Ends.
+
+    def _finish(self) -> bytes:
+        self.phase = Phase.DONE
+        if self.overflow and not (self.delivered or self.again):
+            # Nobody was refused for good, so nothing of the attempt is held against the rest.
+            self._settle(self.overflow, _LATER, Verdict.DEFERRED, Scope.RECIPIENT, counts=False)
+        return b""
+
+    @property
+    def _may_be_taken(self) -> bool:
+        """The whole message was written and its reply did not come."""
+        return self.phase is Phase.FINAL_DOT
+
+    def _session_ends(self, reply: Reply) -> bytes:
+        self._end(reply, local=False)
+        return b""
+
+    def _confused(self, reply: Reply) -> bytes:
+        self._end(Reply(451, "5.0", f"unexpected reply during {self.phase}: {reply}"), local=True)
+        return b""
+
+    def _end(self, reply: Reply, *, local: bool) -> None:
+        self.closing = True
+        in_doubt = local and self._may_be_taken  # 421 is an answer
+        self.unanswered = self.phase is Phase.MAIL and not in_doubt
+        self._settle(
+            self._waiting(),
+            reply,
+            Verdict.DEFERRED,
+            Scope.HOST if self.unanswered else Scope.MESSAGE,
+            local=local,
+            in_doubt=in_doubt,
+        )
+        self._finish()
+
+    def _waiting(self) -> list[int]:
+        overflow = set(self.overflow)
+        return [i for i, known in enumerate(self.outcomes) if known is None and i not in overflow]
+
+    def _refuse(self, indices: Sequence[int], reply: Reply, scope: Scope) -> None:
+        verdict = Verdict.BOUNCED if reply.is_permanent else Verdict.DEFERRED
+        self._settle(indices, reply, verdict, scope)
+
+    def _settle(
+        self,
+        indices: Sequence[int],
+        reply: Reply,
+        verdict: Verdict,
+        scope: Scope,
+        *,
+        local: bool = False,
+        in_doubt: bool = False,
+        counts: bool = True,
+    ) -> None:
+        peer = self._peer
+        outcome = Outcome(
+            verdict, reply, scope, peer.host, peer.address, peer.tls, local, in_doubt, counts, self._dsn
+        )
+        if len(indices) == len(self.outcomes):
+            self.outcomes = [outcome] * len(indices)
+            return
+        for index in indices:
+            self.outcomes[index] = outcome
+
+    _on_reply: ClassVar[dict[Phase, Callable[[Any, Reply], bytes]]] = {  # Any: subclasses add their own
+        Phase.MAIL: _on_mail,
+        Phase.RCPT: _on_rcpt,
+        Phase.DATA: _on_data,
+        Phase.BODY: _on_early_reply,
+        Phase.FINAL_DOT: _on_final_dot,
+        Phase.LONE_DOT: _on_lone_dot,
+        Phase.RSET: _on_reset,
+    }
+
+
+_LATER = Reply(452, TOO_MANY_RECIPIENTS, "too many recipients for one transaction")

@@ -1,0 +1,177 @@
+"""The header that a load balancer puts before a client's first octet (HAProxy's PROXY protocol, versions 1
+and 2). Sans-IO.
+
+Owns the octets until the header is whole; what follows it is `rest`, and may be TLS already. Anything
+that is not exactly a header is a `ProxyFault`, with a text for the operator: the connection is to be closed
+without a word, since nobody knows who is at its other end.
+
+Policy, where the specification leaves room:
+
+- A header that names no client is good: LOCAL (the balancer's own health check), UNKNOWN, UNSPEC, a
+  Unix socket. Its `address` is `""`: such a client is not known, so it may nothing that its address would
+  have to allow. Above all the balancer's own address must not stand in for it.
+- Datagrams are refused: SMTP does not come in them.
+- What follows the addresses (TLVs, the checksum among them) is skipped.
+
+Memory: at most `MAX_HEADER` octets plus what one `feed` brought.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+from dataclasses import dataclass
+
+from zonerelay.smtp.server import client_address
+from zonerelay.smtp.server.commands import TLS_HELLO
+
+MAX_LINE = 107  # octets with CRLF, version 1
+MAX_HEADER = 2048  # octets, version 2: addresses need 232, a balancer's notes on TLS a few hundred
+
+SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
+_BEGINNING = b"PROXY "
+_VERBS = frozenset((b"EHLO", b"HELO", b"MAIL", b"RCPT", b"DATA", b"RSET", b"NOOP", b"QUIT", b"AUTH"))
+_FIXED = 16  # octets of version 2 up to the addresses
+
+_LOCAL, _PROXY = 0x0, 0x1
+_UNSPEC, _INET, _INET6, _UNIX = 0x0, 0x1, 0x2, 0x3
+_STREAM, _DGRAM = 0x1, 0x2
+_ADDRESS_OCTETS = {_UNSPEC: 0, _INET: 12, _INET6: 36, _UNIX: 216}
+
+
+class ProxyFault(Exception):
+    """Not a PROXY header; the text is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyHeader:
+    """The client in front of the balancer; `("", 0)` when the header does not name one."""
+
+    address: str
+    port: int
+
+
+_NOBODY = ProxyHeader("", 0)
+
+
+def looks_like_proxy(data: bytes) -> bool:
+    """The first octets of a connection are a PROXY header: from an unlisted peer, an attempt at spoofing."""
+    return data.startswith((_BEGINNING, SIGNATURE))
+
+
+class ProxyReader:
+    """`feed` octets until a header comes back; then it is done, and `rest` is what followed."""
+
+    __slots__ = ("_buffer", "rest")
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self.rest = b""
+
+    def feed(self, data: bytes) -> ProxyHeader | None:
+        """The header once it is whole. Raises ProxyFault."""
+        buffer = self._buffer = self._buffer + data
+        if _agree(buffer, _BEGINNING):
+            return self._read_line(buffer)
+        if _agree(buffer, SIGNATURE):
+            return self._read_binary(buffer)
+        raise ProxyFault(f"no PROXY header: the connection begins with {_kind_of(buffer)}")
+
+    def _read_line(self, buffer: bytes) -> ProxyHeader | None:
+        end = buffer.find(b"\r\n", 0, MAX_LINE)
+        line = buffer[:MAX_LINE] if end < 0 else buffer[:end]
+        # The last octet may be the CR of a line end that is still on its way.
+        if b"\n" in line or b"\r" in (line if end >= 0 else line[:-1]):
+            raise ProxyFault("PROXY header: a bare CR or LF in the line")
+        if end < 0:
+            if len(buffer) >= MAX_LINE:
+                raise ProxyFault(f"PROXY header: the line is longer than {MAX_LINE} octets")
+            return None
+        return self._done(_parse_line(line), end + 2)
+
+    def _read_binary(self, buffer: bytes) -> ProxyHeader | None:
+        end = _binary_end(buffer)
+        if end is None or len(buffer) < end:
+            return None
+        return self._done(_parse_binary(buffer[:end]), end)
+
+    def _done(self, header: ProxyHeader, end: int) -> ProxyHeader:
+        self.rest = self._buffer[end:]
+        self._buffer = b""
+        return header
+
+
+def _kind_of(buffer: bytes) -> str:
+    """What tells an operator who it is, and nothing that a stranger has chosen: names and secrets are so."""
+    verb = buffer[:8].split(maxsplit=1)[:1]
+    if buffer.startswith(TLS_HELLO):
+        return "a TLS handshake"
+    if verb and verb[0].upper() in _VERBS:
+        return f"{verb[0].upper().decode()}, an SMTP command"
+    return "something else"
+
+
+def _agree(buffer: bytes, beginning: bytes) -> bool:
+    """So far; an empty buffer agrees with everything."""
+    return buffer.startswith(beginning) or beginning.startswith(buffer)
+
+
+# ---- version 1 ----------------------------------------------------------------------------------
+
+
+def _parse_line(line: bytes) -> ProxyHeader:
+    """`PROXY TCP4 source destination port port`."""
+    _, family, *words = line.decode("ascii", "replace").split(" ")
+    if family == "UNKNOWN":
+        return _NOBODY  # whatever comes behind it
+    address = {"TCP4": client_address.ipv4, "TCP6": client_address.ipv6}.get(family)
+    if address is None:
+        raise ProxyFault("PROXY header: neither TCP4, TCP6 nor UNKNOWN")
+    if len(words) != 4:
+        raise ProxyFault(f"PROXY header: two addresses and two ports expected, {len(words)} words found")
+    source, destination, source_port, destination_port = words
+    try:
+        address(destination)
+        client_address.port(destination_port)
+        return ProxyHeader(address(source), client_address.port(source_port))
+    except ValueError as error:
+        raise ProxyFault(f"PROXY header: bad {family} address or port: {error}") from None
+
+
+# ---- version 2 ----------------------------------------------------------------------------------
+
+
+def _binary_end(buffer: bytes) -> int | None:
+    """How long the header is, once that can be known; checks each octet as soon as it is there."""
+    if len(buffer) > 12 and (buffer[12] >> 4 != 2 or buffer[12] & 0xF not in (_LOCAL, _PROXY)):
+        raise ProxyFault(f"PROXY header: unknown version or command 0x{buffer[12]:02x}")
+    if len(buffer) < _FIXED:
+        return None
+    (length,) = struct.unpack_from("!H", buffer, 14)
+    end = _FIXED + int(length)
+    if end > MAX_HEADER:
+        raise ProxyFault(f"PROXY header: {end} octets, more than {MAX_HEADER}")
+    return end
+
+
+def _parse_binary(header: bytes) -> ProxyHeader:
+    if header[12] & 0xF == _LOCAL:
+        return _NOBODY  # its family is to be ignored
+    family, transport = header[13] >> 4, header[13] & 0xF
+    if family not in _ADDRESS_OCTETS or transport > _DGRAM:
+        raise ProxyFault(f"PROXY header: unknown family or transport 0x{header[13]:02x}")
+    if transport == _DGRAM:
+        raise ProxyFault("PROXY header: a datagram transport")
+    if len(header) < _FIXED + _ADDRESS_OCTETS[family]:
+        raise ProxyFault(f"PROXY header: {len(header)} octets are too few for its addresses")
+    if transport != _STREAM or family in (_UNSPEC, _UNIX):
+        return _NOBODY
+    return _parse_addresses(header, 4 if family == _INET else 16)
+
+
+def _parse_addresses(header: bytes, width: int) -> ProxyHeader:
+    """Source and destination address, source and destination port, in network byte order."""
+    packed = header[_FIXED : _FIXED + width]
+    source = ipaddress.IPv4Address(packed) if width == 4 else ipaddress.IPv6Address(packed)
+    (port,) = struct.unpack_from("!H", header, _FIXED + 2 * width)
+    return ProxyHeader(client_address.canonical(source), int(port))

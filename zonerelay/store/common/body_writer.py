@@ -1,0 +1,181 @@
+"""Taking one message's body into a spool that stores it in chunks.
+
+Up to `GROUP_CHUNKS` chunks wait in memory; a message that ends before that is one atomic synced
+batch. A longer one is stored in groups while it arrives, each group in a synced batch (DESIGN
+rule 1), with one group being written while the next fills: `write` waits when both are full. The
+more large uploads there are, the smaller their groups, so that all together stay bounded.
+
+Chunks of a message that was not committed do not exist for anybody: abort removes them in the
+background, and what a crash left the store removes by itself. After a failed write the message cannot
+be committed any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Envelope, Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common.body_chunks import check_deliveries
+from zonerelay.store.contract import CHUNK_SIZE, StoreError
+
+GROUP_CHUNKS = 8
+"""Chunks in one synced batch of a large body: 512 KiB."""
+UPLOAD_MEMORY = 64 * 1024 * 1024
+"""What all large uploads together may hold in memory before their groups shrink."""
+
+
+class Spool(Protocol):
+    """What a writer needs of its store."""
+
+    uploads: int
+
+    def check_writable(self) -> None:
+        """Raises StoreError when no new mail may be stored now."""
+
+    def submit_chunks(
+        self, message_id: MessageId, first: int, chunks: Sequence[bytes]
+    ) -> asyncio.Future[None]:
+        """Write part of a body, synced: the chunks from number `first`."""
+
+    def submit_message(
+        self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
+    ) -> asyncio.Future[None]:
+        """Write the last chunks of a body and make the message exist."""
+
+    def remove_chunks(self, message_id: MessageId, count: int) -> None:
+        """Remove the first `count` chunks, in the background."""
+
+
+class BodyWriter:
+    """A message that is arriving."""
+
+    __slots__ = (
+        "_chunks",
+        "_done",
+        "_envelope",
+        "_filled",
+        "_parts",
+        "_size",
+        "_spool",
+        "_submitted",
+        "_written",
+    )
+
+    def __init__(self, spool: Spool, envelope: Envelope) -> None:
+        self._spool = spool
+        self._envelope = envelope
+        self._size = 0
+        self._parts: list[bytes] = []  # at most a chunk
+        self._filled = 0  # octets in _parts
+        self._chunks: list[bytes] = []  # whole chunks, not yet submitted
+        self._submitted = 0
+        self._written: asyncio.Future[None] | None = None
+        self._done = False
+
+    async def write(self, chunk: bytes) -> None:
+        if self._done:
+            raise StoreError("the message was committed or aborted")
+        self._size += len(chunk)
+        if self._filled + len(chunk) <= CHUNK_SIZE:
+            self._parts.append(chunk)
+            self._filled += len(chunk)
+            return
+        self._cut(chunk)
+        if len(self._chunks) >= self._group_size():
+            await self._store_group()
+
+    def _cut(self, data: bytes) -> None:
+        """Complete the chunk at hand, take more off `data`; keep the rest, at least one octet, for later."""
+        view = memoryview(data)
+        start = CHUNK_SIZE - self._filled
+        self._chunks.append(b"".join((*self._parts, view[:start])))
+        while len(data) - start > CHUNK_SIZE:
+            self._chunks.append(bytes(view[start : start + CHUNK_SIZE]))
+            start += CHUNK_SIZE
+        self._parts = [data[start:]]
+        self._filled = len(data) - start
+
+    def _group_size(self) -> int:
+        share = UPLOAD_MEMORY // (2 * CHUNK_SIZE * max(1, self._spool.uploads))
+        return max(1, min(GROUP_CHUNKS, share))
+
+    async def _store_group(self) -> None:
+        if self._written is not None:
+            await self._previous_group(self._written)
+        self._spool.check_writable()
+        chunks, self._chunks = self._chunks, []
+        written = self._spool.submit_chunks(self._envelope.id, self._submitted + 1, chunks)
+        if self._written is None:
+            self._spool.uploads += 1
+        self._written = written
+        self._submitted += len(chunks)
+
+    async def _previous_group(self, written: asyncio.Future[None]) -> None:
+        # A session that is cancelled here must not take the group's outcome with it.
+        await asyncio.shield(written)
+
+    async def commit(
+        self,
+        deliveries: Sequence[Delivery],
+        *,
+        headers: tuple[tuple[str, str], ...] = (),
+        eight_bit: bool = False,
+        plain_lines: bool = False,
+        body_hash: str = "",
+        trace: tuple[str, ...] = (),
+    ) -> Message:
+        if self._done:
+            raise StoreError("the message was committed or aborted")
+        check_deliveries(self._envelope.id, deliveries)
+        self._spool.check_writable()
+        if self._written is not None:
+            await self._previous_group(self._written)
+        chunks = self._chunks
+        if self._filled:
+            chunks.append(self._parts[0] if len(self._parts) == 1 else b"".join(self._parts))
+        message = Message(
+            envelope=self._envelope,
+            size=self._size,
+            chunks=self._submitted + len(chunks),
+            eight_bit=eight_bit,
+            plain_lines=plain_lines,
+            body_hash=body_hash,
+            headers=headers,
+            trace=trace,
+        )
+        stored = self._spool.submit_message(message, deliveries, chunks)
+        # From here the message exists or the spool has failed; leaving does not change that.
+        self._finish()
+        await stored
+        return message
+
+    def _finish(self) -> None:
+        self._done = True
+        self._parts = []
+        self._chunks = []
+        if self._written is not None:
+            self._spool.uploads -= 1
+
+    async def abort(self) -> None:
+        if self._done:
+            return
+        self._finish()
+        if self._submitted:
+            self._spool.remove_chunks(self._envelope.id, self._submitted)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._done:
+            await self.abort()

@@ -1,0 +1,204 @@
+"""What this relay has claimed in a shared store: handed out, or kept at hand for the next claim. No I/O.
+
+Mail that was accepted here is claimed in the write that stores it, so that handing it out asks nobody. A pool
+holds at most `POOL_LIMIT` of a zone; the rest is left unclaimed in the store, for whichever relay has room.
+`more` and `due` say whether a question to the store could bring anything: the oldest of both comes first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common.fresh_order import FreshOrder
+
+POOL_LIMIT = 1000
+"""Deliveries of one zone that are kept claimed without being handed out."""
+
+NEVER = float("inf")
+
+
+class ZonePool:
+    """One zone. `more`: the store may hold fresh deliveries that nobody has claimed; `due`: none that is
+    deferred comes due before (0.0: not known); `parked`: it may hold some that were passed over.
+    """
+
+    def __init__(self) -> None:
+        self.more = True
+        self.due = 0.0
+        self.parked = True
+        self.waiting: dict[DeliveryKey, Delivery] = {}
+        # Heaps may hold keys that have left; `waiting` decides.
+        self._fresh = FreshOrder(self._is_fresh)
+        self._due: list[tuple[float, DeliveryKey]] = []
+        self._turn_of_due = False
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.waiting) < POOL_LIMIT
+
+    @property
+    def has_fresh(self) -> bool:
+        return self._fresh.first() is not None
+
+    def doubt(self) -> None:
+        """Anything may have changed in the store."""
+        self.more = self.parked = True
+        self.due = 0.0
+
+    def put(self, delivery: Delivery) -> None:
+        key = delivery.key
+        self.waiting[key] = delivery
+        if delivery.next_attempt > 0:
+            heapq.heappush(self._due, (delivery.next_attempt, key))
+        else:
+            self._fresh.push(key)
+
+    def forget(self, key: DeliveryKey) -> Delivery | None:
+        return self.waiting.pop(key, None)
+
+    def clear(self) -> None:
+        self.waiting.clear()
+        self._fresh.clear()
+        self._due.clear()
+
+    def take(self, limit: int, skip: Collection[str], now: float) -> tuple[list[Delivery], list[Delivery]]:
+        """Up to `limit` deliveries, fresh and due ones in turns; and those met of a domain in `skip`."""
+        found: list[Delivery] = []
+        passed: list[Delivery] = []
+        while len(found) < limit:
+            fresh, due = self._fresh.first(), self._peek_due(now)
+            if due is not None and (fresh is None or self._turn_of_due):
+                key = heapq.heappop(self._due)[1]
+            elif fresh is not None:
+                key = fresh
+                self._fresh.pop(key)
+            else:
+                break
+            delivery = self.waiting.pop(key)
+            if skip and delivery.domain in skip:
+                passed.append(delivery)
+            else:
+                found.append(delivery)
+                self._turn_of_due = not self._turn_of_due
+        return found, passed
+
+    def take_new(
+        self, limit: int, since: MessageId, skip: Collection[str]
+    ) -> tuple[list[Delivery], list[Delivery]]:
+        """Likewise, of the fresh ones of messages from `since` on."""
+        found: list[Delivery] = []
+        passed: list[Delivery] = []
+        while len(found) < limit and (key := self._fresh.first_since(since)) is not None:
+            self._fresh.pop(key)
+            delivery = self.waiting.pop(key)
+            (passed if skip and delivery.domain in skip else found).append(delivery)
+        return found, passed
+
+    def next_due(self) -> float:
+        """When the first deferred delivery at hand is due."""
+        heap = self._due
+        while heap and not self._is_current(*heap[0]):
+            heapq.heappop(heap)
+        return heap[0][0] if heap else NEVER
+
+    def _is_fresh(self, key: DeliveryKey) -> bool:
+        known = self.waiting.get(key)
+        return known is not None and known.next_attempt <= 0
+
+    def _peek_due(self, now: float) -> DeliveryKey | None:
+        return self._due[0][1] if self.next_due() <= now else None
+
+    def _is_current(self, when: float, key: DeliveryKey) -> bool:
+        known = self.waiting.get(key)
+        return known is not None and known.next_attempt == when
+
+
+class Claims:
+    """Everything that this relay's session holds, by zone, and what it has lost but still attempts."""
+
+    def __init__(self) -> None:
+        self.zones: dict[str, ZonePool] = {}
+        self.handed: dict[DeliveryKey, Delivery] = {}
+        # Deliveries whose outcome is being written, and those that an operator is changing.
+        self.settling: set[DeliveryKey] = set()
+        self.changing: set[DeliveryKey] = set()
+        # Given back while an operator was changing them.
+        self.let_go: dict[DeliveryKey, Delivery] = {}
+        # Handed out under a lease that has ended; an attempt may still be under way.
+        self.lost: set[DeliveryKey] = set()
+        self._lost_messages: dict[MessageId, int] = {}
+        self._messages: dict[MessageId, int] = {}
+
+    def zone(self, name: str) -> ZonePool:
+        found = self.zones.get(name)
+        if found is None:
+            found = self.zones[name] = ZonePool()
+        return found
+
+    def hand_out(self, deliveries: Iterable[Delivery]) -> None:
+        for delivery in deliveries:
+            key = delivery.key
+            if key not in self.handed:
+                _count(self._messages, key.message_id, 1)
+            self.handed[key] = delivery
+
+    def drop(self, key: DeliveryKey) -> Delivery | None:
+        """It is no longer handed out; its state, if it was."""
+        if key in self.lost:
+            self.lost.discard(key)
+            _count(self._lost_messages, key.message_id, -1)
+            return None
+        delivery = self.handed.pop(key, None)
+        if delivery is not None:
+            _count(self._messages, key.message_id, -1)
+        return delivery
+
+    def release(self, key: DeliveryKey) -> None:
+        delivery = self.drop(key)
+        if delivery is None or key in self.settling:
+            return  # the write that is under way says what becomes of it
+        if key in self.changing:
+            self.let_go[key] = delivery
+        else:
+            self.zone(key.queue).put(delivery)
+
+    def lose(self, keys: Collection[DeliveryKey]) -> None:
+        for key in keys:
+            if self.drop(key) is not None:
+                self.lost.add(key)
+                _count(self._lost_messages, key.message_id, 1)
+
+    def regain(self, delivery: Delivery) -> bool:
+        """The store gave us back what we had lost and still attempt: that attempt counts again."""
+        if delivery.key not in self.lost:
+            return False
+        self.drop(delivery.key)
+        self.hand_out((delivery,))
+        return True
+
+    def knows(self, key: DeliveryKey) -> bool:
+        """Something is being done with it here, or will be."""
+        return (
+            key in self.handed
+            or key in self.settling
+            or key in self.changing
+            or key in self.lost
+            or key in self.zone(key.queue).waiting
+        )
+
+    def is_lost(self, message_id: MessageId) -> bool:
+        return message_id in self._lost_messages
+
+    def is_handed_out(self, message_id: MessageId) -> bool:
+        return message_id in self._messages
+
+
+def _count(counts: dict[MessageId, int], message_id: MessageId, change: int) -> None:
+    left = counts.get(message_id, 0) + change
+    if left:
+        counts[message_id] = left
+    else:
+        counts.pop(message_id, None)

@@ -1,0 +1,66 @@
+"""How many deliveries each zone holds, by durable state, without asking the disk.
+
+After a start the numbers are those of the changes since, plus, once the spool has been walked in
+the background, of what it held. Until then they are too low, `max(0, …)` hides the difference, and
+`is_whole` says so: nobody may take them for the queue.
+"""
+
+from __future__ import annotations
+
+from zonerelay.model.delivery import Delivery
+from zonerelay.store.contract import QueueCounts
+
+
+class Tally:
+    """Changed only on the event loop. `is_whole` is for whoever walks the spool to set."""
+
+    def __init__(self) -> None:
+        self.is_whole = False
+        self._zones: dict[str, QueueCounts] = {}
+
+    def move(self, zone: str, old: Delivery | None, new: Delivery | None) -> None:
+        """A delivery changed from `old` (None: it is new) to `new` (None: it left)."""
+        counts = self._zones.get(zone)
+        if counts is None:
+            counts = self._zones[zone] = QueueCounts()
+        if old is not None:
+            if old.held:
+                counts.held -= 1
+            elif old.next_attempt > 0:
+                counts.deferred -= 1
+            else:
+                counts.ready -= 1
+        if new is not None:
+            if new.held:
+                counts.held += 1
+            elif new.next_attempt > 0:
+                counts.deferred += 1
+            else:
+                counts.ready += 1
+
+    def add(self, found: dict[str, QueueCounts]) -> None:
+        """Add what a walk over the spool found."""
+        for zone, more in found.items():
+            counts = self._zones.setdefault(zone, QueueCounts())
+            counts.ready += more.ready
+            counts.deferred += more.deferred
+            counts.held += more.held
+
+    @property
+    def moves(self) -> dict[str, QueueCounts]:
+        """The plain sums, which may be below zero."""
+        return self._zones
+
+    @property
+    def total(self) -> int:
+        return sum(max(0, counts.total) for counts in self._zones.values())
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(counts.total > 0 for counts in self._zones.values())
+
+    def current(self) -> dict[str, QueueCounts]:
+        return {
+            zone: QueueCounts(max(0, counts.ready), max(0, counts.deferred), max(0, counts.held))
+            for zone, counts in self._zones.items()
+        }

@@ -1,0 +1,278 @@
+"""Group commit: one writer, one synced batch at a time, and everybody who waits shares the sync.
+
+What is submitted while the event loop is busy is written together; the next batch gathers while
+that one is being synced. Submissions are applied strictly in the order in which they were made,
+because a later one may have been computed from an earlier one. Lazy submissions (outcomes of
+delivered mail) go with the next batch, or with one of their own after `LAZY_DELAY` at most.
+
+When to stop gathering: a submission waits as long as the loop goes on to work without a pause, for
+then more are about to come, and writing would only take the interpreter away from what makes them. It waits,
+too, while fewer than half as many as usual have come: workers that share two cores with their clients are
+often idle for a moment, and each of them synced a third of what it might have, at a tenth more CPU for each
+message. `GATHER_LIMIT` ends both. On an idle relay that is the next turn of the loop.
+
+On failure of a batch everything submitted behind it fails too, for the same reason, and so does
+everything after that until `resume`. `applied` callbacks run on the event loop as soon as the
+write is durable, whether or not the submitter still waits: a client that leaves changes nothing. One that
+raises counts as a failure behind its batch: all of the batch stays durable and is applied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from zonerelay.model.clock import Clock
+from zonerelay.store.common.writer_thread import Failed
+from zonerelay.store.contract import StoreError
+
+LAZY_DELAY = 0.035
+"""With what outcomes wait for company in the queue (`journal.GATHERING`) this stays below the 50 ms that a
+crash may repeat, with a margin for the write itself (DESIGN rule 2)."""
+MAX_LAZY = 64
+"""Lazy submissions that make a batch worth writing without waiting for more."""
+MAX_BATCH = 4 * 1024 * 1024
+"""Octets in one batch: small messages must not wait for a hundred bodies to be synced."""
+GATHER_LIMIT = 0.008
+"""Seconds that a submission may wait for company."""
+COMPANY_PAUSE, COMPANY_PAUSES = 0.001, 7
+BUSY_TURN = 0.00005
+"""A turn of the loop that takes longer than these seconds did some work."""
+GATHER_OCTETS = 512 * 1024
+"""With this much the sync is the smaller part of the write: company would not make it cheaper."""
+
+Change = TypeVar("Change")
+Change_contra = TypeVar("Change_contra", contravariant=True)
+P = TypeVar("P")
+P_contra = TypeVar("P_contra", contravariant=True)
+W = TypeVar("W")
+
+
+class Writer(Protocol[P_contra]):
+    """Writes one job after the other and tells of each. `WriterThread` is one."""
+
+    @property
+    def put(self) -> Callable[[P_contra], None]: ...
+
+    def stop(self) -> None: ...
+
+
+class Committer(Protocol[Change_contra]):
+    """What the rest of the store needs."""
+
+    def submit(
+        self,
+        ops: Sequence[Change_contra],
+        *,
+        size: int = 0,
+        lazy: bool = False,
+        applied: Callable[[], None] | None = None,
+    ) -> asyncio.Future[None]: ...
+
+
+class _Submission(Generic[Change]):
+    __slots__ = ("applied", "done", "ops", "size")
+
+    def __init__(
+        self,
+        ops: Sequence[Change],
+        size: int,
+        applied: Callable[[], None] | None,
+        done: asyncio.Future[None],
+    ) -> None:
+        self.ops = ops
+        self.size = size
+        self.applied = applied
+        self.done = done
+
+
+class GroupCommitter(Generic[Change, P, W]):
+    """Belongs to one event loop; owns the writer until `stop`. `Change` is what a store writes."""
+
+    def __init__(
+        self,
+        prepare: Callable[[Sequence[Sequence[Change]], int], P],
+        start_writer: Callable[[Callable[[W | Failed], None]], Writer[P]],
+        *,
+        clock: Clock,
+        observe: Callable[[W], None],
+        failed: Callable[[StoreError], None],
+    ) -> None:
+        """`prepare(batches, octets)` runs on the loop; what it returns is put to the writer.
+
+        `start_writer(tell)` makes one that calls `tell` on the loop with the result of each job, or with how
+        it `Failed`. Results go to `observe`; `failed` is told of a failure before any submitter is.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._now = clock.monotonic
+        self._prepare = prepare
+        self._observe = observe
+        self._failed = failed
+        self._writer = start_writer(self._written)
+        self._pending: list[_Submission[Change]] = []
+        self._pending_size = 0
+        self._urgent = 0
+        self._writing: list[_Submission[Change]] = []
+        self._gathering = False
+        self._usual = 0.0
+        """Submissions in a batch, lately."""
+        self._pauses = 0
+        self._gather_until = 0.0
+        self._last_turn = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._refusal: StoreError | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def submit(
+        self,
+        ops: Sequence[Change],
+        *,
+        size: int = 0,
+        lazy: bool = False,
+        applied: Callable[[], None] | None = None,
+    ) -> asyncio.Future[None]:
+        """Queue `ops` for one atomic write; the future is done when it is durable or has failed."""
+        done: asyncio.Future[None] = self._loop.create_future()
+        if self._refusal is not None:
+            _refuse(done, self._refusal)
+            return done
+        self._pending.append(_Submission(ops, size, applied, done))
+        self._pending_size += size
+        if not lazy:
+            self._urgent += 1
+        if not self._writing and not self._gathering:
+            self._schedule()
+        return done
+
+    async def drain(self) -> None:
+        """Write what is pending without delay and wait until nothing is."""
+        while self._pending or self._writing:
+            if not self._writing:
+                self._start()
+            await self._idle.wait()
+
+    def resume(self) -> None:
+        """Take submissions again after a failure."""
+        self._refusal = None
+
+    def refuse(self, reason: StoreError) -> None:
+        """Fail every later submission."""
+        self._refusal = reason
+
+    def stop(self) -> None:
+        """End the writer; `refuse` and `drain` come before."""
+        self._writer.stop()
+
+    def _schedule(self) -> None:
+        """Something is pending and nothing is being written."""
+        if self._urgent or len(self._pending) >= MAX_LAZY:
+            self._gathering = True
+            self._pauses = 0
+            self._last_turn = now = self._now()
+            self._gather_until = now + GATHER_LIMIT
+            self._loop.call_soon(self._turned)
+        elif self._timer is None:
+            self._timer = self._loop.call_later(LAZY_DELAY, self._start)
+
+    def _turned(self) -> None:
+        """The loop has been round once more: was it idle?"""
+        now = self._now()
+        if not self._gathering:
+            return
+        if now >= self._gather_until or self._pending_size >= GATHER_OCTETS:
+            self._start()
+        elif now - self._last_turn > BUSY_TURN:
+            self._last_turn = now
+            self._loop.call_soon(self._turned)
+        elif 2 * len(self._pending) < self._usual and self._pauses < COMPANY_PAUSES:
+            self._pauses += 1
+            self._loop.call_later(COMPANY_PAUSE, self._turned)
+        else:
+            self._start()
+
+    def _start(self) -> None:
+        self._gathering = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._writing or not self._pending:
+            return
+        size = self._take_batch()
+        self._idle.clear()
+        try:
+            job = self._prepare([submission.ops for submission in self._writing], size)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the submitters have to hear of it
+            self._loop.call_soon(self._written, Failed(error))
+        else:
+            self._writer.put(job)
+
+    def _take_batch(self) -> int:
+        """Move what goes into the next write from `_pending` to `_writing`; returns its size."""
+        pending = self._pending
+        if self._pending_size <= MAX_BATCH:
+            size, count = self._pending_size, len(pending)
+        else:
+            size, count = pending[0].size, 1
+            while count < len(pending) and size + pending[count].size <= MAX_BATCH:
+                size += pending[count].size
+                count += 1
+        self._writing = pending[:count]
+        self._pending = pending[count:]
+        self._pending_size -= size
+        self._usual += (count - self._usual) / 4
+        self._urgent = len(self._pending)
+        return size
+
+    def _written(self, result: W | Failed) -> None:
+        batch, self._writing = self._writing, []
+        try:
+            if isinstance(result, Failed):
+                self._fail(batch, result.error)
+            else:
+                self._observe(result)
+                self._succeed(batch)
+        finally:
+            self._idle.set()
+            if self._pending and not self._gathering:
+                self._schedule()
+
+    def _succeed(self, batch: list[_Submission[Change]]) -> None:
+        for submission in batch:
+            if not submission.done.done():
+                submission.done.set_result(None)
+        # Before any submitter goes on: what waits for the futures runs in a later turn of the loop.
+        broken: Exception | None = None
+        for submission in batch:
+            if submission.applied is not None:
+                try:
+                    submission.applied()
+                except Exception as error:  # noqa: BLE001 - the other submissions are durable as well
+                    broken = error
+        if broken is not None:
+            # Memory no longer says what the disk does: the store reads it anew, as after a failed write.
+            self._fail([], broken)
+
+    def _fail(self, batch: list[_Submission[Change]], error: BaseException) -> None:
+        if isinstance(error, StoreError):
+            refusal = error
+        else:
+            refusal = StoreError(f"the spool could not be written: {error!r}")
+            refusal.__cause__ = error
+        self._refusal = refusal
+        batch += self._pending
+        self._pending = []
+        self._pending_size = self._urgent = 0
+        self._failed(refusal)
+        for submission in batch:
+            if not submission.done.done():
+                _refuse(submission.done, refusal)
+
+
+def _refuse(done: asyncio.Future[None], reason: StoreError) -> None:
+    error = type(reason)(str(reason))
+    error.__cause__ = reason
+    done.set_exception(error)
+    # Nobody may be waiting any more (a lazy removal, a cancelled session): that is no news for the loop.
+    done.exception()

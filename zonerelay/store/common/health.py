@@ -1,0 +1,108 @@
+"""Whether a store may be used, and why not. Bland reasons: they may reach clients and `/readyz`.
+
+Two things are kept apart. A refusal means that nothing can be done now, and is what every caller gets. A
+cause without one (little space, little memory, damage) keeps new mail out while the queue is drained.
+
+`problems` is what the operator reads: each cause in full, and notes, which keep nothing out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError
+
+NO_SPACE = "insufficient disk space"
+WRITE_FAILED = "the spool cannot be written"
+CLOSED = "the spool is closed"
+DAMAGED = "the spool is damaged"
+
+
+class Health:
+    """Causes with their reasons; damage counts before all others, then the first one. `on_change` hears of
+    every new reason and of None.
+    """
+
+    def __init__(self, on_change: Callable[[str | None], None]) -> None:
+        self._on_change = on_change
+        self._causes: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
+        self._closed = False
+        self._changed = asyncio.Event()
+        self._refusal: StoreError | None = None
+        self.reason: str | None = None
+
+    @property
+    def refusal(self) -> StoreError | None:
+        return self._refusal
+
+    @refusal.setter
+    def refusal(self, refusal: StoreError | None) -> None:
+        self._refusal = refusal
+        self._tell()
+
+    async def usable(self) -> bool:
+        """Wait until there is no refusal; true when there was one."""
+        return await self.wait_while(lambda: self._refusal is not None)
+
+    async def wait_while(self, holds: Callable[[], bool]) -> bool:
+        """Until it does not, as seen after each change; true when it did at first."""
+        if not holds():
+            return False
+        while holds():
+            await self._changed.wait()
+        return True
+
+    def _tell(self) -> None:
+        # Who begins to wait now waits for the next change.
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def check_usable(self) -> None:
+        """Raises StoreError while the store is failed or closed."""
+        if self.refusal is not None:
+            # A new one for each: an exception that is raised again grows by a traceback.
+            raise type(self.refusal)(str(self.refusal))
+
+    def check_writable(self) -> None:
+        """Also raises StoreFullError when there is too little room for new mail, StoreCorruptError when the
+        store is damaged.
+        """
+        if self.reason is not None:
+            self.check_usable()
+            raise (StoreCorruptError if self.reason == DAMAGED else StoreFullError)(self.reason)
+
+    def unhealthy(self) -> str | None:
+        return self.reason
+
+    def problems(self) -> tuple[str, ...]:
+        return tuple(self._texts.values())
+
+    def note(self, cause: str, text: str | None) -> None:
+        """A problem that keeps no mail out."""
+        if text is None:
+            self._texts.pop(cause, None)
+        else:
+            self._texts[cause] = text
+
+    def set(self, cause: str, reason: str | None, text: str = "") -> None:
+        """`text` is what the operator reads in place of the bland reason."""
+        if self._closed:
+            return
+        before = self.reason
+        if reason is None:
+            self._causes.pop(cause, None)
+        else:
+            self._causes[cause] = reason
+        self.note(cause, None if reason is None else text or reason)
+        reasons = self._causes.values()
+        self.reason = DAMAGED if DAMAGED in reasons else next(iter(reasons), None)
+        if self.reason != before:
+            self._on_change(self.reason)
+        self._tell()
+
+    def close(self) -> None:
+        """The store is being closed, as it was told: nobody has to hear of that, or of what comes after."""
+        self._closed = True
+        self.reason = CLOSED

@@ -1,0 +1,284 @@
+"""Which deliveries of the disk queue can be handed out next: an index in memory, no I/O.
+
+A file system cannot be asked what is due, so every delivery has an entry here, and its state is read from
+its file only when it is handed out. An entry costs about 500 octets (docs/disk-queue.md): the index
+is bounded by the queue, not by a window. Entries follow what is durable; one that is claimed or is being
+changed right now is in no heap, and whoever ends that puts it back.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Collection, Iterable, Iterator
+
+from zonerelay.model.address import domain_of
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common.fresh_order import FreshOrder
+from zonerelay.store.contract import QueueCounts
+
+_SLACK = 1000
+"""Entries that changed their place stay behind in heaps; this many more than twice the rest are swept out."""
+_numbers = itertools.count(1)
+"""Of claims: no two are alike, whatever zone and index they are in."""
+
+
+class Entry:
+    """One delivery: where it stands, and why it is not handed out now. `claim` is 0 when nobody has it."""
+
+    __slots__ = ("changing", "claim", "created", "held", "key", "next_attempt", "parked")
+
+    def __init__(self, key: DeliveryKey, created: float, next_attempt: float, *, held: bool) -> None:
+        self.key = key
+        self.created = created
+        self.next_attempt = next_attempt
+        self.held = held
+        self.claim = 0
+        self.changing = 0
+        self.parked = False
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.claim or self.changing or self.held)
+
+
+class ZoneIndex:
+    """The deliveries of one zone."""
+
+    def __init__(self) -> None:
+        self.entries: dict[DeliveryKey, Entry] = {}
+        self.counts = QueueCounts()
+        # Heaps may hold entries that have moved on; `_is_at` decides.
+        self._fresh = FreshOrder(self._is_fresh)
+        self._due: list[tuple[float, DeliveryKey]] = []
+        self._parked: dict[str, list[DeliveryKey]] = {}
+        self._by_age: list[DeliveryKey] = []
+        self._unborn: list[tuple[float, DeliveryKey]] = []
+        self._turn_of_due = False
+
+    # --- what becomes durable
+
+    def put(self, key: DeliveryKey, created: float, next_attempt: float, *, held: bool) -> None:
+        """The delivery was stored in this state."""
+        entry = self.entries.get(key)
+        if entry is None:
+            entry = self.entries[key] = Entry(key, created, next_attempt, held=held)
+            heapq.heappush(self._by_age, key)
+        else:
+            self._count(entry, -1)
+            entry.created, entry.next_attempt, entry.held = created, next_attempt, held
+            entry.parked = False
+        self._count(entry, 1)
+        self.place(entry)
+
+    def remove(self, key: DeliveryKey) -> None:
+        """The delivery left."""
+        entry = self.entries.pop(key, None)
+        if entry is None:
+            return
+        self._count(entry, -1)
+        ages = self._by_age
+        while ages and ages[0] not in self.entries:
+            heapq.heappop(ages)
+        if len(ages) > 2 * len(self.entries) + _SLACK:
+            self._by_age = [other for other in ages if other in self.entries]
+            heapq.heapify(self._by_age)
+
+    def place(self, entry: Entry) -> None:
+        """Let it be handed out, if nothing stands against it."""
+        if not entry.is_idle or entry.parked:
+            return
+        if entry.next_attempt > 0:
+            heapq.heappush(self._due, (entry.next_attempt, entry.key))
+        else:
+            self._fresh.push(entry.key)
+        if len(self._due) + len(self._fresh) > 2 * len(self.entries) + _SLACK:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        placed = [entry for entry in self.entries.values() if entry.is_idle and not entry.parked]
+        self._fresh.refill(entry.key for entry in placed if entry.next_attempt <= 0)
+        self._due = [(entry.next_attempt, entry.key) for entry in placed if entry.next_attempt > 0]
+        heapq.heapify(self._due)
+
+    def _count(self, entry: Entry, step: int) -> None:
+        if entry.held:
+            self.counts.held += step
+        elif entry.next_attempt > 0:
+            self.counts.deferred += step
+        else:
+            self.counts.ready += step
+
+    # --- handing out
+
+    def take(self, limit: int, skip: Collection[str], now: float) -> list[DeliveryKey]:
+        """Claim up to `limit` that are due. Fresh and due ones alternate, so that neither starves the other;
+        those of a domain in `skip` are parked.
+        """
+        found: list[DeliveryKey] = []
+        while len(found) < limit:
+            fresh, due = self._fresh.first(), self._peek_due()
+            if due is not None and due.next_attempt > now:
+                due = None
+            entry = None
+            if due is not None and (fresh is None or self._turn_of_due):
+                heapq.heappop(self._due)
+                entry = due
+            elif fresh is not None:
+                self._fresh.pop(fresh)
+                entry = self.entries[fresh]
+            if entry is None:
+                self._take_unparked(limit, skip, now, found)
+                break
+            self._turn_of_due = not self._turn_of_due
+            self._take(entry, skip, found)
+        return found
+
+    def take_new(self, limit: int, since: MessageId, skip: Collection[str]) -> list[DeliveryKey]:
+        """Likewise, of the fresh ones of messages from `since` on."""
+        found: list[DeliveryKey] = []
+        while len(found) < limit and (key := self._fresh.first_since(since)) is not None:
+            self._fresh.pop(key)
+            self._take(self.entries[key], skip, found)
+        return found
+
+    def _take(self, entry: Entry, skip: Collection[str], found: list[DeliveryKey]) -> None:
+        if skip and (domain := domain_of(entry.key.recipient)) in skip:
+            entry.parked = True
+            heapq.heappush(self._parked.setdefault(domain, []), entry.key)
+        else:
+            entry.claim = next(_numbers)
+            found.append(entry.key)
+
+    def take_domain(self, domain: str, limit: int, now: float) -> list[DeliveryKey]:
+        """Claim up to `limit` of what was parked of one domain."""
+        found: list[DeliveryKey] = []
+        self._take_parked(domain, limit, now, found)
+        return found
+
+    def _take_unparked(self, limit: int, skip: Collection[str], now: float, found: list[DeliveryKey]) -> None:
+        """Of domains that are no longer skipped, should nobody ask for the domain."""
+        for domain in [domain for domain in self._parked if domain not in skip]:
+            self._take_parked(domain, limit, now, found)
+
+    def _take_parked(self, domain: str, limit: int, now: float, found: list[DeliveryKey]) -> None:
+        heap = self._parked.get(domain, [])
+        while heap and len(found) < limit:
+            entry = self.entries.get(heapq.heappop(heap))
+            if entry is None or not entry.parked or not entry.is_idle:
+                continue
+            entry.parked = False
+            if entry.next_attempt > now:  # the clock was set back
+                self.place(entry)
+            else:
+                entry.claim = next(_numbers)
+                found.append(entry.key)
+        if not heap:
+            self._parked.pop(domain, None)
+
+    def release(self, key: DeliveryKey) -> None:
+        """Give a claim back."""
+        entry = self.entries.get(key)
+        if entry is not None and entry.claim:
+            entry.claim = 0
+            self.place(entry)
+
+    def claim_of(self, key: DeliveryKey) -> int:
+        entry = self.entries.get(key)
+        return 0 if entry is None else entry.claim
+
+    def claim_again(self, key: DeliveryKey) -> None:
+        """It is being attempted here, under a claim that was lost."""
+        self.entries[key].claim = next(_numbers)
+
+    def drop_claim(self, key: DeliveryKey) -> None:
+        """The claim ends with the change that is being applied, which will place the entry."""
+        entry = self.entries.get(key)
+        if entry is not None:
+            entry.claim = 0
+
+    def begin_change(self, key: DeliveryKey) -> None:
+        entry = self.entries.get(key)
+        if entry is not None:
+            entry.changing += 1
+
+    def end_change(self, key: DeliveryKey) -> None:
+        entry = self.entries.get(key)
+        if entry is not None and entry.changing:
+            entry.changing -= 1
+
+    def is_changing(self, key: DeliveryKey) -> bool:
+        entry = self.entries.get(key)
+        return entry is not None and entry.changing > 0
+
+    def clear_changes(self, key: DeliveryKey) -> None:
+        """The writes that were under way have failed."""
+        entry = self.entries.get(key)
+        if entry is not None:
+            entry.changing = 0
+
+    # --- looking
+
+    def has_ready(self) -> bool:
+        return self._fresh.first() is not None
+
+    def next_due(self) -> float | None:
+        entry = self._peek_due()
+        return None if entry is None else entry.next_attempt
+
+    def oldest(self, now: float) -> float | None:
+        """`created` of the first delivery that is not held back by its sender at `now`."""
+        while self._unborn and self._unborn[0][0] <= now:
+            heapq.heappush(self._by_age, heapq.heappop(self._unborn)[1])
+        while self._by_age:
+            entry = self.entries.get(self._by_age[0])
+            if entry is not None and entry.created <= now:
+                return entry.created
+            key = heapq.heappop(self._by_age)
+            if entry is not None:
+                heapq.heappush(self._unborn, (entry.created, key))
+        return None
+
+    def _is_fresh(self, key: DeliveryKey) -> bool:
+        entry = self.entries.get(key)
+        return entry is not None and entry.is_idle and not entry.parked and entry.next_attempt <= 0
+
+    def _peek_due(self) -> Entry | None:
+        heap = self._due
+        while heap:
+            when, key = heap[0]
+            entry = self.entries.get(key)
+            if entry is not None and entry.is_idle and not entry.parked and entry.next_attempt == when:
+                return entry
+            heapq.heappop(heap)
+        return None
+
+
+class Index(dict[str, ZoneIndex]):
+    """Zones by name, made when they are first asked for."""
+
+    def __missing__(self, name: str) -> ZoneIndex:
+        zone = self[name] = ZoneIndex()
+        return zone
+
+    def show(self, key: DeliveryKey, delivery: Delivery | None) -> None:
+        """This is durable."""
+        zone = self[key.queue]
+        if delivery is None:
+            zone.remove(key)
+        else:
+            zone.put(key, delivery.created, delivery.next_attempt, held=delivery.held)
+
+    def sorted_keys(self, zone: str | None) -> list[DeliveryKey]:
+        """Zone by zone, in the order of messages."""
+        names: Iterable[str] = sorted(self) if zone is None else [zone]
+        return [key for name in names if name in self for key in sorted(self[name].entries)]
+
+    def zones(self) -> set[str]:
+        return {name for name, zone in self.items() if zone.entries}
+
+    def counts(self) -> Iterator[tuple[str, QueueCounts]]:
+        for name, zone in self.items():
+            counts = zone.counts
+            yield name, QueueCounts(counts.ready, counts.deferred, counts.held)

@@ -1,0 +1,22 @@
+"""Reading many messages for somebody who only looks: an unreadable one must not end a list."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError
+
+
+async def read_each(
+    read_message: Callable[[MessageId], Awaitable[Message]], ids: Sequence[MessageId]
+) -> dict[MessageId, Message]:
+    """One after the other, for stores in which that costs little."""
+    found: dict[MessageId, Message] = {}
+    for message_id in ids:
+        try:
+            found[message_id] = await read_message(message_id)
+        except (MessageNotFoundError, StoreCorruptError):
+            continue
+    return found

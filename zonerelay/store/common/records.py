@@ -1,0 +1,299 @@
+"""The spool's records: how keys are spelled and what JSON stands in their values.
+
+Keys are ASCII, fields separated by one space, so that one prefix scan can never run into another
+zone, domain or message: whatever could disturb that (space, `%`, control and non-ASCII characters)
+is percent-encoded. Key order is the order of work: message ids and due times are fixed-width.
+
+What is written once and never changes (envelope, headers, size) is in `message {ID} *`; what
+changes is in small delivery records whose identity is their key and is not repeated in the value.
+A record that cannot be read back raises StoreCorruptError with its key; nothing is guessed. Members that this
+version does not know are kept when it writes a record again: a newer one may share the store.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import urllib.parse
+
+import msgspec
+
+from zonerelay.model.address import Mailbox
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message, Notify
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outcome import Attempt
+from zonerelay.store.contract import StoreCorruptError, StoreError
+
+FORMAT_VERSION = b"1"
+
+META_FORMAT = b"meta format"
+META_LAST_ID = b"meta last-id"
+META_PROBE = b"meta probe"
+
+MESSAGE_PREFIX = b"message "
+DELIVERY_PREFIX = b"delivery-zone "
+DEFERRED_PREFIX = b"deferred-zone "
+DOMAIN_PREFIX = b"delivery-domain "
+
+_UNSAFE = re.compile("[^!-$&-~]")
+# Seven decimals tell any two floats of this century apart, so the index orders exactly like the record.
+_TIME_WIDTH = 18
+_MAX_TIME = 9_999_999_999.0
+
+
+@functools.lru_cache(maxsize=4096)
+def field(text: str) -> bytes:
+    """One field of a key. A recipient's is needed at acceptance, at the end, and often again tomorrow."""
+    if _UNSAFE.search(text) is None:
+        return text.encode("ascii")
+    raw = text.encode("utf-8", "surrogateescape")
+    return b"".join(b"%c" % octet if _is_safe(octet) else b"%%%02X" % octet for octet in raw)
+
+
+def _is_safe(octet: int) -> bool:
+    return 0x21 <= octet <= 0x7E and octet != 0x25
+
+
+def unfield(raw: bytes) -> str:
+    if b"%" not in raw:
+        return raw.decode("ascii")
+    return urllib.parse.unquote_to_bytes(raw).decode("utf-8", "surrogateescape")
+
+
+def after(prefix: bytes) -> bytes:
+    """The first key behind every key that starts with `prefix`, which ends in a space."""
+    return prefix[:-1] + b"!"
+
+
+# --- messages
+
+
+def message_prefix(message_id: MessageId) -> bytes:
+    return b"message %b " % message_id.encode("ascii")
+
+
+def chunk_key(message_id: MessageId, number: int) -> bytes:
+    """Chunks count from one."""
+    return b"message %b %06d" % (message_id.encode("ascii"), number)
+
+
+def message_keys(message_id: MessageId, chunks: int = 0) -> list[bytes]:
+    """`exists_key`, `metadata_key` and the keys of the chunks."""
+    prefix = b"message %b " % message_id.encode("ascii")
+    keys = [prefix + b"#", prefix + b"*"]
+    for number in range(1, chunks + 1):
+        keys.append(b"%b%06d" % (prefix, number))
+    return keys
+
+
+def exists_key(message_id: MessageId) -> bytes:
+    return b"message %b #" % message_id.encode("ascii")
+
+
+def metadata_key(message_id: MessageId) -> bytes:
+    return b"message %b *" % message_id.encode("ascii")
+
+
+def open_count_key(message_id: MessageId) -> bytes:
+    """How many deliveries are still open; absent while that is one per recipient of the envelope."""
+    return b"meta open %b" % message_id.encode("ascii")
+
+
+def parse_count(message_id: MessageId, raw: bytes) -> int:
+    try:
+        return int(raw)
+    except ValueError as error:
+        raise StoreCorruptError(f"message {message_id}: unreadable open count {_shown(raw[:20])}") from error
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_message = msgspec.json.Decoder(Message).decode
+
+
+def encode_message(message: Message) -> bytes:
+    try:
+        return _encode(message)
+    except (UnicodeError, TypeError, msgspec.MsgspecError) as error:
+        raise StoreError(f"message {message.id} cannot be written as JSON: {error}") from error
+
+
+def decode_message(message_id: MessageId, raw: bytes) -> Message:
+    try:
+        return _decode_message(raw)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreCorruptError(f"message {message_id}: unreadable metadata: {error}") from error
+
+
+# --- deliveries
+
+
+class DeliveryRecord(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
+    """`Delivery` without what its key says already."""
+
+    created: float
+    attempts: int = 0
+    next_attempt: float = 0.0
+    held: bool = False
+    warned: bool = False
+    notify: int = 0
+    orcpt: str = ""
+    last: Attempt | None = None
+
+
+class DeliveryStatus(msgspec.Struct, frozen=True, gc=False):
+    """The two members that say where a delivery is counted; the rest of the record is skipped."""
+
+    next_attempt: float = 0.0
+    held: bool = False
+
+
+class _Created(msgspec.Struct, frozen=True, gc=False):
+    """The one member that an age is counted from."""
+
+    created: float
+
+
+# A table: calling an IntFlag class costs as much as the whole rest of the decoding.
+_NOTIFY = tuple(Notify(value) for value in range(16))
+_NOTIFY_MASK = 15
+
+_decode_record = msgspec.json.Decoder(DeliveryRecord).decode
+_KNOWN = frozenset(DeliveryRecord.__struct_fields__)
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_created = msgspec.json.Decoder(_Created).decode
+_decode_status = msgspec.json.Decoder(DeliveryStatus).decode
+
+
+@functools.lru_cache(maxsize=1024)
+def zone_prefix(zone: str) -> bytes:
+    return DELIVERY_PREFIX + field(zone) + b" "
+
+
+@functools.lru_cache(maxsize=1024)
+def deferred_prefix(zone: str) -> bytes:
+    return DEFERRED_PREFIX + field(zone) + b" "
+
+
+def domain_prefix(zone: str, domain: str) -> bytes:
+    return b"%b%b %b " % (DOMAIN_PREFIX, field(zone), field(domain))
+
+
+def delivery_key(key: DeliveryKey) -> bytes:
+    zone, message_id, recipient = key
+    return b"%b%b %b" % (zone_prefix(zone), message_id.encode("ascii"), field(recipient))
+
+
+def deferred_key(key: DeliveryKey, next_attempt: float) -> bytes:
+    zone, message_id, recipient = key
+    due = due_field(next_attempt)
+    return b"%b%b %b %b" % (deferred_prefix(zone), due, message_id.encode("ascii"), field(recipient))
+
+
+def domain_key(key: DeliveryKey, domain: str) -> bytes:
+    zone, message_id, recipient = key
+    return b"%b%b %b" % (domain_prefix(zone, domain), message_id.encode("ascii"), field(recipient))
+
+
+@functools.lru_cache(maxsize=16)  # thousands of recipients of one message have the same
+def due_field(when: float) -> bytes:
+    """A due time that sorts as text and reads as Unix seconds."""
+    return b"%0*.7f" % (_TIME_WIDTH, min(max(when, 0.0), _MAX_TIME))
+
+
+def _shown(raw: bytes) -> str:
+    """A key in an error's text, without the recipient at its end."""
+    text = raw[:200].decode("ascii", "backslashreplace")
+    head, blank, _ = text.rpartition(" ")
+    return f"{head} …" if blank else text
+
+
+def parse_delivery_key(raw: bytes) -> DeliveryKey:
+    """Any of the three `delivery-zone`, `deferred-zone`, `delivery-domain` keys."""
+    try:
+        parts = raw.split(b" ")
+        return DeliveryKey(
+            unfield(parts[1]), MessageId(parts[-2].decode("ascii")), Mailbox(unfield(parts[-1]))
+        )
+    except (ValueError, IndexError) as error:
+        raise StoreCorruptError(f"unreadable key {_shown(raw)}") from error
+
+
+def parse_due(raw: bytes) -> float:
+    """The due time in a `deferred-zone` key."""
+    try:
+        return float(raw.split(b" ", 3)[2])
+    except (ValueError, IndexError) as error:
+        raise StoreCorruptError(f"unreadable key {_shown(raw)}") from error
+
+
+def encode_delivery(delivery: Delivery) -> bytes:
+    try:
+        encoded = _encode(
+            DeliveryRecord(
+                delivery.created,
+                delivery.attempts,
+                delivery.next_attempt,
+                delivery.held,
+                delivery.warned,
+                int(delivery.notify),
+                delivery.orcpt,
+                delivery.last,
+            )
+        )
+    except (UnicodeError, TypeError, msgspec.MsgspecError) as error:
+        raise StoreError(f"delivery {delivery.message_id} cannot be written as JSON: {error}") from error
+    return b"%b,%b" % (encoded[:-1], delivery.unknown[1:]) if delivery.unknown else encoded
+
+
+def _unknown(record: DeliveryRecord, raw: bytes) -> bytes:
+    # Nearly always there is nothing else in it, and this says so in half a microsecond.
+    if len(_encode(record)) == len(raw):
+        return b""
+    members = {name: value for name, value in _decode_members(raw).items() if name not in _KNOWN}
+    return _encode(members) if members else b""
+
+
+def decode_delivery(raw_key: bytes, raw: bytes) -> Delivery:
+    return decode_record(parse_delivery_key(raw_key), raw)
+
+
+def decode_record(key: DeliveryKey, raw: bytes) -> Delivery:
+    """The record of a delivery whose key is known."""
+    try:
+        record = _decode_record(raw)
+        unknown = _unknown(record, raw)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreCorruptError(f"unreadable delivery {_shown(delivery_key(key))}: {error}") from error
+    return delivery_of(key, record, unknown)
+
+
+def delivery_of(key: DeliveryKey, record: DeliveryRecord, unknown: bytes = b"") -> Delivery:
+    return Delivery(
+        queue=key.queue,
+        message_id=key.message_id,
+        recipient=key.recipient,
+        created=record.created,
+        attempts=record.attempts,
+        next_attempt=record.next_attempt,
+        held=record.held,
+        warned=record.warned,
+        notify=_NOTIFY[record.notify & _NOTIFY_MASK],
+        orcpt=record.orcpt,
+        last=record.last,
+        unknown=unknown,
+    )
+
+
+def decode_status(raw_key: bytes, raw: bytes) -> DeliveryStatus:
+    try:
+        return _decode_status(raw)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreCorruptError(f"unreadable delivery {_shown(raw_key)}: {error}") from error
+
+
+def decode_created(raw_key: bytes, raw: bytes) -> float:
+    try:
+        return _decode_created(raw).created
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreCorruptError(f"unreadable delivery {_shown(raw_key)}: {error}") from error

@@ -1,0 +1,47 @@
+"""Taking in an answer when it comes, whether or not whoever asked still waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from zonerelay.store.contract import StoreError
+
+Asked = TypeVar("Asked")
+Learned = TypeVar("Learned")
+
+
+def _ignore(_: object) -> None:
+    """Nobody wants to know."""
+
+
+def then(
+    asked: asyncio.Future[Asked],
+    take: Callable[[Asked], Learned],
+    failed: Callable[[StoreError], None] = _ignore,
+    unwanted: Callable[[Learned], None] = _ignore,
+) -> asyncio.Future[Learned]:
+    """What `take` makes of the answer, in the turn of the loop in which it comes: answers keep their order.
+
+    `failed` hears of a StoreError, `take`'s own included; `unwanted` of what nobody waits for any more.
+    """
+    learned: asyncio.Future[Learned] = asked.get_loop().create_future()
+
+    def answered(future: asyncio.Future[Asked]) -> None:
+        try:
+            result = take(future.result())
+        except Exception as broken:  # noqa: BLE001 - whoever waits must hear of a bug, too
+            error = broken if isinstance(broken, StoreError) else StoreError(f"unexpected answer: {broken!r}")
+            failed(error)
+            if not learned.done():
+                learned.set_exception(error)
+                learned.exception()  # that nobody waits is no reason for the loop to complain
+        else:
+            if learned.done():
+                unwanted(result)
+            else:
+                learned.set_result(result)
+
+    asked.add_done_callback(answered)
+    return learned

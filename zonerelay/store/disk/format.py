@@ -1,0 +1,185 @@
+"""How the files of the disk queue are written. No I/O.
+
+`<id>.env` never changes: a line that names the format, the body as it is (so that an operator can read
+it), one line of JSON with the message, the first state of its deliveries and a checksum per chunk, and a
+last line that says where that JSON begins. `<id>.meta` is one line of JSON with the state of the
+deliveries that are still open. A file that cannot be read back raises StoreCorruptError; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from zonerelay.model.address import Mailbox
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import LENGTH, MessageId
+from zonerelay.store.common.records import DeliveryRecord, delivery_of, encode_delivery
+from zonerelay.store.contract import StoreCorruptError, StoreError
+
+HEAD = b"zonerelay-env 1\n"
+"""The first octets of an `.env` file; the body begins behind them."""
+FOOT_SIZE = 33
+"""Octets of the last line: length and checksum of the JSON before it."""
+SMALLEST = len(HEAD) + FOOT_SIZE
+"""No whole `.env` file is smaller."""
+
+_FOOT = re.compile(rb"([0-9a-f]{9}) ([0-9a-f]{8}) zonerelay-end\n")
+_NAME = re.compile(rf"([0-9a-f]{{{LENGTH}}})\.(env|meta)")
+
+
+class _Whose(msgspec.Struct, frozen=True, gc=False):
+    """What is a key elsewhere; the id is the file's name."""
+
+    zone: str
+    recipient: str
+
+
+class _WholeRecord(DeliveryRecord, kw_only=True, frozen=True, gc=False):
+    """A delivery as it is read back."""
+
+    zone: str
+    recipient: str
+
+
+class IndexRecord(msgspec.Struct, frozen=True, gc=False):
+    """What the index in memory keeps of a delivery; the rest is skipped."""
+
+    zone: str
+    recipient: str
+    created: float
+    next_attempt: float = 0.0
+    held: bool = False
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    deliveries: list[_WholeRecord]
+
+
+class _IndexMeta(msgspec.Struct, frozen=True):
+    deliveries: list[IndexRecord]
+
+
+class _Tail(msgspec.Struct, frozen=True):
+    message: Message
+    deliveries: list[_WholeRecord]
+    checksums: list[int]
+
+
+class Stored(NamedTuple):
+    """What an `.env` file says behind the body."""
+
+    message: Message
+    deliveries: list[Delivery]
+    checksums: list[int]
+
+
+class Foot(NamedTuple):
+    """Where the JSON of an `.env` file is."""
+
+    offset: int
+    length: int
+    checksum: int
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_tail = msgspec.json.Decoder(_Tail).decode
+_decode_meta = msgspec.json.Decoder(_Meta).decode
+_decode_index = msgspec.json.Decoder(_IndexMeta).decode
+
+
+def parse_name(name: str) -> tuple[MessageId, str] | None:
+    """The id and the kind (`env` or `meta`) that a file's name says, `None` for anybody else's file."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else (MessageId(match[1]), match[2])
+
+
+# --- .meta
+
+
+def encode_record(delivery: Delivery) -> bytes:
+    """One delivery as it stands in both kinds of file."""
+    try:
+        whose = _encode(_Whose(delivery.queue, delivery.recipient))
+    except (UnicodeError, TypeError, msgspec.MsgspecError) as error:
+        raise StoreError(f"delivery {delivery.message_id} cannot be written as JSON: {error}") from error
+    return b"%b,%b" % (whose[:-1], encode_delivery(delivery)[1:])
+
+
+def join_meta(records: Iterable[bytes]) -> bytes:
+    """An `.meta` file of encoded records."""
+    return b'{"deliveries":[%b]}\n' % b",".join(records)
+
+
+def decode_meta(message_id: MessageId, raw: bytes) -> list[Delivery]:
+    try:
+        return _deliveries(message_id, _decode_meta(raw).deliveries)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreCorruptError(f"{message_id}.meta is unreadable: {error}") from error
+
+
+def decode_index(message_id: MessageId, raw: bytes) -> list[IndexRecord]:
+    """The deliveries of an `.meta` file, as far as the index wants them."""
+    try:
+        return _decode_index(raw).deliveries
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreCorruptError(f"{message_id}.meta is unreadable: {error}") from error
+
+
+def _deliveries(message_id: MessageId, records: Iterable[_WholeRecord]) -> list[Delivery]:
+    return [
+        delivery_of(DeliveryKey(record.zone, message_id, Mailbox(record.recipient)), record)
+        for record in records
+    ]
+
+
+def key_of(message_id: MessageId, record: IndexRecord) -> DeliveryKey:
+    # Interned: the index holds one of these for every delivery in the queue.
+    return DeliveryKey(sys.intern(record.zone), message_id, Mailbox(record.recipient))
+
+
+# --- .env
+
+
+def join_tail(message: bytes, records: Iterable[bytes], checksums: Sequence[int]) -> bytes:
+    """What stands behind the body: both lines."""
+    tail = b'\n{"message":%b,"deliveries":[%b],"checksums":%b}\n' % (
+        message,
+        b",".join(records),
+        _encode(checksums),
+    )
+    return b"%b%09x %08x zonerelay-end\n" % (tail, len(tail), zlib.crc32(tail))
+
+
+def parse_foot(message_id: MessageId, raw: bytes, size: int) -> Foot:
+    """`raw` are the last octets of a file of `size` octets."""
+    match = _FOOT.fullmatch(raw[-FOOT_SIZE:])
+    if match is None:
+        raise StoreCorruptError(f"{message_id}.env has no end")
+    length = int(match[1], 16)
+    offset = size - FOOT_SIZE - length
+    if offset < len(HEAD):
+        raise StoreCorruptError(f"{message_id}.env is too short")
+    return Foot(offset, length, int(match[2], 16))
+
+
+def decode_tail(message_id: MessageId, foot: Foot, raw: bytes) -> Stored:
+    """`raw` is what stands where the foot says."""
+    if len(raw) != foot.length or zlib.crc32(raw) != foot.checksum:
+        raise StoreCorruptError(f"{message_id}.env is damaged behind the body")
+    try:
+        tail = _decode_tail(raw)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreCorruptError(f"{message_id}.env is unreadable behind the body: {error}") from error
+    message = tail.message
+    if message.id != message_id or foot.offset != len(HEAD) + message.size:
+        raise StoreCorruptError(f"{message_id}.env does not describe its body")
+    if len(tail.checksums) != message.chunks:
+        raise StoreCorruptError(f"{message_id}.env does not describe its chunks")
+    return Stored(message, _deliveries(message_id, tail.deliveries), tail.checksums)

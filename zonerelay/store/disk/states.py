@@ -1,0 +1,259 @@
+"""What the event loop knows of messages in the disk queue, and plans of changes to them.
+
+A message's state is one file, so whoever changes one delivery has to know them all. States are kept in
+memory while somebody holds them and, as long as there is room, afterwards; what is not here is read from
+its file, by one reader at a time. They run ahead of the disk: a change is planned from what
+earlier submissions will have left. That is sound because submissions are written in order and
+fail together; `reset` then drops every guess.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common import records
+from zonerelay.store.contract import StoreCorruptError, StoreError
+from zonerelay.store.disk import format as disk_format
+from zonerelay.store.disk.batch import Op, Put, Remove, Rewrite
+from zonerelay.store.disk.files import NewMessage, State
+
+HOT_DELIVERIES = 10_000
+"""Deliveries whose states stay in memory when nobody holds them."""
+
+_log = logging.getLogger("zonerelay.store")
+
+Transition = tuple[Delivery | None, Delivery | None]
+"""One delivery's step from old to new. Old None: it is new; new None: it leaves."""
+
+
+class MessageState:
+    """One message's open deliveries once everything submitted is written.
+
+    `known` are all that were open when this was read; `pins` counts who holds it and what is under way.
+    `is_new`: it is not durable yet; `is_own`: it is one of ours, so that no sender is refused with it.
+    """
+
+    __slots__ = ("deliveries", "id", "is_new", "is_own", "known", "message", "pins", "records")
+
+    def __init__(
+        self,
+        message_id: MessageId,
+        deliveries: Iterable[Delivery],
+        *,
+        is_new: bool = False,
+        is_own: bool = False,
+    ) -> None:
+        self.id = message_id
+        self.deliveries = {delivery.key: delivery for delivery in deliveries}
+        self.known = tuple(self.deliveries)
+        self.records: dict[DeliveryKey, bytes] | None = None
+        self.message: Message | None = None
+        self.pins = 0
+        self.is_new = is_new
+        self.is_own = is_own
+
+    def encoded(self) -> dict[DeliveryKey, bytes]:
+        """A copy of the records as they stand in the file."""
+        if self.records is None:
+            self.records = {key: disk_format.encode_record(d) for key, d in self.deliveries.items()}
+        return dict(self.records)
+
+
+ReadStates = Callable[[Sequence[MessageId]], Awaitable[dict[MessageId, State]]]
+
+
+class States:
+    """One per store; changed only on the event loop."""
+
+    def __init__(self, read: ReadStates) -> None:
+        self._read = read
+        self._known: dict[MessageId, MessageState] = {}
+        self._count = 0
+        self._loading: dict[MessageId, asyncio.Task[set[MessageId]]] = {}
+        self._epoch = 0
+
+    def get(self, message_id: MessageId) -> MessageState | None:
+        return self._known.get(message_id)
+
+    async def hold(self, ids: Collection[MessageId]) -> dict[MessageId, MessageState]:
+        """The states of these messages, which stay until `drop`; absent are those that do not exist or
+        cannot be read. Does not wait when all are here.
+        """
+        held: dict[MessageId, MessageState] = {}
+        gone: set[MessageId] = set()
+        epoch = self._epoch
+        try:
+            while missing := self._hold_known(ids, held, gone):
+                gone |= await self._load(missing)
+                if epoch != self._epoch:
+                    raise StoreError("the queue failed while it was being read")
+        except BaseException:
+            self.drop(held.values())
+            raise
+        return held
+
+    def _hold_known(
+        self, ids: Collection[MessageId], held: dict[MessageId, MessageState], gone: set[MessageId]
+    ) -> list[MessageId]:
+        missing = []
+        for message_id in ids:
+            if message_id in held:
+                continue
+            state = self._known.get(message_id)
+            if state is not None:
+                state.pins += 1
+                held[message_id] = state
+            elif message_id not in gone:
+                missing.append(message_id)
+        return missing
+
+    def drop(self, states: Iterable[MessageState]) -> None:
+        """They are no longer held, or what was under way has ended."""
+        for state in states:
+            state.pins -= 1
+            if not state.pins and not state.deliveries:
+                self.forget(state)  # not before: a later change of it may still be under way, and fail
+        if self._count > HOT_DELIVERIES:
+            self._evict()
+
+    def add(self, state: MessageState) -> None:
+        """A new message, or one in the place of another: what that is in the middle of goes on here."""
+        before = self._known.get(state.id)
+        if before is not None:
+            self.forget(before)
+            state.known = tuple(dict.fromkeys((*before.known, *state.known)))
+        self._known[state.id] = state
+        self._count += len(state.known)
+
+    def forget(self, state: MessageState) -> None:
+        """The message is gone."""
+        if self._known.get(state.id) is state:
+            del self._known[state.id]
+            self._count -= len(state.known)
+
+    def _evict(self) -> None:
+        for state in [state for state in self._known.values() if not state.pins]:
+            if self._count <= HOT_DELIVERIES // 2:
+                return
+            self.forget(state)
+
+    async def _load(self, ids: Sequence[MessageId]) -> set[MessageId]:
+        """Read states into memory; returns the ids of those that are not there."""
+        new = [message_id for message_id in ids if message_id not in self._loading]
+        if new:
+            task = asyncio.get_running_loop().create_task(self._read_new(new))
+            self._loading |= dict.fromkeys(new, task)
+        tasks = {self._loading[message_id] for message_id in ids}
+        # Others may wait for the same: who is cancelled leaves the reading alone.
+        await asyncio.wait(tasks)
+        gone: set[MessageId] = set()
+        for task in tasks:
+            gone |= task.result()
+        return gone
+
+    async def _read_new(self, ids: Sequence[MessageId]) -> set[MessageId]:
+        epoch = self._epoch
+        gone: set[MessageId] = set()
+        try:
+            found = await self._read(ids)
+            if epoch != self._epoch:
+                raise StoreError("the queue failed while it was being read")
+            for message_id in ids:
+                state = found.get(message_id)
+                if state is None or isinstance(state, StoreCorruptError):
+                    gone.add(message_id)
+                    if state is not None:
+                        _log.error("left for the operator: %s", state)
+                elif message_id not in self._known:
+                    self.add(MessageState(message_id, state))
+        finally:
+            for message_id in ids:
+                self._loading.pop(message_id, None)
+        return gone
+
+    def reset(self) -> list[MessageState]:
+        """A write failed: nothing here is certain any more. Returns what was held or under way."""
+        uncertain = [state for state in self._known.values() if state.pins]
+        self._known.clear()
+        self._count = 0
+        self._epoch += 1
+        return uncertain
+
+
+class Plan:
+    """What one submission does, decided before any I/O. Single use: build, `seal`, and `States` knows."""
+
+    __slots__ = ("_encoded", "_new", "_open", "ops", "size", "states", "transitions")
+
+    def __init__(self) -> None:
+        self._encoded: dict[MessageId, dict[DeliveryKey, bytes]] = {}
+        self._open: dict[MessageId, dict[DeliveryKey, Delivery]] = {}
+        self._new: dict[MessageId, Put] = {}
+        self.ops: list[Op] = []
+        self.size = 0
+        self.states: dict[MessageId, MessageState] = {}
+        self.transitions: dict[DeliveryKey, Transition] = {}
+
+    def add_message(
+        self,
+        message: Message,
+        deliveries: Sequence[Delivery],
+        chunks: Sequence[bytes] | None,
+        *,
+        is_own: bool,
+    ) -> NewMessage:
+        """A new message. `chunks` None: it is staged already."""
+        state = MessageState(message.id, deliveries, is_new=True, is_own=is_own)
+        state.message = message
+        encoded = state.encoded()
+        new = NewMessage(message.id, records.encode_message(message), tuple(encoded.values()))
+        self._new[message.id] = Put(new, chunks)
+        self._encoded[message.id] = encoded
+        self._open[message.id] = dict(state.deliveries)
+        self.states[message.id] = state
+        for key, delivery in state.deliveries.items():
+            self.transitions[key] = (None, delivery)
+        self.size += len(new.message) + sum(map(len, chunks or ()))
+        return new
+
+    def change(self, state: MessageState, key: DeliveryKey, new: Delivery | None) -> None:
+        """A delivery's new state, `None` if it leaves; ignored when it does not exist (any more)."""
+        deliveries = self._open.get(state.id, state.deliveries)
+        old = deliveries.get(key)
+        if old is None:
+            return
+        record = None if new is None else disk_format.encode_record(new)
+        if state.id not in self._open:
+            deliveries = self._open[state.id] = dict(state.deliveries)
+            self._encoded[state.id] = state.encoded()
+            self.states[state.id] = state
+        if new is None or record is None:
+            del deliveries[key], self._encoded[state.id][key]
+        else:
+            deliveries[key], self._encoded[state.id][key] = new, record
+        before = self.transitions.get(key)
+        self.transitions[key] = (old if before is None else before[0], new)
+
+    def current(self, state: MessageState, key: DeliveryKey) -> Delivery | None:
+        """The delivery as this plan leaves it so far."""
+        return self._open.get(state.id, state.deliveries).get(key)
+
+    def seal(self, states: States) -> None:
+        """Complete the operations and let the states run ahead. They are handed to the committer at once."""
+        for message_id, state in self.states.items():
+            deliveries, encoded = self._open[message_id], self._encoded[message_id]
+            if message_id in self._new:
+                self.ops.append(self._new[message_id])
+                states.add(state)
+            if not deliveries:
+                self.ops.append(Remove(message_id))
+            elif message_id not in self._new or len(encoded) != len(state.known):
+                self.ops.append(Rewrite(message_id, tuple(encoded.values())))
+                self.size += sum(map(len, encoded.values()))
+            state.deliveries, state.records = deliveries, encoded
+            state.pins += 1

@@ -1,0 +1,195 @@
+"""Handing out deliveries from the LevelDB spool: fills a zone's window from disk as claims need it.
+
+One read per zone at a time, under the zone's lock; what happens to deliveries meanwhile is the
+window's business to notice. A claim that fails or is cancelled half-way gives back what it took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from operator import attrgetter
+
+from zonerelay.model.address import domain_of
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common import records
+from zonerelay.store.common.group_commit import Committer
+from zonerelay.store.common.in_flight import Ledger
+from zonerelay.store.contract import StoreError
+from zonerelay.store.leveldb import scan
+from zonerelay.store.leveldb.engine import Op
+from zonerelay.store.leveldb.low_water import DiskRange
+from zonerelay.store.leveldb.reader import SpoolReader
+from zonerelay.store.leveldb.ready_window import Taken, ZoneWindow
+
+_by_message = attrgetter("message_id")
+_READ_AHEAD = 200
+"""Ready deliveries taken into memory by one read, at least."""
+
+
+class ZoneClaims:
+    """The claims of one zone."""
+
+    def __init__(
+        self,
+        zone: str,
+        reader: SpoolReader,
+        committer: Committer[Op],
+        ledger: Ledger,
+        *,
+        empty: bool,
+    ) -> None:
+        self.window = ZoneWindow(zone, ledger.is_busy, empty=empty)
+        self._reader = reader
+        self._committer = committer
+        self._ledger = ledger
+        self._lock = asyncio.Lock()
+
+    async def claim(self, limit: int, skip: Collection[str], now: float) -> list[Delivery]:
+        window = self.window
+
+        def take(room: int, found: Taken, spill: Taken) -> DiskRange | None:
+            return window.take(room, skip, now, found, spill)
+
+        return await self._fill(take, limit, now)
+
+    async def claim_new(self, limit: int, since: MessageId, skip: Collection[str]) -> list[Delivery]:
+        window = self.window
+
+        def take(room: int, found: Taken, spill: Taken) -> DiskRange | None:
+            return window.take_new(room, since, skip, found, spill)
+
+        return await self._fill(take, limit, 0.0)
+
+    async def claim_domain(self, domain: str, limit: int, now: float) -> list[Delivery]:
+        window = self.window
+
+        def take(room: int, found: Taken, _spill: Taken) -> DiskRange | None:
+            return window.take_domain(domain, room, found)
+
+        return await self._fill(take, limit, now)
+
+    async def _fill(
+        self, take: Callable[[int, Taken, Taken], DiskRange | None], limit: int, now: float
+    ) -> list[Delivery]:
+        found: Taken = {}
+        async with self._lock:
+            try:
+                while True:
+                    taken: Taken = {}
+                    spill: Taken = {}
+                    source = take(limit - len(found), taken, spill)
+                    # Looked up each time: after a failed write the ledger has other claims.
+                    self._ledger.claims.update(taken)
+                    found |= taken
+                    if spill:
+                        await self._spill(spill)
+                    if source is None:
+                        break
+                    await self._read(source, max(limit - len(found), _READ_AHEAD), now)
+                    found = self._still_claimed(found)
+            except BaseException:
+                self.release(found)
+                raise
+        return sorted(self._still_claimed(found).values(), key=_by_message)
+
+    def _still_claimed(self, found: Taken) -> Taken:
+        """As they are now: while others were read, an operator may have changed these and given them back."""
+        claims = self._ledger.claims
+        return {key: claims[key] or delivery for key, delivery in found.items() if key in claims}
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        """Give claims back."""
+        for key in keys:
+            if key not in self._ledger.claims:
+                continue
+            delivery = self._ledger.claims.pop(key)
+            if key in self._ledger.in_flight:
+                continue  # the write that is under way says what becomes of it
+            if delivery is None:
+                self.window.look_for(key)
+            else:
+                self.window.put_back(key, delivery)
+
+    async def next_due(self) -> float | None:
+        """When the first unclaimed deferred delivery comes due."""
+        window = self.window
+        async with self._lock:
+            while window.due_range.low is not None and not window.due_range.exact:
+                await self._find_due()
+        low = window.due_range.low
+        on_disk = None if low is None else records.parse_due(low)
+        in_memory = window.due_in_memory()
+        if on_disk is None or in_memory is None:
+            return in_memory if on_disk is None else on_disk
+        return min(on_disk, in_memory)
+
+    # --- reading
+
+    async def _read(self, source: DiskRange, wanted: int, now: float) -> None:
+        window, epoch = self.window, self.window.epoch
+        start = window.start_reading(source)
+        try:
+            page = await self._read_page(source, start, wanted, now)
+        except BaseException:
+            window.stop_reading(source)
+            raise
+        if window.epoch != epoch:
+            return
+        window.absorb(source, page.deliveries, page.low, now)
+        if page.keys and source is not window.due_range:
+            # Memory has them now; should the process die, the next start finds them by the cursor.
+            hints: list[Op] = [(key, None) for key in page.keys]
+            self._committer.submit(hints, lazy=True)
+
+    async def _read_page(self, source: DiskRange, start: bytes, wanted: int, now: float) -> scan.Page:
+        window, read = self.window, self._reader.read
+        if source is window.fresh_range or source is window.new_range:
+            return await read(scan.read_fresh, start, source.end, wanted)
+        bound = source.end
+        if source is window.due_range:
+            bound = source.prefix + records.due_field(now) + b"!"
+        return await read(scan.read_index, start, bound, source.end, wanted)
+
+    async def _find_due(self) -> None:
+        window, epoch = self.window, self.window.epoch
+        start = window.start_reading(window.due_range)
+        try:
+            keys = await self._reader.read(scan.read_keys, start, window.due_range.end)
+        except BaseException:
+            window.stop_reading(window.due_range)
+            raise
+        if window.epoch == epoch:
+            window.skip_taken(keys)
+
+    async def _spill(self, spill: Taken) -> None:
+        """Write passed-over deliveries that memory has no room for to the overflow index."""
+        window, epoch = self.window, self.window.epoch
+        domains = {key: domain_of(key.recipient) for key in spill}
+        ops: list[Op] = [(records.domain_key(key, domain), b"") for key, domain in domains.items()]
+
+        def applied() -> None:
+            if window.epoch == epoch:
+                for key, domain in domains.items():
+                    window.spilled(domain, key)
+
+        try:
+            await self._committer.submit(ops, size=100 * len(ops), applied=applied)
+        except StoreError:
+            # The spool had failed before: nobody reads it again because of this.
+            if window.epoch == epoch:
+                for key, delivery in spill.items():
+                    window.put_back(key, delivery)
+            raise
+
+
+class Zones(dict[str, ZoneClaims]):
+    """The claims of all zones, made when they are first asked for."""
+
+    def __init__(self, make: Callable[[str], ZoneClaims]) -> None:
+        self._make = make
+
+    def __missing__(self, name: str) -> ZoneClaims:
+        zone = self[name] = self._make(name)
+        return zone

@@ -1,0 +1,362 @@
+"""What a directory with a LevelDB database holds, judged before LevelDB opens it. Reads, and changes nothing.
+
+LevelDB makes a new database where `CURRENT` is missing, takes a log that is missing or cut short for one with
+less in it, and has written before it finds damage. So what it would do is known before it may do anything: a
+database is made only where none was, files that are missing are a refusal, and logs with holes are named.
+
+The spool's file `synced` says how far the newest log was durable a second before the relay was left, and
+exactly after an orderly stop: what is missing at the end of a log cannot be told from a torn end otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from zonerelay.store.common.private_directories import write_durably
+from zonerelay.store.contract import StoreOpenError
+from zonerelay.store.leveldb.format import FormatError, Gap, Log, Manifest, Table, read_log, read_manifest
+
+_log = logging.getLogger("zonerelay.store")
+
+MARK_NAME = "synced"
+_MARK = re.compile(rb"zonerelay (\S+) (\d{10}) (\d{15}) ([0-9a-f]{8})\n")
+_CURRENT = re.compile(rb"MANIFEST-\d+\n")
+_LOG, _TABLE, _MANIFEST = (
+    re.compile(pattern) for pattern in (r"(\d+)\.log", r"(\d+)\.(?:ldb|sst)", r"MANIFEST-(\d+)")
+)
+_NEW_NAME = re.compile(r"\d+\.(?:log|ldb|sst|dbtmp)|MANIFEST-\d+")
+MAX_MANIFEST = 64 * 1024 * 1024
+"""Octets; LevelDB alone judges one that is larger, for a minute would pass here."""
+
+_ADVICE = (
+    "; nothing was changed. Copy the whole directory before anything else; to take new mail meanwhile, set"
+    " another [spool] path"
+)
+
+
+class DamagedSpoolError(StoreOpenError):
+    """LevelDB must not open the directory as it is. `what` is in short what is wrong with it."""
+
+    def __init__(self, directory: Path, what: str, advice: str) -> None:
+        super().__init__(f"the spool {directory} is damaged: {what}{advice}")
+        self.what = what
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The spool's format, and how many octets of which log are durable."""
+
+    format: str
+    log: int
+    size: int
+
+    def encode(self) -> bytes:
+        text = b"zonerelay %b %010d %015d " % (self.format.encode("ascii"), self.log, self.size)
+        return b"%b%08x\n" % (text, zlib.crc32(text))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLog:
+    """A log that LevelDB will read, and octets of it that must be there."""
+
+    path: Path
+    raw: bytes
+    synced: int
+    contents: Log
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """`is_new`: there is no database, or the beginnings of one that never held anything. `suspects` are logs
+    that are to be read with checksums.
+    """
+
+    is_new: bool
+    mark: Mark | None = None
+    suspects: tuple[FoundLog, ...] = ()
+    files: tuple[str, ...] = ()
+    """What LevelDB will read; nothing when its manifest was too large to be judged here."""
+
+
+def read_mark(directory: Path) -> Mark | None:
+    """None when there is none, or none that can be read. Raises OSError."""
+    try:
+        found = _MARK.fullmatch((directory / MARK_NAME).read_bytes())
+    except FileNotFoundError:
+        return None
+    if found is None or zlib.crc32(found.group()[:-9]) != int(found[4], 16):
+        return None
+    return Mark(found[1].decode("ascii", "replace"), int(found[2]), int(found[3]))
+
+
+def judge(directory: Path, *, verify: bool = False) -> Judgement:
+    """With `verify` every log is read with checksums. Raises DamagedSpoolError, or OSError."""
+    names = {entry.name for entry in directory.iterdir()}
+    mark = read_mark(directory)
+    if "CURRENT" not in names:
+        _check_never_used(directory, names, mark)
+        return Judgement(is_new=True)
+    name = _manifest_name(directory, names)
+    if (directory / name).stat().st_size > MAX_MANIFEST:
+        return Judgement(is_new=False, mark=mark)
+    manifest = _read_manifest(directory, name)
+    tables = [_table(directory, names, each) for each in manifest.tables.values()]
+    logs = _logs(directory, names, manifest, mark)
+    return Judgement(
+        is_new=False,
+        mark=mark,
+        suspects=_suspects(logs, mark, manifest.last_sequence, verify=verify),
+        files=("CURRENT", name, *tables, *(path.name for path in logs)),
+    )
+
+
+class Needed(NamedTuple):
+    """What the next opening of an open database needs. `missing` says in words what is not there,
+    `in_memory` that the database has it all the same; `manifest` is the manifest's size.
+    """
+
+    manifest: int
+    missing: str = ""
+    in_memory: bool = False
+
+
+def look_at(directory: Path, mark: Mark | None, manifest: int) -> Needed:
+    """The manifest had `manifest` octets before. Raises OSError."""
+    try:
+        path = directory / _manifest_name(directory, set(os.listdir(directory)))  # noqa: PTH208 - names alone
+    except DamagedSpoolError as error:
+        return Needed(manifest, error.what)
+    size = path.stat().st_size
+    if size < max(manifest, 1):
+        return Needed(manifest, f"{path} has lost its end")
+    newest = newest_log(directory)
+    if mark is not None and newest < (mark.log, mark.size):
+        log = directory / f"{mark.log:06d}.log"
+        return Needed(size, f"{log} is missing or has lost its end", in_memory=True)
+    return Needed(size)
+
+
+def drop_leftovers(directory: Path) -> bool:
+    """Remove the tables that LevelDB had begun to write when it failed: all that is in them is elsewhere too.
+
+    LevelDB does so itself, once it has opened the database. On a full disk it cannot, for want of the room
+    that they take. True when there were any. Raises StoreOpenError, or OSError.
+    """
+    files = judge(directory).files
+    tables = _numbers(_TABLE, os.listdir(directory)).values() if files else ()  # noqa: PTH208 - names alone
+    left = sorted(set(tables) - set(files))
+    for name in left:
+        (directory / name).unlink()
+    return bool(left)
+
+
+def own_names(directory: Path) -> set[str]:
+    """Files that LevelDB makes when it opens a database."""
+    return {entry.name for entry in directory.iterdir() if _NEW_NAME.fullmatch(entry.name)}
+
+
+def newest_log(directory: Path) -> tuple[int, int]:
+    """Number and size of the log that is written to; zeros when there is none. Raises OSError."""
+    for _ in range(3):  # a newer one may take its place at any time
+        number = max(_numbers(_LOG, os.listdir(directory)), default=0)  # noqa: PTH208 - names alone
+        with contextlib.suppress(FileNotFoundError):
+            return number, (directory / f"{number:06d}.log").stat().st_size if number else 0
+    return 0, 0
+
+
+def last_written(directory: Path) -> float:
+    """No log was written after it, in Unix seconds; 0 when there is none. Raises OSError."""
+    logs = [entry for entry in os.scandir(directory) if _LOG.fullmatch(entry.name)]
+    return max((entry.stat().st_mtime + 1.0 for entry in logs), default=0.0)
+
+
+def _numbers(pattern: re.Pattern[str], names: set[str] | list[str]) -> dict[int, str]:
+    return {int(found[1]): name for name in names if (found := pattern.fullmatch(name))}
+
+
+def _check_never_used(directory: Path, names: set[str], mark: Mark | None) -> None:
+    """What a first start that was cut short leaves has no table, and an empty log: it is begun anew."""
+    tables, logs = _numbers(_TABLE, names), _numbers(_LOG, names)
+    manifests = _numbers(_MANIFEST, names)
+    used = [tables[number] for number in sorted(tables)]
+    used += [name for name in logs.values() if (directory / name).stat().st_size]
+    for number, name in sorted(manifests.items()):
+        if number > 1 and not _is_unused(directory / name):
+            used.append(name)
+    if used or mark is not None:
+        advice = _restore_current(directory, manifests) + _ADVICE
+        if not used:
+            advice += f". If the spool was emptied on purpose, remove {directory / MARK_NAME} and start again"
+        found = f"of its database there is {', '.join(used[:3])}" if used else "so is its database"
+        raise DamagedSpoolError(directory, f"the file CURRENT is missing, and {found}", advice)
+
+
+def _is_unused(path: Path) -> bool:
+    try:
+        manifest = read_manifest(path.read_bytes())
+    except FormatError:
+        return False
+    return not manifest.tables and not manifest.last_sequence
+
+
+def _restore_current(directory: Path, manifests: dict[int, str]) -> str:
+    if not manifests:
+        return ""
+    name = manifests[max(manifests)]
+    return f"; if no other file is missing, this makes it again: echo {name} > {directory / 'CURRENT'}"
+
+
+def _manifest_name(directory: Path, names: set[str]) -> str:
+    current = directory / "CURRENT"
+    raw = current.read_bytes() if "CURRENT" in names else b""
+    manifests = _numbers(_MANIFEST, names)
+    again = _restore_current(directory, manifests)
+    if not _CURRENT.fullmatch(raw):
+        raise DamagedSpoolError(directory, f"{current} does not name a manifest", again + _ADVICE)
+    name = raw.decode("ascii").strip()
+    if name not in names:
+        raise DamagedSpoolError(directory, f"{current} names {name}, which is missing", again + _ADVICE)
+    return name
+
+
+def _read_manifest(directory: Path, name: str) -> Manifest:
+    try:
+        return read_manifest((directory / name).read_bytes())
+    except FormatError as error:
+        raise DamagedSpoolError(directory, f"{directory / name}: {error}", REBUILD) from error
+
+
+# Without paranoid_checks LevelDB keeps damaged octets, in part under new checksums.
+RESCUE = (
+    "Copy the directory first, and keep the copy. Then restore a backup, or let LevelDB rebuild the directory"
+    " from what it can read, with the relay's own python3 and as its user: python3 -c 'import plyvel;"
+    """ plyvel.repair_db("DIRECTORY", paranoid_checks=True)' (what is damaged is missing then, and lost/ in"""
+    " it has the old tables). To take new mail meanwhile, set another [spool] path"
+)
+REBUILD = f"; nothing was changed. {RESCUE}"
+
+
+def _table(directory: Path, names: set[str], table: Table) -> str:
+    """Its name. A table is never written again, so its size tells whether its end is there."""
+    name = f"{table.number:06d}.ldb"
+    if name not in names and f"{table.number:06d}.sst" in names:
+        name = f"{table.number:06d}.sst"
+    if name not in names:
+        raise DamagedSpoolError(
+            directory, f"{name} is missing", f"; put it back from lost+found if it is there{REBUILD}"
+        )
+    size = (directory / name).stat().st_size
+    if size != table.size:
+        raise DamagedSpoolError(
+            directory, f"{directory / name} has {size:,} octets instead of {table.size:,}", REBUILD
+        )
+    return name
+
+
+def _logs(directory: Path, names: set[str], manifest: Manifest, mark: Mark | None) -> list[Path]:
+    """Those that LevelDB will read, in its order."""
+    present = _numbers(_LOG, names)
+    needed = {number for number in (manifest.log, manifest.previous_log) if number}
+    if mark is not None and mark.log >= manifest.log and mark.size:
+        needed.add(mark.log)
+    for number in sorted(needed - present.keys()):
+        path = directory / f"{number:06d}.log"
+        raise DamagedSpoolError(
+            directory,
+            f"{path} is missing, which holds the newest mail",
+            "; put it back from lost+found if it is there, or, to go on without that mail: touch"
+            f" {path}{_ADVICE}",
+        )
+    read = {number for number in present if number >= manifest.log or number == manifest.previous_log}
+    return [directory / present[number] for number in sorted(read)]
+
+
+def _suspects(
+    paths: list[Path], mark: Mark | None, last_sequence: int, *, verify: bool
+) -> tuple[FoundLog, ...]:
+    """`last_sequence`: of what is in tables. Where a log begins further behind than the one before it ends,
+    that one has lost its end.
+    """
+    found: list[FoundLog] = []
+    for path in paths:
+        raw = path.read_bytes()
+        synced = mark.size if mark is not None and int(path.stem) == mark.log else 0
+        contents = read_log(raw, synced=synced, verify=verify)
+        if not contents.is_clean and not verify:
+            contents = read_log(raw, synced=synced)
+        if found and _missing(found[-1].contents, contents, last_sequence):
+            contents = read_log(raw, synced=synced)
+            if missing := _missing(found[-1].contents, contents, last_sequence):
+                _note_lost_end(found[-1], missing)
+        found.append(FoundLog(path, raw, synced, contents))
+    return tuple(log for log in found if not log.contents.is_clean)
+
+
+def _missing(log: Log, following: Log, last_sequence: int) -> int:
+    """Writes between two logs; none are known of when the second has lost its own beginning."""
+    if following.sequences is None or (following.gaps and following.gaps[0].start == 0):
+        return 0
+    expected = last_sequence + 1 if log.sequences is None else log.sequences[1]
+    return max(following.sequences[0] - expected, 0)
+
+
+def _note_lost_end(log: FoundLog, missing: int) -> None:
+    contents = log.contents
+    contents.torn = None
+    contents.writes_missing_behind = missing
+    if not contents.gaps or contents.gaps[-1].end < len(log.raw):
+        contents.gaps.append(Gap(contents.end, len(log.raw)))
+
+
+# --- what the spool adds to LevelDB's files
+
+
+def write_mark(directory: Path, mark: Mark) -> None:
+    """In place: after a power cut the mark may be the one before, which is good too. Raises OSError."""
+    path, content = directory / MARK_NAME, mark.encode()
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        write_durably(path, content)
+        return
+    try:
+        os.pwrite(descriptor, content, 0)
+        os.ftruncate(descriptor, len(content))
+    finally:
+        os.close(descriptor)
+
+
+class DirectoryLock:
+    """Held until it is closed, or the process ends. LevelDB has one of its own, but takes it after it has
+    written, and releases it between two openings.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def lock_directory(directory: Path) -> DirectoryLock:
+    """Raises StoreOpenError when another process, or another store of this one, has it."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StoreOpenError(
+            f"another zonerelay has this spool open: {directory}; stop it or choose another [spool] path"
+        ) from None
+    except OSError as error:
+        # Some network file systems lock no directories; LevelDB locks a file.
+        _log.info("the directory %s cannot be locked: %s", directory, error)
+    return DirectoryLock(descriptor)

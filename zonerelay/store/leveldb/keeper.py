@@ -1,0 +1,438 @@
+"""Keeps the LevelDB spool usable: writing, free space, reopening after trouble, sweeping after a start.
+
+After a failed write nothing more is written until the database was reopened, which is tried with
+growing pauses for as long as it takes (a full disk has to be freed first). Meanwhile new mail is
+refused, nothing is handed out, and all that was acknowledged stays where it is. A spool that has shown damage
+takes no new mail until the next start, and delivers what can be read. Below
+`min_free_space` new mail is refused while outcomes are still stored: they free space. Half of it is
+kept back as ballast and given up when the disk is full, so that the queue can be drained even then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import NamedTuple
+
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common import health, records
+from zonerelay.store.common.ballast import Ballast
+from zonerelay.store.common.counts import Tally
+from zonerelay.store.common.group_commit import GroupCommitter
+from zonerelay.store.common.health import Health
+from zonerelay.store.common.writer_thread import WriterThread
+from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError
+from zonerelay.store.leveldb import scan
+from zonerelay.store.leveldb.compaction import Compactor
+from zonerelay.store.leveldb.directory import RESCUE
+from zonerelay.store.leveldb.engine import Batch, Batches, LevelDb, Op, View
+from zonerelay.store.leveldb.reader import SpoolReader
+from zonerelay.store.surroundings import Surroundings
+
+SPACE_INTERVAL = 1.0
+"""Seconds between two looks at the free space."""
+MARK_INTERVAL = 1.0
+"""Seconds of which a log that lost its end looks like one that was torn by a power cut."""
+COMPACT_INTERVAL = 5.0
+"""Seconds between two compactions while there is too little space."""
+LARGE_BATCH = 256 * 1024
+"""Octets from which a batch is put together in the writer thread."""
+SWEEP_PAUSE = 20
+"""Times what a page of the search for aborted uploads took. Nobody waits for them; a million messages take
+100 s of CPU time, and while a third of a thread did so, new mail lost a fifth of its rate.
+"""
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+"""Seconds between two attempts to reopen a failed spool."""
+LONGEST_DAMAGED = 60.0
+"""The same of a spool whose damage makes it fail, for the outcomes that wait: what compacts meets it again
+after each reopening.
+"""
+MOST_REFUSED = 1
+"""Times that damage may make it fail before nothing is handed out any more. A crash repeats what waits."""
+MOST_KINDS = 16
+"""Of damage that are told one by one, and messages that are named."""
+
+_log = logging.getLogger("zonerelay.store")
+
+
+_PAUSED = (
+    "the spool cannot be written for long because it is damaged: deliveries pause until the next start, so"
+    " that none is repeated; now and then it is reopened to store the outcomes that wait"
+)
+
+
+class Job(NamedTuple):
+    """One write. Records are put into a batch on the event loop: plyvel lets go of the interpreter at every
+    single one, and another thread would wait long to get it back. Bodies are worth that wait.
+    """
+
+    batch: Batch | None
+    batches: Batches
+
+
+class SpoolKeeper:
+    """One open spool directory with its threads."""
+
+    def __init__(
+        self,
+        reader: SpoolReader,
+        *,
+        ballast: Ballast,
+        min_free_space: int,
+        around: Surroundings,
+    ) -> None:
+        self.reader = reader
+        self.committer: GroupCommitter[Op, Job, float] = GroupCommitter(
+            self._prepare,
+            functools.partial(WriterThread, "spool-writer", self._write),
+            clock=around.clock,
+            observe=around.observe_commit,
+            failed=self._fail,
+        )
+        self.counts = Tally()
+        self._compactor = Compactor(reader.db, lambda: self.counts.total)
+        self.on_failure: Callable[[], None] = lambda: None
+        self._db = reader.db
+        self._ballast = ballast
+        self._min_free_space = min_free_space
+        self._may_write = 0
+        self._mark_at = 0.0
+        self._compact_after = 0.0
+        self._removed: tuple[MessageId, MessageId] | None = None
+        self._cut_off: set[MessageId] = set()
+        self._look_at_space = asyncio.Event()
+        self._clock = around.clock
+        self._on_news = around.on_news
+        self._health = Health(around.on_health)
+        self.check_usable = self._health.check_usable
+        self.check_writable = self._health.check_writable
+        self.unhealthy = self._health.unhealthy
+        self.problems = self._health.problems
+        self.usable = self._health.usable
+        self._loop = asyncio.get_running_loop()
+        self._on_damage = around.on_damage
+        self._damage: set[str] = set()
+        self._unreadable: set[str] = set()
+        self._losses: set[str] = set()
+        self._refused = 0
+        self._pause = FIRST_PAUSE
+        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watcher: asyncio.Task[None] | None = None
+
+    def start(self, view: View, last: MessageId | None) -> None:
+        """Sweep what the last run left and watch the space. `view` is the spool as it was opened, `last` the
+        highest id in it: new messages have higher ones.
+        """
+        self._db.on_damage = functools.partial(self._tell, self._damaged)
+        self._db.on_unreadable = functools.partial(self._tell, self._note_unreadable)
+        if self._db.damage:
+            self._damaged(self._db.damage)
+        self.note_losses()
+        self._spawn(self._sweep(view, last))
+        self._watcher = asyncio.get_running_loop().create_task(self._watch_space())
+
+    def check_claims(self) -> None:
+        """Raises StoreError while nothing may be handed out."""
+        self._health.check_usable()
+        if self._refused > MOST_REFUSED:
+            raise StoreCorruptError(health.DAMAGED)
+
+    async def probe(self) -> None:
+        self.check_usable()
+        mark = b"%d" % self._clock.now()
+        await self.committer.submit([(records.META_PROBE, mark)])
+
+    # --- writing
+
+    def _prepare(self, batches: Batches, size: int) -> Job:
+        """On the event loop."""
+        self._may_write -= size
+        if self._may_write < 0:
+            self._look_at_space.set()
+        return Job(self._db.batch(batches) if size < LARGE_BATCH else None, batches)
+
+    def _write(self, job: Job) -> float:
+        """In the writer thread; the seconds that it took."""
+        db, now = self._db, self._clock.monotonic
+        batch = job.batch or db.batch(job.batches)
+        started = now()
+        db.commit(batch)
+        ended = now()
+        if ended >= self._mark_at:
+            self._mark_at = ended + MARK_INTERVAL
+            db.note_synced()
+        return ended - started
+
+    # --- free space
+
+    def note_removed(self, message_id: MessageId) -> None:
+        """The message's space can be had back when it is needed."""
+        self._compactor.note_removed(message_id)
+        if self._removed is None:
+            self._removed = (message_id, message_id)
+        elif message_id > self._removed[1]:
+            self._removed = (self._removed[0], message_id)
+        elif message_id < self._removed[0]:
+            self._removed = (message_id, self._removed[1])
+
+    def note_cut_off(self, message_id: MessageId) -> None:
+        """Of an upload that failed with the spool chunks may be left."""
+        self._cut_off.add(message_id)
+
+    async def _watch_space(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._look_at_space.clear()
+            try:
+                if self._note_space(await self._read_space()):
+                    await self._compact()
+                elif self._health.refusal is None:
+                    self._compactor.look()
+            except StoreError as error:
+                _log.warning("cannot look after the free space of the spool: %s", error)
+            timer = loop.call_later(SPACE_INTERVAL, self._look_at_space.set)
+            await self._look_at_space.wait()
+            timer.cancel()
+
+    async def _read_space(self) -> int:
+        return await self.reader.read(_free_space, self._ballast, self._min_free_space)
+
+    async def _compact(self) -> None:
+        """Without new mail LevelDB would keep what was removed for ever, and there would be no new mail."""
+        removed = self._removed
+        if self._health.refusal is not None or self._clock.monotonic() < self._compact_after:
+            return
+        if not self._tasks and self.counts.is_whole and self.counts.is_empty:
+            start, stop = records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX)
+        elif removed is not None:
+            start, stop = (
+                records.message_prefix(removed[0]),
+                records.after(records.message_prefix(removed[1])),
+            )
+        else:
+            return
+        self._compact_after = self._clock.monotonic() + COMPACT_INTERVAL
+        await self.reader.read(LevelDb.compact, start, stop)
+        # That it failed is only seen at the next write; reopening then gives it more room.
+        await self.committer.submit([(records.META_PROBE, b"%d" % self._clock.now())])
+        if self._removed is removed:
+            self._removed = None
+        self._note_space(await self._read_space())
+
+    def _note_space(self, free: int) -> bool:
+        """True when there is too little."""
+        left = free - self._min_free_space
+        self._health.set("space", health.NO_SPACE if left < 0 else None)
+        # Fast writers must not get from here to the end before the next look. What is written may
+        # be on disk three times while LevelDB moves it from its log through its levels.
+        self._may_write = left // 4 if left >= 0 else sys.maxsize
+        return left < 0
+
+    # --- damage
+
+    def _tell(self, known: Callable[[str], None], text: str) -> None:
+        """In any thread that reads or writes."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed: there is nobody to tell
+            self._loop.call_soon_threadsafe(known, text)
+
+    def _damaged(self, text: str) -> None:
+        if text not in self._damage and len(self._damage) < MOST_KINDS:
+            self._damage.add(text)
+            _log.error("the spool %s is damaged: %s", self._db.path, text)
+            self._on_damage(text)
+        self._health.set("damage", health.DAMAGED, _damage_advice(self._db.path, "; ".join(self._damage)))
+
+    def _note_unreadable(self, text: str) -> None:
+        """LevelDB is sound, a record is not: others are as good as before."""
+        if text in self._unreadable or len(self._unreadable) > MOST_KINDS:
+            return
+        self._unreadable.add(text)
+        self._on_damage(text)
+        count = len(self._unreadable)
+        self._health.note(
+            "unreadable",
+            f"the spool {self._db.path} holds {count if count <= MOST_KINDS else 'many'} records that are"
+            f" without sense or incomplete, the first {text}: they stay where they are, and their mail is not"
+            " sent; copy the directory while the relay is stopped, and report it",
+        )
+
+    def note_losses(self) -> None:
+        """What openings have found lost, as long as it was not acknowledged."""
+        told = dict(self._db.losses.problems())
+        for identity in self._losses - told.keys():
+            self._health.note(f"loss {identity}", None)
+        for identity, text in told.items():
+            self._health.note(f"loss {identity}", text)
+            if identity not in self._losses:
+                self._on_damage(text)
+        self._losses = set(told)
+
+    async def acknowledge(self, identity: str) -> bool:
+        """False when no such loss waits for it. Raises StoreError."""
+        known = await self.reader.read(_acknowledge, identity)
+        self.note_losses()
+        return known
+
+    # --- failure and recovery
+
+    def _fail(self, error: StoreError) -> None:
+        _log.error("the spool cannot be written and is being reopened: %s", error)
+        self._health.refusal = error
+        full = isinstance(error, StoreFullError)
+        if isinstance(error, StoreCorruptError):
+            self._damaged(str(error))
+            self._refused += 1
+            self._pause = min(self._pause * 2, LONGEST_DAMAGED)
+            if self._refused > MOST_REFUSED:
+                self._health.note("paused", _PAUSED)
+        self.on_failure()
+        self.counts = Tally()  # a count that is under way adds to the old one
+        if not self._closed:
+            self._spawn(self._recover(full))
+        self._health.set("write", health.NO_SPACE if full else health.WRITE_FAILED)
+
+    async def _recover(self, full: bool) -> None:
+        pause = self._pause
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                view = await self.reader.read(_reopen, self._ballast, full)
+                free = await self._read_space()
+                break
+            except StoreError as error:
+                _log.warning("the spool cannot be reopened yet: %s", error)
+                pause = min(pause * 2, max(LONGEST_PAUSE, self._pause))
+        self._health.refusal = None
+        self.note_losses()
+        self.committer.resume()
+        self._spawn(self._tell_of_all())
+        self._spawn(self._count(view))
+        self._spawn(self._sweep_cut_off())
+        self._note_space(free)
+        self._health.set("write", None)
+
+    async def _tell_of_all(self) -> None:
+        """Mail that was refused may be in the spool all the same, when only its sync failed."""
+        try:
+            for zone in await self.reader.read(scan.zones):
+                self._on_news(zone)
+        except StoreError as error:
+            _log.warning("could not look for mail that was refused and is in the spool: %s", error)
+
+    async def _sweep_cut_off(self) -> None:
+        """On a full disk that is the space that is missing. A message may be there after all."""
+        while self._cut_off and not self._db.losses.open:
+            message_id = self._cut_off.pop()
+            try:
+                await self._sweep_from(records.message_prefix(message_id), message_id)
+                self.note_removed(message_id)
+            except StoreError:
+                self._cut_off.add(message_id)  # for the next repair
+                return
+
+    # --- after a start
+
+    async def _sweep(self, view: View, last: MessageId | None) -> None:
+        """Count the queue, then remove the chunks of uploads that a crash cut off."""
+        await self._count(view)
+        if last is None or self._db.damage or self._db.losses.open:
+            return  # chunks whose message is in what is damaged look like an upload that was cut off
+        try:
+            start: bytes | None = records.MESSAGE_PREFIX
+            while start is not None:
+                start, took = await self._sweep_from(start, last)
+                await asyncio.sleep(took * SWEEP_PAUSE)
+        except StoreError as error:
+            _log.warning("could not sweep the spool, the next start will: %s", error)
+
+    async def _sweep_from(self, start: bytes, last: MessageId) -> tuple[bytes | None, float]:
+        """Where to go on, and the seconds that the search took."""
+        began = self._clock.monotonic()
+        aborted, following = await self.reader.read(scan.aborted_uploads, start, last)
+        took = self._clock.monotonic() - began
+        for prefix in aborted:
+            await self._remove(prefix)
+        return following, took
+
+    async def _count(self, view: View) -> None:
+        counts = self.counts
+        try:
+            start: bytes | None = records.DELIVERY_PREFIX
+            while start is not None:
+                found, start = await self.reader.read(scan.count_page, start, view)
+                counts.add(found)
+            counts.is_whole = True
+        except StoreError as error:
+            _log.warning("could not count the queue, there are no figures of it: %s", error)
+        finally:
+            view.close()
+
+    async def _remove(self, prefix: bytes) -> None:
+        while keys := await self.reader.read(scan.keys_under, prefix):
+            _log.info("removing an aborted upload of %d chunks or more", len(keys))
+            await self.committer.submit([(key, None) for key in keys], lazy=True)
+
+    # --- closing
+
+    async def close(self) -> None:
+        """Write what was submitted, then release everything. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._health.close()
+        self._health.refusal = StoreError(health.CLOSED)
+        self.committer.refuse(self._health.refusal)
+        await self.committer.drain()
+        self.committer.stop()
+        tasks = list(self._tasks)
+        if self._watcher is not None:
+            tasks.append(self._watcher)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._compactor.close()
+        self._db.on_damage = self._db.on_unreadable = lambda text: None
+        await self.reader.read(LevelDb.close)
+        self.reader.stop()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _damage_advice(path: Path, what: str) -> str:
+    return (
+        f"the spool {path} is damaged ({what}): new mail is refused, what can be read is delivered, and the"
+        f" rest stays where it is. Look at the disk and at the kernel's messages. When the queue"
+        f" has drained, stop the relay. {RESCUE}"
+    )
+
+
+def _acknowledge(db: LevelDb, identity: str) -> bool:
+    return db.losses.acknowledge(identity)
+
+
+def _free_space(db: LevelDb, ballast: Ballast, min_free_space: int) -> int:
+    db.look()
+    return ballast.count_in(db.free_space(), wanted=min_free_space)
+
+
+def _reopen(db: LevelDb, ballast: Ballast, full: bool) -> View:
+    if full:
+        ballast.drop()
+    try:
+        db.reopen()
+    except StoreFullError:
+        if not ballast.drop():
+            raise
+        db.reopen()
+    return db.snapshot()

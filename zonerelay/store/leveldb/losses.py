@@ -1,0 +1,167 @@
+"""What was found damaged when a spool was opened: told until an operator acknowledges it, and kept aside.
+
+Each loss is a note `lost/ID.json` in the spool's directory, with a hard link `lost/ID-000123.log` to the
+log as it was. At most `MAX_KEPT` logs are kept: the oldest that were acknowledged go first, and when there is
+none of these, a further log is not kept. Keeping is never a reason not to start. All of this blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import msgspec
+
+from zonerelay.store.common.private_directories import sync, write_durably
+from zonerelay.store.contract import StoreError
+
+DIRECTORY = "lost"
+MAX_KEPT = 16
+MAX_NAMED = 10_000
+"""Messages that a note names."""
+MAX_SHOWN = 5
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`messages` are named in the damaged octets; of those, `missing` are not in the spool, once that was
+    looked up. `kept` is the copy's name in `lost`.
+    """
+
+    id: str
+    what: str
+    octets: int = 0
+    messages: tuple[str, ...] = ()
+    missing: tuple[str, ...] | None = None
+    kept: str = ""
+    acknowledged: bool = False
+
+    def told(self, directory: Path) -> str:
+        """For people."""
+        text = self.what
+        if self.messages:
+            text += f"; they name {_plural(len(self.messages), 'message')}"
+            if self.missing:
+                are = "is" if len(self.missing) == 1 else "are"
+                text += f", of which {_few(self.missing)} {are} not in the spool (delivered before, or lost)"
+            elif self.missing is not None:
+                text += ", all of them still in the spool"
+            text += f"; every id is in {directory / self.id}.json"
+        if self.kept:
+            text += f"; a copy from before is {directory / self.kept}"
+        return f"{text}; once you have dealt with it: zonerelay spool acknowledge {self.id}"
+
+
+class Losses:
+    """Of one spool. `open` are those that were not acknowledged, as they were when they were read last."""
+
+    def __init__(self, spool: Path) -> None:
+        self._directory = spool / DIRECTORY
+        self.open: tuple[Loss, ...] = ()
+
+    def refresh(self) -> None:
+        self.open = tuple(loss for loss in self._all() if not loss.acknowledged)
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Ids and what to say of them."""
+        return [(loss.id, f"the spool lost something: {loss.told(self._directory)}") for loss in self.open]
+
+    def kept_at(self, loss: Loss) -> Path | None:
+        return self._directory / loss.kept if loss.kept else None
+
+    def keep(self, log: Path, raw: bytes) -> tuple[str, str]:
+        """Put the log aside; an id for its loss, and the copy's name, "" when that was not possible."""
+        identity = identity_of(raw)
+        name = f"{identity}-{log.name}"
+        try:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            if not self._make_room():
+                _log.error("%s is not kept aside: %d others are already", log, MAX_KEPT)
+                return identity, ""
+            (self._directory / name).unlink(missing_ok=True)
+            os.link(log, self._directory / name)
+            sync(self._directory)
+        except OSError as error:
+            _log.error("%s cannot be kept aside: %s", log, error)
+            return identity, ""
+        return identity, name
+
+    def tell(self, loss: Loss) -> None:
+        """Note it, and log it with every message."""
+        _log.error("the spool lost something: %s", loss.told(self._directory))
+        for each in loss.missing or ():
+            _log.error("message %s is named in damaged octets of the spool and is not there", each)
+        self.note(loss)
+
+    def note(self, loss: Loss) -> None:
+        """Durable, or logged at least."""
+        self.open = (*(each for each in self.open if each.id != loss.id), loss)
+        try:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            self._write(loss)
+        except OSError as error:
+            _log.error("the note of what was lost cannot be written, it ends with this process: %s", error)
+
+    def forget(self, loss: Loss) -> None:
+        """It did not come to that."""
+        self.open = tuple(each for each in self.open if each.id != loss.id)
+        for name in (f"{loss.id}.json", loss.kept or f"{loss.id}.json"):
+            (self._directory / name).unlink(missing_ok=True)
+        if self._directory.is_dir() and not any(self._directory.iterdir()):
+            self._directory.rmdir()
+
+    def acknowledge(self, identity: str) -> bool:
+        """False when there is no such loss. Raises StoreError when that cannot be kept."""
+        for loss in self.open:
+            if loss.id == identity:
+                try:
+                    self._directory.mkdir(mode=0o700, exist_ok=True)
+                    self._write(msgspec.structs.replace(loss, acknowledged=True))
+                except OSError as error:
+                    raise StoreError(
+                        f"it cannot be kept that {identity} was acknowledged: {error}"
+                    ) from error
+                self.open = tuple(each for each in self.open if each.id != identity)
+                return True
+        return False
+
+    def _write(self, loss: Loss) -> None:
+        path = self._directory / f"{loss.id}.json"
+        write_durably(path, msgspec.json.format(msgspec.json.encode(loss), indent=1) + b"\n")
+
+    def _all(self) -> Iterator[Loss]:
+        for path in sorted(self._directory.glob("*.json")):
+            try:
+                yield msgspec.json.decode(path.read_bytes(), type=Loss)
+            except (OSError, msgspec.MsgspecError) as error:
+                yield Loss(id=path.stem, what=f"the note {path} cannot be read: {error}")
+
+    def _make_room(self) -> bool:
+        kept = list(self._directory.glob("*-*.log"))
+        while len(kept) >= MAX_KEPT:
+            unread: Collection[str] = {loss.kept for loss in self._all() if not loss.acknowledged}
+            done = [path for path in kept if path.name not in unread]
+            if not done:
+                return False
+            oldest = min(done, key=lambda path: path.stat().st_mtime)
+            oldest.unlink()
+            kept.remove(oldest)
+        return True
+
+
+def identity_of(raw: bytes) -> str:
+    """The same damage has the same id, so that a start that is cut short names it once."""
+    return hashlib.sha256(raw).hexdigest()[:8]
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _few(ids: Collection[str]) -> str:
+    shown = ", ".join(list(ids)[:MAX_SHOWN])
+    return shown if len(ids) <= MAX_SHOWN else f"{shown} and {len(ids) - MAX_SHOWN:,} more"

@@ -1,0 +1,112 @@
+"""Logs with holes, made whole before LevelDB opens them: only what is damaged is lost, and that is told.
+
+LevelDB would drop the whole rest of a block. So a log that has a hole is kept aside and written anew with
+every record that is whole. Until LevelDB has opened the database, `undo` puts everything back. This blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from zonerelay.store.common.private_directories import write_durably
+from zonerelay.store.leveldb.directory import MARK_NAME, FoundLog, Mark, own_names
+from zonerelay.store.leveldb.format import identities_in, write_log
+from zonerelay.store.leveldb.losses import MAX_NAMED, Loss, Losses
+
+
+@dataclass(frozen=True, slots=True)
+class _Mended:
+    log: FoundLog
+    loss: Loss | None
+
+
+class Mending:
+    """What one opening has changed so far."""
+
+    def __init__(self, directory: Path, losses: Losses, mark: Mark | None) -> None:
+        self._directory = directory
+        self._losses = losses
+        self._mark = mark
+        self._mended: list[_Mended] = []
+        self._names = own_names(directory)
+        self._current = _content(directory / "CURRENT")
+
+    def mend(self, log: FoundLog) -> None:
+        """Raises OSError, with the log as it was."""
+        loss = self._account_for(log) if log.contents.gaps else None
+        whole = write_log(log.contents.records)
+        try:
+            if self._mark is not None and self._mark.log == int(log.path.stem):
+                self._write_mark(replace(self._mark, size=min(self._mark.size, len(whole))))
+            write_durably(log.path, whole)
+        except OSError:
+            if loss is not None:
+                self._losses.forget(loss)
+            raise
+        self._mended.append(_Mended(log, loss))
+
+    def settle(self, is_there: Callable[[str], bool]) -> None:
+        """LevelDB has opened the database: say of every message that a loss names whether it is there."""
+        for mended in self._mended:
+            if mended.loss is not None:
+                missing = tuple(each for each in mended.loss.messages if not is_there(each))
+                self._losses.tell(msgspec.structs.replace(mended.loss, missing=missing))
+        self._mended.clear()
+
+    def undo(self) -> None:
+        """LevelDB refused. Raises OSError."""
+        if _content(self._directory / "CURRENT") == self._current:
+            for name in own_names(self._directory) - self._names:
+                (self._directory / name).unlink()
+        for log, loss in ((each.log, each.loss) for each in self._mended):
+            kept = None if loss is None else self._losses.kept_at(loss)
+            if kept is None:
+                write_durably(log.path, log.raw)
+            else:
+                kept.replace(log.path)
+            if loss is not None:
+                self._losses.forget(loss)
+        if self._mended and self._mark is not None:
+            self._write_mark(self._mark)
+        self._mended.clear()
+
+    def _account_for(self, log: FoundLog) -> Loss:
+        identity, kept = self._losses.keep(log.path, log.raw)
+        named: list[str] = []
+        for gap in log.contents.gaps:
+            named += identities_in(log.raw[gap.start : gap.end])
+        loss = Loss(
+            id=identity,
+            what=_description(log),
+            octets=sum(gap.end - gap.start for gap in log.contents.gaps),
+            messages=tuple(dict.fromkeys(named))[:MAX_NAMED],
+            kept=kept,
+        )
+        self._losses.note(loss)
+        return loss
+
+    def _write_mark(self, mark: Mark) -> None:
+        write_durably(self._directory / MARK_NAME, mark.encode())
+
+
+def _description(log: FoundLog) -> str:
+    gaps = log.contents.gaps
+    shown = ", ".join(f"{gap.start:,} to {gap.end:,}" for gap in gaps[:3])
+    if gaps[-1].end >= len(log.raw) and len(gaps) <= 3:
+        shown = f"{shown.rpartition(' to ')[0]} to the end"
+    more = f" and {len(gaps) - 3} more stretches" if len(gaps) > 3 else ""
+    text = f"octets {shown}{more} of {log.path.name} were damaged or missing when it was opened"
+    if writes := log.contents.writes_missing:
+        text += f", with {writes:,} record{'' if writes == 1 else 's'} or more"
+    return text
+
+
+def _content(path: Path) -> bytes | None:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    return None

@@ -1,0 +1,324 @@
+"""What of a zone's queue can be handed out next: a bounded window over an unbounded queue. No I/O.
+
+The invariant, on which "nothing is ever missed" rests: every delivery that is ready (not held, due)
+and not claimed is either in the window's memory or in a `DiskRange` at or above its low-water mark:
+
+- fresh ones (never deferred) in `delivery-zone`, above the cursor `fresh_range.low`; those of messages from
+  the one on that `take_new` was last asked for also above `new_range.low`, while that is kept;
+- deferred ones in `deferred-zone`, above `due_range.low`;
+- those passed over because their destination was full in `delivery-domain`, above their domain's mark.
+
+What is found by `new_range` stays above the cursor as well, which steps over what is in memory or gone.
+
+`low` is None when nothing is on disk that memory does not hold; how marks move is in `low_water.py`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection
+
+from zonerelay.model.address import domain_of
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common import records
+from zonerelay.store.common.fresh_order import FreshOrder
+from zonerelay.store.leveldb.low_water import DiskRange
+
+WINDOW_LIMIT = 10_000
+"""Deliveries of one zone that wait in memory before newcomers stay on disk."""
+NEW_LIMIT = 1000
+"""Of new ones, while the cursor is far behind, as many more."""
+PARKED_LIMIT = 5_000
+"""Of these, deliveries whose destination is full; more go to the `delivery-domain` index."""
+
+Taken = dict[DeliveryKey, Delivery]
+
+
+class ZoneWindow:
+    """One zone. `is_busy` says whether a delivery is claimed or being changed right now."""
+
+    def __init__(self, zone: str, is_busy: Callable[[DeliveryKey], bool], *, empty: bool) -> None:
+        """`empty`: the spool was empty when it was opened, so there is nothing to find on disk."""
+        self.zone = zone
+        self._is_busy = is_busy
+        self._start(empty=empty)
+        self.epoch = 0
+        # Nothing of the zone is older than this: where the search for the oldest starts.
+        self.oldest = b""
+
+    def _start(self, *, empty: bool) -> None:
+        fresh, due = records.zone_prefix(self.zone), records.deferred_prefix(self.zone)
+        self.fresh_range = DiskRange(fresh, None if empty else fresh)
+        self.due_range = DiskRange(due, None if empty else due)
+        self.new_range: DiskRange | None = None
+        self._new_start = b""
+        self.domain_ranges: dict[str, DiskRange] = {}
+        self._known: dict[DeliveryKey, Delivery] = {}
+        # Heaps may hold keys that were taken or forgotten meanwhile; `_known` decides.
+        self._fresh = FreshOrder(self._is_fresh)
+        self._due: list[tuple[float, DeliveryKey]] = []
+        self._parked: dict[str, list[DeliveryKey]] = {}
+        self._parked_count = 0
+        self._turn_of_due = False
+        self._touched: set[DeliveryKey] | None = None
+
+    def reset(self) -> None:
+        """Trust nothing in memory: everything is looked for on disk again (after the spool failed)."""
+        self._start(empty=False)
+        self.epoch += 1
+        self.oldest = b""
+
+    # --- what becomes durable
+
+    def add(self, key: DeliveryKey, delivery: Delivery) -> None:
+        """The delivery was stored in this state, and nobody has claimed it."""
+        if self._touched is not None:
+            self._touched.add(key)
+        if self.oldest:
+            # Ids are handed out when a message begins, not when it is committed.
+            self.oldest = min(self.oldest, self.fresh_range.prefix + key.message_id.encode("ascii"))
+        if delivery.held:
+            return
+        if delivery.next_attempt > 0:
+            self.due_range.note(records.deferred_key(key, delivery.next_attempt))
+        elif self._may_remember(key):
+            self._known[key] = delivery
+            self._fresh.push(key)
+        else:
+            self._note_fresh(records.delivery_key(key))
+
+    def put_back(self, key: DeliveryKey, delivery: Delivery) -> None:
+        """A claim was given up. Claims are few, so these are held in memory beyond the limit."""
+        if delivery.held:
+            return
+        self._remember(key, delivery)
+
+    def look_for(self, key: DeliveryKey) -> None:
+        """The delivery may be ready, but its state has to be read."""
+        self._note_fresh(records.delivery_key(key))
+        self.due_range.note(self.due_range.prefix)
+        self.due_range.exact = False
+
+    def forget(self, key: DeliveryKey) -> None:
+        """The delivery is being changed or was removed."""
+        if self._touched is not None:
+            self._touched.add(key)
+        self._known.pop(key, None)
+
+    def spilled(self, domain: str, key: DeliveryKey) -> None:
+        """A delivery that `take` passed over is now in the `delivery-domain` index."""
+        index_key = records.domain_key(key, domain)
+        self.domain_range(domain).note(index_key)
+
+    # --- handing out
+
+    def take(
+        self, limit: int, skip: Collection[str], now: float, found: Taken, spill: Taken
+    ) -> DiskRange | None:
+        """Move up to `limit` ready deliveries to `found`; return the range to be read first, if any.
+
+        Fresh and due ones alternate, so that neither starves the other. Those of a domain in `skip`
+        are parked, or left in `spill` for the index when memory is full.
+        """
+        while len(found) < limit:
+            fresh = self._peek_fresh()
+            due = self._peek_due() if self._due else None
+            if fresh is None and self.fresh_range.low is not None:
+                return self.fresh_range
+            if due is None and self.due_range.low is not None and self._is_due(now):
+                return self.due_range
+            if fresh is None and due is None:
+                return self._take_unparked(limit, skip, found)
+            if due is not None and (fresh is None or self._turn_of_due):
+                key = heapq.heappop(self._due)[1]
+            else:
+                assert fresh is not None
+                key = fresh
+                self._fresh.pop(key)
+            self._turn_of_due = not self._turn_of_due
+            self._take(key, skip, found, spill)
+        return None
+
+    def take_new(
+        self, limit: int, since: MessageId, skip: Collection[str], found: Taken, spill: Taken
+    ) -> DiskRange | None:
+        """Like `take`, from the fresh ones of messages from `since` on."""
+        source = self._range_from(self.fresh_range.prefix + since.encode("ascii"))
+        while len(found) < limit:
+            key = self._fresh.first_since(since)
+            if source.low is not None and (key is None or records.delivery_key(key) >= source.low):
+                return source
+            if key is None:
+                return None
+            self._fresh.pop(key)
+            self._take(key, skip, found, spill)
+        return None
+
+    def take_domain(self, domain: str, limit: int, found: Taken) -> DiskRange | None:
+        """Like `take`, from what was passed over of one domain."""
+        heap = self._parked.get(domain)
+        while heap and len(found) < limit:
+            key = heapq.heappop(heap)
+            self._parked_count -= 1
+            delivery = self._known.pop(key, None)
+            if delivery is not None:
+                found[key] = delivery
+        if heap is not None and not heap:
+            del self._parked[domain]
+        behind = self.domain_ranges.get(domain)
+        if behind is None:
+            return None
+        if behind.low is None:
+            del self.domain_ranges[domain]
+            return None
+        return behind if len(found) < limit else None
+
+    def has_ready(self) -> bool:
+        return len(self._fresh) > 0 or self.fresh_range.low is not None
+
+    def skip_taken(self, keys: list[tuple[bytes, DeliveryKey]]) -> None:
+        """Move the mark of `due_range` to the first of `keys` (what is on disk at and above it) that
+        is neither claimed nor in memory; behind all of them when they are all taken.
+        """
+        touched = self._touched or set()
+        self._touched = None
+        for raw, key in keys:
+            if key not in self._known and not self._is_busy(key):
+                self.due_range.read_up_to(raw, exact=key not in touched)
+                return
+        self.due_range.read_up_to(keys[-1][0] + b" " if keys else None, exact=False)
+
+    def due_in_memory(self) -> float | None:
+        """When the first deferred delivery came due that is in memory and unclaimed."""
+        first = self._peek_due()
+        return None if first is None else first[0]
+
+    def domain_range(self, domain: str) -> DiskRange:
+        found = self.domain_ranges.get(domain)
+        if found is None:
+            found = DiskRange(records.domain_prefix(self.zone, domain), None)
+            self.domain_ranges[domain] = found
+        return found
+
+    # --- reading from disk (the caller reads, one range of the zone at a time)
+
+    def start_reading(self, source: DiskRange) -> bytes:
+        self._touched = set()
+        return source.start_reading()
+
+    def stop_reading(self, source: DiskRange) -> None:
+        self._touched = None
+        source.stop_reading()
+
+    def absorb(self, source: DiskRange, deliveries: list[Delivery], low: bytes | None, now: float) -> None:
+        """Take in what was read: the ready ones that memory does not know and nobody changed meanwhile."""
+        touched = self._touched or set()
+        self._touched = None
+        source.read_up_to(low)
+        parked = None
+        if source not in (self.fresh_range, self.new_range, self.due_range):
+            parked = self._parked.setdefault(domain_of(deliveries[0].recipient), []) if deliveries else None
+        for delivery in deliveries:
+            key = delivery.key
+            if key in touched or key in self._known or self._is_busy(key):
+                continue
+            if not delivery.is_due(now):
+                self._put_off(key, delivery)
+                continue
+            if parked is not None:
+                self._known[key] = delivery
+                heapq.heappush(parked, key)
+                self._parked_count += 1
+            else:
+                self._remember(key, delivery)
+
+    # --- inside
+
+    def _put_off(self, key: DeliveryKey, delivery: Delivery) -> None:
+        """It was put off while it was passed over, or the clock was set back: the mark may be above it."""
+        if not delivery.held and delivery.next_attempt > 0:
+            self.due_range.note(records.deferred_key(key, delivery.next_attempt))
+
+    def _remember(self, key: DeliveryKey, delivery: Delivery) -> None:
+        self._known[key] = delivery
+        if delivery.next_attempt > 0:
+            heapq.heappush(self._due, (delivery.next_attempt, key))
+        else:
+            self._fresh.push(key)
+
+    def _may_remember(self, key: DeliveryKey) -> bool:
+        """There is room for a new fresh one, and nothing that is older has to be read first."""
+        known, cursor, new = len(self._known), self.fresh_range.low, self.new_range
+        if known < WINDOW_LIMIT and (cursor is None or records.delivery_key(key) < cursor):
+            return True
+        if new is None or known >= WINDOW_LIMIT + NEW_LIMIT:
+            return False
+        row = records.delivery_key(key)
+        return row >= self._new_start and (new.low is None or row < new.low)
+
+    def _note_fresh(self, row: bytes) -> None:
+        self.fresh_range.note(row)
+        if self.new_range is not None and row >= self._new_start:
+            self.new_range.note(row)
+
+    def _range_from(self, start: bytes) -> DiskRange:
+        """What is on disk, at and above the key, that memory does not hold."""
+        if self.new_range is None or start < self._new_start:
+            low = self.fresh_range.low
+            low = None if low is None else max(start, low)
+            self.new_range = DiskRange(self.fresh_range.prefix, low)
+        elif start > self._new_start and self.new_range.low is not None:
+            self.new_range.low = max(start, self.new_range.low)
+        self._new_start = start
+        return self.new_range
+
+    def _take(self, key: DeliveryKey, skip: Collection[str], found: Taken, spill: Taken) -> None:
+        delivery = self._known.pop(key)
+        if skip and (domain := domain_of(key.recipient)) in skip:
+            self._park(domain, key, delivery, spill)
+        else:
+            found[key] = delivery
+
+    def _is_fresh(self, key: DeliveryKey) -> bool:
+        known = self._known.get(key)
+        return known is not None and known.next_attempt <= 0
+
+    def _peek_fresh(self) -> DeliveryKey | None:
+        """The next fresh delivery, `None` when there is none or an older one may be on disk."""
+        first, cursor = self._fresh.first(), self.fresh_range.low
+        if cursor is None:
+            self.new_range = None  # memory holds everything
+            return first
+        return first if first is not None and records.delivery_key(first) < cursor else None
+
+    def _peek_due(self) -> tuple[float, DeliveryKey] | None:
+        heap = self._due
+        while heap:
+            if heap[0][1] in self._known:
+                return heap[0]
+            heapq.heappop(heap)
+        return None
+
+    def _is_due(self, now: float) -> bool:
+        low = self.due_range.low
+        return low is not None and low < self.due_range.prefix + records.due_field(now) + b"!"
+
+    def _park(self, domain: str, key: DeliveryKey, delivery: Delivery, spill: Taken) -> None:
+        # Behind what the index holds already, or the oldest would no longer come first.
+        if self._parked_count >= PARKED_LIMIT or domain in self.domain_ranges:
+            self.domain_range(domain)
+            spill[key] = delivery
+            return
+        self._known[key] = delivery
+        heapq.heappush(self._parked.setdefault(domain, []), key)
+        self._parked_count += 1
+
+    def _take_unparked(self, limit: int, skip: Collection[str], found: Taken) -> DiskRange | None:
+        """Deliveries of domains that are no longer skipped, should nobody ask for the domain."""
+        for domain in [*self._parked, *self.domain_ranges]:
+            if domain not in skip:
+                source = self.take_domain(domain, limit, found)
+                if source is not None or len(found) >= limit:
+                    return source
+        return None

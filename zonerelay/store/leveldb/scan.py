@@ -1,0 +1,310 @@
+"""Reads of the spool that walk key ranges. All of it blocks and runs in the store's reader thread.
+
+Walks are in pages, so that a queue of millions holds up nobody else's read for more than some
+milliseconds. An unreadable record is logged and stepped over: it stays for whoever repairs the spool
+and must not stop the rest of the queue.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId, first_at, is_message_id
+from zonerelay.store.common import records
+from zonerelay.store.common.in_flight import Found, OpenMessage
+from zonerelay.store.contract import MessageNotFoundError, QueueCounts, StoreCorruptError, Wanted, everybody
+from zonerelay.store.leveldb.engine import LevelDb, View
+from zonerelay.store.leveldb.losses import Loss, identity_of
+
+PAGE_ROWS = 1000
+"""Rows looked at in one go."""
+
+SEEKS = 100
+"""One takes as long as ten rows or more."""
+
+OLDEST_ROWS = 5000
+"""Rows looked at for the oldest delivery: in front of it may be some that their senders hold back."""
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class Page(NamedTuple):
+    """Deliveries read, and the first key behind what was read (None: nothing is behind)."""
+
+    deliveries: list[Delivery]
+    low: bytes | None
+    keys: list[bytes]
+
+
+def read_fresh(db: LevelDb, start: bytes, end: bytes, wanted: int) -> Page:
+    """Deliveries of a zone that were never deferred and are not held."""
+    found: list[Delivery] = []
+    for number, (key, value) in enumerate(db.rows(start, end, limit=PAGE_ROWS + 1)):
+        if number == PAGE_ROWS or len(found) == wanted:
+            return Page(found, key, [])
+        try:
+            status = records.decode_status(key, value)
+            if not status.held and status.next_attempt <= 0:
+                found.append(records.decode_delivery(key, value))
+        except StoreCorruptError as error:
+            _step_over(db, error)
+    return Page(found, None, [])
+
+
+def read_index(db: LevelDb, start: bytes, bound: bytes, end: bytes, wanted: int) -> Page:
+    """The deliveries that index keys below `bound` point at; keys whose delivery is gone are only listed."""
+    keys: list[bytes] = []
+    low = None
+    for key, _ in db.rows(start, end, limit=wanted + 1):
+        if key >= bound or len(keys) == wanted:
+            low = key
+            break
+        keys.append(key)
+    view = db.snapshot()
+    try:
+        found = read_deliveries(db, [key for _, key in _parsed(db, keys)], view)
+    finally:
+        view.close()
+    return Page(found, low, keys)
+
+
+def read_deliveries(db: LevelDb, keys: Sequence[DeliveryKey], view: View | None = None) -> list[Delivery]:
+    """Those of the deliveries that exist and can be read."""
+    raw_keys = [records.delivery_key(key) for key in keys]
+    return list(_decoded(db, zip(raw_keys, db.get_each(raw_keys, view), strict=True)))
+
+
+def _decoded(
+    db: LevelDb, rows: Iterable[tuple[bytes, bytes | StoreCorruptError | None]]
+) -> Iterator[Delivery]:
+    for key, value in rows:
+        if isinstance(value, bytes):
+            try:
+                yield records.decode_delivery(key, value)
+            except StoreCorruptError as error:
+                _step_over(db, error)
+
+
+def _step_over(db: LevelDb, error: StoreCorruptError) -> None:
+    _log.error("stepped over: %s", unreadable(db, error))
+
+
+def unreadable(db: LevelDb, error: StoreCorruptError) -> StoreCorruptError:
+    """LevelDB gives out the record as it was written, or has none, and that makes no sense."""
+    db.on_unreadable(str(error))
+    return error
+
+
+def _parsed(db: LevelDb, keys: Iterable[bytes]) -> Iterator[tuple[bytes, DeliveryKey]]:
+    for key in keys:
+        try:
+            yield key, records.parse_delivery_key(key)
+        except StoreCorruptError as error:
+            _step_over(db, error)
+
+
+def read_keys(db: LevelDb, start: bytes, end: bytes) -> list[tuple[bytes, DeliveryKey]]:
+    """One page of keys."""
+    return list(_parsed(db, (key for key, _ in db.rows(start, end, limit=PAGE_ROWS))))
+
+
+def scan_page(db: LevelDb, start: bytes, end: bytes, view: View, wanted: Wanted) -> Page:
+    """One page of deliveries in any state; only the keys of those to others than who is wanted are read."""
+    rows = list(db.rows(start, end, limit=PAGE_ROWS, view=view))
+    low = rows[-1][0] + b"\0" if len(rows) == PAGE_ROWS else None
+    if wanted is not everybody:
+        rows = [row for row in rows if wanted(records.unfield(row[0].rpartition(b" ")[2]))]
+    return Page(list(_decoded(db, rows)), low, [])
+
+
+def read_messages(db: LevelDb, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+    """Those that exist and can be read."""
+    found: dict[MessageId, Message] = {}
+    for message_id, raw in zip(ids, db.get_each(list(map(records.metadata_key, ids))), strict=True):
+        if isinstance(raw, bytes):
+            try:
+                found[message_id] = records.decode_message(message_id, raw)
+            except StoreCorruptError as error:
+                _step_over(db, error)
+    return found
+
+
+def read_message(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessage]:
+    """A message's metadata and open-delivery count. Raises MessageNotFoundError or StoreCorruptError."""
+    (raw,) = db.get_many([records.metadata_key(message_id)])
+    if raw is None:
+        raise MessageNotFoundError(f"no message {message_id}")
+    try:
+        message = records.decode_message(message_id, raw)
+    except StoreCorruptError as error:
+        raise unreadable(db, error) from error
+    recipients = len(message.envelope.recipients)
+    # Most messages have one recipient and no count; to look for what is missing is dear (LevelDb.get_many).
+    try:
+        count = None if recipients == 1 else db.get(records.open_count_key(message_id))
+        if count is None:
+            return message, OpenMessage(message, recipients)
+        return message, OpenMessage(message, records.parse_count(message_id, count), count_stored=True)
+    except StoreCorruptError as error:
+        # The message stays when its last delivery has left; with too low a count it would leave before.
+        unreadable(db, error)
+        return message, OpenMessage(message, recipients, count_stored=True)
+
+
+def read_message_and_body(db: LevelDb, message_id: MessageId) -> tuple[Message, OpenMessage, bytes | None]:
+    """A message and, when it is one chunk, its body: whoever asks for the one wants the other next."""
+    message, count = read_message(db, message_id)
+    if message.chunks != 1:
+        return message, count, None
+    (body,) = db.get_each([records.chunk_key(message_id, 1)])
+    return message, count, body if isinstance(body, bytes) else None
+
+
+def read_states(db: LevelDb, keys: Sequence[DeliveryKey]) -> Found:
+    """What a change to these deliveries has to know. A message that cannot be read is left alone."""
+    found = Found()
+    view = db.snapshot()
+    try:
+        found.deliveries = {delivery.key: delivery for delivery in read_deliveries(db, keys, view)}
+    finally:
+        view.close()
+    for message_id in {key.message_id for key in keys}:
+        try:
+            found.messages[message_id] = read_message(db, message_id)[1]
+        except (MessageNotFoundError, StoreCorruptError) as error:
+            _log.error("deliveries without a readable message: %s", error)
+    return found
+
+
+def zones(db: LevelDb) -> set[str]:
+    """Zones that hold deliveries, one seek each."""
+    prefix = records.DELIVERY_PREFIX
+    keys = db.first_keys(prefix, records.after(prefix), lambda key: b"%b %b!" % tuple(key.split(b" ", 2)[:2]))
+    return {key.queue for _, key in _parsed(db, keys)}
+
+
+def left_over(db: LevelDb) -> str:
+    """A record that is no bookkeeping, readable or not, or a file that is not the database's own."""
+    hints, meta, counts = records.DOMAIN_PREFIX, b"meta ", b"meta open "
+    starts = (b"", records.after(hints), counts, records.after(meta))
+    for start, stop in zip(starts, (hints, meta, records.after(counts), None), strict=True):
+        for key, _ in db.rows(start, stop, limit=1):
+            return f"records in {db.path}, the first is {key.decode('ascii', 'replace')!r}"
+    foreign = db.foreign_files()
+    return f"files in {db.path} that are not the database's: {', '.join(foreign[:3])}" if foreign else ""
+
+
+def deliveries_of(db: LevelDb, message_id: MessageId) -> list[Delivery]:
+    found: list[Delivery] = []
+    for zone in zones(db):
+        prefix = records.zone_prefix(zone) + message_id.encode("ascii", "replace") + b" "
+        start: bytes | None = prefix
+        while start is not None:
+            rows = list(db.rows(start, records.after(prefix), limit=PAGE_ROWS))
+            found += _decoded(db, rows)
+            start = rows[-1][0] + b"\0" if len(rows) == PAGE_ROWS else None
+    return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
+
+
+def oldest(db: LevelDb, start: bytes, end: bytes, now: float) -> tuple[bytes, float | None] | None:
+    """The key of the zone's first delivery at or behind `start`, and `created` of the first that has one
+    not after `now`: `None` when there is none among the first `OLDEST_ROWS`.
+    """
+    first = None
+    for key, value in db.rows(start, end, limit=OLDEST_ROWS):
+        try:
+            created = records.decode_created(key, value)
+        except StoreCorruptError as error:
+            _step_over(db, error)
+            continue
+        first = first or key
+        if created <= now:
+            return first, created
+    return None if first is None else (first, None)
+
+
+def last_message_id(db: LevelDb) -> MessageId | None:
+    """The highest id that this spool has seen, aborted uploads included."""
+    ids = [_noted_last_id(db)]
+    last = db.last_key(records.MESSAGE_PREFIX, records.after(records.MESSAGE_PREFIX))
+    if last is not None:
+        ids.append(last.split(b" ")[1].decode("ascii", "replace"))
+    return max((MessageId(text) for text in ids if is_message_id(text)), default=None)
+
+
+def _noted_last_id(db: LevelDb) -> str:
+    """When it is unreadable, the clock of the last run stands in for it: ids must not come twice."""
+    try:
+        raw = db.get(records.META_LAST_ID)
+    except StoreCorruptError:
+        return first_at(db.last_used)
+    noted = (raw or b"").decode("ascii", "replace")
+    if raw is None or is_message_id(noted):
+        return noted
+    instead = first_at(db.last_used)
+    db.losses.tell(
+        Loss(
+            id=identity_of(b"last-id %b" % raw),
+            what=f"the record of the last message id was unreadable ({noted[:20]!r}), {instead} was written"
+            " in its place; no mail is in it, but what took it may have taken more",
+        )
+    )
+    db.write([[(records.META_LAST_ID, instead.encode("ascii"))]])
+    return instead
+
+
+def count_page(db: LevelDb, start: bytes, view: View) -> tuple[dict[str, QueueCounts], bytes | None]:
+    """Deliveries by zone and state in one page, and where the next page starts."""
+    found: dict[str, QueueCounts] = {}
+    key, rows = b"", 0
+    for key, value in db.rows(start, records.after(records.DELIVERY_PREFIX), limit=PAGE_ROWS, view=view):
+        rows += 1
+        try:
+            counts = found.setdefault(records.unfield(key.split(b" ", 2)[1]), QueueCounts())
+            status = records.decode_status(key, value)
+        except (StoreCorruptError, ValueError) as error:
+            db.on_unreadable(str(error))
+            continue
+        if status.held:
+            counts.held += 1
+        elif status.next_attempt > 0:
+            counts.deferred += 1
+        else:
+            counts.ready += 1
+    return found, key + b"\0" if rows == PAGE_ROWS else None
+
+
+def aborted_uploads(db: LevelDb, start: bytes, last: MessageId) -> tuple[list[bytes], bytes | None]:
+    """Message prefixes up to `last` that hold chunks but neither `#` nor `*`, and where the next page starts.
+
+    `#` and `*` sort before the chunks, so one seek per message tells. A message that is being removed
+    meanwhile goes as a whole. Raises StoreCorruptError where a `#` may be in what is damaged.
+    """
+    aborted: list[bytes] = []
+    end = records.after(records.message_prefix(last))
+    keys = db.first_keys(start, end, lambda key: key.rpartition(b" ")[0] + b"!", strict=True)
+    for number, key in enumerate(keys):
+        if number == SEEKS:
+            return aborted, key
+        prefix, _, part = key.rpartition(b" ")
+        if part.isdigit():
+            aborted.append(prefix + b" ")
+    return aborted, None
+
+
+def drop_hints(db: LevelDb) -> None:
+    """Empty the overflow index: after a start the cursor finds everything itself."""
+    prefix = records.DOMAIN_PREFIX
+    while keys := [key for key, _ in db.rows(prefix, records.after(prefix), limit=PAGE_ROWS)]:
+        db.write([[(key, None) for key in keys]])
+
+
+def keys_under(db: LevelDb, prefix: bytes) -> list[bytes]:
+    """One page of the keys under a prefix, their values unread."""
+    keys = db.first_keys(prefix, records.after(prefix), lambda key: key + b"\0")
+    return list(itertools.islice(keys, PAGE_ROWS))

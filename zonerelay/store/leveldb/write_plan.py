@@ -1,0 +1,149 @@
+"""One atomic write: from changes in the trade's words to keys and values, decided before any I/O.
+
+A plan is built completely before anything else knows of it, so an envelope that cannot be encoded
+leaves no trace. The count of open deliveries decides when a message leaves with its body; it is
+stored only while it differs from the number of recipients in the envelope, so that a message to
+one recipient never needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common import records
+from zonerelay.store.common.in_flight import NOTHING, Found, Ledger, OpenMessage
+from zonerelay.store.leveldb.engine import Op
+
+_RECORD_SIZE = 200
+"""About what a delivery record and its keys weigh, for the size of a batch."""
+
+Transition = tuple[Delivery | None, Delivery | None]
+"""One delivery's step from old to new. Old None: it is new; new None: it leaves."""
+
+
+def due_time(delivery: Delivery | None) -> float:
+    """When the delivery stands in the `deferred-zone` index, 0.0 when it does not."""
+    return 0.0 if delivery is None or delivery.held else max(delivery.next_attempt, 0.0)
+
+
+class Plan:
+    """Collects what one write does. Single use: build, `seal`, and `Ledger` knows."""
+
+    __slots__ = (
+        "_closed",
+        "_counts",
+        "_found",
+        "_learned",
+        "_ledger",
+        "messages",
+        "ops",
+        "removes_message",
+        "size",
+        "states",
+        "transitions",
+    )
+
+    def __init__(self, ledger: Ledger, found: Found = NOTHING) -> None:
+        self._ledger = ledger
+        self._found = found
+        self._closed: dict[MessageId, int] = {}
+        self._counts: dict[OpenMessage, int] = {}
+        self._learned: dict[MessageId, OpenMessage] = {}
+        self.ops: list[Op] = []
+        self.size = 0
+        self.removes_message = False
+        self.states: dict[DeliveryKey, Delivery | None] = {}
+        self.transitions: dict[DeliveryKey, Transition] = {}
+        self.messages: dict[MessageId, OpenMessage] = {}
+
+    def add_message(self, message: Message, deliveries: Sequence[Delivery]) -> None:
+        """A new message and its deliveries, one for each recipient at most. Raises ValueError.
+
+        Its chunks are the caller's to add, before this.
+        """
+        envelope = message.envelope
+        message_id = envelope.id
+        metadata = records.encode_message(message)
+        exists_key, metadata_key = records.message_keys(message_id)
+        self.ops += ((exists_key, b"%d" % envelope.created), (metadata_key, metadata))
+        count = 0
+        for delivery in deliveries:
+            key = delivery.key
+            if key not in self.transitions:
+                self._write(key, None, delivery)
+                count += 1
+        if count > len(envelope.recipients):
+            # The count of a message to one recipient is not read: it would leave with the first of two.
+            raise ValueError(f"{count} deliveries to {len(envelope.recipients)} recipients")
+        entry = self._learned[message_id] = self.messages[message_id] = OpenMessage(message, count)
+        if count != len(envelope.recipients):
+            self._store_count(message_id, entry, count)
+        self._counts[entry] = count
+        self.size += len(metadata) + _RECORD_SIZE * count
+
+    def change(self, key: DeliveryKey, new: Delivery | None) -> bool:
+        """A delivery's new state, `None` if it leaves; false when it does not exist (any more)."""
+        before = self.transitions.get(key)
+        old = before[1] if before is not None else self._ledger.state(key, self._found)
+        if old is None:
+            return False
+        self._write(key, old, new)
+        if new is None:
+            self._closed[key.message_id] = self._closed.get(key.message_id, 0) + 1
+        self.size += _RECORD_SIZE
+        return True
+
+    def seal(self) -> None:
+        """Complete the operations and tell the ledger. The caller hands them to the committer at once."""
+        for message_id, closed in self._closed.items():
+            self._close(message_id, closed)
+        self._ledger.submitted(self.states, self._counts)
+        for message_id, entry in self._learned.items():
+            self._ledger.remember(message_id, entry)
+
+    def _write(self, key: DeliveryKey, old: Delivery | None, new: Delivery | None) -> None:
+        if (old is not None and old.next_attempt) or (new is not None and new.next_attempt):
+            self._write_index(key, due_time(old), due_time(new))
+        value = None if new is None else records.encode_delivery(new)
+        self.ops.append((records.delivery_key(key), value))
+        before = self.transitions.get(key)
+        self.transitions[key] = (old if before is None else before[0], new)
+        self.states[key] = new
+
+    def _write_index(self, key: DeliveryKey, was_due: float, due: float) -> None:
+        if was_due != due:
+            if was_due:
+                self.ops.append((records.deferred_key(key, was_due), None))
+            if due:
+                self.ops.append((records.deferred_key(key, due), b""))
+
+    def _close(self, message_id: MessageId, closed: int) -> None:
+        entry = self._ledger.message(message_id)
+        if entry is None:
+            entry = self._found.messages.get(message_id)
+            if entry is None:
+                return
+            self._learned[message_id] = entry
+        message = entry.message
+        if message is None:
+            return
+        self.messages[message_id] = entry
+        left = self._counts[entry] = max(0, entry.open - closed)
+        if left:
+            self._store_count(message_id, entry, left)
+        else:
+            self._remove_message(message_id, entry, message.chunks)
+
+    def _store_count(self, message_id: MessageId, entry: OpenMessage, count: int) -> None:
+        self.ops.append((records.open_count_key(message_id), b"%d" % count))
+        entry.count_stored = True
+
+    def _remove_message(self, message_id: MessageId, entry: OpenMessage, chunks: int) -> None:
+        self.removes_message = True
+        for key in records.message_keys(message_id, chunks):
+            self.ops.append((key, None))
+        if entry.count_stored:
+            self.ops.append((records.open_count_key(message_id), None))

@@ -1,0 +1,245 @@
+"""The memory store's file: what Python's `shelve` keeps, for tests and development.
+
+Every change is handed to a thread that writes it soon; nobody waits for it. An orderly stop loses nothing.
+A crash loses what was not synced yet (about `SYNC_DELAY` seconds), and can damage the whole file, depending
+on the database that `dbm` has found: that is what a shelf is. Records are spelled as in the LevelDB spool.
+
+Reading accepts octets and nothing else, so a file of somebody else's making cannot run code here. Records
+that cannot be used are logged and stay in the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dbm
+import fcntl
+import io
+import logging
+import os
+import pickle
+import shelve
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.store.common import records
+from zonerelay.store.common.private_directories import make_private
+from zonerelay.store.contract import StoreCorruptError, StoreOpenError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+SYNC_DELAY = 3.0
+"""Seconds after a change until it is synced at the latest."""
+_CLEAN = "meta clean"
+
+_log = logging.getLogger("zonerelay.store")
+
+Op = tuple[bytes, bytes | None]
+"""A key and its new value; `None` deletes it."""
+_Failures = (*dbm.error, OSError, ValueError, SyntaxError, KeyError, pickle.UnpicklingError, EOFError)
+"""What the databases behind `dbm` raise when a file is damaged."""
+
+
+@dataclass(slots=True)
+class Shelved:
+    """What a shelf held when it was opened."""
+
+    messages: dict[MessageId, tuple[Message, list[bytes]]] = field(default_factory=dict)
+    deliveries: list[Delivery] = field(default_factory=list)
+    last_id: MessageId | None = None
+    was_closed: bool = True
+    unreadable: int = 0
+    """Records that stay where they are, for whoever repairs the shelf."""
+
+
+class Shelf:
+    """One open shelf; belongs to the event loop that was running when it was opened."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._executor = ThreadPoolExecutor(1, "shelf")
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._shelf: shelve.Shelf[bytes] | None = None
+        self._lock = -1
+        self._failed = False
+
+    async def open(self) -> Shelved:
+        """Raises StoreOpenError in words; nothing is removed that could be of use."""
+        try:
+            return await self._loop.run_in_executor(self._executor, self._open)
+        except BaseException:
+            await self._loop.run_in_executor(self._executor, self._release)
+            self._executor.shutdown()
+            raise
+
+    def write(self, ops: Sequence[Op]) -> None:
+        """Soon. What cannot be written is logged: the queue in memory goes on without."""
+        self._executor.submit(self._write, ops)
+        if self._timer is None:
+            self._timer = self._loop.call_later(SYNC_DELAY, self._sync_later)
+
+    async def close(self, last_id: MessageId | None) -> None:
+        """Write everything, and that it was everything."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._loop.run_in_executor(self._executor, self._close, last_id)
+        self._executor.shutdown()
+
+    def _sync_later(self) -> None:
+        self._timer = None
+        self._executor.submit(self._sync)
+
+    # --- in the thread
+
+    def _open(self) -> Shelved:
+        try:
+            make_private(self._path.parent)
+            lock = self._path.with_name(self._path.name + ".lock")
+            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreOpenError(
+                f"another zonerelay has this shelf open: {self._path}; stop it or choose another"
+                " [spool] shelve"
+            ) from error
+        except OSError as error:
+            raise StoreOpenError(f"[spool] shelve {self._path} cannot be used: {error}") from error
+        try:
+            self._shelf = self._connect("c")
+            found = self._load()
+            if not found.messages and not found.unreadable and found.was_closed:
+                # Some databases never give room back: now there is nothing to lose.
+                self._shelf.close()
+                self._shelf = self._connect("n")
+            self._shelf.pop(_CLEAN, None)
+            self._shelf.sync()
+        except _Failures as error:
+            raise StoreOpenError(
+                f"the shelf {self._path} is damaged, or not one: {error!r}; nothing was changed. Move it"
+                " away to start with an empty queue"
+            ) from error
+        return found
+
+    def _connect(self, flag: str) -> shelve.Shelf[bytes]:
+        return shelve.Shelf(dbm.open(str(self._path), flag, 0o600))  # type: ignore[arg-type]  # dbm's "c" | "n"
+
+    def _load(self) -> Shelved:
+        assert self._shelf is not None
+        raw = {key: _octets(value) for key, value in self._shelf.dict.items()}  # type: ignore[attr-defined]  # the database itself: `shelve` would unpickle anything
+        found = Shelved(was_closed=not raw or _CLEAN.encode() in raw)
+        for key in raw:
+            if key.startswith(records.MESSAGE_PREFIX) and key.endswith(b" *"):
+                with _stepping_over(found):
+                    message, chunks = _message(key, raw)
+                    found.messages[message.id] = (message, chunks)
+        for key, value in raw.items():
+            if key.startswith(records.DELIVERY_PREFIX):
+                with _stepping_over(found):
+                    delivery = records.decode_delivery(key, value)
+                    if delivery.message_id in found.messages:
+                        found.deliveries.append(delivery)
+                    else:
+                        found.unreadable += 1
+        owners = {delivery.message_id for delivery in found.deliveries}
+        found.messages = {key: value for key, value in found.messages.items() if key in owners}
+        last = raw.get(records.META_LAST_ID, b"").decode("ascii", "replace")
+        ids = [*found.messages, *([MessageId(last)] if is_message_id(last) else [])]
+        found.last_id = max(ids, default=None)
+        return found
+
+    def _write(self, ops: Iterable[Op]) -> None:
+        assert self._shelf is not None
+        try:
+            for key, value in ops:
+                name = key.decode("ascii")
+                if value is None:
+                    self._shelf.pop(name, None)
+                else:
+                    self._shelf[name] = value
+        except _Failures as error:
+            self._fail(error)
+
+    def _sync(self) -> None:
+        try:
+            if self._shelf is not None:
+                self._shelf.sync()
+        except _Failures as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failed:
+            self._failed = True
+            _log.error(
+                "the shelf %s cannot be written, the queue will not survive a stop: %r", self._path, error
+            )
+
+    def _close(self, last_id: MessageId | None) -> None:
+        try:
+            if self._shelf is not None:
+                if last_id is not None:
+                    self._shelf[records.META_LAST_ID.decode()] = last_id.encode("ascii")
+                if not self._failed:
+                    self._shelf[_CLEAN] = b"1"
+                self._shelf.close()
+        except _Failures as error:
+            self._fail(error)
+        self._release()
+
+    def _release(self) -> None:
+        self._shelf = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+class _OctetsOnly(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> object:
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in a shelf of zonerelay")
+
+
+def _octets(raw: ReadableBuffer) -> bytes:
+    value = _OctetsOnly(io.BytesIO(raw)).load()
+    if not isinstance(value, bytes):
+        raise pickle.UnpicklingError("a record is not made of octets")
+    return value
+
+
+def _message(key: bytes, raw: dict[bytes, bytes]) -> tuple[Message, list[bytes]]:
+    message_id = MessageId(key.split(b" ")[1].decode("ascii", "replace"))
+    message = records.decode_message(message_id, raw[key])
+    try:
+        return message, [raw[records.chunk_key(message_id, n)] for n in range(1, message.chunks + 1)]
+    except KeyError as error:
+        raise StoreCorruptError(f"message {message_id}: a part of its body is missing") from error
+
+
+@contextlib.contextmanager
+def _stepping_over(found: Shelved) -> Iterator[None]:
+    try:
+        yield
+    except StoreCorruptError as error:
+        found.unreadable += 1
+        _log.error("stepped over in the shelf: %s", error)
+
+
+def message_ops(message: Message, chunks: Sequence[bytes]) -> list[Op]:
+    ops: list[Op] = [(records.metadata_key(message.id), records.encode_message(message))]
+    ops += [(records.chunk_key(message.id, number), chunk) for number, chunk in enumerate(chunks, 1)]
+    return ops
+
+
+def delivery_op(delivery: Delivery) -> Op:
+    return records.delivery_key(delivery.key), records.encode_delivery(delivery)
+
+
+def removal_ops(message_id: MessageId, chunks: int) -> list[Op]:
+    keys = [records.metadata_key(message_id), *(records.chunk_key(message_id, n + 1) for n in range(chunks))]
+    return [(key, None) for key in keys]

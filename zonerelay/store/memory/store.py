@@ -1,0 +1,345 @@
+"""A store in plain dictionaries, for tests and for throw-away use: nothing survives the process, or, with
+a `Shelf`, nothing but an orderly restart.
+
+It is the reference that other stores are compared with, so it is written to be obviously right and
+not to be fast: every claim looks at the whole queue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from itertools import chain, zip_longest
+from types import TracebackType
+from typing import Self
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Envelope, Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common import health, records
+from zonerelay.store.common.body_chunks import check_deliveries, check_own_message, split
+from zonerelay.store.common.counts import Tally
+from zonerelay.store.common.reading import read_each
+from zonerelay.store.contract import (
+    Change,
+    Finish,
+    MessageNotFoundError,
+    Postpone,
+    QueueCounts,
+    StoreError,
+    Submit,
+    Wanted,
+    everybody,
+)
+from zonerelay.store.memory.shelf import Op, Shelf, Shelved, delivery_op, message_ops, removal_ops
+
+
+class MemoryStore:
+    """Holds whole bodies in memory, without a bound."""
+
+    node = 0
+    WARNING = 'the spool is in memory (backend = "memory"): nothing in it survives a stop or a crash'
+    SHELF_WARNING = (
+        "the spool is in memory and in a shelf (%s): it survives an orderly restart; a crash loses what was"
+        " written last, and can damage all of it"
+    )
+
+    def __init__(self, shelf: Shelf | None = None, shelved: Shelved | None = None) -> None:
+        """`shelved` is what the shelf has brought."""
+        shelved = shelved or Shelved()
+        self._shelf = shelf
+        self._messages: dict[MessageId, tuple[Message, list[bytes]]] = shelved.messages
+        self._deliveries: dict[DeliveryKey, Delivery] = {d.key: d for d in shelved.deliveries}
+        self._claimed: set[DeliveryKey] = set()
+        self._passed_over: set[DeliveryKey] = set()
+        self._last_id: MessageId | None = shelved.last_id
+        self._unreadable = shelved.unreadable
+        self._closed = False
+
+    def begin(self, envelope: Envelope) -> MemoryWriter:
+        return MemoryWriter(self, envelope)
+
+    def add(self, message: Message, chunks: list[bytes], deliveries: Iterable[Delivery]) -> None:
+        self._check()
+        new = {delivery.key: delivery for delivery in deliveries}
+        if self._shelf is not None:
+            self._write([*message_ops(message, chunks), *map(delivery_op, new.values())])
+        self._messages[message.id] = (message, chunks)
+        self._deliveries |= new
+        self._last_id = max(self._last_id or message.id, message.id)
+
+    # --- handing out
+
+    async def claim(
+        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        self._check()
+        found: list[Delivery] = []
+        for delivery in self._claimable(zone, now):
+            if len(found) == limit:
+                break
+            if delivery.domain in skip_domains:
+                self._passed_over.add(delivery.key)
+            else:
+                found.append(delivery)
+        return self._claim(found)
+
+    async def claim_new(
+        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        self._check()
+        found: list[Delivery] = []
+        for delivery in self._claimable(zone, 0.0):
+            if delivery.message_id < since or delivery.key in self._passed_over or len(found) == limit:
+                continue
+            if delivery.domain in skip_domains:
+                self._passed_over.add(delivery.key)
+            else:
+                found.append(delivery)
+        return self._claim(found)
+
+    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
+        self._check()
+        # They were due when they were passed over.
+        found = [
+            delivery
+            for delivery in self._claimable(zone, math.inf)
+            if delivery.domain == domain and delivery.key in self._passed_over
+        ]
+        return self._claim(found[:limit])
+
+    def _claimable(self, zone: str, now: float) -> list[Delivery]:
+        """Fresh ones by message, deferred ones by due time, in turns."""
+        ready = [
+            delivery
+            for key, delivery in self._deliveries.items()
+            if key.queue == zone and key not in self._claimed and delivery.is_due(now)
+        ]
+        fresh = sorted((d for d in ready if d.next_attempt <= 0), key=lambda d: d.key)
+        due = sorted((d for d in ready if d.next_attempt > 0), key=lambda d: (d.next_attempt, d.key))
+        return [delivery for delivery in chain.from_iterable(zip_longest(fresh, due)) if delivery is not None]
+
+    def _claim(self, found: list[Delivery]) -> list[Delivery]:
+        keys = {delivery.key for delivery in found}
+        self._claimed |= keys
+        self._passed_over -= keys
+        return sorted(found, key=lambda delivery: delivery.message_id)
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        self._claimed -= set(keys)
+
+    def forget_claims(self) -> None:
+        """What a crash does to a private store."""
+        self._claimed.clear()
+        self._passed_over.clear()
+
+    async def next_due(self, zone: str) -> float | None:
+        self._check()
+        return min(
+            (
+                delivery.next_attempt
+                for key, delivery in self._deliveries.items()
+                if key.queue == zone
+                and key not in self._claimed
+                and key not in self._passed_over
+                and delivery.next_attempt > 0
+                and not delivery.held
+            ),
+            default=None,
+        )
+
+    def has_ready(self, zone: str) -> bool:
+        return any(
+            key.queue == zone
+            and key not in self._claimed
+            and key not in self._passed_over
+            and not delivery.held
+            and delivery.next_attempt <= 0
+            for key, delivery in self._deliveries.items()
+        )
+
+    # --- settling
+
+    async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
+        self._check()
+        for change in changes:
+            if isinstance(change, Submit):
+                check_own_message(change)
+        for change in changes:
+            if isinstance(change, Finish):
+                self._change(change.delivery.key, None)
+            elif isinstance(change, Postpone):
+                self._change(change.delivery.key, change.delivery)
+            else:
+                self.add(change.message, split(change.body), change.deliveries)
+        self.release([change.delivery.key for change in changes if not isinstance(change, Submit)])
+
+    async def update(
+        self, keys: Collection[DeliveryKey], change: Callable[[Delivery], Delivery | None]
+    ) -> int:
+        self._check()
+        existing = [key for key in dict.fromkeys(keys) if key in self._deliveries]
+        for key in existing:
+            self._change(key, change(self._deliveries[key]))
+        return len(existing)
+
+    def _change(self, key: DeliveryKey, new: Delivery | None) -> None:
+        if key not in self._deliveries:
+            return
+        self._passed_over.discard(key)
+        if new is not None:
+            self._write([] if self._shelf is None else [delivery_op(new)])
+            self._deliveries[key] = new
+            return
+        del self._deliveries[key]
+        self._claimed.discard(key)
+        self._write([(records.delivery_key(key), None)])
+        if not any(other.message_id == key.message_id for other in self._deliveries):
+            message, chunks = self._messages.pop(key.message_id)
+            self._write(removal_ops(message.id, len(chunks)))
+
+    def _write(self, ops: Sequence[Op]) -> None:
+        if self._shelf is not None:
+            self._shelf.write(ops)
+
+    # --- reading
+
+    async def read_message(self, message_id: MessageId) -> Message:
+        self._check()
+        return self._find(message_id)[0]
+
+    async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+        self._check()
+        for chunk in self._find(message_id)[1]:
+            yield chunk
+
+    def _find(self, message_id: MessageId) -> tuple[Message, list[bytes]]:
+        try:
+            return self._messages[message_id]
+        except KeyError:
+            raise MessageNotFoundError(f"no message {message_id}") from None
+
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        return await read_each(self.read_message, ids)
+
+    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
+        self._check()
+        for key, delivery in sorted(self._deliveries.items()):
+            if (zone is None or key.queue == zone) and wanted(key.recipient):
+                yield delivery
+
+    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        self._check()
+        found = [delivery for key, delivery in self._deliveries.items() if key.message_id == message_id]
+        return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
+
+    def counts(self) -> dict[str, QueueCounts]:
+        tally = Tally()
+        for delivery in self._deliveries.values():
+            tally.move(delivery.queue, None, delivery)
+        return tally.current()
+
+    def is_counted(self) -> bool:
+        return True
+
+    async def oldest(self, zone: str, *, now: float) -> float | None:
+        self._check()
+        released = (key for key, d in self._deliveries.items() if key.queue == zone and d.created <= now)
+        first = min(released, default=None)
+        return None if first is None else self._deliveries[first].created
+
+    async def zones(self) -> set[str]:
+        self._check()
+        return {key.queue for key in self._deliveries}
+
+    async def left_over(self) -> str:
+        self._check()
+        return f"{self._unreadable} unreadable records in its shelf" if self._unreadable else ""
+
+    def last_message_id(self) -> MessageId | None:
+        return self._last_id
+
+    # --- health
+
+    def unhealthy(self) -> str | None:
+        return health.CLOSED if self._closed else None
+
+    def problems(self) -> tuple[str, ...]:
+        return ()
+
+    async def usable(self) -> bool:
+        return False
+
+    async def probe(self) -> None:
+        self._check()
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            if self._shelf is not None:
+                await self._shelf.close(self._last_id)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StoreError(health.CLOSED)
+
+
+class MemoryWriter:
+    """A message that is arriving."""
+
+    def __init__(self, store: MemoryStore, envelope: Envelope) -> None:
+        self._store = store
+        self._envelope = envelope
+        self._body: list[bytes] = []
+        self._done = False
+
+    async def write(self, chunk: bytes) -> None:
+        self._check()
+        self._body.append(chunk)
+
+    async def commit(
+        self,
+        deliveries: Sequence[Delivery],
+        *,
+        headers: tuple[tuple[str, str], ...] = (),
+        eight_bit: bool = False,
+        plain_lines: bool = False,
+        body_hash: str = "",
+        trace: tuple[str, ...] = (),
+    ) -> Message:
+        self._check()
+        check_deliveries(self._envelope.id, deliveries)
+        body = b"".join(self._body)
+        chunks = split(body)
+        message = Message(
+            envelope=self._envelope,
+            size=len(body),
+            chunks=len(chunks),
+            eight_bit=eight_bit,
+            plain_lines=plain_lines,
+            body_hash=body_hash,
+            headers=headers,
+            trace=trace,
+        )
+        self._store.add(message, chunks, deliveries)
+        self._done = True
+        return message
+
+    async def abort(self) -> None:
+        self._done = True
+        self._body.clear()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.abort()
+
+    def _check(self) -> None:
+        if self._done:
+            raise StoreError("the message was committed or aborted")

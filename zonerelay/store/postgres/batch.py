@@ -1,0 +1,325 @@
+"""Writing many submissions in one transaction: what is written, in which order, and what came of each.
+
+A batch of jobs is a handful of statements over arrays, whatever the number of messages. Jobs that change
+the same delivery are applied one after the other. When the database refuses a batch because of what is in
+it, each job is written by itself, so that a sick one is alone; `error` then tells its submitter. Anything
+else that goes wrong fails the batch, and whether it was committed is not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from zonerelay.model.address import domain_of
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.store.common import records
+from zonerelay.store.common.writer_thread import Failed
+from zonerelay.store.contract import StoreError
+from zonerelay.store.postgres import sql
+from zonerelay.store.postgres.driver import ClashError, Fetch, Link, SickError
+from zonerelay.store.postgres.rows import RowKey, number, row_key, word
+
+CLASHES = 5
+"""How often a batch that another transaction was in the way of is tried."""
+
+
+class Status(NamedTuple):
+    """Where a delivery was counted before the write."""
+
+    next_attempt: float
+    held: bool
+
+
+class NewMessage:
+    """A message to be stored. Of a small one `body` is all of it; a large one has its last `chunks` here and
+    the first were uploaded. `claimed` are its deliveries that are claimed by the write itself.
+    """
+
+    __slots__ = ("body", "chunks", "claimed", "deliveries", "id", "message", "metadata", "rows", "stored")
+
+    def __init__(
+        self,
+        message: Message,
+        deliveries: Iterable[Delivery],
+        chunks: Sequence[bytes],
+        claims: Callable[[Delivery], bool],
+    ) -> None:
+        self.message = message
+        self.id = number(message.id)
+        self.metadata = records.encode_message(message)
+        self.deliveries = list({delivery.key: delivery for delivery in deliveries}.values())
+        self.claimed = {delivery.key for delivery in self.deliveries if claims(delivery)}
+        self.body = (chunks[0] if chunks else b"") if message.chunks <= 1 else None
+        first = message.chunks - len(chunks) + 1
+        self.chunks = [] if self.body is not None else list(enumerate(chunks, first))
+        self.stored = False
+        alone = len(self.deliveries) == 1
+        self.rows = [_delivery_row(delivery, alone) for delivery in self.deliveries]
+
+    @property
+    def was_uploaded(self) -> bool:
+        """Part of the body is stored already."""
+        return bool(self.chunks) and self.chunks[0][0] > 1
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One submission. `changes` are outcomes, `None` when the delivery leaves; `mine` of them were handed out
+    to the submitter, `pooled` lay at hand. `reports` come with what they are about. `simple`: each message
+    that deliveries leave has one recipient. `done` and `closed` are what came of it.
+    """
+
+    uploads: list[tuple[int, int, bytes]] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    messages: list[NewMessage] = field(default_factory=list)
+    reports: list[tuple[NewMessage, tuple[DeliveryKey, ...]]] = field(default_factory=list)
+    changes: dict[DeliveryKey, Delivery | None] = field(default_factory=dict)
+    encoded: dict[DeliveryKey, bytes] = field(default_factory=dict)
+    mine: dict[DeliveryKey, Delivery] = field(default_factory=dict)
+    pooled: list[Delivery] = field(default_factory=list)
+    news: set[str] = field(default_factory=set)
+    simple: bool = False
+    done: dict[DeliveryKey, Status] = field(default_factory=dict)
+    closed: set[int] = field(default_factory=set)
+    error: StoreError | None = None
+    outcome: asyncio.Future[None] | None = None
+
+    def ended_uploads(self) -> list[int]:
+        return [new.id for new in self.messages if new.was_uploaded]
+
+    def forget_results(self) -> None:
+        self.done.clear()
+        self.closed.clear()
+        self.error = None
+        for new in (*self.messages, *(new for new, _ in self.reports)):
+            new.stored = False
+
+
+class BatchWriter:
+    """Writes batches over one link. `link` and `session` are asked for each."""
+
+    def __init__(
+        self,
+        tell: Callable[[float | Failed], None],
+        *,
+        link: Callable[[], Link],
+        session: Callable[[], int],
+        last_id: Callable[[], int],
+        channel: str,
+        clock: Clock,
+    ) -> None:
+        self._tell = tell
+        self._link = link
+        self._session = session
+        self._last_id = last_id
+        self._channel = channel
+        self._now = clock.monotonic
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, jobs: Sequence[Job]) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(jobs))
+
+    def stop(self) -> None:
+        """Nothing is under way any more."""
+        self._task = None
+
+    async def _run(self, jobs: Sequence[Job]) -> None:
+        started = self._now()
+        try:
+            await self._write(jobs)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the submitters have to hear of it
+            self._tell(Failed(error))
+        else:
+            self._tell(self._now() - started)
+
+    async def _write(self, jobs: Sequence[Job]) -> None:
+        try:
+            await self._try(jobs)
+        except SickError as error:
+            if len(jobs) == 1:
+                jobs[0].forget_results()
+                jobs[0].error = error
+                return
+            for job in jobs:
+                await self._write([job])
+
+    async def _try(self, jobs: Sequence[Job]) -> None:
+        for left in reversed(range(CLASHES)):
+            for job in jobs:
+                job.forget_results()
+            try:
+                await self._together(jobs)
+            except ClashError:
+                if not left:
+                    raise
+            else:
+                return
+
+    async def _together(self, jobs: Sequence[Job]) -> None:
+        rounds = _rounds(jobs)
+        link = self._link()
+        if len(rounds) == 1 and _is_one_statement(jobs):
+            await self._round(link.fetch, jobs)
+            return
+        async with link.transaction() as fetch:
+            for some in rounds:
+                await self._round(fetch, some)
+
+    async def _round(self, fetch: Fetch, jobs: Sequence[Job]) -> None:
+        session = self._session()
+        await self._store_uploads(fetch, jobs, session)
+        live = [job for job in jobs if job.error is None]
+        await self._finish(fetch, live, session)
+        await self._postpone(fetch, live, session)
+        await self._add(fetch, live, session)
+        if news := sorted({zone for job in live for zone in job.news}):
+            await fetch(sql.TELL, self._channel, [f"{session} {word(zone)}" for zone in news])
+
+    async def _store_uploads(self, fetch: Fetch, jobs: Sequence[Job], session: int) -> None:
+        if uploads := [part for job in jobs for part in job.uploads]:
+            numbers, places, data = zip(*uploads, strict=True)
+            await fetch(sql.ADD_CHUNKS, numbers, places, data, session)
+        if dropped := [number for job in jobs for number in job.dropped]:
+            await fetch(sql.DROP_UPLOADS, dropped, session)
+        if not (ended := [number for job in jobs for number in job.ended_uploads()]):
+            return
+        there = {row[0] for row in await fetch(sql.END_UPLOADS, ended, session)}
+        for job in jobs:
+            if not there.issuperset(job.ended_uploads()):
+                # Another node believed us dead and has cleaned up behind us.
+                job.error = StoreError("the beginning of the message is gone: the lease had run out")
+
+    async def _finish(self, fetch: Fetch, jobs: Sequence[Job], session: int) -> None:
+        wanted = _wanted(jobs, leaving=True)
+        if not wanted:
+            return
+        zones, numbers, recipients, mine = _columns(wanted)
+        shared: set[int] = set()
+        for *key, next_attempt, held, alone in await fetch(
+            sql.FINISH, zones, numbers, recipients, mine, session, self._last_id()
+        ):
+            job, delivery_key = wanted[RowKey(*key)]
+            job.done[delivery_key] = Status(next_attempt, held)
+            (job.closed if alone else shared).add(key[1])
+        if shared:
+            closed = await close_messages(fetch, shared)
+            for job in jobs:
+                job.closed |= closed
+
+    async def _postpone(self, fetch: Fetch, jobs: Sequence[Job], session: int) -> None:
+        wanted = _wanted(jobs, leaving=False)
+        if not wanted:
+            return
+        zones, numbers, recipients, mine = _columns(wanted)
+        states = [job.changes[key] for job, key in wanted.values()]
+        times = [max(state.next_attempt, 0.0) for state in states if state is not None]
+        helds = [state.held for state in states if state is not None]
+        encoded = [job.encoded[key] for job, key in wanted.values()]
+        for *key, next_attempt, held in await fetch(
+            sql.POSTPONE, zones, numbers, recipients, mine, session, times, helds, encoded
+        ):
+            job, delivery_key = wanted[RowKey(*key)]
+            job.done[delivery_key] = Status(next_attempt, held)
+
+    async def _add(self, fetch: Fetch, jobs: Sequence[Job], session: int) -> None:
+        messages = [new for job in jobs for new in job.messages]
+        for job in jobs:
+            # Whoever has the deliveries now reports for itself.
+            messages += [
+                new for new, about in job.reports if not about or any(key in job.done for key in about)
+            ]
+        if messages:
+            await fetch(sql.ADD, *_new_columns(messages, session))
+        for new in messages:
+            new.stored = True
+
+
+async def close_messages(fetch: Fetch, numbers: Iterable[int]) -> set[int]:
+    """Remove those that have no delivery any more; they are returned.
+
+    Two nodes may have finished the last two just now: whoever gets the lock second sees what the first did.
+    """
+    ids = sorted(numbers)
+    await fetch(sql.LOCK_MESSAGES, ids)
+    return {row[0] for row in await fetch(sql.CLOSE_MESSAGES, ids)}
+
+
+def _rounds(jobs: Sequence[Job]) -> list[list[Job]]:
+    """In the order given, cut where a delivery is changed a second time."""
+    rounds: list[list[Job]] = [[]]
+    seen: set[DeliveryKey] = set()
+    for job in jobs:
+        if not seen.isdisjoint(job.changes):
+            rounds.append([])
+            seen.clear()
+        rounds[-1].append(job)
+        seen |= job.changes.keys()
+    return rounds
+
+
+def _is_one_statement(jobs: Sequence[Job]) -> bool:
+    finishes = any(None in job.changes.values() for job in jobs)
+    parts = (
+        any(job.uploads for job in jobs),
+        any(job.dropped for job in jobs),
+        any(job.ended_uploads() for job in jobs),
+        finishes,
+        any(state is not None for job in jobs for state in job.changes.values()),
+        any(job.messages or job.reports for job in jobs),
+        any(job.news for job in jobs),
+    )
+    return sum(parts) == 1 and (not finishes or all(job.simple for job in jobs))
+
+
+_Wanted = dict[RowKey, tuple[Job, DeliveryKey]]
+
+
+def _wanted(jobs: Sequence[Job], *, leaving: bool) -> _Wanted:
+    return {
+        row_key(key): (job, key)
+        for job in jobs
+        for key, state in job.changes.items()
+        if (state is None) is leaving
+    }
+
+
+def _columns(wanted: _Wanted) -> tuple[list[str], list[int], list[str], list[bool]]:
+    return (
+        [key.zone for key in wanted],
+        [key.message_id for key in wanted],
+        [key.recipient for key in wanted],
+        [key in job.mine for job, key in wanted.values()],
+    )
+
+
+def _delivery_row(delivery: Delivery, alone: bool) -> tuple[object, ...]:
+    return (
+        *row_key(delivery.key),
+        word(domain_of(delivery.recipient)),
+        delivery.created,
+        max(delivery.next_attempt, 0.0),
+        delivery.held,
+        alone,
+        records.encode_delivery(delivery),
+    )
+
+
+def _new_columns(messages: Sequence[NewMessage], session: int) -> list[Sequence[object]]:
+    chunks = [(new.id, place, data) for new in messages for place, data in new.chunks]
+    deliveries = [
+        (*row[:8], session if delivery.key in new.claimed else None, row[8])
+        for new in messages
+        for delivery, row in zip(new.deliveries, new.rows, strict=True)
+    ]
+    return [
+        [new.id for new in messages],
+        [new.metadata for new in messages],
+        [new.body for new in messages],
+        *(zip(*chunks, strict=True) if chunks else ((), (), ())),
+        *zip(*deliveries, strict=True),
+    ]

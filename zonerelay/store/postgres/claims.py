@@ -1,0 +1,340 @@
+"""Handing out deliveries from PostgreSQL: `FOR UPDATE SKIP LOCKED`, so that nodes never wait for each other.
+
+What is claimed belongs to the session of this relay. A claim is carried out to its end even when whoever
+asked has left: the deliveries are then at hand for the next one. `exclusive` keeps everything that changes
+claims in the database apart from a resync, which compares them with what is known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common.claim_pool import NEVER, Claims, ZonePool
+from zonerelay.store.contract import Lost, StoreCorruptError
+from zonerelay.store.postgres import sql
+from zonerelay.store.postgres.driver import Link, LostError, Row
+from zonerelay.store.postgres.keeper import DatabaseKeeper
+from zonerelay.store.postgres.rows import delivery_key, delivery_of, key_columns, number, word, words
+
+_log = logging.getLogger("zonerelay.store")
+
+LOOK_BATCH = 500
+"""Claims that are looked at in one turn of the loop."""
+
+T = TypeVar("T")
+Taken = tuple[list[Delivery], list[Delivery]]
+"""What was found, and what was met of domains that are passed over."""
+
+_by_message = attrgetter("message_id")
+
+
+class DatabaseClaims:
+    """All zones of one relay."""
+
+    def __init__(self, keeper: DatabaseKeeper, claims: Claims, on_lost: Lost) -> None:
+        self.claims = claims
+        self.exclusive = asyncio.Lock()
+        self._keeper = keeper
+        self._on_lost = on_lost
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._unreadable: set[DeliveryKey] = set()
+
+    def doubt(self, zone: str) -> None:
+        self.claims.zone(zone).doubt()
+
+    async def claim(self, zone: str, limit: int, skip: Collection[str], now: float) -> list[Delivery]:
+        pool = self.claims.zone(zone)
+
+        async def fill(room: int) -> int:
+            if not pool.more and pool.due > now:
+                return 0
+            return await self.finish(self._fill(zone, room, skip, now))
+
+        async with self._claiming(zone) as found:
+            await self._collect(zone, limit, found, fill, lambda room: pool.take(room, skip, now))
+            if len(found) < limit and pool.parked:
+                found.extend(await self._unpark(zone, limit - len(found), skip))
+        return self._still_handed_out(found)
+
+    async def claim_new(
+        self, zone: str, limit: int, since: MessageId, skip: Collection[str]
+    ) -> list[Delivery]:
+        pool = self.claims.zone(zone)
+
+        async def fill(room: int) -> int:
+            return await self.finish(self._fill_new(zone, room, since, skip)) if pool.more else 0
+
+        async with self._claiming(zone) as found:
+            await self._collect(zone, limit, found, fill, lambda room: pool.take_new(room, since, skip))
+        return self._still_handed_out(found)
+
+    async def _collect(
+        self,
+        zone: str,
+        limit: int,
+        found: list[Delivery],
+        fill: Callable[[int], Awaitable[int]],
+        take: Callable[[int], Taken],
+    ) -> None:
+        """Fill the pool and take from it by turns, until there are enough or no more."""
+        while len(found) < limit:
+            came = await fill(limit - len(found))
+            some, passed = take(limit - len(found))
+            self.claims.hand_out(some)
+            found += some
+            if passed:
+                await self.finish(self._park(zone, passed))
+            elif not came:
+                return
+
+    async def claim_domain(self, zone: str, domain: str, limit: int) -> list[Delivery]:
+        async with self._alone(zone):
+            found = await self._taken(self._take_parked(zone, word(domain), limit))
+        return self._still_handed_out(found)
+
+    def _still_handed_out(self, found: Sequence[Delivery]) -> list[Delivery]:
+        """As they are now, without what was given back, or lost, while the claim went on."""
+        handed = self.claims.handed
+        left = {delivery.key: handed.get(delivery.key) for delivery in found}
+        for key, delivery in left.items():
+            if delivery is None:
+                self.claims.drop(key)
+        return sorted((each for each in left.values() if each is not None), key=_by_message)
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        for key in keys:
+            self.claims.release(key)
+
+    async def next_due(self, zone: str) -> float | None:
+        pool = self.claims.zone(zone)
+        async with self._alone(zone):
+            if pool.due == 0.0:
+                await self.finish(self._look_for_due(zone, pool))
+        first = min(pool.due, pool.next_due())
+        return None if first == NEVER else first
+
+    async def resync(self, *, new_session: bool) -> None:
+        """Believe the database. Called under `exclusive`, with nothing being written."""
+        claims = self.claims
+        there: dict[DeliveryKey, Delivery] = {}
+        if not new_session:
+            rows = await self.ask(sql.CLAIMED, self._keeper.session)
+            there = {delivery.key: delivery for delivery in self._read(rows)}
+        lost = [key for key in claims.handed if key not in there]
+        claims.lose(lost)
+        for pool in claims.zones.values():
+            pool.clear()
+            pool.doubt()
+        for key, delivery in there.items():
+            if key in claims.handed:
+                claims.handed[key] = delivery  # an operator's change may have landed unheard
+            elif not claims.regain(delivery):
+                claims.zone(key.queue).put(delivery)
+        if lost:
+            self._on_lost(lost)
+
+    async def give_back_strays(self, arriving: Callable[[], Collection[DeliveryKey]]) -> None:
+        """What our session has claimed and nobody here knows of: the claim outlived its connection.
+
+        With `arriving`, the new ones that are being stored, nothing is between the database and our memory.
+        What leaves while we look is claimed by nobody any more, and nothing is claimed meanwhile.
+        """
+        async with self.exclusive:
+            session = self._keeper.session
+            rows = await self.ask(sql.CLAIMED_KEYS, session)
+            known = {*arriving(), *self._unreadable}
+            stray: list[DeliveryKey] = []
+            for start in range(0, len(rows), LOOK_BATCH):
+                keys = map(delivery_key, rows[start : start + LOOK_BATCH])
+                stray += [key for key in keys if key not in known and not self.claims.knows(key)]
+                await asyncio.sleep(0)
+            if stray:
+                _log.warning("%d deliveries were claimed unheard: they are given back", len(stray))
+                await self.ask(sql.GIVE_BACK, *key_columns(stray), session)
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, zone: str) -> AsyncIterator[None]:
+        """With nothing under way for the zone, not even for somebody who has left."""
+        async with self._locks.setdefault(zone, asyncio.Lock()):
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _claiming(self, zone: str) -> AsyncIterator[list[Delivery]]:
+        """What has been found is given back when the rest fails."""
+        found: list[Delivery] = []
+        async with self._alone(zone):
+            try:
+                yield found
+            except BaseException:
+                self.release([delivery.key for delivery in found])
+                raise
+
+    # --- asking the database
+
+    async def _fill(self, zone: str, limit: int, skip: Collection[str], now: float) -> int:
+        """Claim the oldest fresh and the earliest due ones into the pool; how many rows there were."""
+        pool = self.claims.zone(zone)
+        values = (word(zone), self._keeper.session, limit, words(skip))
+        count = 0
+        async with self.exclusive:
+            if pool.more:
+                with _doubting(pool):
+                    pool.more = False
+                    rows = await self.ask(sql.CLAIM_FRESH, *values)
+                    pool.more = pool.more or len(rows) == limit
+                    count += self._keep(pool, rows)
+            if pool.due <= now:
+                with _doubting(pool):
+                    pool.due = NEVER
+                    rows = await self.ask(sql.CLAIM_DUE, *values, now)
+                    count += self._keep(pool, rows)
+                    pool.due = min(pool.due, await self._first_due(zone))
+        return count
+
+    async def _fill_new(self, zone: str, limit: int, since: MessageId, skip: Collection[str]) -> int:
+        """Claim the oldest fresh ones of messages from `since` on into the pool; how many rows there were."""
+        async with self.exclusive:
+            rows = await self.ask(
+                sql.CLAIM_NEW, word(zone), self._keeper.session, limit, words(skip), number(since)
+            )
+            return self._keep(self.claims.zone(zone), rows)
+
+    def _keep(self, pool: ZonePool, rows: Sequence[Row]) -> int:
+        pool.parked = pool.parked or any(row[6] for row in rows)
+        for delivery in self._read(row for row in rows if not row[6]):
+            if not self.claims.regain(delivery):
+                pool.put(delivery)
+        return len(rows)
+
+    def _read(self, rows: Iterable[Row]) -> Iterator[Delivery]:
+        """What cannot be read stays claimed, so that it holds nobody up, and stored, for its repair."""
+        for row in rows:
+            try:
+                yield delivery_of(row)
+            except StoreCorruptError as error:
+                self._unreadable.add(delivery_key(row))
+                _log.error("%s", error)
+
+    async def _look_for_due(self, zone: str, pool: ZonePool) -> None:
+        with _doubting(pool):
+            pool.due = NEVER
+            pool.due = min(pool.due, await self._first_due(zone))
+
+    async def _first_due(self, zone: str) -> float:
+        rows = await self.ask(sql.NEXT_DUE, word(zone))
+        return float(rows[0][0]) if rows else NEVER
+
+    async def _park(self, zone: str, passed: Sequence[Delivery]) -> None:
+        """Their destination is full: give them back to the database, where `claim_domain` finds them."""
+        pool = self.claims.zone(zone)
+        async with self.exclusive:
+            try:
+                columns = key_columns([delivery.key for delivery in passed])
+                await self.ask(sql.PARK, *columns, self._keeper.session)
+            except BaseException:
+                for delivery in passed:
+                    pool.put(delivery)
+                raise
+        pool.parked = True
+
+    async def _unpark(self, zone: str, limit: int, skip: Collection[str]) -> list[Delivery]:
+        """Of domains that are no longer skipped, should nobody ask for the domain."""
+        pool = self.claims.zone(zone)
+        pool.parked = False
+        try:
+            domains = [row[0] for row in await self.ask(sql.PARKED_DOMAINS, word(zone))]
+        except BaseException:
+            pool.parked = True
+            raise
+        pool.parked = pool.parked or bool(domains)
+        skipped = set(words(skip))
+        found: list[Delivery] = []
+        try:
+            for domain in domains:
+                if domain not in skipped and len(found) < limit:
+                    found += await self._taken(self._take_parked(zone, domain, limit - len(found)))
+        except BaseException:
+            self.release([delivery.key for delivery in found])
+            raise
+        return found
+
+    async def _take_parked(self, zone: str, domain: str, limit: int) -> list[Delivery]:
+        async with self.exclusive:
+            rows = await self.ask(sql.CLAIM_PARKED, word(zone), self._keeper.session, limit, domain)
+            found = [d for d in self._read(rows) if not self.claims.regain(d)]
+            self.claims.hand_out(found)
+        return found
+
+    async def ask(self, statement: str, *values: object) -> Sequence[Row]:
+        async with self._link() as link:
+            return await link.fetch(statement, *values)
+
+    @contextlib.asynccontextmanager
+    async def _link(self) -> AsyncIterator[Link]:
+        try:
+            async with self._keeper.links.use() as link:
+                yield link
+        except LostError as error:
+            # What was claimed is not known: only a resync can tell.
+            self._keeper.trouble(error)
+            raise
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:  # Any: what a coroutine sends is its business
+        """Carry it out to its end, also when whoever waits for it leaves."""
+        return await asyncio.shield(self._start(work))
+
+    async def _taken(self, work: Coroutine[Any, Any, list[Delivery]]) -> list[Delivery]:  # Any: as above
+        """What was claimed for somebody who has left meanwhile is given back."""
+        task = self._start(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._unwanted)
+            raise
+
+    def _unwanted(self, task: asyncio.Task[list[Delivery]]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self.release([delivery.key for delivery in task.result()])
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:  # Any: as above
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:  # Any: any result
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waited has seen it; nobody else has to
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _doubting(pool: ZonePool) -> Iterator[None]:
+    """A question that failed has told nothing."""
+    try:
+        yield
+    except BaseException:
+        pool.doubt()
+        raise

@@ -1,0 +1,115 @@
+"""How many deliveries each zone holds, over all nodes: counted by the database, then kept by our own changes.
+
+A count walks one snapshot in the background while changes go on; what was changed since the snapshot is added
+to what it finds. What other nodes change is only seen by the next count, so with several of them the figures
+are those of up to `RECOUNT` seconds ago.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from zonerelay.model.delivery import Delivery
+from zonerelay.store.common.counts import Tally
+from zonerelay.store.contract import QueueCounts, StoreError
+from zonerelay.store.postgres import sql
+from zonerelay.store.postgres.driver import Access, Fetch, Link
+from zonerelay.store.postgres.rows import unword
+
+RECOUNT = 60.0
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class QueueCounter:
+    """One per store; changed only on the event loop."""
+
+    def __init__(self, access: Access, has_company: Callable[[], bool]) -> None:
+        """`has_company`: there are other nodes."""
+        self._access = access
+        self._has_company = has_company
+        self._again: asyncio.Task[None] | None = None
+        self._tally = Tally()
+        self._since: Tally | None = None
+        self._counting: asyncio.Task[None] | None = None
+        self._link: Link | None = None
+
+    def move(self, zone: str, old: Delivery | None, new: Delivery | None) -> None:
+        self._tally.move(zone, old, new)
+        if self._since is not None:
+            self._since.move(zone, old, new)
+
+    def current(self) -> dict[str, QueueCounts]:
+        return {zone: counts for zone, counts in self._tally.current().items() if counts.total}
+
+    @property
+    def is_counted(self) -> bool:
+        return self._tally.is_whole
+
+    async def start(self) -> None:
+        """Take the snapshot now and count it in the background. Raises StoreError when it cannot be taken."""
+        await self._give_up()
+        if self._again is None:
+            self._again = asyncio.get_running_loop().create_task(self._count_again())
+        stack = contextlib.AsyncExitStack()
+        try:
+            link = self._link = await Link.open(self._access, reads=True)
+            stack.push_async_callback(link.close)
+            fetch = await stack.enter_async_context(link.transaction(one_moment=True))
+            await fetch("SELECT txid_current_snapshot()")
+        except BaseException:
+            await stack.aclose()
+            raise
+        self._since = Tally()
+        self._counting = asyncio.get_running_loop().create_task(self._count(fetch, stack))
+
+    async def _count(self, fetch: Fetch, stack: contextlib.AsyncExitStack) -> None:
+        try:
+            async with stack:
+                found = {
+                    unword(zone): QueueCounts(ready, deferred, held)
+                    for zone, ready, deferred, held in await fetch(sql.COUNTS, timeout=600.0)
+                }
+        except StoreError as error:
+            _log.warning("the queue could not be counted: %s", error)
+        else:
+            tally = Tally()
+            tally.add(found)
+            tally.add(self._since.moves if self._since is not None else {})
+            tally.is_whole = True
+            self._tally = tally
+        finally:
+            self._since = None
+
+    async def _count_again(self) -> None:
+        """For as long as others change what we cannot see, and once more when they have gone."""
+        had_company = False
+        while True:
+            await asyncio.sleep(RECOUNT)
+            has_company = self._has_company()
+            if (has_company or had_company) and self._since is None:
+                try:
+                    await self.start()
+                except StoreError as error:
+                    _log.warning("the queue could not be counted: %s", error)
+            had_company = has_company
+
+    async def stop(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            await asyncio.gather(self._again, return_exceptions=True)
+            self._again = None
+        await self._give_up()
+
+    async def _give_up(self) -> None:
+        if self._counting is not None:
+            self._counting.cancel()
+            await asyncio.gather(self._counting, return_exceptions=True)
+            self._counting = None
+        if self._link is not None and not self._link.is_closed:
+            # A task that is cancelled before its first step does not clean up.
+            self._link.cut()
+            await asyncio.sleep(0)

@@ -1,0 +1,283 @@
+"""Talking to PostgreSQL. The only module that knows asyncpg, which it imports when a connection is made.
+
+A `Link` is one connection that does one thing at a time; who comes later waits. Failures are StoreErrors:
+
+- `LostError`: the connection is gone or does not answer; whether the statement was carried out is unknown.
+- `SickError`: the statement itself is refused (a duplicate, an impossible value) and always will be.
+- `ClashError`: another transaction was in the way; the same again may work at once.
+- `BusyError`: somebody has held a lock for longer than we wanted to wait.
+- StoreFullError, and StoreError for everything else that the server says.
+
+A commit whose wait for a standby was cut short ends with a warning and no error (`pg_cancel_backend`, a
+shutdown): it counts as lost, too, and so does everything behind it on that connection.
+
+No text here holds a password, and of the server's own text only the message, never the DETAIL, which quotes
+rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
+
+if TYPE_CHECKING:
+    import asyncpg
+
+CONNECT_TIMEOUT = 10.0
+COMMAND_TIMEOUT = 30.0
+"""Seconds after which a server that does not answer counts as lost."""
+CLOSE_TIMEOUT = 3.0
+MOST_PATIENCE = 60.0
+READ_PATIENCE = 600.0
+"""Seconds that the server waits for the next statement of a transaction."""
+
+_INSTALL = (
+    'backend = "postgres" needs asyncpg, which is not installed: pip install "zonerelay[postgres]"'
+    " (into the environment that zonerelay runs in)"
+)
+_CONNECTION_CLASSES = ("08", "57P")
+_SICK_CLASSES = ("22", "23", "54", "53200")
+"""What one job may have caused: its data, a constraint, a limit of PostgreSQL (a row that is too long for an
+index), memory. The jobs of the batch are then written one by one."""
+_CLASH = ("40001", "40P01")
+_BUSY = ("55P03",)
+_FULL = ("53100",)
+_STANDBY_SOURCE = "syncrep.c"
+"""Where the server's warnings about synchronous standbys come from. Their texts are in its language."""
+
+# Any: what a column becomes is known to whoever wrote the statement, and to nobody else.
+Row = Sequence[Any]
+
+
+class Fetch(Protocol):
+    """Carries out one statement."""
+
+    async def __call__(
+        self, statement: str, *values: object, timeout: float | None = None
+    ) -> Sequence[Row]: ...
+
+
+class LostError(StoreError):
+    """The database did not answer; whether it did what it was asked is not known."""
+
+
+class SickError(StoreError):
+    """The database will never do this."""
+
+
+class ClashError(StoreError):
+    """Another transaction was in the way."""
+
+
+class BusyError(StoreError):
+    """A lock was not to be had in the time given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the database is, and how to be let in. Its repr hides the password."""
+
+    url: str
+    password: str
+    schema: str
+    name: str
+    lease: float
+    accepts_loss: bool = False
+
+    def __repr__(self) -> str:
+        return f"Access({self.url!r}, schema={self.schema!r})"
+
+    def settings(self, *, reads: bool = False) -> dict[str, str]:
+        """Of every session. Statistics of a queue are always old: a plan must never walk the whole table.
+        What the session says itself (`synchronous_commit`, see `_SETTINGS`), no reload of the server changes.
+
+        A relay that stops in the middle of a transaction holds its locks on what others are to take over: the
+        server ends it. One that only `reads` may wait for whom it reads to.
+        """
+        patience = READ_PATIENCE if reads else min(self.lease, MOST_PATIENCE)
+        return {
+            "search_path": f'"{self.schema}"',
+            "enable_seqscan": "off",
+            "jit": "off",
+            **({} if self.accepts_loss else {"synchronous_commit": "at least on"}),
+            "idle_in_transaction_session_timeout": f"{patience:.0f}s",
+            # A relay whose machine has died must not keep its number for the two hours of TCP's default.
+            "tcp_keepalives_idle": "10",
+            "tcp_keepalives_interval": "5",
+            "tcp_keepalives_count": "3",
+        }
+
+
+_SETTINGS = """
+SELECT pg_backend_pid(), set_config(
+    name,
+    CASE WHEN value <> 'at least on' THEN value
+        WHEN current_setting(name) = 'remote_apply' THEN 'remote_apply' ELSE 'on' END,
+    false
+) FROM unnest($1::text[], $2::text[]) AS s (name, value)
+"""
+
+
+class Link:
+    """One connection. `pid` is the server's process behind it."""
+
+    def __init__(self, connection: asyncpg.Connection, driver: ModuleType) -> None:
+        self.pid = 0
+        self._connection = connection
+        self._driver = driver
+        self._lock = asyncio.Lock()
+        self._doubt = ""
+        connection.add_log_listener(self._hear_log)
+
+    @classmethod
+    async def open(cls, access: Access, *, reads: bool = False) -> Link:
+        """Whoever leaves meanwhile leaves no half-made connection behind."""
+        task = asyncio.get_running_loop().create_task(cls._open(access, reads=reads))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_discard)
+            raise
+
+    @classmethod
+    async def _open(cls, access: Access, *, reads: bool) -> Link:
+        driver = load_driver()
+        with translated(driver, access.password):
+            connection = await driver.connect(
+                access.url,
+                password=access.password or None,
+                timeout=CONNECT_TIMEOUT,
+                command_timeout=COMMAND_TIMEOUT,
+                server_settings={"application_name": access.name},
+            )
+        link = cls(connection, driver)
+        await link._set(access.settings(reads=reads))
+        return link
+
+    async def _set(self, settings: Mapping[str, str]) -> None:
+        # Not while connecting: a pooler refuses what it does not know there, or leaves it out without a word.
+        try:
+            rows = await self.fetch(_SETTINGS, list(settings), list(settings.values()))
+        except BaseException:
+            self.cut()
+            raise
+        self.pid = rows[0][0]
+
+    async def fetch(self, statement: str, *values: object, timeout: float | None = None) -> Sequence[Row]:
+        async with self._lock:
+            return await self._fetch(statement, *values, timeout=timeout)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, *, one_moment: bool = False) -> AsyncIterator[Fetch]:
+        """Committed when the block ends well. `one_moment`: every statement sees the same state."""
+        async with self._lock:
+            isolation = "repeatable_read" if one_moment else "read_committed"
+            with translated(self._driver):
+                manager = self._connection.transaction(isolation=isolation, readonly=one_moment)
+                await manager.__aenter__()
+            try:
+                yield self._fetch
+            except BaseException as error:
+                with contextlib.suppress(StoreError), translated(self._driver):
+                    await manager.__aexit__(type(error), error, error.__traceback__)
+                raise
+            with translated(self._driver):
+                await manager.__aexit__(None, None, None)
+            self._check_doubt()
+
+    async def _fetch(self, statement: str, *values: object, timeout: float | None = None) -> Sequence[Row]:
+        with translated(self._driver):
+            # A Record is a sequence; asyncpg says so in C only.
+            rows = cast("Sequence[Row]", await self._connection.fetch(statement, *values, timeout=timeout))
+        self._check_doubt()
+        return rows
+
+    def _hear_log(self, _connection: object, message: asyncpg.PostgresLogMessage) -> None:
+        """A turn of the loop before whoever waits for the statement goes on."""
+        if getattr(message, "server_source_filename", None) == _STANDBY_SOURCE:
+            self._doubt = str(message)
+
+    def _check_doubt(self) -> None:
+        if self._doubt:
+            raise LostError(f"a commit did not wait for its standby: {self._doubt}")
+
+    async def listen(self, channel: str, hear: Callable[[str], None]) -> None:
+        """`hear(payload)` is called on the event loop."""
+        with translated(self._driver):
+            await self._connection.add_listener(channel, lambda _c, _pid, _channel, text: hear(text))
+
+    def on_end(self, tell: Callable[[], None]) -> None:
+        """Called when the connection has ended, however that came."""
+        self._connection.add_termination_listener(lambda _connection: tell())
+
+    @property
+    def is_closed(self) -> bool:
+        return self._connection.is_closed()
+
+    async def close(self) -> None:
+        """Says good-bye if the server still listens. Raises nothing."""
+        try:
+            with translated(self._driver):
+                await self._connection.close(timeout=CLOSE_TIMEOUT)
+        except StoreError:
+            self._connection.terminate()
+        await asyncio.sleep(0)  # the loop lets go of the socket one turn later
+
+    def cut(self) -> None:
+        """End it at once; what was under way fails."""
+        self._connection.terminate()
+
+
+def _discard(task: asyncio.Task[Link]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().cut()
+
+
+def load_driver() -> ModuleType:
+    """Raises StoreOpenError with the command that installs it."""
+    try:
+        import asyncpg  # noqa: PLC0415 - only who chose this backend has it
+    except ImportError as error:
+        raise StoreOpenError(_INSTALL) from error
+    return asyncpg
+
+
+@contextlib.contextmanager
+def translated(driver: ModuleType, password: str = "") -> Iterator[None]:
+    """Every failure becomes a StoreError; cancellation goes through."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except driver.PostgresError as error:
+        raise _refused(error.sqlstate or "", error.message or str(error), password) from None
+    except (OSError, TimeoutError, driver.InterfaceError) as error:
+        text = str(error) or type(error).__name__
+        raise LostError(f"the database does not answer: {_hide(text, password)}") from None
+    except Exception as error:  # noqa: BLE001 - the driver's own trouble must not pass for the caller's
+        text = f"{type(error).__name__}: {error}"
+        raise LostError(f"the database driver failed: {_hide(text, password)}") from None
+
+
+def _refused(state: str, message: str, password: str) -> StoreError:
+    text = f"PostgreSQL says {state or '?'}: {_hide(message, password)}"
+    if state.startswith(_CONNECTION_CLASSES):
+        return LostError(text)
+    if state in _CLASH:
+        return ClashError(text)
+    if state in _BUSY:
+        return BusyError(text)
+    if state.startswith(_SICK_CLASSES):
+        return SickError(text)
+    return StoreFullError(text) if state in _FULL else StoreError(text)
+
+
+def _hide(text: str, password: str) -> str:
+    first = text.partition("\n")[0]
+    return first.replace(password, "…") if password else first

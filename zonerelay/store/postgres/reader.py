@@ -1,0 +1,114 @@
+"""Reading messages, bodies and the queue from PostgreSQL; nothing here claims anything."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common import records
+from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError
+from zonerelay.store.postgres import sql
+from zonerelay.store.postgres.driver import Access, Fetch, Link, LostError, Row
+from zonerelay.store.postgres.keeper import DatabaseKeeper
+from zonerelay.store.postgres.rows import delivery_of, number, unword, word, words
+
+PAGE_ROWS = 500
+CHUNKS_AT_ONCE = 4
+"""Chunks of a body that are in memory together: 256 KiB."""
+
+
+class DatabaseReader:
+    """Over the keeper's links; a walk over the whole queue has one of its own."""
+
+    def __init__(self, keeper: DatabaseKeeper, access: Access) -> None:
+        self._keeper = keeper
+        self._access = access
+
+    async def fetch(self, statement: str, *values: object) -> Sequence[Row]:
+        self._keeper.check_usable()
+        try:
+            async with self._keeper.links.use() as link:
+                return await link.fetch(statement, *values)
+        except LostError as error:
+            self._keeper.trouble(error)
+            raise
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Fetch]:
+        try:
+            async with self._keeper.links.use() as link, link.transaction() as fetch:
+                yield fetch
+        except LostError as error:
+            self._keeper.trouble(error)
+            raise
+
+    async def message(self, message_id: MessageId) -> tuple[Message, bytes | None]:
+        """With its body when that is one chunk at most."""
+        rows = await self.fetch(sql.MESSAGE, number(message_id))
+        if not rows:
+            raise MessageNotFoundError(f"no message {message_id}")
+        ((metadata, body),) = rows
+        message = records.decode_message(message_id, bytes(metadata))
+        if body is None and message.chunks <= 1:
+            raise StoreCorruptError(f"message {message_id}: its body is missing")
+        if body is not None and len(body) != message.size:
+            raise StoreCorruptError(f"message {message_id}: {len(body)} octets of {message.size}")
+        return message, None if body is None else bytes(body)
+
+    async def chunks(self, message_id: MessageId, count: int) -> AsyncIterator[bytes]:
+        if count <= 1:
+            _, body = await self.message(message_id)
+            if body:
+                yield body
+            return
+        for first in range(1, count + 1, CHUNKS_AT_ONCE):
+            last = min(first + CHUNKS_AT_ONCE - 1, count)
+            rows = await self.fetch(sql.CHUNKS, number(message_id), first, last)
+            if [row[0] for row in rows] != list(range(first, last + 1)):
+                await self._missing(message_id, first)
+            for row in rows:
+                yield bytes(row[1])
+
+    async def _missing(self, message_id: MessageId, first: int) -> None:
+        if not await self.fetch(sql.HAS_MESSAGE, number(message_id)):
+            raise MessageNotFoundError(f"no message {message_id}")
+        raise StoreCorruptError(f"message {message_id}: chunks are missing from number {first}")
+
+    async def scan(self, zone: str | None) -> AsyncIterator[Delivery]:
+        """From one snapshot."""
+        link = await Link.open(self._access, reads=True)
+        try:
+            async with link.transaction(one_moment=True) as fetch:
+                place: tuple[object, ...] = ("" if zone is None else word(zone), -1, "")
+                statement = sql.SCAN if zone is None else sql.SCAN_ZONE
+                while rows := await fetch(statement, *place, PAGE_ROWS):
+                    for row in rows:
+                        yield delivery_of(row)
+                    place = tuple(rows[-1])[:3]
+        finally:
+            await link.close()
+
+    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        try:
+            key = number(message_id)
+        except MessageNotFoundError:
+            return []
+        rows = await self.fetch(sql.OF_MESSAGE, words(await self.zones()), key)
+        return sorted(map(delivery_of, rows), key=lambda delivery: (delivery.recipient, delivery.queue))
+
+    async def zones(self) -> set[str]:
+        return {unword(row[0]) for row in await self.fetch(sql.ZONES)}
+
+    async def oldest(self, zone: str, now: float) -> float | None:
+        rows = await self.fetch(sql.OLDEST, word(zone), now)
+        return float(rows[0][0]) if rows else None
+
+    async def forget(self, messages: Mapping[int, set[str]]) -> None:
+        """Remove messages of which nobody knows whether they were stored, and whose clients were told no."""
+        if messages:
+            zones = sorted({word(zone) for some in messages.values() for zone in some})
+            async with self._keeper.links.use() as link:
+                await link.fetch(sql.FORGET_MESSAGES, list(messages), zones)

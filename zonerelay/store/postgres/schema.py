@@ -1,0 +1,197 @@
+"""The tables, and how they come to be: numbered steps, applied in order, each in one transaction.
+
+An advisory lock lets one relay at a time do it; the others wait and find it done.
+
+Versions may be mixed while a fleet is upgraded one by one. Each step says the `oldest` version that can work
+on with what it makes, which ought to be the one before its own: columns are added with a default, nothing is
+renamed or taken away while somebody uses it, and no statement says `SELECT *` of a table. An older relay
+works with a newer schema that allows for it, and refuses any other. A step that does not allow for the
+version before is only taken when no relay is alive, for what is running is not asked again. A step waits for
+a table no longer than `LOCK_PATIENCE` at a time: whoever waits for one makes all others wait behind.
+
+Every primary key holds the message's id, so that an operator can partition each table by ranges of it.
+
+    message   id, metadata (the JSON of docs/spool-format.md), body when it is one chunk at most
+    chunk     larger bodies, 64 KiB a row
+    delivery  one row per recipient that is still open. claimed_by: the session (of `node`) that has it.
+              parked: passed over, because its destination was full. alone: its message has no other.
+    upload    bodies that are arriving, so that what a crash leaves can be removed
+    limit_book  of each zone what connections and turns all relays have (limits/book.py), replaced as a whole
+    queue_mark  one row, by which relays know the queue again (queue_mark.py)
+    node      one row per relay: its session, until when that lives, and its highest message id
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from zonerelay.store.contract import StoreOpenError
+from zonerelay.store.postgres.driver import BusyError, Fetch, Link
+
+LOCK_PATIENCE = 2.0
+TRIES = 10
+"""With a pause between that is as long as the wait."""
+
+_FIRST = """
+CREATE TABLE message (
+    id bigint PRIMARY KEY,
+    metadata bytea NOT NULL,
+    body bytea
+) WITH (toast_tuple_target = 8160);
+ALTER TABLE message ALTER COLUMN body SET STORAGE EXTERNAL;
+ALTER TABLE message ALTER COLUMN metadata SET STORAGE EXTERNAL;
+
+CREATE TABLE chunk (
+    message_id bigint NOT NULL,
+    number integer NOT NULL,
+    data bytea NOT NULL,
+    PRIMARY KEY (message_id, number)
+);
+ALTER TABLE chunk ALTER COLUMN data SET STORAGE EXTERNAL;
+
+CREATE TABLE delivery (
+    zone text COLLATE "C" NOT NULL,
+    message_id bigint NOT NULL,
+    recipient text COLLATE "C" NOT NULL,
+    domain text COLLATE "C" NOT NULL,
+    created double precision NOT NULL,
+    next_attempt double precision NOT NULL,
+    held boolean NOT NULL,
+    alone boolean NOT NULL,
+    claimed_by bigint,
+    parked boolean NOT NULL DEFAULT false,
+    record bytea NOT NULL,
+    PRIMARY KEY (zone, message_id, recipient)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
+CREATE INDEX delivery_fresh ON delivery (zone, message_id, recipient)
+    WHERE claimed_by IS NULL AND NOT held AND NOT parked AND next_attempt <= 0;
+CREATE INDEX delivery_due ON delivery (zone, next_attempt, message_id, recipient)
+    WHERE claimed_by IS NULL AND NOT held AND NOT parked AND next_attempt > 0;
+CREATE INDEX delivery_parked ON delivery (zone, domain, message_id, recipient)
+    WHERE claimed_by IS NULL AND parked;
+CREATE INDEX delivery_claimed ON delivery (claimed_by) WHERE claimed_by IS NOT NULL;
+CREATE INDEX delivery_shared ON delivery (message_id) WHERE NOT alone;
+
+CREATE TABLE upload (
+    message_id bigint PRIMARY KEY,
+    session bigint NOT NULL
+);
+
+CREATE TABLE node (
+    node smallint PRIMARY KEY,
+    session bigint UNIQUE,
+    expires timestamptz NOT NULL,
+    last_id bigint NOT NULL DEFAULT 0
+);
+CREATE SEQUENCE node_session;
+"""
+
+_SECOND = """
+CREATE TABLE limit_book (
+    zone text COLLATE "C" PRIMARY KEY,
+    version bigint NOT NULL,
+    book bytea NOT NULL
+)
+"""
+
+
+class Step(NamedTuple):
+    """`oldest`: the version that a relay must know at least to work with what this step makes."""
+
+    statements: str
+    oldest: int
+
+
+_THIRD = """
+CREATE TABLE queue_mark (one boolean PRIMARY KEY DEFAULT true CHECK (one), mark text NOT NULL)
+"""
+
+MIGRATIONS: tuple[Step, ...] = (Step(_FIRST, oldest=1), Step(_SECOND, oldest=1), Step(_THIRD, oldest=1))
+"""Step n makes version n of version n - 1. A step that was released never changes."""
+
+VERSION = len(MIGRATIONS)
+
+
+class Schema(NamedTuple):
+    """What is there: its version, and the oldest that can work with it."""
+
+    version: int
+    oldest: int
+
+    def check(self, name: str) -> None:
+        """Raises StoreOpenError when this relay is too old for it."""
+        if self.oldest > VERSION:
+            raise StoreOpenError(
+                f"schema {name} of the database has version {self.version}, which relays must know at least"
+                f" version {self.oldest} for, and this zonerelay knows {VERSION}: a newer zonerelay has been"
+                " here; start that one"
+            )
+
+
+async def migrate(link: Link, name: str) -> None:
+    """Bring the schema to this version. Raises StoreOpenError for one that is too new."""
+    for left in reversed(range(TRIES)):
+        try:
+            async with link.transaction() as fetch:
+                await fetch(f"SET LOCAL lock_timeout = '{LOCK_PATIENCE:g}s'")
+                await _migrate(fetch, name)
+                return
+        except BusyError as error:
+            if not left:
+                raise StoreOpenError(
+                    f"schema {name} of the database cannot be brought up to date: its tables are in use all"
+                    " the time"
+                ) from error
+        await asyncio.sleep(LOCK_PATIENCE)
+
+
+async def check_schema(link: Link, name: str) -> None:
+    """Once more, behind our registration: whoever changes the schema sees that, or we see the change."""
+    ((version, oldest),) = await link.fetch(_SCHEMA)
+    Schema(version, oldest).check(name)
+
+
+async def _migrate(fetch: Fetch, name: str) -> None:
+    await fetch("SELECT pg_advisory_xact_lock(hashtext($1))", f"zonerelay schema {name}")
+    await _prepare(fetch, name)
+    ((version, oldest),) = await fetch(_SCHEMA)
+    Schema(version, oldest).check(name)
+    steps = MIGRATIONS[version:]
+    if version and any(step.oldest > version for step in steps):
+        await _await_nobody(fetch, name, version)
+    for number, step in enumerate(steps, version + 1):
+        for statement in filter(str.strip, step.statements.split(";")):
+            await fetch(statement)
+        oldest = max(oldest, step.oldest)
+        await fetch("INSERT INTO schema_version (version, oldest) VALUES ($1, $2)", number, oldest)
+
+
+_SCHEMA = """
+SELECT coalesce(max(version), 0), coalesce(max(coalesce(oldest, version)), 0) FROM schema_version
+"""
+
+
+async def _prepare(fetch: Fetch, name: str) -> None:
+    if not await fetch("SELECT 1 FROM pg_namespace WHERE nspname = $1", name):
+        await fetch(f'CREATE SCHEMA "{name}"')
+    await fetch(
+        "CREATE TABLE IF NOT EXISTS schema_version (version integer PRIMARY KEY,"
+        " applied timestamptz NOT NULL DEFAULT now(), oldest integer)"
+    )
+    columns = "SELECT 1 FROM pg_attribute WHERE attrelid = 'schema_version'::regclass AND attname = 'oldest'"
+    if not await fetch(columns):
+        await fetch("ALTER TABLE schema_version ADD COLUMN oldest integer")
+
+
+async def _await_nobody(fetch: Fetch, name: str, version: int) -> None:
+    """Sessions that are over end here, so that whoever comes back has to look at the schema first."""
+    await fetch("LOCK TABLE node IN SHARE ROW EXCLUSIVE MODE")
+    await fetch("UPDATE node SET session = NULL WHERE expires < clock_timestamp()")
+    alive = await fetch("SELECT node FROM node WHERE session IS NOT NULL ORDER BY node")
+    if alive:
+        nodes = ", ".join(str(node) for (node,) in alive)
+        raise StoreOpenError(
+            f"schema {name} of the database has version {version}, and relays that know no newer one may be"
+            f" running (node {nodes}): this version cannot work beside them. Stop all of them first"
+        )

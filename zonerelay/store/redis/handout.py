@@ -1,0 +1,202 @@
+"""Handing out deliveries from the Redis spool, and giving them back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterator
+
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common import claiming, records
+from zonerelay.store.common.replies import then
+from zonerelay.store.contract import StoreCorruptError, StoreError
+from zonerelay.store.redis import records as rows
+from zonerelay.store.redis.claims import ClaimBook
+from zonerelay.store.redis.client import RedisLink
+from zonerelay.store.redis.connection import Argument, Reply, as_list
+from zonerelay.store.redis.counts import Figures
+
+CLAIM_BUDGET = 500
+"""Deliveries that one script looks at: the server does nothing else meanwhile."""
+RELEASE_BATCH = 256
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class Handout:
+    """The claims of one relay."""
+
+    def __init__(self, link: RedisLink, book: ClaimBook, figures: Figures, clock: Clock) -> None:
+        self._link = link
+        self._clock = clock
+        self._book = book
+        self._figures = figures
+        self._turns: dict[str, int] = {}
+        # What the claims that go on have found so far; what is given back meanwhile leaves them.
+        self._finding: list[dict[DeliveryKey, Delivery]] = []
+        # An answer was lost that may have brought claims, or a release did not arrive.
+        self.is_unsure = False
+        self._next_round = float("-inf")
+        self._unreadable: set[bytes] = set()
+        """Rows of `claims` that stay there."""
+
+    async def claim(
+        self, zone: str, limit: int, *, now: float, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        due = repr(now).encode("ascii")
+        self._figures.quiet.add(zone)  # unless something is heard from here on
+        found = await self._claim_all(zone, limit, self._command(zone, due, b"", skip_domains))
+        if len(found) >= limit:
+            self._figures.quiet.discard(zone)
+        return found
+
+    async def claim_new(
+        self, zone: str, limit: int, *, since: MessageId, skip_domains: Collection[str] = ()
+    ) -> list[Delivery]:
+        command = self._command(zone, b"0", since.encode("ascii"), skip_domains)
+        return await self._claim_all(zone, limit, command)
+
+    def _command(
+        self, zone: str, due: bytes, since: bytes, skip_domains: Collection[str]
+    ) -> Callable[[int], tuple[Argument, ...]]:
+        skip = [records.field(domain) for domain in skip_domains]
+        queue = rows.zone_field(zone)
+
+        def command(left: int) -> tuple[Argument, ...]:
+            turn = self._turns.get(zone, 0)
+            return ("claim", self._link.lease.token, queue, left, CLAIM_BUDGET, due, turn, since, *skip)
+
+        return command
+
+    async def claim_domain(self, zone: str, domain: str, limit: int, *, now: float) -> list[Delivery]:
+        del now  # they were due when they were passed over
+
+        def command(left: int) -> tuple[Argument, ...]:
+            return (
+                "claim_domain",
+                self._link.lease.token,
+                rows.zone_field(zone),
+                records.field(domain),
+                min(left, CLAIM_BUDGET),
+            )
+
+        return await self._claim_all(zone, limit, command)
+
+    async def _claim_all(
+        self, zone: str, limit: int, command: Callable[[int], tuple[Argument, ...]]
+    ) -> list[Delivery]:
+        found: dict[DeliveryKey, Delivery] = {}
+        self._finding.append(found)
+        try:
+            while len(found) < limit:
+                is_last, _ = await self._claim_once(zone, command(limit - len(found)), found)
+                if is_last:
+                    break
+        except BaseException:
+            self._figures.quiet.discard(zone)
+            self.release(list(found))
+            raise
+        finally:
+            self._finding = [each for each in self._finding if each is not found]
+        return sorted(found.values(), key=lambda delivery: delivery.key)
+
+    def _claim_once(
+        self, zone: str, command: tuple[Argument, ...], found: dict[DeliveryKey, Delivery]
+    ) -> asyncio.Future[tuple[bool, list[Delivery]]]:
+        name, token, *arguments = command
+        assert isinstance(name, str)
+        assert isinstance(token, bytes)
+
+        def claimed(reply: Reply) -> tuple[bool, list[Delivery]]:
+            answer = as_list(reply)
+            if answer[0] != b"OK":
+                self._link.lease.lose()
+                raise StoreError("the lease on this relay's claims has ended")
+            _, is_last, turn, pairs = answer
+            if name == "claim" and isinstance(turn, int):
+                self._turns[zone] = turn
+            some = self._note_claims(rows.zone_field(zone), token, as_list(pairs))
+            found.update((delivery.key, delivery) for delivery in some)
+            return bool(is_last), some
+
+        def failed(_: StoreError) -> None:
+            self.is_unsure = True
+
+        def unwanted(result: tuple[bool, list[Delivery]]) -> None:
+            self.release([delivery.key for delivery in result[1]])
+
+        return then(self._link.run(name, token, *arguments), claimed, failed, unwanted)
+
+    def _note_claims(self, zone: bytes, token: bytes, found: list[Reply]) -> list[Delivery]:
+        claimed = []
+        for member, record in zip(found[::2], found[1::2], strict=True):
+            assert isinstance(member, bytes)
+            assert isinstance(record, bytes)
+            try:
+                delivery = rows.decode_member(zone, member, record)
+            except StoreCorruptError as error:
+                # It stays claimed, so that it holds nobody up, and stored, for whoever repairs it.
+                self._unreadable.add(b"%b %b" % (zone, member))
+                _log.error("%s", error)
+                continue
+            if self._book.add(delivery.key, token):
+                claimed.append(delivery)
+        return claimed
+
+    def release(self, keys: Collection[DeliveryKey]) -> None:
+        for found in self._finding:
+            for key in keys:
+                found.pop(key, None)
+        tokens = [(key, self._book.token(key)) for key in keys if self._book.has(key)]
+        if not tokens:
+            return
+        self._book.drop(tokens)
+        for key, _ in tokens:
+            self._figures.quiet.discard(key.queue)
+
+        def failed(_: StoreError) -> None:
+            self.is_unsure = True
+
+        arguments = [part for key, token in tokens for part in (*rows.address(key), token)]
+        try:
+            then(self._link.run("release", self._link.lease.token, *arguments), _nothing, failed)
+        except StoreError as error:
+            failed(error)
+
+    def has_ready(self, zone: str) -> bool:
+        return zone not in self._figures.quiet
+
+    async def go_round(self) -> None:
+        """Raises StoreError."""
+        now = self._clock.monotonic()
+        if self.is_unsure or now >= self._next_round:
+            self._next_round = now + claiming.RECONCILE
+            await self.reconcile()
+
+    async def reconcile(self) -> None:
+        """Give back claims that hang on this relay's lease without its knowing."""
+        self.is_unsure = False
+        token = self._link.lease.token
+        claims = self._link.terms.prefix + b"claims"
+        # In the turn of the answer: the book has what was claimed or ended before, and nothing of what came
+        # after.
+        unknown = await then(
+            self._link.call("ZRANGE", claims, token, token, "BYSCORE"),
+            lambda stored: [key for key in self._claimed(stored) if not self._book.has(key)],
+        )
+        for start in range(0, len(unknown), RELEASE_BATCH):
+            some = unknown[start : start + RELEASE_BATCH]
+            arguments = [part for key in some for part in (*rows.address(key), token)]
+            await self._link.run("release", b"", *arguments)
+
+    def _claimed(self, stored: Reply) -> Iterator[DeliveryKey]:
+        for member in as_list(stored):
+            assert isinstance(member, bytes)
+            if member not in self._unreadable:
+                yield rows.parse_claim(member)
+
+
+def _nothing(_: Reply) -> None:
+    """Nothing to learn from it."""

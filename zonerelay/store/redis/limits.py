@@ -1,0 +1,108 @@
+"""Limits over all relays that share a Redis spool: the books of zones, each under a key of its own.
+
+Beside the spool's connections, so that nobody waits behind a body: one for books and one that hears words.
+The server's clock counts. A key that is left goes by itself when nothing in it binds anybody any longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from zonerelay.limits.shared import Page
+from zonerelay.limits.values import AuthorityError
+from zonerelay.store.common import records
+from zonerelay.store.contract import StoreError
+from zonerelay.store.redis.connection import Channel, Reply, Server, Wire, as_list, open_channel, open_wire
+
+_READ = "local t = redis.call('TIME') return {redis.call('GET', KEYS[1]), t[1], t[2]}"
+_REPLACE = """#!lua flags=allow-oom
+local old, new = ARGV[1], ARGV[2]
+if (redis.call('GET', KEYS[1]) or '') ~= old then return 0 end
+if new == '' then redis.call('DEL', KEYS[1]) else redis.call('SET', KEYS[1], new, 'PX', ARGV[3]) end
+for i = 5, #ARGV do redis.call('PUBLISH', ARGV[4], ARGV[i]) end
+return 1
+"""
+
+
+class RedisShelf:
+    """`Shelf` over one server."""
+
+    name = "the spool's Redis server"
+
+    def __init__(self, server: Server, prefix: bytes) -> None:
+        self._server = server
+        self._prefix = prefix
+        self._words = prefix + b"limits"
+        self._wire: Wire | None = None
+        self._channel: Channel | None = None
+        self._broken = asyncio.Event()
+        self._listening: asyncio.Task[None] | None = None
+
+    async def open(self, hear: Callable[[str], None]) -> None:
+        await self.close()
+        self._broken.clear()
+        try:
+            self._wire = await open_wire(self._server, lambda _reason: self._broken.set())
+            channel = self._channel = await open_channel(self._server, self._words)
+        except StoreError as error:
+            await self.close()
+            raise AuthorityError(str(error)) from error
+        self._listening = asyncio.get_running_loop().create_task(self._listen(channel, hear))
+
+    async def read(self, zone: str) -> Page:
+        reply = as_list(await self._ask("EVAL_RO", _READ, 1, self._key(zone)))
+        data, seconds, microseconds = reply
+        assert data is None or isinstance(data, bytes)
+        assert isinstance(seconds, bytes)
+        assert isinstance(microseconds, bytes)
+        return Page(data, 0, int(seconds) + int(microseconds) / 1e6)
+
+    async def replace(
+        self, zone: str, page: Page, data: bytes | None, *, keep: float, words: Sequence[str]
+    ) -> bool:
+        reply = await self._ask(
+            "EVAL",
+            _REPLACE,
+            1,
+            self._key(zone),
+            page.data or b"",
+            data or b"",
+            int(keep * 1000),
+            self._words,
+            *words,
+        )
+        return reply == 1
+
+    async def ended(self) -> None:
+        await self._broken.wait()
+
+    async def close(self) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+            self._listening = None
+        wire, self._wire = self._wire, None
+        channel, self._channel = self._channel, None
+        if wire is not None:
+            await wire.close()
+        if channel is not None:
+            await channel.close()
+
+    def _key(self, zone: str) -> bytes:
+        return self._prefix + b"limits:" + records.field(zone)
+
+    async def _ask(self, *command: bytes | str | int) -> Reply:
+        if self._wire is None:
+            raise AuthorityError("not connected")
+        try:
+            return await self._wire.call(*command)
+        except StoreError as error:
+            raise AuthorityError(str(error)) from error
+
+    async def _listen(self, channel: Channel, hear: Callable[[str], None]) -> None:
+        try:
+            while True:
+                hear((await channel.next()).decode())
+        except StoreError:
+            self._broken.set()

@@ -1,0 +1,50 @@
+"""Opening the Redis spool: settings become a connection, a lease and a store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zonerelay.config.tables.models import LOSS_WORDS, RedisSettings, SpoolSettings
+from zonerelay.store.common.queue_mark import QueueMark
+from zonerelay.store.contract import StoreError, StoreOpenError
+from zonerelay.store.redis.client import RedisLink, Terms
+from zonerelay.store.redis.connection import Server
+from zonerelay.store.redis.store import RedisStore
+from zonerelay.store.surroundings import Surroundings, secret_of
+
+
+async def open_redis(
+    spool: SpoolSettings,
+    settings: RedisSettings,
+    around: Surroundings,
+    mark: QueueMark,
+) -> RedisStore:
+    """Raises StoreOpenError."""
+    terms = Terms(
+        prefix=settings.prefix.encode(),
+        lease=settings.lease,
+        replicas=settings.replicas,
+        accept_loss=settings.accept_loss == LOSS_WORDS,
+        min_free_memory=spool.min_free_space,
+    )
+    link = RedisLink(server_of(settings, around.environment), terms, around, mark)
+    await link.open()
+    store = RedisStore(link, around)
+    try:
+        await store.start()
+    except BaseException as error:
+        await store.close()
+        if isinstance(error, StoreError):
+            raise StoreOpenError(f"[redis] url {settings.url}: {error}") from error
+        raise
+    return store
+
+
+def server_of(settings: RedisSettings, environment: Mapping[str, str]) -> Server:
+    return Server(
+        settings.url,
+        user=settings.user,
+        password=secret_of("redis.password", settings.password, environment),
+        ca_file=str(settings.ca_file) if settings.ca_file else "",
+        timeout=settings.timeout,
+    )

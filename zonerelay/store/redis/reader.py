@@ -1,0 +1,184 @@
+"""Reading the Redis spool: messages, bodies, pages of the queue. Changes nothing.
+
+What is claimed and known by heart is served without asking the server, as long as the lease lasts; afterwards
+somebody else may be sending it, so reading it fails and no attempt is begun. A connection that is lost and
+comes back soon costs whoever reads a message or a body some time, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import TypeVar
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common import records
+from zonerelay.store.common.reading import read_each
+from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError, StoreError, Wanted, everybody
+from zonerelay.store.redis import records as rows
+from zonerelay.store.redis.claims import ClaimBook
+from zonerelay.store.redis.client import RedisLink
+from zonerelay.store.redis.connection import Reply, as_list
+
+PAGE_ROWS = 200
+OLDEST_LOOKS = 5000
+"""Deliveries held back by their senders that are passed over in search of the oldest."""
+
+T = TypeVar("T")
+
+
+class RedisReader:
+    """One per store."""
+
+    def __init__(self, link: RedisLink, book: ClaimBook) -> None:
+        self._link = link
+        self._book = book
+        self._prefix = link.terms.prefix
+
+    # --- messages
+
+    async def read_message(self, message_id: MessageId) -> Message:
+        self._check(message_id)
+        known = self._book.message(message_id)
+        if known is not None:
+            return known
+        key = self._message_key(message_id)
+        reply = await self._link.patiently(lambda: self._link.call("HMGET", key, "#", "*"))
+        exists, raw = as_list(reply)
+        if exists is None:
+            raise MessageNotFoundError(f"no message {message_id}")
+        message = records.decode_message(message_id, raw if isinstance(raw, bytes) else b"")
+        self._check(message_id)
+        if self._book.has_message(message_id):
+            self._book.remember(message)
+        return message
+
+    async def read_body(self, message_id: MessageId) -> AsyncIterator[bytes]:
+        message = await self.read_message(message_id)
+        known = self._book.body(message)
+        if known is not None:
+            for chunk in known:
+                self._check(message_id)
+                yield chunk
+            return
+        key = self._message_key(message_id)
+        following: asyncio.Future[Reply] | None = None
+        for number in range(1, message.chunks + 1):
+            raw = await self._read_chunk(key, number, following)
+            if not isinstance(raw, bytes):
+                await self._explain_missing(message_id, number)
+                return
+            if number < message.chunks:
+                following = self._ask_chunk(key, number + 1)  # while this one is being sent
+            self._check(message_id)
+            yield raw
+
+    async def _read_chunk(self, key: bytes, number: int, asked: asyncio.Future[Reply] | None) -> Reply:
+        first = [asked] if asked is not None else []
+
+        def ask() -> asyncio.Future[Reply]:
+            return first.pop() if first else self._link.call_body("HGET", key, number)
+
+        return await self._link.patiently(ask)
+
+    def _ask_chunk(self, key: bytes, number: int) -> asyncio.Future[Reply] | None:
+        try:
+            return self._link.call_body("HGET", key, number)
+        except StoreError:
+            return None  # whoever needs it asks again
+
+    async def _explain_missing(self, message_id: MessageId, number: int) -> None:
+        if not await self._link.call("HEXISTS", self._message_key(message_id), "#"):
+            raise MessageNotFoundError(f"no message {message_id}")
+        raise StoreCorruptError(f"message {message_id}: chunk {number} is missing")
+
+    def _check(self, message_id: MessageId) -> None:
+        """Raises StoreError when what this relay has claimed of it may be another's by now."""
+        self._link.check_open()
+        if self._book.has_message(message_id):
+            self._link.lease.check()
+            if not self._book.is_sound(message_id, self._link.lease.token):
+                raise StoreError(f"the claim on message {message_id} was lost")
+
+    def _message_key(self, message_id: MessageId) -> bytes:
+        return b"%bmessage:%b" % (self._prefix, message_id.encode("ascii"))
+
+    def _deliveries_key(self, message_id: MessageId) -> bytes:
+        return b"%bdeliveries:%b" % (self._prefix, message_id.encode("ascii"))
+
+    # --- deliveries
+
+    async def read_records(self, keys: Iterable[DeliveryKey]) -> list[tuple[DeliveryKey, bytes]]:
+        """Those that exist, as they are stored."""
+        wanted = list(keys)
+        asked = [
+            self._link.call("HGET", self._deliveries_key(key.message_id), rows.address(key).field)
+            for key in wanted
+        ]
+        found = await asyncio.gather(*asked)
+        return [(key, raw) for key, raw in zip(wanted, found, strict=True) if isinstance(raw, bytes)]
+
+    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        found = as_list(await self._link.call("HGETALL", self._deliveries_key(message_id)))
+        deliveries = []
+        for place, raw in pairs(found):
+            zone, _, recipient = place.partition(b" ")
+            deliveries.append(rows.decode(zone, message_id.encode("ascii"), recipient, raw))
+        return sorted(deliveries, key=lambda delivery: (delivery.recipient, delivery.queue))
+
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        return await read_each(self.read_message, ids)
+
+    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
+        names = sorted(await self.zones()) if zone is None else [zone]
+        fields = [rows.zone_field(name) for name in names]
+        ends = await asyncio.gather(
+            *(self._link.call("ZRANGE", self._queue_key(field), -1, -1) for field in fields)
+        )
+        for field, end in zip(fields, ends, strict=True):
+            for last in as_list(end):
+                assert isinstance(last, bytes)
+                async for delivery in self._scan_zone(field, b"[" + last):
+                    if wanted(delivery.recipient):
+                        yield delivery
+
+    async def _scan_zone(self, zone: bytes, end: bytes) -> AsyncIterator[Delivery]:
+        start = b"-"
+        while True:
+            page = pairs(as_list(await self._link.run("page", zone, start, end, PAGE_ROWS)))
+            for member, raw in page:
+                if raw:
+                    yield rows.decode_member(zone, member, raw)
+            if len(page) < PAGE_ROWS:
+                return
+            start = b"(" + page[-1][0]
+
+    def _queue_key(self, zone: bytes) -> bytes:
+        return b"%bqueue:%b" % (self._prefix, zone)
+
+    # --- zones
+
+    async def zones(self) -> set[str]:
+        found = as_list(await self._link.call("HGETALL", self._prefix + b"counts"))
+        return {records.unfield(field[2:]) for field, number in pairs(found) if int(number) > 0}
+
+    async def next_due(self, zone: str) -> float | None:
+        key = b"%bretry:%b" % (self._prefix, rows.zone_field(zone))
+        found = as_list(await self._link.call("ZRANGE", key, 0, 0, "WITHSCORES"))
+        return float(found[1]) if len(found) > 1 and isinstance(found[1], bytes) else None
+
+    async def oldest(self, zone: str, *, now: float) -> float | None:
+        when = repr(now).encode("ascii")
+        found = await self._link.run("oldest", rows.zone_field(zone), when, OLDEST_LOOKS)
+        return float(found) if isinstance(found, bytes) else None
+
+
+def pairs(reply: list[Reply]) -> list[tuple[bytes, bytes]]:
+    """A flat list of names and values."""
+    return [
+        (name, value)
+        for name, value in zip(reply[::2], reply[1::2], strict=True)
+        if isinstance(name, bytes) and isinstance(value, bytes)
+    ]

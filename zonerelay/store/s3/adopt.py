@@ -1,0 +1,225 @@
+"""Looking through the bucket: what is this relay's, what nobody's, what a crash has left.
+
+A walk lists `queue/` page by page and reads the heads it does not know, `READS_AT_ONCE` at a time: memory
+does not grow with the bucket but with what is this relay's. What a living session owns stays its own, so
+of others' mail only the owners are remembered, and no deferral makes anybody read it again. Mail of a
+session that is over is taken over by a conditional write of each message. When several relays see the same
+session end, each takes its share first (by message id), and what is left a while later. Intents are carried
+out before anything is handed out that they concern; when two relays take over such messages, one of them
+may try once more what was decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import zlib
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.contract import News, StoreCorruptError
+from zonerelay.store.s3.client import ConflictError, MissingError
+from zonerelay.store.s3.nodes import Nodes
+from zonerelay.store.s3.objects import Objects, Version
+from zonerelay.store.s3.refusals import Refusals
+from zonerelay.store.s3.states import Mine
+from zonerelay.store.s3.work import Job
+from zonerelay.store.s3.writer import Writer
+
+READS_AT_ONCE = 32
+GROUP = 256
+"""Messages whose heads are looked at together: of what was decided with one of them the others are part."""
+MAX_OVER = 10_000
+"""Sessions that are over and remembered as such."""
+KNOWN_OTHERS = 100_000
+"""Messages of other relays whose owners are remembered (some 20 MB); further ones every walk reads again."""
+
+T = TypeVar("T")
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class Walks:
+    """One per store. `alone`: all mail is this relay's."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        mine: Mine,
+        nodes: Nodes,
+        writer: Writer,
+        refusals: Refusals,
+        *,
+        alone: bool,
+        has_room: Callable[[], bool],
+        on_news: News,
+    ) -> None:
+        self._objects = objects
+        self._mine = mine
+        self._nodes = nodes
+        self._writer = writer
+        self._refusals = refusals
+        self._alone = alone
+        self._has_room = has_room
+        self._on_news = on_news
+        self._over: set[str] = set()
+        """Sessions that were looked for and are over."""
+        self._others: dict[MessageId, str] = {}
+        """Owners of messages that are other relays', as the last walk has found them."""
+        self._at_once = asyncio.Semaphore(READS_AT_ONCE)
+        self.unreadable = 0
+
+    async def walk(self, *, shares: bool = False) -> None:
+        """Raises StoreError. `shares`: leave to other relays their part of what is left."""
+        self.unreadable = 0
+        present: dict[MessageId, str] = {}
+        async for page in self._objects.bucket.pages(self._objects.keys.queue):
+            names = [self._objects.keys.message_of(listed.key) for listed in page]
+            ids = [name for name in names if name is not None]
+            live = self._nodes.live()
+            unknown = [
+                each for each in ids if each not in self._mine.ids and self._others.get(each) not in live
+            ]
+            for start in range(0, len(unknown), GROUP):
+                await self.look_at(unknown[start : start + GROUP], shares=shares)
+            present |= {each: self._others[each] for each in ids if each in self._others}
+        self._others = present  # the rest is gone
+        await self._remove_leftovers()
+
+    async def look_at(self, ids: Sequence[MessageId], *, shares: bool = False) -> None:
+        """Take those that are ours, or nobody's. Raises StoreError."""
+        versions = await self._read_all(ids)
+        decided = [each for each, version in versions.items() if version.head.intent is not None]
+        for message_id in decided:
+            # What was decided with it concerns messages with higher ids: they are seen as it leaves them.
+            await self._take([(message_id, versions[message_id])], shares=shares)
+            if message_id in self._mine.ids:
+                await self._writer.submit(message_id, Job((), lambda _: {}))
+        if decided:
+            versions = await self._read_all([each for each in versions if each not in decided])
+        await self._take(list(versions.items()), shares=shares)
+
+    async def _read_all(self, ids: Sequence[MessageId]) -> dict[MessageId, Version]:
+        found = await asyncio.gather(*(self._bounded(self._read(each)) for each in ids))
+        versions = {each: version for each, version in zip(ids, found, strict=True) if version is not None}
+        if not self._alone:
+            for owner in {version.head.owner for version in versions.values()} - {""}:
+                await self._is_over(owner)
+        return versions
+
+    async def _take(self, found: Sequence[tuple[MessageId, Version]], *, shares: bool) -> None:
+        taken = [
+            self._bounded(self._decide(message_id, version, shares=shares))
+            for message_id, version in found
+            if message_id not in self._mine.ids
+        ]
+        zones: set[str] = set()
+        for some in await asyncio.gather(*taken):
+            zones |= some
+        for zone in zones:
+            self._on_news(zone)
+
+    async def _bounded(self, work: Coroutine[object, object, T]) -> T:
+        """Who takes a message over holds all of its body for a moment."""
+        async with self._at_once:
+            return await work
+
+    async def _read(self, message_id: MessageId) -> Version | None:
+        try:
+            return await self._objects.read_head(message_id)
+        except MissingError:
+            return None
+        except StoreCorruptError as error:
+            self.unreadable += 1
+            _log.error("left for the operator: %s", error)
+            return None
+
+    async def _decide(self, message_id: MessageId, version: Version, *, shares: bool) -> set[str]:
+        """The zones of what came in."""
+        head = version.head
+        self._mine.note_id(message_id)
+        if head.is_over:
+            if not self._refusals.stands(head):
+                await self._objects.bucket.delete(self._objects.keys.message(message_id))
+            return set()
+        if await self._refusals.came_late(message_id, version):
+            return set()
+        if self._alone or head.owner == self._nodes.session:
+            return self._take_in(message_id, version)
+        if head.owner in self._nodes.live():
+            if len(self._others) < KNOWN_OTHERS or message_id in self._others:
+                self._others[message_id] = sys.intern(head.owner)
+            return set()
+        if (not head.owner and not self._has_room()) or (shares and not self._is_my_share(message_id)):
+            return set()
+        return await self._adopt(message_id, version)
+
+    def _is_my_share(self, message_id: MessageId) -> bool:
+        names = sorted([*(lease.session for lease in self._nodes.company()), self._nodes.session])
+        return names[zlib.crc32(message_id.encode("ascii")) % len(names)] == self._nodes.session
+
+    async def _adopt(self, message_id: MessageId, version: Version) -> set[str]:
+        session, epoch = self._nodes.session, self._mine.epoch
+        try:
+            if version.tail is None:
+                etag = version.etag
+                version = await self._objects.read_whole(message_id)
+                if version.etag != etag:
+                    return set()
+            head = msgspec.structs.replace(version.head, owner=session, rev=version.head.rev + 1)
+            taken = await self._objects.replace(message_id, head, version.tail or b"", etag=version.etag)
+        except (ConflictError, MissingError):
+            return set()  # others were faster
+        return self._take_in(message_id, taken) if epoch == self._mine.epoch else set()
+
+    def _take_in(self, message_id: MessageId, version: Version) -> set[str]:
+        try:
+            zones = self._mine.take_in(message_id, version)
+        except StoreCorruptError as error:
+            self.unreadable += 1
+            _log.error("left for the operator: %s", error)
+            return set()
+        self._others.pop(message_id, None)
+        if version.head.intent is not None:
+            self._writer.unfinished.add(message_id)
+        return zones
+
+    # --- what crashes leave
+
+    async def _remove_leftovers(self) -> None:
+        """Bodies without a message, uploads without an end: of sessions that are over."""
+        keys, bucket = self._objects.keys, self._objects.bucket
+        async for page in bucket.pages(keys.bodies):
+            for listed in page:
+                upload = keys.upload_of(listed.key)
+                if upload is not None and upload[0] not in self._mine.ids and await self._is_over(upload[1]):
+                    await self._remove_body(listed.key, upload[0])
+        for key, upload_id in await bucket.uploads(keys.bodies):
+            upload = keys.upload_of(key)
+            if upload is not None and await self._is_over(upload[1]):
+                await bucket.abort_upload(key, upload_id)
+
+    async def _is_over(self, session: str) -> bool:
+        """Not by what was known: a session that has just begun has its lease before its first body."""
+        if session in self._nodes.live():
+            return False
+        if session not in self._over:
+            await self._nodes.look()
+            if session in self._nodes.live():
+                return False
+            if len(self._over) >= MAX_OVER:
+                self._over.clear()
+            self._over.add(session)
+        return True
+
+    async def _remove_body(self, key: str, message_id: MessageId) -> None:
+        try:
+            found = await self._objects.find(message_id)
+        except StoreCorruptError:
+            return
+        if found is None or found.head.body != key:
+            await self._objects.bucket.delete(key)

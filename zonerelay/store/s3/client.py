@@ -1,0 +1,312 @@
+"""The object store's client, aiobotocore, and the words in which the spool speaks of it.
+
+The only module that knows aiobotocore. One method is one request, or a few when the service said that it has
+done nothing. A question (a read, a listing) that the service fails at is asked again: S3 answers some with
+500 and says so in its documentation; a change never is. Errors say what is known: `ConflictError` and
+`MissingError` are answers; after `UnsureError` nobody knows whether it happened, which is the caller's to
+find out; `RefusedError` is the service's no. Names of keys and what the service says about them may be in the
+texts, secrets and addresses of people are not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from aiobotocore.config import AioConfig
+from aiobotocore.session import AioSession
+from botocore.exceptions import BotoCoreError, ClientError
+
+from zonerelay.store.contract import StoreError, StoreFullError
+
+ATTEMPTS = 3
+"""How often something is asked for that the service says it has not done."""
+PAUSE = 0.1
+PAGE_KEYS = 1000
+SLOWEST = 256 * 1024
+"""Octets a second of the slowest way to a service: large requests may take that much longer."""
+
+_BUSY = frozenset(
+    {"SlowDown", "503", "ServiceUnavailable", "Throttling", "TooManyRequests", "RequestLimitExceeded"}
+)
+_NOT_DONE = frozenset({"ConditionalRequestConflict", "OperationAborted"})
+_QUESTIONS = frozenset({"list_objects_v2", "list_multipart_uploads"})
+_FULL = frozenset({"QuotaExceeded", "EntityTooLarge", "507", "InsufficientStorage"})
+
+
+class UnsureError(StoreError):
+    """No answer, or one that says nothing: it may have happened."""
+
+
+class RefusedError(StoreError):
+    """The service will not, and did not."""
+
+
+class ConflictError(StoreError):
+    """The object is not what the condition says."""
+
+
+class MissingError(StoreError):
+    """There is no such object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the bucket is and how to get in. Without keys the client looks for them where it always does."""
+
+    bucket: str
+    endpoint_url: str = ""
+    region: str = ""
+    virtual: bool = False
+    access_key: str = ""
+    secret_key: str = ""
+    ca_file: str = ""
+    timeout: float = 10.0
+    connections: int = 50
+    queue_url: str = ""
+    queue_endpoint_url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An object as a listing shows it."""
+
+    key: str
+    etag: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An object, or the part of it that was asked for; `size` is that of the whole."""
+
+    data: bytes
+    etag: str
+    size: int
+
+
+@functools.cache
+def _session() -> AioSession:
+    """Shared: it reads the description of the whole service, which takes a tenth of a second."""
+    session = AioSession()
+    # Nobody here asks when an object was written, and to parse that for each row is two thirds of the cost of
+    # a listing. When credentials end is a text then, which the client takes, too.
+    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_as_it_is)
+    return session
+
+
+def _as_it_is(value: str) -> str:
+    return value
+
+
+class Bucket:
+    """`trouble` hears of every UnsureError and RefusedError."""
+
+    def __init__(self, place: Place, trouble: Callable[[StoreError], None] = lambda _: None) -> None:
+        self.place = place
+        self.trouble = trouble
+        self._stack = contextlib.AsyncExitStack()
+        self._client: Any = None  # Any: a client's methods are made when it is
+        self._queue: Any = None  # Any: as above
+        self._slots = asyncio.Semaphore(place.connections)
+
+    async def open(self) -> None:
+        """Makes no request. Raises RefusedError."""
+        try:
+            self._client = await self._stack.enter_async_context(self._make("s3", self.place.endpoint_url))
+            self._client.meta.events.register_last("before-call.s3", _without_expect)
+            if self.place.queue_url:
+                made = self._make("sqs", self.place.queue_endpoint_url)
+                self._queue = await self._stack.enter_async_context(made)
+        except (BotoCoreError, ValueError) as error:
+            raise RefusedError(f"the object store's client: {error}") from error
+
+    def _make(self, service: str, url: str) -> contextlib.AbstractAsyncContextManager[Any]:  # Any: as above
+        place = self.place
+        config = AioConfig(
+            s3={"addressing_style": "virtual" if place.virtual else "path"},
+            # What may be asked again is decided here: a condition must not be answered twice.
+            retries={"total_max_attempts": 1},
+            connect_timeout=place.timeout,
+            read_timeout=place.timeout + (20.0 if service == "sqs" else 0.0),
+            max_pool_connections=place.connections,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            # What costs time for each request and says nothing.
+            user_agent="zonerelay",
+            parameter_validation=False,
+        )
+        return _session().create_client(
+            service,
+            region_name=place.region or None,
+            endpoint_url=url or None,
+            verify=place.ca_file or None,
+            aws_access_key_id=place.access_key or None,
+            aws_secret_access_key=place.secret_key or None,
+            config=config,
+        )
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    # --- objects
+
+    async def put(self, key: str, data: bytes, *, match: str = "", new: bool = False) -> str:
+        """Its ETag. `match`: only over that one; `new`: only if there is none. Raises ConflictError."""
+        conditions = {"IfMatch": match} if match else {"IfNoneMatch": "*"} if new else {}
+        answer = await self._ask("put_object", Key=key, Body=data, **conditions)
+        return str(answer["ETag"])
+
+    async def get(self, key: str, first: int = 0, length: int = 0) -> Fetched:
+        """`length` octets from `first`; none: all of it. Raises MissingError."""
+        part = {"Range": f"bytes={first}-{first + length - 1}"} if length else {}
+        return await self._read(key, part)
+
+    async def delete(self, key: str, *, match: str = "") -> None:
+        """No matter whether it is there; with `match` raises ConflictError or MissingError."""
+        await self._ask("delete_object", Key=key, **({"IfMatch": match} if match else {}))
+
+    async def pages(self, prefix: str, after: str = "") -> AsyncIterator[list[Listed]]:
+        """Pages in the order of keys."""
+        more: dict[str, str] = {"StartAfter": after} if after else {}
+        while True:
+            answer = await self._ask("list_objects_v2", Prefix=prefix, MaxKeys=PAGE_KEYS, **more)
+            yield [Listed(row["Key"], row["ETag"], row["Size"]) for row in answer.get("Contents", [])]
+            if not answer.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": answer["NextContinuationToken"]}
+
+    # --- uploads in parts
+
+    async def start_upload(self, key: str) -> str:
+        return str((await self._ask("create_multipart_upload", Key=key))["UploadId"])
+
+    async def put_part(self, key: str, upload: str, number: int, data: bytes) -> str:
+        answer = await self._ask("upload_part", Key=key, UploadId=upload, PartNumber=number, Body=data)
+        return str(answer["ETag"])
+
+    async def finish_upload(self, key: str, upload: str, etags: list[str]) -> None:
+        parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
+        await self._ask(
+            "complete_multipart_upload", Key=key, UploadId=upload, MultipartUpload={"Parts": parts}
+        )
+
+    async def abort_upload(self, key: str, upload: str) -> None:
+        with contextlib.suppress(MissingError):
+            await self._ask("abort_multipart_upload", Key=key, UploadId=upload)
+
+    async def uploads(self, prefix: str) -> list[tuple[str, str]]:
+        """Keys and ids of those under way, the first thousand."""
+        answer = await self._ask("list_multipart_uploads", Prefix=prefix)
+        return [(row["Key"], row["UploadId"]) for row in answer.get("Uploads", [])]
+
+    # --- the queue that alerts others
+
+    async def send(self, text: str) -> None:
+        async with self._errors(quiet=True):
+            await self._queue.send_message(QueueUrl=self.place.queue_url, MessageBody=text)
+
+    async def receive(self, count: int, wait: int) -> list[tuple[str, str]]:
+        """Texts, each with what `forget` wants."""
+        async with self._errors(quiet=True):
+            answer = await self._queue.receive_message(
+                QueueUrl=self.place.queue_url, MaxNumberOfMessages=count, WaitTimeSeconds=wait
+            )
+        return [(row["Body"], row["ReceiptHandle"]) for row in answer.get("Messages", [])]
+
+    async def give_back(self, receipt: str) -> None:
+        """Let others have it at once."""
+        async with self._errors(quiet=True):
+            await self._queue.change_message_visibility(
+                QueueUrl=self.place.queue_url, ReceiptHandle=receipt, VisibilityTimeout=0
+            )
+
+    async def forget(self, receipt: str) -> None:
+        async with self._errors(quiet=True):
+            await self._queue.delete_message(QueueUrl=self.place.queue_url, ReceiptHandle=receipt)
+
+    # --- inside
+
+    async def _ask(self, verb: str, **what: object) -> dict[str, Any]:  # Any: as the service answers
+        body = what.get("Body", b"")
+        # The client's own limits are on single reads and do not count while it waits to write.
+        seconds = self.place.timeout + (len(body) / SLOWEST if isinstance(body, bytes) else 0.0)
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                errors = self._errors(last=attempt == ATTEMPTS, asks=verb in _QUESTIONS)
+                async with self._slots, errors, asyncio.timeout(seconds):
+                    answer: dict[str, Any] = await getattr(self._client, verb)(
+                        Bucket=self.place.bucket, **what
+                    )
+                    return answer
+            except _NotDoneError:
+                await asyncio.sleep(PAUSE * attempt)
+        raise AssertionError("the last attempt raises")
+
+    async def _read(self, key: str, part: dict[str, str]) -> Fetched:
+        seconds = self.place.timeout + 1024 * 1024 / SLOWEST
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                errors = self._errors(last=attempt == ATTEMPTS, asks=True)
+                async with self._slots, errors, asyncio.timeout(seconds):
+                    answer = await self._client.get_object(Bucket=self.place.bucket, Key=key, **part)
+                    async with answer["Body"] as stream:
+                        data = await stream.read()
+                    whole = str(answer.get("ContentRange", "")).rpartition("/")[2]
+                    return Fetched(data, answer["ETag"], int(whole) if whole else len(data))
+            except _NotDoneError:
+                await asyncio.sleep(PAUSE * attempt)
+        raise AssertionError("the last attempt raises")
+
+    @contextlib.asynccontextmanager
+    async def _errors(
+        self, *, last: bool = True, quiet: bool = False, asks: bool = False
+    ) -> AsyncIterator[None]:
+        try:
+            yield
+        except ClientError as error:
+            found: StoreError = _explain(error.response, asks=asks)
+            if isinstance(found, _NotDoneError) and last:
+                found = UnsureError(str(found))
+        except (BotoCoreError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            found = UnsureError(f"the object store: {type(error).__name__}: {error}")
+        else:
+            return
+        if isinstance(found, UnsureError | RefusedError) and not quiet:
+            self.trouble(found)
+        raise found
+
+
+def _without_expect(params: dict[str, Any], **_: object) -> None:  # Any: what the client sends
+    """Waiting for 100 Continue before each body would be one more round trip for each message."""
+    params["headers"].pop("Expect", None)
+
+
+class _NotDoneError(StoreError):
+    """The service has done nothing, now; later it may."""
+
+
+def _explain(response: dict[str, Any], *, asks: bool) -> StoreError:  # Any: as the service answers
+    code = str(response.get("Error", {}).get("Code", ""))
+    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    said = f"the object store says {status} {code}: {str(response.get('Error', {}).get('Message', ''))[:200]}"
+    if code in _BUSY or code in _NOT_DONE or (asks and status >= 500):
+        return _NotDoneError(said)
+    if status == 412 or code == "PreconditionFailed":
+        return ConflictError(said)
+    if code == "NoSuchBucket":
+        return RefusedError(said)
+    if status in (404, 416):  # there, but not as far as that
+        return MissingError(said)
+    return _explain_refusal(code, status, said)
+
+
+def _explain_refusal(code: str, status: int, said: str) -> StoreError:
+    if code in _FULL:
+        return StoreFullError(said)
+    return UnsureError(said) if status == 0 or status >= 500 else RefusedError(said)

@@ -1,0 +1,64 @@
+"""Figures of a shared queue: this relay's from its index, the others' as they stand in their leases.
+
+So they cost no request; what the others say is as old as their last beat. Mail that is left to whoever has
+room is in nobody's figures until somebody has taken it.
+"""
+
+from __future__ import annotations
+
+from zonerelay.model.message_id import MessageId, is_message_id
+from zonerelay.store.contract import QueueCounts
+from zonerelay.store.s3.nodes import Nodes
+from zonerelay.store.s3.records import Lease
+from zonerelay.store.s3.states import Mine
+
+
+class Figures:
+    """One per store."""
+
+    def __init__(self, mine: Mine, nodes: Nodes) -> None:
+        self._mine = mine
+        self._nodes = nodes
+
+    @property
+    def ready(self) -> int:
+        """Deliveries of this relay that have not been tried yet."""
+        return sum(zone.counts.ready for zone in self._mine.index.values())
+
+    def counts(self) -> dict[str, QueueCounts]:
+        found = dict(self._mine.index.counts())
+        for lease in self._nodes.company():
+            for name, (ready, deferred, held) in lease.counts.items():
+                counts = found.setdefault(name, QueueCounts())
+                counts.ready += ready
+                counts.deferred += deferred
+                counts.held += held
+        return found
+
+    def zones(self) -> set[str]:
+        others = {name for lease in self._nodes.company() for name in lease.counts}
+        return self._mine.index.zones() | others
+
+    def oldest(self, zone: str, now: float) -> float | None:
+        mine = self._mine.index[zone].oldest(now)
+        others = [lease.oldest[zone] for lease in self._nodes.company() if zone in lease.oldest]
+        return min((when for when in (mine, *others) if when is not None and when <= now), default=None)
+
+    def lease(self, offers: int, now: float) -> Lease:
+        """What this relay's lease says."""
+        index = self._mine.index
+        named = {name: counts for name, counts in index.counts() if counts.total}
+        oldest = {name: index[name].oldest(now) for name in named}
+        return Lease(
+            offers=offers,
+            last_id=self._mine.last_id or "",
+            counts={name: (c.ready, c.deferred, c.held) for name, c in named.items()},
+            oldest={name: when for name, when in oldest.items() if when is not None},
+        )
+
+    def heard_ids(self) -> None:
+        """Ids never go backwards, whoever has handed them out."""
+        for name in self._nodes.last_ids:
+            if is_message_id(name):
+                self._mine.note_id(MessageId(name))
+        self._nodes.last_ids.clear()

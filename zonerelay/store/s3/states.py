@@ -1,0 +1,168 @@
+"""What this relay knows of its messages in the bucket: which are its own, and the state of the hot ones.
+
+The index has an entry for each delivery of ours (disk_index.py); its state is here while somebody works on
+it and, as long as there is room, afterwards. What is not here is read again. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.envelope import Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common.body_cache import BodyCache
+from zonerelay.store.common.claim_pool import Claims
+from zonerelay.store.common.queue_index import Index
+from zonerelay.store.s3 import records as spelled
+from zonerelay.store.s3.objects import Version
+from zonerelay.store.s3.records import Intent
+from zonerelay.store.s3.work import Job
+
+HOT_MESSAGES = 10_000
+"""Messages whose states stay in memory when nobody works on them."""
+
+
+class Stored:
+    """One message as it stands in the bucket. `etag` empty: it has to be read; `jobs` are changes that wait
+    for the write that is under way (`busy`); `users` is who needs it to stay.
+    """
+
+    __slots__ = (
+        "body",
+        "busy",
+        "deliveries",
+        "etag",
+        "id",
+        "intent",
+        "jobs",
+        "kept",
+        "message",
+        "rev",
+        "users",
+    )
+
+    def __init__(self, message_id: MessageId) -> None:
+        self.id = message_id
+        self.etag = ""
+        self.rev = 0
+        self.body = ""
+        self.kept = b""
+        self.message: Message | None = None
+        self.intent: Intent | None = None
+        self.deliveries: dict[DeliveryKey, Delivery] = {}
+        self.jobs: list[Job] = []
+        self.busy = False
+        self.users = 0
+
+    def take(self, version: Version) -> None:
+        """This is what it says now. Raises StoreCorruptError."""
+        head = version.head
+        self.deliveries = spelled.deliveries_of(self.id, head.deliveries)
+        self.etag, self.rev, self.body = version.etag, head.rev, head.body
+        self.message, self.intent, self.kept = head.message, head.intent, head.kept
+
+
+class Mine:
+    """Everything of this relay's: changed only on the event loop."""
+
+    def __init__(self) -> None:
+        self.index = Index()
+        self.claims = Claims()
+        self.bodies = BodyCache()
+        self.ids: set[MessageId] = set()
+        self.last_id: MessageId | None = None
+        # Grows when everything was lost: what was begun before says nothing any more.
+        self.epoch = 0
+        self._hot: dict[MessageId, Stored] = {}
+        self._count = 0
+
+    def get(self, message_id: MessageId) -> Stored | None:
+        return self._hot.get(message_id)
+
+    def use(self, message_id: MessageId) -> Stored:
+        """It stays until `drop`."""
+        stored = self._hot.get(message_id)
+        if stored is None:
+            stored = self._hot[message_id] = Stored(message_id)
+            self._count += 1
+        stored.users += 1
+        return stored
+
+    def drop(self, stored: Stored) -> None:
+        stored.users -= 1
+        if not stored.users and not stored.etag:
+            self.forget(stored)
+        elif self._count > HOT_MESSAGES:
+            self._evict()
+
+    def forget(self, stored: Stored) -> None:
+        if self._hot.get(stored.id) is stored:
+            del self._hot[stored.id]
+            self._count -= 1
+
+    def _evict(self) -> None:
+        for stored in [stored for stored in self._hot.values() if not stored.users]:
+            if self._count <= HOT_MESSAGES // 2:
+                return
+            self.forget(stored)
+
+    # --- what becomes known
+
+    def note_id(self, message_id: MessageId) -> None:
+        self.last_id = max(self.last_id or message_id, message_id)
+
+    def show(self, key: DeliveryKey, delivery: Delivery | None) -> None:
+        """This is what the bucket says of one of ours."""
+        zone = self.index[key.queue]
+        if delivery is None:
+            zone.remove(key)
+            return
+        zone.put(key, delivery.created, delivery.next_attempt, held=delivery.held)
+        if self.claims.regain(delivery):
+            # Lost, found again, and still being attempted here: that attempt counts.
+            zone.claim_again(key)
+
+    def take_in(self, message_id: MessageId, version: Version) -> set[str]:
+        """A message is ours; its zones. Raises StoreCorruptError."""
+        stored = self.use(message_id)
+        try:
+            stored.take(version)
+            self.ids.add(message_id)
+            self.note_id(message_id)
+            for key, delivery in stored.deliveries.items():
+                self.show(key, delivery)
+            return {key.queue for key in stored.deliveries}
+        finally:
+            self.drop(stored)
+
+    def lose(self, stored: Stored, more: Iterable[DeliveryKey] = ()) -> list[DeliveryKey]:
+        """The message is gone, or another's; the keys that are being attempted here."""
+        keys = {*stored.deliveries, *more}
+        handed = [key for key in keys if key in self.claims.handed]
+        for key in keys:
+            self.index[key.queue].clear_changes(key)
+            self.index[key.queue].remove(key)
+        self.leave(stored)
+        return handed
+
+    def leave(self, stored: Stored) -> None:
+        """It is over with this message."""
+        stored.etag = ""
+        stored.deliveries = {}
+        stored.intent = None
+        self.ids.discard(stored.id)
+        self.bodies.drop(stored.id)
+        self.forget(stored)
+
+    def reset(self) -> list[DeliveryKey]:
+        """The lease was lost, and with it everything; what is being attempted."""
+        handed = list(self.claims.handed)
+        self.claims.lose(handed)
+        self.index = Index()
+        self.ids.clear()
+        self._hot.clear()
+        self._count = 0
+        self.bodies.clear()
+        self.epoch += 1
+        return handed

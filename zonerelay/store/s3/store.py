@@ -1,0 +1,342 @@
+"""The S3 store: `Store` over one bucket, which several relays may share.
+
+A message belongs to the relay that accepted it, and claims are marks in that relay's memory: nothing is
+written to hand it out. What makes that safe is that everything of a message is written on the condition
+that nobody else has written it, and that others take it over only by writing it, after the lease of its
+owner has run out (s3_nodes.py). Puts the parts together; each says what it promises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass
+
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Envelope, Message
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.common import claiming
+from zonerelay.store.common.body_writer import BodyWriter
+from zonerelay.store.common.queue_mark import QueueMark
+from zonerelay.store.common.reading import read_each
+from zonerelay.store.contract import SHARED, StoreError, Wanted, everybody
+from zonerelay.store.s3.adopt import Walks
+from zonerelay.store.s3.alerts import Alerts
+from zonerelay.store.s3.counts import Figures
+from zonerelay.store.s3.handout import Handout
+from zonerelay.store.s3.keeper import S3Keeper
+from zonerelay.store.s3.nodes import Nodes
+from zonerelay.store.s3.objects import Objects
+from zonerelay.store.s3.reader import Reader
+from zonerelay.store.s3.records import Lease
+from zonerelay.store.s3.refusals import Refusals
+from zonerelay.store.s3.settling import Settling
+from zonerelay.store.s3.states import Mine
+from zonerelay.store.s3.survey import Survey
+from zonerelay.store.s3.uploads import Uploads
+from zonerelay.store.s3.writer import Writer
+from zonerelay.store.surroundings import Surroundings
+
+CROWDED = 10_000
+"""Deliveries that are due here; with more of them, new mail is left to other relays, if there are any."""
+LOOK_AGAIN = 600.0
+"""Seconds between two walks through the bucket when nothing has been heard."""
+LAST_PATIENCE = 5.0
+"""Seconds that a relay which stops gives to refusing what it has given up."""
+LOAD_PATIENCE = 2.0
+"""Seconds that a start waits for the queue to be read; with a longer one the relay works meanwhile."""
+
+_log = logging.getLogger("zonerelay.store")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """`alone`: nobody shares the queue. `lease` in seconds."""
+
+    lease: float
+    alone: bool = False
+    alerts: bool = False
+
+
+class S3Store:
+    """Built by `open_s3`; belongs to the event loop that was running then."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        terms: Terms,
+        around: Surroundings,
+        mark: QueueMark,
+    ) -> None:
+        self._objects = objects
+        self._terms = terms
+        clock = self._clock = around.clock
+        self._on_news = around.on_news
+        self._on_lost = around.on_lost
+        mine = self._mine = Mine()
+        nodes = self._nodes = Nodes(
+            objects.bucket,
+            objects.keys,
+            lease=terms.lease,
+            alone=terms.alone,
+            clock=clock,
+            tell=self._tell,
+            mark=mark,
+        )
+        self._figures = Figures(mine, nodes)
+        keeper = self._keeper = S3Keeper(
+            nodes,
+            on_health=around.on_health,
+            recovered=self._recovered,
+            lost=self._lease_lost,
+            ended=self._ended,
+            tick=self._tick,
+        )
+        objects.bucket.trouble = keeper.trouble
+        self._writer = Writer(
+            objects,
+            mine,
+            session=lambda: nodes.session,
+            alone=terms.alone,
+            check=keeper.check_usable,
+            lost=around.on_lost,
+            clock=clock,
+            observe=around.observe_commit,
+        )
+        refusals = self._refusals = Refusals(objects, mine, throw_away=self._writer.throw_away, clock=clock)
+        self._walks = Walks(
+            objects,
+            mine,
+            nodes,
+            self._writer,
+            refusals,
+            alone=terms.alone,
+            has_room=self._has_room,
+            on_news=around.on_news,
+        )
+        self._uploads = Uploads(
+            objects,
+            mine,
+            refusals,
+            session=lambda: nodes.session,
+            check=keeper.check_usable,
+            owner=self._next_owner,
+            offered=self._offered,
+            throw_away=self._writer.throw_away,
+            clock=clock,
+            observe=around.observe_commit,
+        )
+        self._reader = Reader(objects, mine, nodes, keeper.check_open)
+        self._survey = Survey(objects, mine)
+        handout = Handout(mine, self._writer, keeper)
+        self.claim, self.claim_new = handout.claim, handout.claim_new
+        self.claim_domain, self.release = handout.claim_domain, handout.release
+        self.next_due, self.has_ready = handout.next_due, handout.has_ready
+        settling = Settling(mine, self._writer, keeper, self._walks)
+        self.settle, self.update = settling.settle, settling.update
+        self._alerts = (
+            Alerts(objects.bucket, heard=self._heard, has_room=self._has_room) if terms.alerts else None
+        )
+        self._offers = 0
+        self._left: set[MessageId] = set()
+        self._heard_offers: dict[str, int] = {}
+        self._next_walk = 0.0
+        self._next_round = clock.monotonic() + claiming.RECONCILE
+        self._walking: asyncio.Task[None] | None = None
+        self._is_read = False
+        self._is_closing = False
+        self._closed = False
+        self.read_message, self.read_body = self._reader.read_message, self._reader.read_body
+        self.unhealthy, self.usable, self.probe = keeper.unhealthy, keeper.usable, keeper.probe
+        self.problems = keeper.problems
+        self.counts = self._figures.counts
+
+    # --- start and end
+
+    async def start(self) -> None:
+        """Raises StoreError, or StoreOpenError."""
+        await self._nodes.join()
+        self._figures.heard_ids()
+        self._keeper.start()
+        self._begin_walk()
+        if self._walking is not None:
+            await asyncio.wait([self._walking], timeout=LOAD_PATIENCE)
+        if self._alerts is not None:
+            self._alerts.start()
+
+    async def close(self) -> None:
+        if self._is_closing:
+            return
+        self._is_closing = True
+        if self._alerts is not None:
+            await self._alerts.stop()
+        if self._walking is not None:
+            self._walking.cancel()
+            await asyncio.gather(self._walking, return_exceptions=True)
+        await self._uploads.close()
+        await self._refuse_last()
+        await self._writer.drain()
+        await self._keeper.close()
+        was_usable = self._keeper.unhealthy() is None
+        session = self._nodes.session
+        self._keeper.closed()
+        self._closed = True
+        if was_usable:
+            with contextlib.suppress(StoreError):
+                await self._nodes.leave()
+                if self._alerts is not None and self._mine.ids and self._nodes.company():
+                    await self._alerts.say_ended(session)
+        await self._objects.bucket.close()
+
+    async def _refuse_last(self) -> None:
+        try:
+            async with asyncio.timeout(LAST_PATIENCE):
+                await self._refusals.settle()
+        except (StoreError, TimeoutError):
+            left = len(self._refusals.open)
+            _log.warning("%d messages were given up; what the service stores of them later is sent", left)
+
+    # --- taking mail
+
+    def begin(self, envelope: Envelope) -> BodyWriter:
+        return BodyWriter(self._uploads, envelope)
+
+    def _has_room(self) -> bool:
+        return self._figures.ready < CROWDED
+
+    def _next_owner(self) -> str:
+        return self._nodes.session if self._has_room() or not self._nodes.company() else ""
+
+    def _offered(self, message_id: MessageId) -> None:
+        self._offers += 1
+        self._left.add(message_id)
+        if self._alerts is not None:
+            self._alerts.offer(message_id)
+
+    # --- operators
+
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        return await read_each(self.read_message, ids)
+
+    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
+        self._keeper.check_usable()
+        async with contextlib.aclosing(self._survey.scan(zone, wanted)) as found:
+            async for delivery in found:
+                yield delivery
+
+    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        self._keeper.check_usable()
+        found = await self._survey.states([message_id])
+        deliveries = [d for state in found.values() for d in state.values()]
+        return sorted(deliveries, key=lambda delivery: (delivery.recipient, delivery.queue))
+
+    # --- figures
+
+    async def oldest(self, zone: str, *, now: float) -> float | None:
+        self._keeper.check_usable()
+        return self._figures.oldest(zone, now)
+
+    async def zones(self) -> set[str]:
+        self._keeper.check_usable()
+        return self._figures.zones()
+
+    async def left_over(self) -> str:
+        return SHARED
+
+    @property
+    def node(self) -> int:
+        return self._nodes.number
+
+    def last_message_id(self) -> MessageId | None:
+        return self._mine.last_id
+
+    # --- what the keeper tells
+
+    def _tell(self) -> Lease:
+        return self._figures.lease(self._offers, self._clock.now())
+
+    async def _recovered(self) -> None:
+        """The service is there again: put right what got lost on the way."""
+        await self._refusals.settle()
+        await self._writer.clean()
+        for zone in self._figures.zones():
+            self._on_news(zone)
+
+    async def _lease_lost(self) -> None:
+        """Begin anew. What others have not taken yet is found by walking."""
+        handed = self._mine.reset()
+        self._is_read = False
+        if handed:
+            _log.warning("the claims on %d deliveries were lost with the lease", len(handed))
+        await self._nodes.join()
+        # Also without any: the relay's number may be another one.
+        self._on_lost(handed)
+        self._begin_walk()
+
+    async def _ended(self, sessions: Collection[str]) -> None:
+        _log.info("%d sessions of other relays are over: looking for their mail", len(sessions))
+        self._begin_walk(shares=bool(self._nodes.company()))
+
+    async def _tick(self) -> None:
+        self._figures.heard_ids()
+        if self._refusals.open:
+            # Given up without trouble, or after what was put right.
+            await self._refusals.settle()
+        offers = {lease.session: lease.offers for lease in self._nodes.company()}
+        is_new = any(number > self._heard_offers.get(session, 0) for session, number in offers.items())
+        self._heard_offers = offers
+        now = self._clock.monotonic()
+        if self._has_room() and (self._left or is_new):
+            some = list(self._left)
+            self._left.clear()
+            if is_new:
+                self._begin_walk()
+            elif some:
+                await self._walks.look_at(some[:1000])
+        elif now >= self._next_walk:
+            self._begin_walk()
+        if self._writer.unfinished:
+            self._writer.finish_left()
+        if now >= self._next_round:
+            self._next_round = now + claiming.RECONCILE
+            for zone in self._figures.zones():
+                due = await self.next_due(zone)
+                if self.has_ready(zone) or (due is not None and due <= self._clock.now()):
+                    self._on_news(zone)
+
+    async def _heard(self, ids: Sequence[MessageId]) -> bool:
+        """Another relay says that there is mail; false when it is left to others. Raises StoreError."""
+        self._keeper.check_usable()
+        if not ids:
+            await self._keeper.probe()
+            return True
+        await self._walks.look_at(ids)
+        # With room all of it was taken, unless others were faster.
+        return self._has_room() or all(each in self._mine.ids for each in ids)
+
+    # --- walking
+
+    def is_counted(self) -> bool:
+        return self._is_read
+
+    def _begin_walk(self, *, shares: bool = False) -> None:
+        # A share now, and what others have left of theirs a while later.
+        pause = 2 * self._terms.lease if shares else LOOK_AGAIN
+        self._next_walk = self._clock.monotonic() + pause
+        if self._is_closing:
+            return
+        before = self._walking
+        self._walking = asyncio.get_running_loop().create_task(self._walk(before, shares=shares))
+
+    async def _walk(self, before: asyncio.Task[None] | None, *, shares: bool) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        try:
+            await self._walks.walk(shares=shares)
+            # Not by a walk that was under way when the lease was lost: what it found has been forgotten.
+            self._is_read = self._is_read or self._walking is asyncio.current_task()
+        except StoreError as error:
+            _log.warning("the bucket could not be looked through, it is tried again: %s", error)
+            self._next_walk = 0.0

@@ -1,0 +1,335 @@
+"""Writing what becomes of messages: one conditional write for each message, however many changes wait for
+it.
+
+What belongs together over several messages is decided in the object of the first of them: the write that
+holds its own new state also holds an intent with everything else. From then on it has happened; what the
+intent says is done at once, and by whoever finds it should this relay not come to it.
+
+A write whose condition fails is looked into: our own earlier write, whose answer was lost, is built upon;
+another relay's means that the message is lost, and what was to be written is forgotten (`lost` is told).
+After a write without an answer the message is read before it is written again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
+from zonerelay.store.contract import StoreCorruptError, StoreError, Submit
+from zonerelay.store.s3 import records as spelled
+from zonerelay.store.s3.client import ConflictError, MissingError, UnsureError
+from zonerelay.store.s3.intents import Intents
+from zonerelay.store.s3.objects import Objects
+from zonerelay.store.s3.records import Head, Intent
+from zonerelay.store.s3.states import Mine, Stored
+from zonerelay.store.s3.work import Job
+
+RACES = 8
+"""How often a write is tried again because somebody was faster."""
+
+_log = logging.getLogger("zonerelay.store")
+
+
+class Writer:
+    """One per store. `session` is whose the messages are now; `alone`: whoever they say, they are ours."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        mine: Mine,
+        *,
+        session: Callable[[], str],
+        alone: bool,
+        check: Callable[[], None],
+        lost: Callable[[Collection[DeliveryKey]], None],
+        clock: Clock,
+        observe: Callable[[float], None],
+    ) -> None:
+        """`check` raises StoreError when nothing may be written now."""
+        self._objects = objects
+        self._mine = mine
+        self._session = session
+        self._alone = alone
+        self._check = check
+        self._lost = lost
+        self._now = clock.monotonic
+        self._observe = observe
+        self.litter: set[str] = set()
+        """Bodies that nobody needs any more and that could not be removed yet."""
+        self.unfinished: set[MessageId] = set()
+        """Messages with an intent that is not done to its end."""
+        self._doubtful: set[MessageId] = set()
+        self._made: set[MessageId] = set()
+        self._intents = Intents(objects, mine, session, self.submit)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def submit(self, message_id: MessageId, job: Job) -> asyncio.Future[None]:
+        """Done when it is durable; carried out to its end whether waited for or not."""
+        for key in job.keys:
+            self._mine.index[key.queue].begin_change(key)
+        stored = self._mine.use(message_id)
+        stored.jobs.append(job)
+        if not stored.busy:
+            stored.busy = True
+            self.start(self._work(stored))
+        else:
+            self._mine.drop(stored)
+        return job.done
+
+    def start(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def drain(self) -> None:
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _work(self, stored: Stored) -> None:
+        try:
+            while stored.jobs:
+                jobs, stored.jobs = stored.jobs, []
+                epoch = self._mine.epoch
+                try:
+                    await self._write(stored, jobs)
+                except Exception as error:  # noqa: BLE001 - whatever it is, who waits must hear of it
+                    if epoch == self._mine.epoch:
+                        self._give_up(jobs)
+                    for job in jobs:
+                        job.end(error)
+        finally:
+            stored.busy = False
+            self._mine.drop(stored)
+
+    def _give_up(self, jobs: Iterable[Job]) -> None:
+        """It did not happen, or nobody knows: everything stays as it was."""
+        for job in jobs:
+            for key in job.keys:
+                zone = self._mine.index[key.queue]
+                zone.end_change(key)
+                entry = zone.entries.get(key)
+                if entry is not None:
+                    zone.place(entry)
+
+    # --- one write
+
+    async def _write(self, stored: Stored, jobs: list[Job]) -> None:
+        epoch = self._mine.epoch
+        for _ in range(RACES):
+            self._check()
+            if not await self.refresh(stored):
+                await self._without(stored, jobs)
+                return
+            if stored.intent is not None:
+                await self.finish(stored)
+                continue
+            try:
+                if await self._write_once(stored, jobs, epoch):
+                    return
+            except (ConflictError, MissingError):
+                stored.etag = ""
+        raise StoreError(f"message {stored.id}: others are always faster")
+
+    async def refresh(self, stored: Stored) -> bool:
+        """Read it if need be; false when it is gone, or another's."""
+        if stored.etag:
+            return True
+        version = await self._objects.find(stored.id)
+        if version is None:
+            return False
+        if not self._alone and version.head.owner != self._session():
+            return False
+        stored.take(version)
+        return True
+
+    async def _write_once(self, stored: Stored, jobs: list[Job], epoch: int) -> bool:
+        steps, left = _plan(stored.deliveries, jobs)
+        reports = [r for job in jobs for r in job.reports if r.message.id not in self._made]
+        others = {key: new for job in jobs for key, new in job.others.items()}
+        if steps or reports or others:
+            intent = await self._intents.word(reports, others) if reports or others else None
+            reported = [report.message.id for report in reports]
+            try:
+                await self._put(stored, left, intent)
+            except UnsureError:
+                stored.etag = ""
+                self._doubtful.update(reported)
+                raise
+            if epoch != self._mine.epoch:
+                return True  # all of it belongs to whoever has it now; what was written is true
+            if intent is not None:
+                await self._finish_soon(stored)
+            self._made.difference_update(reported)
+        self._apply(stored, jobs, steps)
+        return True
+
+    async def _put(self, stored: Stored, left: dict[DeliveryKey, Delivery], intent: Intent | None) -> None:
+        head = Head(
+            format=spelled.FORMAT,
+            owner=self._session(),
+            rev=stored.rev + 1,
+            message=stored.message,
+            deliveries=spelled.rows(left.values()),
+            body=stored.body,
+            intent=intent,
+            kept=stored.kept,
+        )
+        started = self._now()
+        if head.is_over:
+            await self._objects.remove(stored.id, head, etag=stored.etag)
+            stored.etag = ""
+            if head.body:
+                self.throw_away(head.body)
+        else:
+            version = await self._objects.replace(stored.id, head, await self.tail(stored), etag=stored.etag)
+            stored.etag, stored.rev = version.etag, head.rev
+        self._observe(self._now() - started)
+        stored.deliveries, stored.intent = left, intent
+
+    async def tail(self, stored: Stored) -> bytes:
+        """The body that lies behind the head. Raises ConflictError when that is another's by now."""
+        message = stored.message
+        if message is None or stored.body or not message.size:
+            return b""
+        known = self._mine.bodies.get(stored.id, message.chunks)
+        if known is not None:
+            return b"".join(known)
+        whole = await self._objects.read_whole(stored.id)
+        if whole.etag != stored.etag:
+            raise ConflictError(f"message {stored.id} has changed")
+        if whole.tail is None or len(whole.tail) != message.size:
+            raise StoreCorruptError(f"message {stored.id}: its body is cut off")
+        return whole.tail
+
+    # --- intents
+
+    async def _finish_soon(self, stored: Stored) -> None:
+        """It has happened already: trouble is no reason to say that it has not."""
+        try:
+            await self.finish(stored)
+        except StoreError as error:
+            _log.warning("message %s: what was decided with it is done later: %s", stored.id, error)
+            self.unfinished.add(stored.id)
+
+    async def finish(self, stored: Stored) -> None:
+        """Do what the intent says and forget it. Raises StoreError; then it is still there."""
+        intent = stored.intent
+        if intent is None:
+            return
+        await self._intents.carry_out(intent)
+        for report in intent.reports:
+            if report.message_id in self._doubtful:
+                self._made.add(report.message_id)
+                self._doubtful.discard(report.message_id)
+        try:
+            await self._put(stored, dict(stored.deliveries), None)
+        except (ConflictError, MissingError, UnsureError):
+            stored.etag = ""
+            raise
+        self.unfinished.discard(stored.id)
+
+    def finish_left(self) -> None:
+        """What could not be done to its end is tried once more."""
+        for message_id in list(self.unfinished):
+            self.unfinished.discard(message_id)
+            self.submit(message_id, Job((), lambda _: {}))
+
+    def submit_apart(self, reports: Sequence[Submit]) -> asyncio.Future[None]:
+        """Messages that belong to nothing."""
+        job = Job((), lambda _: {})
+
+        async def make() -> None:
+            try:
+                await self._intents.make(reports)
+            except StoreError as error:
+                job.end(error)
+            else:
+                job.end()
+
+        self.start(make())
+        return job.done
+
+    # --- what became of it
+
+    def _apply(self, stored: Stored, jobs: Iterable[Job], steps: dict[DeliveryKey, Delivery | None]) -> None:
+        mine = self._mine
+        for job in jobs:
+            for key in job.keys:
+                if job.settles:
+                    mine.claims.drop(key)
+                    mine.index[key.queue].drop_claim(key)
+                mine.index[key.queue].end_change(key)
+            for key in job.keys:
+                # Also what stays as it was: a claim of it may have ended.
+                mine.show(key, stored.deliveries.get(key))
+        for key in steps:
+            mine.show(key, stored.deliveries.get(key))
+            if stored.deliveries.get(key) is None:
+                mine.claims.drop(key)
+        if not stored.deliveries and stored.intent is None:
+            mine.leave(stored)
+        for job in jobs:
+            job.end()
+
+    async def _without(self, stored: Stored, jobs: list[Job]) -> None:
+        """The message is gone, or another's: nothing of it changes any more."""
+        mine = self._mine
+        settled = {key for job in jobs if job.settles for key in job.keys}
+        was_mine = stored.id in mine.ids
+        # An operator has dropped it here: what is to be said about that is said all the same.
+        reports = [] if was_mine else [report for job in jobs for report in job.reports]
+        handed = set(mine.lose(stored, [key for job in jobs for key in job.keys])) - settled
+        for key in settled:
+            mine.claims.drop(key)
+        if handed:
+            mine.claims.lose(handed)
+            self._lost(handed)
+        if was_mine and settled:
+            _log.warning("message %s was settled after its claim was lost, or is gone", stored.id)
+        await self._intents.make(reports)
+        for job in jobs:
+            job.end(StoreError(APART) if job.others else None)
+
+    def throw_away(self, key: str) -> None:
+        """A body that nobody needs any more."""
+        self.litter.add(key)
+        self.start(self._remove(key))
+
+    async def _remove(self, key: str) -> None:
+        try:
+            await self._objects.bucket.delete(key)
+        except StoreError as error:
+            _log.warning("a body that nobody needs is removed later: %s", error)
+        else:
+            self.litter.discard(key)
+
+    async def clean(self) -> None:
+        """Remove what could not be removed. Raises StoreError."""
+        for key in list(self.litter):
+            await self._objects.bucket.delete(key)
+            self.litter.discard(key)
+
+
+APART = "some claims were lost: what belongs together must be settled by itself"
+
+
+def _plan(
+    deliveries: dict[DeliveryKey, Delivery], jobs: Iterable[Job]
+) -> tuple[dict[DeliveryKey, Delivery | None], dict[DeliveryKey, Delivery]]:
+    """What changes, and what is left."""
+    left = dict(deliveries)
+    steps: dict[DeliveryKey, Delivery | None] = {}
+    for job in jobs:
+        for key, new in job.decide(left).items():
+            if left.get(key) == new:
+                continue
+            steps[key] = new
+            if new is None:
+                del left[key]
+            else:
+                left[key] = new
+    return steps, left

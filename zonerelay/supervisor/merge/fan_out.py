@@ -1,0 +1,197 @@
+"""Operators' questions to a relay with several workers: asked of the workers, answered as one.
+
+Lists stay streams: one delivery of each worker is held, not a queue. Who does not answer in time is named in
+`End.missing` and not waited for. A message id says which worker took the message in; the others are asked
+too when it is not there, for a spool may have been handed on. A shared queue is read through one worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
+
+import msgspec
+
+from zonerelay import __version__
+from zonerelay.control.messages.answers import (
+    Address,
+    Changed,
+    Count,
+    DeliveryRow,
+    End,
+    Explanation,
+    Pong,
+    Progress,
+    RelayStatus,
+)
+from zonerelay.control.messages.requests import (
+    Explain,
+    Ping,
+    QueueChange,
+    QueueCount,
+    QueueList,
+    QueueShow,
+    QueueTrace,
+    Request,
+    Resolve,
+    SpoolAcknowledge,
+    Status,
+)
+from zonerelay.control.socket.errors import ControlError, NotFoundError
+from zonerelay.control.socket.server import Answer
+from zonerelay.supervisor.merge.asked import Asked, Relay
+from zonerelay.supervisor.merge.merging import merge_changed, merge_explained, merge_status
+
+MAX_RESOLVED = 100
+"""Addresses in one answer, as one worker's."""
+
+Rows = AsyncGenerator[DeliveryRow, None]
+
+
+class FanOut:
+    """Satisfies `control.server.Handler`."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+
+    async def handle(self, request: Request, answer: Answer) -> End:
+        asked = Asked(self._relay)
+        match request:
+            case QueueList():
+                return await self._list(request, asked, answer)
+            case Resolve():
+                return await self._resolve(request, asked, answer)
+            case Ping():
+                await answer.send(Pong(software=__version__, pid=os.getpid()))
+                return End()
+            case Status():
+                await self._status(asked, answer)
+            case QueueCount():
+                await self._count(request, asked, answer)
+            case QueueChange():
+                await self._change(request, asked, answer)
+            case QueueShow() | QueueTrace():
+                await self._find(request, asked, answer, first=int(request.message_id[-2:], 16))
+            case SpoolAcknowledge():
+                await self._find(request, asked, answer, first=0)
+            case Explain():
+                await self._explain(request, asked, answer)
+            case _:
+                raise ControlError("that is for one worker, not for all of them")
+        return End(missing=asked.missing)
+
+    async def _status(self, asked: Asked, answer: Answer) -> None:
+        found = await asked.all(Status(), RelayStatus)
+        own = self._relay.status()
+        own = msgspec.structs.replace(own, problems=(*own.problems, *asked.missing))
+        await answer.send(merge_status(found, own, shared=self._relay.shared))
+
+    async def _list(self, request: QueueList, asked: Asked, answer: Answer) -> End:
+        limit = request.limit + 1 if request.limit else 0
+        async with AsyncExitStack() as stack:
+            heads: dict[int, DeliveryRow] = {}
+            streams: dict[int, Rows] = {}
+            for worker in self._readers(asked):
+                rows = asked.rows(worker, QueueList(filter=request.filter, limit=limit))
+                streams[worker] = await stack.enter_async_context(aclosing(rows))
+            await _begin(streams, heads)
+            while heads:
+                if request.limit and answer.done == request.limit:
+                    return End(count=answer.done, more=True, missing=asked.missing)
+                worker = min(heads, key=lambda each: _order(heads[each]))
+                await answer.send(heads.pop(worker))
+                answer.done += 1
+                await _advance(worker, streams, heads)
+        return End(count=answer.done, missing=asked.missing)
+
+    async def _count(self, request: QueueCount, asked: Asked, answer: Answer) -> None:
+        rows: list[DeliveryRow] = []
+        counts: list[int] = []
+
+        async def count(worker: int) -> None:
+            async with aclosing(asked.of(worker, request)) as answered:
+                async for frame in answered:
+                    if isinstance(frame, DeliveryRow):
+                        rows.append(frame)
+                    elif isinstance(frame, Count):
+                        counts.append(frame.matched)
+
+        await asyncio.gather(*map(count, self._readers(asked)))
+        for row in sorted(rows, key=_order)[: request.sample]:
+            await answer.send(row)
+        await answer.send(Count(matched=sum(counts)))
+
+    async def _change(self, request: QueueChange, asked: Asked, answer: Answer) -> None:
+        # Of a shared queue one worker after the other: each changes what the others do not attempt.
+        put = asked.in_turn if self._relay.shared else asked.all
+        found = await put(request, Changed)
+        if not found:
+            raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
+        await answer.send(merge_changed(request.action, list(found.values()), shared=self._relay.shared))
+
+    async def _find(
+        self, request: QueueShow | QueueTrace | SpoolAcknowledge, asked: Asked, answer: Answer, *, first: int
+    ) -> None:
+        """From the one worker that has it."""
+        not_found: NotFoundError | None = None
+        for worker in sorted(asked.workers(), key=lambda each: each != first):
+            try:
+                async with aclosing(asked.of(worker, request)) as answered:
+                    async for frame in answered:
+                        if not isinstance(frame, End | Progress):
+                            await answer.send(frame)
+            except NotFoundError as error:
+                not_found = error
+                continue
+            if not asked.missed(worker):
+                return
+        if asked.missing or not_found is None:
+            raise ControlError(f"no worker that answers has it; asked in vain: {'; '.join(asked.missing)}")
+        raise not_found
+
+    async def _explain(self, request: Explain, asked: Asked, answer: Answer) -> None:
+        found = await asked.all(request, Explanation)
+        if not found:
+            raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
+        await answer.send(merge_explained(list(found.values())))
+
+    async def _resolve(self, request: Resolve, asked: Asked, answer: Answer) -> End:
+        seen = set[str]()
+        for worker in self._readers(asked):
+            async with aclosing(asked.of(worker, request)) as answered:
+                async for frame in answered:
+                    if not isinstance(frame, Address) or frame.address in seen:
+                        continue
+                    if len(seen) == MAX_RESOLVED:
+                        return End(count=len(seen), more=True, missing=asked.missing)
+                    seen.add(frame.address)
+                    await answer.send(frame)
+        return End(count=len(seen), missing=asked.missing)
+
+    def _readers(self, asked: Asked) -> list[int]:
+        """Whom to ask what is in the queue."""
+        workers = list(asked.workers())
+        return workers[:1] if self._relay.shared else workers
+
+
+async def _begin(streams: dict[int, Rows], heads: dict[int, DeliveryRow]) -> None:
+    """All look for their first delivery at the same time: to find that there is none takes longest."""
+    begun = (_advance(worker, streams, heads) for worker in streams)
+    # A stream can be closed only when nobody is reading it.
+    for outcome in await asyncio.gather(*begun, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
+
+
+async def _advance(worker: int, streams: dict[int, Rows], heads: dict[int, DeliveryRow]) -> None:
+    """The next delivery of this worker becomes its head, if there is one."""
+    row = await anext(streams[worker], None)
+    if row is not None:
+        heads[worker] = row
+
+
+def _order(row: DeliveryRow) -> tuple[str, str, str]:
+    """As each worker lists: zone by zone, the oldest message first."""
+    return row.zone, row.message_id, row.recipient

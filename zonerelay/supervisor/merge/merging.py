@@ -1,0 +1,129 @@
+"""One relay's answers out of those of its workers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from zonerelay.control.messages.answers import Changed, Explanation, RelayStatus
+from zonerelay.control.messages.standings import DestinationStatus, SourcePenalty, ZoneStatus
+
+ONCE_GONE = frozenset({"bounce", "drop"})
+"""Verbs after which the next worker of a shared queue finds what is left, not the same again."""
+
+
+def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: bool) -> RelayStatus:
+    """`own` has what only the supervisor knows; what workers know is added."""
+    answers = list(parts.values())
+    destinations = _destinations(each for part in answers for each in part.destinations)
+    problems = dict.fromkeys(own.problems)
+    for worker, part in parts.items():
+        for problem in part.problems:
+            everywhere = len(parts) > 1 and all(problem in other.problems for other in answers)
+            problems[problem if everywhere else f"worker {worker}: {problem}"] = None
+    return msgspec.structs.replace(
+        own,
+        inbound_connections=sum(part.inbound_connections for part in answers),
+        zones=_zones([part.zones for part in answers], shared=shared),
+        destinations=destinations,
+        destinations_total=max(len(destinations), *(part.destinations_total for part in answers), 0),
+        problems=tuple(problems),
+        source_penalties=_penalties(each for part in answers for each in part.source_penalties),
+        limits=_limits({worker: part.limits for worker, part in parts.items()}),
+        counted=all(part.counted for part in answers),
+    )
+
+
+def _limits(parts: Mapping[int, str]) -> str:
+    """What all say once; who says something else is named."""
+    said = [text for text in parts.values() if text]
+    usual = max(said, key=said.count, default="")
+    others = [f"worker {worker}: {text}" for worker, text in parts.items() if text and text != usual]
+    return "; ".join((usual, *others))
+
+
+def _zones(parts: Sequence[Sequence[ZoneStatus]], *, shared: bool) -> tuple[ZoneStatus, ...]:
+    found: dict[str, list[ZoneStatus]] = {}
+    for part in parts:
+        for zone in part:
+            found.setdefault(zone.name, []).append(zone)
+    together = _same_queue if shared else _sum
+    return tuple(together(name, zones) for name, zones in found.items())
+
+
+def _sum(name: str, zones: Sequence[ZoneStatus]) -> ZoneStatus:
+    return ZoneStatus(
+        name=name,
+        ready=sum(zone.ready for zone in zones),
+        active=sum(zone.active for zone in zones),
+        deferred=sum(zone.deferred for zone in zones),
+        held=sum(zone.held for zone in zones),
+        oldest_seconds=max(zone.oldest_seconds for zone in zones),
+    )
+
+
+def _same_queue(name: str, zones: Sequence[ZoneStatus]) -> ZoneStatus:
+    """Each has counted the whole queue, and knows of its own attempts only."""
+    total = max(zone.ready + zone.active + zone.deferred + zone.held for zone in zones)
+    active = min(sum(zone.active for zone in zones), total)
+    held = max(zone.held for zone in zones)
+    deferred = min(max(zone.deferred for zone in zones), max(total - active - held, 0))
+    return ZoneStatus(
+        name=name,
+        ready=max(total - active - held - deferred, 0),
+        active=active,
+        deferred=deferred,
+        held=held,
+        oldest_seconds=max(zone.oldest_seconds for zone in zones),
+    )
+
+
+def _destinations(rows: Iterable[DestinationStatus]) -> tuple[DestinationStatus, ...]:
+    found: dict[tuple[str, str, str], DestinationStatus] = {}
+    for row in rows:
+        key = (row.zone, row.destination, row.hosts)
+        before = found.get(key)
+        found[key] = row if before is None else _destination(before, row)
+    return tuple(
+        sorted(found.values(), key=lambda row: (-row.active, -row.waiting, row.suspended_until is None))
+    )
+
+
+def _destination(one: DestinationStatus, other: DestinationStatus) -> DestinationStatus:
+    later = max(one, other, key=lambda row: row.suspended_until or 0.0)
+    turns = [row.next_turn for row in (one, other) if row.next_turn is not None]
+    return msgspec.structs.replace(
+        later,
+        active=one.active + other.active,
+        waiting=one.waiting + other.waiting,
+        reply=later.reply or one.reply or other.reply,
+        next_turn=min(turns, default=None),
+    )
+
+
+def _penalties(rows: Iterable[SourcePenalty]) -> tuple[SourcePenalty, ...]:
+    found: dict[tuple[str, str, bool], SourcePenalty] = {}
+    for row in rows:
+        key = (row.source, row.destination, row.ipv6_only)
+        if key not in found or found[key].until < row.until:
+            found[key] = row
+    return tuple(found.values())
+
+
+def merge_changed(verb: str, parts: Sequence[Changed], *, shared: bool) -> Changed:
+    """Of a shared queue every worker sees every delivery, and leaves alone what others are attempting."""
+    if not shared:
+        matched, changed = sum(each.matched for each in parts), sum(each.changed for each in parts)
+        return Changed(action=verb, matched=matched, changed=changed, busy=sum(each.busy for each in parts))
+    matched = max((each.matched for each in parts), default=0)
+    changes = [each.changed for each in parts]
+    changed = min(sum(changes) if verb in ONCE_GONE else max(changes, default=0), matched)
+    return Changed(
+        action=verb, matched=matched, changed=changed, busy=min((e.busy for e in parts), default=0)
+    )
+
+
+def merge_explained(parts: Sequence[Explanation]) -> Explanation:
+    """They say the same but for what one of them has met: the longest suspension is told."""
+    return max(parts, key=lambda each: each.suspended_until or 0.0)

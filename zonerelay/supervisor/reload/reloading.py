@@ -1,0 +1,246 @@
+"""SIGHUP to a relay with several workers.
+
+The new configuration is checked first; when it is wrong the old one stays, and `zonerelay status` says why.
+What running workers can take up is given to one of them, and when it agrees and has lived with it for a
+moment to the others; what needs new processes rolls through them one at a time (`rolling`). When a worker
+will not take it, does not come up with it or dies of it, the old configuration is in force again. One reload
+at a time; a signal meanwhile is another one after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from zonerelay.config.load.settings import ConfigError, load_text
+from zonerelay.config.tables.models import Backend, Settings
+from zonerelay.model.clock import Clock
+from zonerelay.process.systemd import Notifier
+from zonerelay.store.spool_paths import is_shared, spools_beyond
+from zonerelay.supervisor.merge.board import Board
+from zonerelay.supervisor.reload.reload_plan import ReloadPlan, plan
+from zonerelay.supervisor.reload.rolling import STEADY, Roll
+from zonerelay.supervisor.sockets import BindError, Sockets
+from zonerelay.supervisor.workers.launching import Launcher
+from zonerelay.supervisor.workers.member import Member
+from zonerelay.supervisor.workers.restart_policy import Patience, Phase
+from zonerelay.supervisor.workers.workers import Crew
+from zonerelay.telemetry.events.events import LogSink
+
+VERDICT_TIMEOUT = 30.0
+_LOOK_EVERY = 0.05
+
+
+class RefusedError(Exception):
+    """The new configuration is not taken; the text is for the operator."""
+
+
+class Reloading:
+    def __init__(
+        self,
+        config: Path,
+        *,
+        crew: Crew,
+        board: Board,
+        launcher: Launcher,
+        sockets: Sockets,
+        log: LogSink,
+        clock: Clock,
+        notifier: Notifier,
+        count: Callable[[Settings], int],
+        patience: Callable[[Settings], Patience],
+    ) -> None:
+        self._config = config
+        self._crew = crew
+        self._board = board
+        self._launcher = launcher
+        self._sockets = sockets
+        self._log = log
+        self._clock = clock
+        self._notifier = notifier
+        self._count = count
+        self._patience = patience
+        self._task: asyncio.Task[None] | None = None
+        self._again = False
+
+    def begin(self) -> None:
+        """The signal's handler."""
+        if self._board.draining:
+            return
+        if self._task is not None and not self._task.done():
+            self._again = True
+            return
+        self._task = asyncio.get_running_loop().create_task(self._reload())
+
+    def cancel(self) -> None:
+        self._again = False
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _reload(self) -> None:
+        while True:
+            self._again = False
+            self._notifier.reloading(self._clock.monotonic())
+            try:
+                await self._once()
+            except RefusedError as error:  # there is no room for the old one any more either
+                self._refuse(str(error))
+            except Exception as error:  # noqa: BLE001 - what is wrong once must not stop later reloads
+                self._board.problems = (f"the reload broke off: unexpected {type(error).__name__}: {error}",)
+                self._log.emit("error", "trouble", {"where": "reload", "error": self._board.problems[0]})
+            self._notifier.ready(self._board.where())
+            if not self._again:
+                return
+
+    async def _once(self) -> None:
+        old = self._board.settings
+        before, edition = self._launcher.in_force(), self._crew.edition
+        rolled = False
+        try:
+            text, new = self._read()
+            found = plan(old, new)
+            rolled = bool(found.roll)
+            addresses = [each.address for each in found.settings.listener]
+            self._sockets.open(addresses, self._count(found.settings))
+            self._put_in_force(text, found.settings)
+            await self._bring_to_workers(found)
+        except (RefusedError, BindError) as error:
+            self._refuse(str(error))
+            if self._crew.edition != edition:
+                await self._take_back(before, old, rolled=rolled)
+            self._sockets.keep(each.address for each in old.listener)
+            return
+        self._sockets.keep(each.address for each in found.settings.listener)
+        await self._resize(old, found.settings)
+        later = (*found.later, *(("workers",) if self._stays_as_it_is(old, new) else ()))
+        self._board.problems = tuple(
+            f"[{name}] has changed: it takes effect at the next start" for name in later
+        )
+        self._log.emit(
+            "info", "reloaded", {"restart_for": " ".join(later), "replaced_for": " ".join(found.roll)}
+        )
+
+    def _read(self) -> tuple[bytes, Settings]:
+        try:
+            text = self._config.read_bytes()
+            return text, load_text(text.decode("utf-8-sig"), str(self._config))
+        except OSError as error:
+            raise RefusedError(f"{self._config} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise RefusedError(f"{self._config} is not UTF-8, which TOML must be") from error
+        except ConfigError as error:
+            raise RefusedError(str(error.problems[0])) from error
+
+    def _put_in_force(self, text: bytes, settings: Settings) -> None:
+        """Raises RefusedError, with nothing changed."""
+        try:
+            self._launcher.put_in_force(text)
+        except OSError as error:
+            raise RefusedError(f"the copy for the workers cannot be written: {error}") from error
+        self._crew.edition += 1
+        self._launcher.silence = settings.worker_timeout
+        self._launcher.workers = self._count(settings)
+        self._crew.change_patience(self._patience(settings))
+        self._board.settings = settings
+
+    def _refuse(self, why: str) -> None:
+        self._board.problems = (f"the configuration on disk is wrong, the old one stays in force: {why}",)
+        self._log.emit("info", "reload-refused", {"first": why})
+
+    async def _take_back(self, text: bytes, old: Settings, *, rolled: bool) -> None:
+        """Those that had taken it already, or were started meanwhile, get the old one again. One that is
+        being started gets it when it is ready. Raises RefusedError.
+        """
+        refused = self._crew.edition
+        self._put_in_force(text, old)
+        taken = [each for each in self._crew.members.values() if each.edition == refused]
+        if rolled:
+            # Who has just died of it is started with the old one anyway.
+            run = [each for each in taken if not each.heir and each.life.phase is not Phase.DOWN]
+            await self._roll(Roll({each.index: each.life for each in run}))
+            self._crew.replace_heirs()
+            return
+        for member in taken:
+            if member.life.phase is Phase.RUNNING:
+                await self._tell(member)
+
+    async def _bring_to_workers(self, found: ReloadPlan) -> None:
+        """Raises RefusedError."""
+        if found.roll:
+            await self._replace_all()
+            return
+        first = self._first()
+        if first is not None:
+            await self._try(first)
+        for member in list(self._crew.members.values()):
+            if member is first or member.life.phase is not Phase.RUNNING:
+                continue  # it reads it when it is started, or is told when it is ready
+            refusal = await self._tell(member)
+            if refusal:
+                raise RefusedError(f"{member.name}: {refusal}")
+
+    def _first(self) -> Member | None:
+        """Who is to try it. Of one in trouble it would not be known what it dies of."""
+        now = self._clock.monotonic()
+        members = self._crew.members.values()
+        return next((each for each in members if not each.heir and each.life.is_well(now)), None)
+
+    async def _try(self, member: Member) -> None:
+        """Raises RefusedError when the worker will not take it, or dies of it."""
+        child = member.child
+        refusal = await self._tell(member)
+        if refusal:
+            raise RefusedError(f"{member.name}: {refusal}")
+        deadline = self._clock.monotonic() + STEADY
+        while member.child is child and self._clock.monotonic() < deadline:  # noqa: ASYNC110 - as in _roll
+            await asyncio.sleep(_LOOK_EVERY)
+        if member.child is not child and member.problem:
+            raise RefusedError(f"{member.name} does not stay up with it: {member.problem}")
+
+    async def _tell(self, member: Member) -> str:
+        """SIGHUP; what the worker has against it. One that ends meanwhile reads it at its next start."""
+        child, before = member.child, member.verdicts
+        if child is None:
+            return ""
+        self._crew.tell_to_reload(member)
+        deadline = self._clock.monotonic() + VERDICT_TIMEOUT
+        while member.verdicts == before and member.child is child:
+            if self._clock.monotonic() > deadline:
+                return f"no answer to the reload within {VERDICT_TIMEOUT:g} s"
+            await asyncio.sleep(_LOOK_EVERY)
+        return (member.verdict or "") if member.verdicts != before else ""
+
+    async def _replace_all(self) -> None:
+        """One worker after the other. Raises RefusedError when one does not come up."""
+        roll = Roll(self._crew.lives)
+        await self._roll(roll)
+        if roll.failed is not None:
+            member = self._crew.members.get(roll.failed)
+            why = "" if member is None else member.problem
+            raise RefusedError(f"worker {roll.failed} does not stay up with it: {why}")
+        self._crew.replace_heirs()
+
+    async def _roll(self, roll: Roll) -> None:
+        self._crew.roll = roll
+        self._crew.wake()
+        while not roll.done:  # noqa: ASYNC110 - what ends it are processes, some seconds from now
+            await asyncio.sleep(_LOOK_EVERY)
+        self._crew.roll = None
+
+    async def _resize(self, old: Settings, new: Settings) -> None:
+        """More workers at once; of fewer, the others end when their spools are empty. Those that stay are
+        replaced, for the listening sockets are dealt out anew.
+        """
+        workers, before = self._count(new), self._count(old)
+        if workers == before or self._stays_as_it_is(old, new):
+            return
+        stay = {index: life for index, life in self._crew.lives.items() if index < workers}
+        self._crew.employ(workers, spools_beyond(new.spool, max(workers, before)))
+        self._crew.dismiss(workers, heirs=not is_shared(new.spool))
+        await self._roll(Roll(stay))
+
+    def _stays_as_it_is(self, old: Settings, new: Settings) -> bool:
+        """A queue in memory ends with its process, so nobody can be dismissed."""
+        volatile = new.spool.backend is Backend.MEMORY and new.spool.shelve is None
+        return volatile and self._count(new) < self._count(old)

@@ -1,0 +1,89 @@
+"""One process of a worker: started, heard over its channel, signalled, waited for. It decides nothing.
+
+The channel is a pair of sockets that keep packets apart; the worker says over it what a service would say to
+systemd. When either side dies the other one sees its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+from zonerelay.process.identity import CHANNEL
+
+MAX_PACKET = 1024 * 1024
+"""More than any is; the last metrics of a worker come in pieces."""
+
+Heard = Callable[["Child", str], None]
+Ended = Callable[["Child", int], None]
+
+
+class Child:
+    """`heard` gets each packet, `ended` the exit status (negative: a signal), once."""
+
+    def __init__(self, heard: Heard, ended: Ended) -> None:
+        self._heard = heard
+        self._ended = ended
+        self._process: asyncio.subprocess.Process | None = None
+        self._channel: socket.socket | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        return 0 if self._process is None else self._process.pid
+
+    async def start(self, command: Sequence[str], environment: Mapping[str, str], fds: Sequence[int]) -> None:
+        """Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours.setblocking(False)
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_PACKET)
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**environment, CHANNEL: str(theirs.fileno())},
+                pass_fds=(*fds, theirs.fileno()),
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._channel = ours
+        asyncio.get_running_loop().add_reader(ours, self._read)
+        self._watch = asyncio.get_running_loop().create_task(self._wait(self._process))
+
+    def signal(self, number: signal.Signals) -> None:
+        """To a process that may have gone meanwhile."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    def _read(self) -> None:
+        while self._channel is not None:
+            try:
+                packet = self._channel.recv(MAX_PACKET)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                self._close()
+                return
+            self._heard(self, packet.decode(errors="replace"))
+
+    async def _wait(self, process: asyncio.subprocess.Process) -> None:
+        status = await process.wait()
+        self._read()  # its last words may still be in the channel
+        self._close()
+        self._ended(self, status)
+
+    def _close(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            asyncio.get_running_loop().remove_reader(channel)
+            channel.close()

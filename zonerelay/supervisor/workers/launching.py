@@ -1,0 +1,116 @@
+"""How a worker's process is started: command line, environment, and what it inherits.
+
+The command is the one that the supervisor was started with, with `worker` in place of `serve`. Workers read
+the configuration that is in force from a copy beside the spool: what an operator is editing must not stop a
+worker that is started again. Where its mail is, it reads from the one that the relay was started with.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from zonerelay.process.identity import LIMITS, SOCKETS, STARTED_WITH
+from zonerelay.supervisor.sockets import Sockets
+
+IN_FORCE = "in-force.toml"
+AT_START = "at-start.toml"
+BEATS = 4
+"""Signs of life within `worker_timeout`."""
+LONGEST_BEAT = 5.0
+
+_NOT_FOR_WORKERS = (
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "LISTEN_FDNAMES",
+)
+
+
+class Launcher:
+    """Satisfies `crew.Launch`; `begin` comes first. `held` is the lock that lives as long as any process of
+    the relay.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        held: int,
+        sockets: Sockets,
+        environment: Mapping[str, str],
+        *,
+        silence: float,
+        workers: int,
+    ) -> None:
+        self._held = held
+        self._sockets = sockets
+        self._environment = {k: v for k, v in environment.items() if k not in _NOT_FOR_WORKERS}
+        self._texts: dict[Path, bytes] = {}
+        self._config = (home / IN_FORCE).absolute()
+        self._at_start = (home / AT_START).absolute()
+        self.silence = silence
+        self.workers = workers
+        self.limits: Path | None = None
+        """The socket where the totals of limits are kept."""
+
+    def __call__(self, index: int, *, heir: bool) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]:
+        for path, text in self._texts.items():
+            if not path.exists():  # somebody has tidied up
+                _write(path, text)
+        program = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]]
+        command = [*program, "worker", "--index", str(index), "--config", str(self._config)]
+        if heir:
+            command.append("--heir")
+        environment = {
+            **self._environment,
+            STARTED_WITH: str(self._at_start),
+            SOCKETS: "{}" if heir else self._sockets.as_text(index, self.workers),
+            # sd_watchdog_enabled(3): a sign of life in half of the time.
+            "WATCHDOG_USEC": str(int(min(self.silence / BEATS, LONGEST_BEAT) * 2_000_000)),
+        }
+        if self.limits is not None:
+            environment[LIMITS] = str(self.limits)
+        descriptors = () if heir else self._sockets.descriptors()
+        return command, environment, (self._held, *descriptors)
+
+    def begin(self, text: bytes) -> None:
+        """The relay is started with this configuration. Raises OSError."""
+        self._put(self._at_start, text)
+        self._put(self._config, text)
+
+    def put_in_force(self, text: bytes) -> None:
+        """Whole or not at all. Raises OSError."""
+        if text != self._texts[self._config]:
+            self._put(self._config, text)
+
+    def in_force(self) -> bytes:
+        return self._texts[self._config]
+
+    def _put(self, path: Path, text: bytes) -> None:
+        # On a full disk a relay that is started again with the same configuration has to be able to drain it.
+        if not _holds(path, text):
+            _write(path, text)
+        self._texts[path] = text
+
+
+def _holds(path: Path, text: bytes) -> bool:
+    try:
+        return path.read_bytes() == text
+    except OSError:
+        return False
+
+
+def _write(path: Path, text: bytes) -> None:
+    new = path.with_suffix(".new")
+    try:
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+        new.replace(path)
+    except OSError as error:
+        # A write that fails does not know its file.
+        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -1,0 +1,336 @@
+"""The relay's vocabulary of mail events: each function logs one line and moves its counters.
+
+No other module writes a log line about mail. Fields, not sentences; addresses go through the
+redactor (rule 7), remote text through `redact.text`, and nothing here ever becomes a metric
+label except zone names, outcomes and reasons from our own fixed lists. Never raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from zonerelay.model.address import Mailbox
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.envelope import Message, Origin
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.outcome import Outcome
+from zonerelay.model.reply import Reply
+from zonerelay.telemetry.events.limits import LimitEvents
+from zonerelay.telemetry.events.mta_sts import StsEvents
+from zonerelay.telemetry.events.name_servers import NameServerEvents
+from zonerelay.telemetry.events.smarthosts import SmarthostEvents
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.logs.strangers import Strangers
+from zonerelay.telemetry.metrics.metrics import Metrics
+
+Field = str | int | float | bool | None
+
+
+class LogSink(Protocol):
+    """Takes finished events; `telemetry.logs` has the real one."""
+
+    def emit(self, level: str, event: str, fields: dict[str, Field]) -> None: ...
+
+
+class Events:
+    """One per worker. Levels: info for the life of a message, warning for what an operator should look at."""
+
+    def __init__(self, sink: LogSink, metrics: Metrics, redactor: Redactor, clock: Clock) -> None:
+        self._emit = sink.emit
+        self.metrics = metrics
+        self._redact = redactor
+        self._clock = clock
+        self._strangers = Strangers(sink.emit, redactor)
+        self.sts = StsEvents(sink.emit, metrics.sts, redactor)
+        self.limits = LimitEvents(sink.emit, metrics.limits)
+        self.name_servers = NameServerEvents(sink.emit, metrics.name_servers)
+        self.smarthosts = SmarthostEvents(sink.emit, metrics.smarthosts, redactor)
+
+    def accepted(self, message: Message, *, bare_lf: int = 0, bare_cr: int = 0) -> None:
+        """A 250 is about to be sent: the message is durable."""
+        envelope = message.envelope
+        self.metrics.accepted(message.size, len(envelope.recipients))
+        fields: dict[str, Field] = {
+            "id": message.id,
+            "sender": self._redact.mailbox(envelope.sender),
+            "recipients": len(envelope.recipients),
+            "size": message.size,
+            "client": self._redact.client(envelope.origin.client_address),
+            "protocol": envelope.origin.protocol,
+        }
+        if envelope.origin.user:
+            fields["user"] = self._redact.mailbox(Mailbox(envelope.origin.user))
+        if bare_lf or bare_cr:
+            self.metrics.bare_line_ends(bare_lf + bare_cr)
+            fields |= {"bare_lf": bare_lf, "bare_cr": bare_cr}
+        self._emit("info", "accepted", fields)
+
+    def refused(
+        self,
+        origin: Origin,
+        command: str,
+        reply: Reply,
+        reason: str,
+        *,
+        message_id: MessageId | None = None,
+        mailbox: Mailbox | None = None,
+        detail: str = "",
+    ) -> None:
+        """A command or a connection was refused. `reason` is one of a fixed list (a metric label);
+        `detail` is what the operator may know and the client may not.
+        """
+        self.metrics.refused(reason)
+        client = origin.client_address
+        if not self._strangers.shows(client, reason, known=not origin.stranger):
+            return
+        fields: dict[str, Field] = {
+            "command": command,
+            "reason": reason,
+            "reply": self._redact.text(str(reply)),
+            "client": self._redact.client(client),
+        }
+        if message_id:
+            fields["id"] = message_id
+        if mailbox is not None:
+            fields["mailbox"] = self._redact.mailbox(mailbox)
+        if detail:
+            fields["detail"] = self._redact.text(detail)
+        self._emit("info" if reply.code != 451 else "warning", "refused", fields)
+
+    def login(self, result: str, client: str, *, user: str = "") -> None:
+        """AUTH was answered: `ok`, `wrong`, `locked` or `broken`. `user` is a known one or `""`."""
+        self.metrics.login(result)
+        if result != "ok" and not self._strangers.shows(client, f"login-{result}"):
+            return
+        fields: dict[str, Field] = {"client": self._redact.client(client)}
+        if user:
+            fields["user"] = self._redact.mailbox(Mailbox(user))
+        if result == "ok":
+            self._emit("info", "logged-in", fields)
+        elif result != "broken":  # what is broken has an event of its own, once and not per client
+            self._emit("warning", "login-failed", fields | {"reason": result})
+
+    def credentials_read(self, users: int) -> None:
+        self._emit("info", "credentials-read", {"users": users})
+
+    def credentials_broken(self, problem: str) -> None:
+        """Nobody can log in; `problem` names file and line."""
+        self._emit("error", "credentials-broken", {"problem": self._redact.text(problem)})
+
+    def reply_lost(self, message_id: MessageId, origin: Origin) -> None:
+        """The message is durable, but the client left before our 250: it may send it a second time."""
+        self._emit(
+            "warning",
+            "reply-lost",
+            {"id": message_id, "client": self._redact.client(origin.client_address)},
+        )
+
+    def settled(
+        self,
+        delivery: Delivery,
+        outcome: Outcome,
+        *,
+        destination: str,
+        next_attempt: float | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """One recipient's result of one attempt: `delivered`, `deferred`, `bounced` or `expired`.
+
+        `next_attempt` (Unix time) goes with a deferral, `seconds` is how long the attempt took.
+        """
+        now = self._clock.now()
+        verdict = str(outcome.verdict)
+        created = delivery.created
+        # An operator may send mail before the release that its sender asked for.
+        age = now - created if now > created else 0.0
+        zone = delivery.zone
+        self.metrics.settled(zone, verdict, age, in_doubt=outcome.in_doubt)
+        fields: dict[str, Field] = {
+            "id": delivery.message_id,
+            "recipient": self._redact.mailbox(delivery.recipient),
+            "zone": zone,
+            "destination": destination,
+            "host": outcome.host,
+            "peer": outcome.peer,
+            "tls": outcome.tls,
+            "attempt": delivery.attempts + (1 if outcome.counts else 0),
+            "reply": self._redact.about(str(outcome.reply), delivery.recipient),
+            "age": round(age, 3),
+        }
+        if outcome.source:
+            fields["source"] = outcome.source
+        if seconds is not None:
+            fields["seconds"] = round(seconds, 3)
+        if next_attempt is not None:
+            fields["next_attempt"] = round(next_attempt, 3)
+        if outcome.in_doubt:
+            fields["in_doubt"] = True
+        self._emit("info", verdict, fields)
+
+    def dsn(self, kind: str, message_id: MessageId, about: MessageId, recipients: Sequence[Mailbox]) -> None:
+        """A report was queued to a sender; `kind` is `failed`, `delayed` or `delivered`."""
+        self.metrics.dsn(kind)
+        fields: dict[str, Field] = {
+            "id": message_id,
+            "about": about,
+            "kind": kind,
+            "recipients": len(recipients),
+        }
+        self._emit("info", "dsn", fields)
+
+    def no_dsn(self, about: MessageId, reason: str) -> None:
+        """A report was owed to nobody; `reason` is one of NO_DSN_REASONS."""
+        self.metrics.no_dsn(reason)
+        self._emit("info", "no-dsn", {"about": about, "reason": reason})
+
+    def suspended(self, zone: str, destination: str, until: float, reply: Reply) -> None:
+        self.metrics.suspended(zone)
+        self._emit(
+            "warning",
+            "suspended",
+            {
+                "zone": zone,
+                "destination": destination,
+                "until": round(until, 3),
+                "reply": self._redact.text(str(reply)),
+            },
+        )
+
+    def resumed(self, zone: str, destination: str) -> None:
+        self._emit("info", "resumed", {"zone": zone, "destination": destination})
+
+    def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
+        """A destination refuses one of our addresses; until then another one is used, if there is one."""
+        self.metrics.source_refused(source)
+        self._emit(
+            "warning",
+            "source-refused",
+            {
+                "zone": zone,
+                "source": source,
+                "destination": destination,
+                "until": round(until, 3),
+                "reply": self._redact.text(str(reply)),
+            },
+        )
+
+    def source_refused_again(self, source: str) -> None:
+        """By a destination that is known to: counted, not told again."""
+        self.metrics.source_refused(source)
+
+    def source_absent(self, source: str, address: str, problem: str) -> None:
+        """An address of ours that this machine has not got now."""
+        self._emit("error", "source-absent", {"source": source, "address": address, "problem": problem})
+
+    def source_back(self, source: str, address: str) -> None:
+        self._emit("info", "source-back", {"source": source, "address": address})
+
+    def operated(self, verb: str, count: int, *, detail: str = "") -> None:
+        """An operator changed the queue."""
+        self._emit("warning", "operated", {"verb": verb, "count": count, "detail": self._redact.text(detail)})
+
+    def outbound_tls(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
+        """A connection that was to be encrypted is (`ok`), is not used (`failed`) or goes on in clear text
+        (`fallback`), with `why` when that is news about the host.
+        """
+        self.metrics.outbound_tls(zone, level, result)
+        if why:
+            fields: dict[str, Field] = {"zone": zone, "host": host, "why": self._redact.text(why)}
+            self._emit("info", "tls-fallback", fields)
+
+    def zone_missing(self, zone: str, deliveries: int) -> None:
+        """The configuration names a zone no longer that holds mail, which waits."""
+        self._emit("error", "zone-missing", {"zone": zone, "deliveries": deliveries})
+
+    def store_health(self, reason: str | None) -> None:
+        """Why the store takes no mail now; `None` when it does again."""
+        if reason is None:
+            self._emit("info", "store-recovered", {})
+        else:
+            self._emit("error", "store-unhealthy", {"reason": reason})
+
+    def store_damaged(self, detail: str) -> None:
+        """The store has met something that it cannot read back, for the first time since the start."""
+        self.metrics.store_damaged()
+        self._emit("error", "store-damaged", {"detail": self._redact.text(detail)})
+
+    def certificate_loaded(
+        self, listener: str, file: str, *, name: str, names: int, expires: float, fingerprint: str
+    ) -> None:
+        """New sessions of this listener are offered this certificate from now on."""
+        fields: dict[str, Field] = {
+            "listener": listener,
+            "file": file,
+            "name": name,
+            "names": names,
+            "expires": round(expires),
+            "fingerprint": fingerprint,
+        }
+        self._emit("info", "certificate-loaded", fields)
+
+    def certificate_refused(self, listener: str, file: str, problem: str) -> None:
+        """A file that changed cannot be used; the certificate that was read before serves on."""
+        self._emit("warning", "certificate-refused", {"listener": listener, "file": file, "problem": problem})
+
+    def certificate_expiring(self, listener: str, file: str, *, name: str, expires: float) -> None:
+        days = round((expires - self._clock.now()) / 86400, 1)
+        fields: dict[str, Field] = {
+            "listener": listener,
+            "file": file,
+            "name": name,
+            "expires": round(expires),
+            "days": days,
+        }
+        self._emit("warning", "certificate-expiring", fields)
+
+    def close(self) -> None:
+        """Tell what was to be told together with more."""
+        self._strangers.tell()
+
+    def lifecycle(self, event: str, **fields: Field) -> None:
+        """`starting`, `ready`, `reloading`, `stopping`, `stopped`."""
+        self._emit("info", event, fields)
+
+    def spool_kept(self, spool: str, why: str) -> None:
+        """The spool of a worker that is no more has no deliveries and is not empty."""
+        self._emit("warning", "spool-kept", {"spool": spool, "why": why})
+
+    def policy_failed(self, step: str, kind: str, detail: str) -> None:
+        """A policy gave no usable answer about a step: `timeout`, `error`, `busy` or `bad-decision`."""
+        self.metrics.policy_failed(step, kind)
+        fields: dict[str, Field] = {"step": step, "kind": kind, "detail": self._redact.text(detail)}
+        self._emit("error", "policy-failed", fields)
+
+    def dkim_missing(self, zone: str, why: str) -> None:
+        """A zone that requires signatures has mail that it cannot sign; told once for each domain."""
+        self._emit("error", "dkim-missing", {"zone": zone, "reason": self._redact.text(why)})
+
+    def sent_unchanged(self, message_id: MessageId, zone: str, reason: str) -> None:
+        """What the zone changes could not be changed in this message; `reason` is from our own list."""
+        self._emit("warning", "sent-unchanged", {"id": message_id, "zone": zone, "reason": reason})
+
+    def row_refused(self, row: int, problem: str) -> None:
+        """A row of the outbox can never be sent: it has failed without an attempt."""
+        self._emit("warning", "row-refused", {"row": row, "problem": self._redact.text(problem)})
+
+    def trouble(self, where: str, error: BaseException, *, message_id: MessageId | None = None) -> None:
+        """Something that should not happen did. The mail is safe; the text is for the operator."""
+        self.metrics.trouble(where)
+        text = self._redact.text(f"{type(error).__name__}: {error}")
+        fields: dict[str, Field] = {"where": where, "error": text, "at": _raised_at(error)}
+        if message_id:
+            fields["id"] = message_id
+        self._emit("error", "trouble", fields)
+
+
+def _raised_at(error: BaseException) -> str:
+    """File, line and function that raised: what turns a report from an operator into a fix."""
+    trace = error.__traceback__
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno} {code.co_name}"

@@ -1,0 +1,91 @@
+"""Refusals in the log: each of the first ones of a client has its line, the others are counted.
+
+A stranger can have commands refused thousands of times a second, and the log must not fill the disk with
+that. In each interval `IN_FULL` refusals of a client have their lines, and `ALL_IN_FULL` of all strangers
+together. The others are told at the interval's end, in one line per client: `refused-more`. The metrics count
+every refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+from zonerelay.telemetry.logs.redact import Redactor
+
+Emit = Callable[[str, str, dict[str, str | int | float | bool | None]], None]
+
+INTERVAL = 60.0
+IN_FULL = 20
+ALL_IN_FULL = 500
+
+MAX_CLIENTS = 1000
+"""Clients that are counted by themselves."""
+TOLD = 50
+"""Of those, the worst have a line each, and the others one line together."""
+
+
+class _Client:
+    __slots__ = ("more", "shown")
+
+    def __init__(self) -> None:
+        self.shown = 0
+        self.more: Counter[str] = Counter()
+
+
+class Strangers:
+    """One per worker. Its intervals begin with a refusal; where no event loop runs, `tell` ends them."""
+
+    def __init__(self, emit: Emit, redactor: Redactor) -> None:
+        self._emit = emit
+        self._redact = redactor
+        self._clients: dict[str, _Client] = {}
+        self._others: Counter[str] = Counter()
+        self._shown = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def shows(self, client: str, reason: str, *, known: bool = False) -> bool:
+        """Whether this refusal has a line of its own; if not, it is counted. `known`: no stranger."""
+        found = self._clients.get(client)
+        if found is None:
+            if len(self._clients) >= MAX_CLIENTS:
+                self._others[reason] += 1
+                return False
+            if not self._clients:
+                self._begin()
+            found = self._clients[client] = _Client()
+        if found.shown < IN_FULL and (known or self._shown < ALL_IN_FULL):
+            found.shown += 1
+            self._shown += not known
+            return True
+        found.more[reason] += 1
+        return False
+
+    def tell(self) -> None:
+        """The interval is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        counted = [(client, found.more) for client, found in self._clients.items() if found.more]
+        others, self._others = self._others, Counter()
+        self._clients.clear()
+        self._shown = 0
+        counted.sort(key=lambda each: -each[1].total())
+        for client, more in counted[:TOLD]:
+            self._tell(self._redact.client(client), more)
+        for _, more in counted[TOLD:]:
+            others += more
+        if others:
+            self._tell("others", others)
+
+    def _tell(self, client: str, more: Counter[str]) -> None:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in more.most_common())
+        self._emit("info", "refused-more", {"client": client, "count": more.total(), "reasons": reasons})
+
+    def _begin(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self._timer = loop.call_later(INTERVAL, self.tell)

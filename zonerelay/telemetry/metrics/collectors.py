@@ -1,0 +1,136 @@
+"""What others keep and Prometheus is told: read when it asks, so that nothing has to keep gauges in step.
+
+Each collector is given a `read` that must answer from memory. Labels are from the configuration, and at most
+`MAX_LABEL_VALUES` of what grows with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import ClassVar, NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from zonerelay.telemetry.metrics.instruments import MAX_LABEL_VALUES
+
+
+class ZoneQueue(NamedTuple):
+    """One zone at the time of a scrape; `oldest` is an age in seconds, `connections` are those to peers."""
+
+    zone: str
+    ready: int
+    active: int
+    deferred: int
+    held: int
+    oldest: float
+    connections: int = 0
+
+
+class QueueCollector(Collector):
+    """Before the queue is counted there are no samples of it: a figure that is too low reads as a queue that
+    has emptied.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[ZoneQueue]], is_counted: Callable[[], bool]) -> None:
+        self._read = read
+        self._is_counted = is_counted
+
+    def collect(self) -> Iterator[Metric]:
+        deliveries = GaugeMetricFamily(
+            "zonerelay_queue_deliveries", "Deliveries in the queue.", labels=("zone", "state")
+        )
+        oldest = GaugeMetricFamily(
+            "zonerelay_queue_oldest_seconds", "Age of the oldest delivery in the queue.", labels=("zone",)
+        )
+        outbound = GaugeMetricFamily(
+            "zonerelay_outbound_connections", "Open connections to peers.", labels=("zone",)
+        )
+        counting = GaugeMetricFamily(
+            "zonerelay_queue_counting", "Workers that are still counting what they found in the queue."
+        )
+        is_counted = self._is_counted()
+        for queue in self._read():
+            outbound.add_metric((queue.zone,), queue.connections)
+            if is_counted:
+                deliveries.add_metric((queue.zone, "ready"), queue.ready)
+                deliveries.add_metric((queue.zone, "active"), queue.active)
+                deliveries.add_metric((queue.zone, "deferred"), queue.deferred)
+                deliveries.add_metric((queue.zone, "held"), queue.held)
+                oldest.add_metric((queue.zone,), queue.oldest)
+        counting.add_metric((), int(not is_counted))
+        yield deliveries
+        yield oldest
+        yield counting
+        yield outbound
+
+
+class CertificateCollector(Collector):
+    """`read` gives the name and the expiry of every certificate of every listener."""
+
+    def __init__(self, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        first: dict[str, float] = {}
+        for name, expiry in self._read():
+            first[name] = min(expiry, first.get(name, expiry))
+        family = GaugeMetricFamily(
+            "zonerelay_certificate_expiry_timestamp_seconds",
+            "When a listener's certificate expires, Unix time.",
+            labels=("name",),
+        )
+        for name, expiry in list(first.items())[:MAX_LABEL_VALUES]:
+            family.add_metric((name,), expiry)
+        yield family
+
+
+class SourceCollector(Collector):
+    def __init__(self, read: Callable[[], Mapping[str, int]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "zonerelay_source_penalties",
+            "Destinations at which a source is passed over for its reputation.",
+            labels=("source",),
+        )
+        for source, count in list(self._read().items())[:MAX_LABEL_VALUES]:
+            family.add_metric((source,), count)
+        yield family
+
+
+class ReadGauge(Collector):
+    """A single number."""
+
+    _family: ClassVar[type[GaugeMetricFamily] | type[CounterMetricFamily]] = GaugeMetricFamily
+
+    def __init__(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        self._name = name
+        self._help = help_text
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family(self._name, self._help, self._read())
+
+
+class ReadCounter(ReadGauge):
+    """One that only grows."""
+
+    _family = CounterMetricFamily
+
+
+class StoreCollector(Collector):
+    """Of one worker: of several the metrics must say whose disk is full."""
+
+    def __init__(self, worker: int, unhealthy: Callable[[], str | None]) -> None:
+        self._worker = worker
+        self._unhealthy = unhealthy
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "zonerelay_store_usable", "1 while the worker's spool takes mail, else 0.", labels=("worker",)
+        )
+        family.add_metric((str(self._worker),), float(self._unhealthy() is None))
+        yield family

@@ -1,0 +1,79 @@
+"""Where a worker is asked: its control socket, and HTTP, which one of several leaves to its supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zonerelay.admin.health import ReadinessCheck
+from zonerelay.admin.http import AdminServer
+from zonerelay.config.tables.models import Settings
+from zonerelay.control.part import PartAnswers
+from zonerelay.control.socket.paths import control_socket_path
+from zonerelay.control.socket.server import ControlServer, Handler
+from zonerelay.control.status import StatusBoard
+from zonerelay.model.clock import Clock
+from zonerelay.process.identity import Place
+from zonerelay.store.contract import Store
+from zonerelay.telemetry.events.events import Events
+
+
+class Doors:
+    """`open` once, `close` whether or not that went well. `accepting` and `draining` are asked at /readyz."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        place: Place,
+        *,
+        store: Store,
+        board: StatusBoard,
+        events: Events,
+        clock: Clock,
+        accepting: Callable[[], bool],
+        draining: Callable[[], bool],
+    ) -> None:
+        self._settings = settings
+        self._place = place
+        self._board = board
+        self._events = events
+        self._readiness = ReadinessCheck(
+            probe=store.probe, unhealthy=store.unhealthy, accepting=accepting, draining=draining, clock=clock
+        )
+        self.part = PartAnswers(board.refresh, events.metrics.families, self._readiness)
+        self._control: ControlServer | None = None
+        self._admin: AdminServer | None = None
+
+    @property
+    def http_port(self) -> int | None:
+        return None if self._admin is None else self._admin.port
+
+    async def open(self, handler: Handler) -> None:
+        """Raises ControlError and AdminError."""
+        place = self._place
+        path = control_socket_path(self._settings, place.index if place.supervised else None)
+        control = ControlServer(path, handler, trouble=self._events.trouble)
+        await control.start()
+        self._control = control
+        if self._settings.admin.address and not place.supervised:
+            await self._serve_http()
+
+    async def _serve_http(self) -> None:
+        admin = AdminServer(
+            self._settings.admin.address,
+            metrics=self._events.metrics.exposition,
+            readiness=self._readiness,
+            hosts=self._settings.admin.hosts,
+            inherited=self._place.inherited,
+            trouble=self._events.trouble,
+            before_metrics=self._board.refresh,
+        )
+        await admin.start()
+        self._admin = admin
+
+    async def close(self) -> None:
+        """Call before the store is closed."""
+        if self._control is not None:
+            await self._control.close()
+        await self._readiness.close()
+        if self._admin is not None:
+            await self._admin.close()

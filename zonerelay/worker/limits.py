@@ -1,0 +1,80 @@
+"""Limits as totals over several workers, put together: from where they are leased, and who is told what.
+
+Where the store is Redis or PostgreSQL it is the authority, because relays of other machines may share it.
+Else a worker that a supervisor started asks the supervisor, over a socket. Else there is none: the limits in
+the configuration are this worker's own, and nothing of this is in its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from zonerelay.config.tables.models import Settings
+from zonerelay.delivery.batch.courier import SmtpCourier
+from zonerelay.limits.worker.client import SocketAuthority
+from zonerelay.limits.worker.keeper import LimitKeeper
+from zonerelay.model.clock import Clock
+from zonerelay.queue.scheduler import Scheduler
+from zonerelay.store.limits_open import open_limits
+from zonerelay.telemetry.events.limits import LimitEvents
+
+
+class SharedLimits:
+    """One per worker that shares limits."""
+
+    def __init__(self, keeper: LimitKeeper, events: LimitEvents) -> None:
+        self.keeper = keeper
+        self._events = events
+        self._scheduler: Scheduler | None = None
+        self._courier: SmtpCourier | None = None
+        keeper.listener = self
+
+    def attach(self, scheduler: Scheduler, courier: SmtpCourier) -> None:
+        self._scheduler, self._courier = scheduler, courier
+
+    def problems(self) -> tuple[str, ...]:
+        trouble = self.keeper.trouble
+        return () if trouble is None else (trouble,)
+
+    # What the keeper tells
+
+    def granted(self, zone: str) -> None:
+        if self._scheduler is not None:
+            self._scheduler.granted(zone)
+        if self._courier is not None:
+            self._courier.granted()
+
+    def relieve(self, zone: str) -> None:
+        if self._courier is not None:
+            self._courier.relieve(zone)
+
+    def waited(self, zone: str, seconds: float) -> None:
+        del zone  # a histogram for each would be many numbers for little
+        self._events.waited(seconds)
+
+    def out_of_reach(self, reason: str) -> None:
+        self._events.lost(self.keeper.authority.name, reason)
+
+    def back_in_reach(self) -> None:
+        self._events.restored(self.keeper.authority.name)
+
+
+def build_shared_limits(
+    settings: Settings,
+    *,
+    socket: Path | None,
+    holder: str,
+    environment: Mapping[str, str],
+    events: LimitEvents,
+    clock: Clock,
+) -> SharedLimits | None:
+    """Raises StoreOpenError."""
+    chosen = open_limits(settings, holder, environment)
+    if chosen is None and socket is not None:
+        chosen = SocketAuthority(socket, holder)
+    if chosen is None:
+        return None
+    keeper = LimitKeeper(chosen, clock)
+    events.read(keeper.figures)
+    return SharedLimits(keeper, events)

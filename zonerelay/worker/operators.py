@@ -1,0 +1,105 @@
+"""What operators see of a worker and do to it: its status, `explain`, the operations of its queue.
+
+`worker` builds the parts, `doors` are where operators come in. Nothing is kept here, and whatever may be
+replaced on reload is asked for when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zonerelay.config.tables.models import Settings
+from zonerelay.control.explain.change_plans import ChangePlans
+from zonerelay.control.explain.explain import Explainer
+from zonerelay.control.explain.rewrite_plans import RewritePlans
+from zonerelay.control.explain.source_plans import SourcePlans
+from zonerelay.control.handler import ControlHandler
+from zonerelay.control.part import PartAnswers
+from zonerelay.control.status import StatusBoard, Surface
+from zonerelay.inbound.listen.listeners import Listeners
+from zonerelay.model.clock import Clock
+from zonerelay.queue.operator.operations import Operations
+from zonerelay.queue.scheduler import Scheduler
+from zonerelay.queue.settle.settler import Settler
+from zonerelay.routing.zones.zones import Zones
+from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.worker.outbound import Sending
+from zonerelay.worker.queue import MailQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Of one worker, all of them built."""
+
+    hostname: str
+    queue: MailQueue
+    zones: Zones
+    scheduler: Scheduler
+    settler: Settler
+    sending: Sending
+    listeners: Listeners
+    events: Events
+    redactor: Redactor
+    clock: Clock
+
+
+def build_board(settings: Settings, parts: Parts, surface: Callable[[], Surface]) -> StatusBoard:
+    sending = parts.sending
+    return StatusBoard(
+        settings=settings,
+        hostname=parts.hostname,
+        store=parts.queue.store,
+        scheduler=parts.scheduler,
+        zones=parts.zones,
+        connections=sending.courier.open_connections,
+        sources=SourcePlans(sending.sources, hostname=parts.hostname),
+        limits=lambda: "" if sending.limits is None else sending.limits.status,
+        surface=surface,
+        clock=parts.clock,
+    )
+
+
+def build_operations(parts: Parts) -> Operations:
+    return Operations(
+        store=parts.queue.store,
+        scheduler=parts.scheduler,
+        settler=parts.settler,
+        events=parts.events,
+        clock=parts.clock,
+    )
+
+
+def build_handler(
+    settings: Callable[[], Settings],
+    parts: Parts,
+    operations: Operations,
+    board: StatusBoard,
+    answers: PartAnswers,
+) -> ControlHandler:
+    explainer = _build_explainer(settings, parts, board)
+    return ControlHandler(
+        operations,
+        status=board.status,
+        explainer=explainer,
+        redactor=parts.redactor,
+        acknowledge=parts.queue.acknowledge,
+        part=answers,
+    )
+
+
+def _build_explainer(settings: Callable[[], Settings], parts: Parts, board: StatusBoard) -> Explainer:
+    sending, listeners, clock = parts.sending, parts.listeners, parts.clock
+    return Explainer(
+        parts.zones,
+        sending.router,
+        sending.resolver,
+        hostname=parts.hostname,
+        listeners=lambda: settings().listener,
+        suspended=board.suspended,
+        sources=SourcePlans(sending.sources, hostname=parts.hostname),
+        rewrites=RewritePlans(lambda: listeners.rewriting, lambda: sending.srs, clock),
+        credential=sending.logins.explain,
+        changes=ChangePlans(lambda: sending.dkim_keys, lambda: sending.srs, clock),
+    )

@@ -1,0 +1,94 @@
+"""What a worker's mail is in: the spool, and the outbox beside it where one is configured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
+
+from zonerelay.config.tables.models import Settings
+from zonerelay.model.clock import Clock
+from zonerelay.store.contract import Lost, News, Store
+from zonerelay.store.leveldb.store import LevelDbStore
+from zonerelay.store.open import open_store
+from zonerelay.store.spool_paths import node_of, spool_of
+from zonerelay.store.surroundings import Surroundings
+from zonerelay.telemetry.events.events import Events
+from zonerelay.telemetry.logs.redact import Redactor
+
+if TYPE_CHECKING:
+    from zonerelay.outbox.attach import LoginHost, Outbox, ZoneHost
+
+
+class MailQueue:
+    """`store` is all of it. Closing the store closes everything."""
+
+    def __init__(self, store: Store, spool: Store, outbox: Outbox | None = None) -> None:
+        self.store = store
+        self._spool = spool
+        self._outbox = outbox
+
+    async def start(self, zones: ZoneHost, logins: LoginHost) -> None:
+        """Begin to take rows, once the scheduler runs. Raises StoreError."""
+        if self._outbox is not None:
+            await self._outbox.start(zones, logins)
+
+    async def acknowledge(self, loss: str) -> bool:
+        """The operator has dealt with it; false when the spool tells of no such loss. Raises StoreError."""
+        return isinstance(self._spool, LevelDbStore) and await self._spool.acknowledge(loss)
+
+    def problems(self) -> tuple[str, ...]:
+        """For people."""
+        return () if self._outbox is None else self._outbox.problems()
+
+
+async def open_queue(
+    settings: Settings,
+    index: int,
+    *,
+    takes_rows: bool,
+    environment: Mapping[str, str],
+    redactor: Redactor,
+    events: Events,
+    clock: Clock,
+    zones: Callable[[], Collection[str]],
+    notify: Callable[[str], None],
+    on_health: Callable[[str | None], None],
+    on_news: News,
+    on_lost: Lost,
+) -> MailQueue:
+    """What worker `index` has. `zones`: their names. Raises StoreError, with nothing left open."""
+    spool = await open_store(
+        spool_of(settings.spool, index),
+        Surroundings(
+            clock=clock,
+            on_health=on_health,
+            on_damage=events.store_damaged,
+            observe_commit=events.metrics.store_commit,
+            on_news=on_news,
+            on_lost=on_lost,
+            environment=environment,
+        ),
+        redis=settings.redis,
+        postgres=node_of(settings.postgres, index),
+        s3=settings.s3,
+    )
+    if not (settings.outbox.url and takes_rows):
+        return MailQueue(spool, spool)
+    try:
+        from zonerelay.outbox.attach import Outbox  # noqa: PLC0415 - its driver is an extra
+
+        outbox = Outbox(
+            settings,
+            index,
+            environment=environment,
+            redactor=redactor,
+            events=events,
+            clock=clock,
+            known_zones=zones,
+            on_news=notify,
+            on_lost=on_lost,
+        )
+    except BaseException:
+        await spool.close()
+        raise
+    return MailQueue(outbox.join(spool), spool, outbox)

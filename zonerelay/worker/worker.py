@@ -1,0 +1,390 @@
+"""One worker: a whole relay in one process. This module wires the parts and owns their order.
+
+Start: spool first (its lock makes a second relay impossible), then resolver, courier, scheduler, the
+operators' channel, HTTP, and the listeners last, so that nobody is greeted by a relay that
+cannot take mail. Stop is the reverse: no new connections, idle clients get 421, transactions and
+deliveries in flight finish, outcomes are synced, the spool is closed; all within
+`shutdown_timeout`, except that a commit being written is always awaited.
+
+Promise on failure: whatever fails here fails before the first greeting, in words (`StartError`).
+Only what stands above imports this module: `serve` and the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+
+from zonerelay import __version__
+from zonerelay.admin.http import AdminError
+from zonerelay.config.load.changes import needs_restart, taken_up
+from zonerelay.config.tables.models import Settings
+from zonerelay.control.socket.errors import ControlError
+from zonerelay.control.status import Surface
+from zonerelay.inbound.listen.listener import ListenError
+from zonerelay.inbound.listen.listeners import Listeners
+from zonerelay.inbound.state.rewriting import Rewriting
+from zonerelay.model.clock import Clock
+from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.message_id import MessageIdSource
+from zonerelay.process.identity import Place
+from zonerelay.process.setup import StartError
+from zonerelay.queue.operator.clock_watch import ClockWatch
+from zonerelay.queue.scheduler import Scheduler
+from zonerelay.queue.settle.retry import RetryPolicy
+from zonerelay.queue.settle.retry import build as build_retry
+from zonerelay.queue.settle.settler import Settler
+from zonerelay.routing.mta_sts.policies import HTTPS_PORT
+from zonerelay.routing.zones.zones import Zones
+from zonerelay.store.contract import Store, StoreError
+from zonerelay.store.spool_paths import is_shared, name_of, remove_spool
+from zonerelay.telemetry.events.events import Events, LogSink
+from zonerelay.telemetry.load.cpu_demand import CpuDemand
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.metrics import Metrics
+from zonerelay.worker.endpoints import Doors
+from zonerelay.worker.operators import Parts, build_board, build_handler, build_operations
+from zonerelay.worker.outbound import Sending
+from zonerelay.worker.queue import MailQueue, open_queue
+
+__all__ = ["StartError", "Worker"]
+
+ALONE = Place()
+
+
+class Worker:
+    """`start`, then `stop` once. Tests and the sandbox pass their own clock, randomness, log and ports."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        hostname: str,
+        log: LogSink,
+        redactor: Redactor,
+        clock: Clock,
+        randomness: random.Random,
+        environment: Mapping[str, str] | None = None,
+        policy_port: int = HTTPS_PORT,
+        place: Place = ALONE,
+    ) -> None:
+        self.settings = settings
+        self.place = place
+        self.hostname = hostname
+        self.clock = clock
+        self.problems: Sequence[str] = ()
+        self._left_over = ""
+        self.refused = ""  # why the last reload was, if it was
+        self.draining = False
+        self.metrics = Metrics()
+        self.events = Events(log, self.metrics, redactor, clock)
+        self._redactor, self._random = redactor, randomness
+        self._environment, self._policy_port = environment or {}, policy_port
+        self._zones = Zones(settings.zone)  # the routes may be wrong: `_start` can say so
+        self.store: Store | None = None
+        self._queue: MailQueue | None = None
+        self._sending: Sending | None = None
+        self._listeners: Listeners | None = None
+        self._scheduler: Scheduler | None = None
+        self._settler: Settler | None = None
+        self._ids: MessageIdSource | None = None
+        self._doors: Doors | None = None
+        self._clock_watch: ClockWatch | None = None
+        self._reloads = asyncio.Lock()
+
+    # ---- start ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Raises StartError, with everything that was opened closed again."""
+        self.events.lifecycle("starting", version=__version__)
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_trouble)
+        try:
+            await self._start()
+        except (StoreError, ListenError, AdminError, ControlError, ValueError) as error:
+            await self.stop()
+            raise StartError(str(error)) from error
+        except BaseException:
+            await self.stop()
+            raise
+        self.events.lifecycle("ready", listeners=" ".join(self.addresses()))
+
+    async def _start(self) -> None:
+        self._zones.configure(self.settings.zone, self.settings.route)
+        queue = self._queue = await open_queue(
+            self.settings,
+            self.place.index,
+            takes_rows=not self.place.heir,
+            environment=self._environment,
+            redactor=self._redactor,
+            events=self.events,
+            clock=self.clock,
+            zones=lambda: self._zones.names,
+            notify=self._notify,
+            on_health=self.events.store_health,
+            on_news=self._on_news,
+            on_lost=self._on_lost,
+        )
+        store = self.store = queue.store
+        ids = self._ids = MessageIdSource(self.clock, self._number(store), last=store.last_message_id())
+        sending = self._sending = self._build_sending(store)
+        settler = self._settler = self._build_settler(store, ids)
+        scheduler = self._scheduler = self._build_scheduler(store, settler, sending)
+        sending.attach(scheduler)
+        listeners = self._listeners = self._build_listeners(store, ids, sending)
+        settler.refused_stranger = listeners.refused_stranger
+        await self._open_to_operators(queue, settler, scheduler, sending, listeners)
+        await sending.start()
+        await scheduler.start()
+        assert self._clock_watch is not None
+        self._clock_watch.start(store.last_message_id())
+        self.metrics.loop_lag.start()
+        await queue.start(scheduler, sending.logins)
+        if not self.place.heir:
+            await listeners.start(self.settings)
+
+    def _number(self, store: Store) -> int:
+        """In message ids: those that share a store have it from there."""
+        return store.node if is_shared(self.settings.spool) else self.place.index
+
+    def _build_sending(self, store: Store) -> Sending:
+        return Sending(
+            self.settings,
+            hostname=self.hostname,
+            read_body=store.read_body,
+            events=self.events,
+            clock=self.clock,
+            random=self._random,
+            environment=self._environment,
+            policy_port=self._policy_port,
+            limits_socket=self.place.limits,
+            holder=secrets.token_hex(8),
+        )
+
+    def _build_settler(self, store: Store, ids: MessageIdSource) -> Settler:
+        settings = self.settings
+        return Settler(
+            store=store,
+            ids=ids,
+            choose_zone=self._zones.choose,
+            retry=self._build_retry(settings),
+            zones=settings.zone,
+            bounce=settings.bounce,
+            hostname=self.hostname,
+            notify=self._notify,
+            events=self.events,
+            clock=self.clock,
+        )
+
+    def _build_scheduler(self, store: Store, settler: Settler, sending: Sending) -> Scheduler:
+        return Scheduler(
+            zones=self.settings.zone,
+            store=store,
+            router=sending.router,
+            courier=sending.courier,
+            settler=settler,
+            retry_settings=self.settings.retry,
+            events=self.events,
+            clock=self.clock,
+            random=self._random,
+            limits=sending.limits,
+            busy=CpuDemand().since_last,
+        )
+
+    def _build_retry(self, settings: Settings) -> RetryPolicy:
+        """Raises ValueError in words when an operator's function cannot be loaded."""
+        given = settings.retry, settings.bounce, settings.zone
+        return build_retry(*given, random=self._random, events=self.events, outbox=self.settings.outbox)
+
+    def _build_listeners(self, store: Store, ids: MessageIdSource, sending: Sending) -> Listeners:
+        return Listeners(
+            self.settings,
+            hostname=self.hostname,
+            store=store,
+            ids=ids,
+            choose_zone=self._zones.choose,
+            zones=lambda: self._zones.names,
+            notify=self._notify,
+            resolver=sending.resolver,
+            events=self.events,
+            clock=self.clock,
+            secret=secrets.token_bytes(32),
+            srs=lambda: sending.srs,
+            inherited=self.place.inherited,
+        )
+
+    async def _open_to_operators(
+        self,
+        queue: MailQueue,
+        settler: Settler,
+        scheduler: Scheduler,
+        sending: Sending,
+        listeners: Listeners,
+    ) -> None:
+        parts = Parts(
+            hostname=self.hostname,
+            queue=queue,
+            zones=self._zones,
+            scheduler=scheduler,
+            settler=settler,
+            sending=sending,
+            listeners=listeners,
+            events=self.events,
+            redactor=self._redactor,
+            clock=self.clock,
+        )
+        board = build_board(self.settings, parts, self.surface)
+        self.metrics.attach_queue(board.queues, queue.store.is_counted)
+        self.metrics.attach_store(self.place.index, queue.store.unhealthy)
+        self.metrics.attach_restraint(lambda: scheduler.restrained_seconds)
+        self.metrics.attach_sources(parts.sending.sources.penalty_counts)
+        self.metrics.declare_zones(self._zones.names)
+        doors = self._doors = Doors(
+            self.settings,
+            self.place,
+            store=parts.queue.store,
+            board=board,
+            events=self.events,
+            clock=self.clock,
+            accepting=lambda: bool(self.addresses()),
+            draining=lambda: self.draining,
+        )
+        operations = build_operations(parts)
+        self._clock_watch = ClockWatch(operations, events=self.events, clock=self.clock)
+        await doors.open(build_handler(lambda: self.settings, parts, operations, board, doors.part))
+
+    # ---- reload -----------------------------------------------------------------------------------
+
+    async def reload(self, settings: Settings) -> None:
+        """Take up what can change without a restart; report what cannot, and what fails.
+
+        One at a time, and none once the relay stops: a listener that is being started would be left open.
+        """
+        async with self._reloads:
+            if not self.draining:
+                await self._reload(settings)
+
+    async def _reload(self, settings: Settings) -> None:
+        assert self._scheduler is not None
+        assert self._settler is not None
+        assert self._sending is not None
+        later = needs_restart(self.settings, settings)
+        self.problems = tuple(f"[{name}] has changed: it takes effect at the next start" for name in later)
+        try:
+            retry = self._build_retry(settings)
+            # Before anything has changed: who cannot be asked to change back is asked last.
+            Rewriting(settings.rewrite)  # the listeners make their own
+            Zones(settings.zone, settings.route)
+            self._sending.configure(settings)
+            self._zones.configure(settings.zone, settings.route)
+        except ValueError as error:
+            self.refused = str(error)
+            self.problems = (f"the configuration on disk is wrong: {error}",)
+            self.events.lifecycle("reload-refused", problems=1, first=str(error))
+            return
+        self.refused = ""
+        self.metrics.declare_zones(self._zones.names)
+        self._settler.configure(zones=settings.zone, retry=retry, bounce=settings.bounce)
+        other_routes = settings.destination != self.settings.destination
+        self._scheduler.configure(settings.zone, settings.retry, other_routes=other_routes)
+        self.settings = taken_up(self.settings, settings)
+        if not self.place.heir:
+            assert self._listeners is not None
+            self.problems = (*self.problems, *await self._listeners.reload(self.settings))
+        self.events.lifecycle("reloaded", restart_for=" ".join(later))
+
+    # ---- stop -------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Everything that `start` has opened so far, in the reverse order. Call once."""
+        self.draining = True
+        timeout = self.settings.shutdown_timeout
+        deadline = asyncio.get_running_loop().time() + timeout
+        self.events.lifecycle("stopping")
+        if self._listeners is not None:
+            async with self._reloads:
+                self._listeners.stop_accepting()
+            await self._listeners.drain(timeout)
+        left = max(deadline - asyncio.get_running_loop().time(), 1.0)
+        if self._clock_watch is not None:
+            await self._clock_watch.stop()
+        if self._scheduler is not None:
+            await self._scheduler.stop(left)
+        if self._settler is not None:
+            await self._settler.close()
+        if self._sending is not None:
+            await self._sending.close()
+        if self._doors is not None:
+            await self._doors.close()
+        if self.store is not None:
+            await self.store.close()
+        self.metrics.loop_lag.stop()
+        self.events.close()
+        self.events.lifecycle("stopped")
+
+    def note_left_over(self, left: str) -> None:
+        """Why the spool of a worker that is no more is kept although no delivery is in it."""
+        spool = name_of(self.place.index)
+        self._left_over = (
+            left and f"the spool {spool} is kept: it has no delivery that can be read, but {left}"
+        )
+        if left:
+            self.events.spool_kept(spool, left)
+
+    def remove_spool(self) -> None:
+        """Of a worker that is no more, when it is empty and closed. Blocks. Raises OSError."""
+        remove_spool(self.settings.spool, self.place.index)
+        self.events.lifecycle("spool-removed", spool=name_of(self.place.index))
+
+    # ---- what the parts ask of each other ---------------------------------------------------------
+
+    def addresses(self) -> list[str]:
+        """Where the listeners listen, as in the configuration; ports that were 0 are the real ones."""
+        return [] if self._listeners is None else self._listeners.addresses
+
+    @property
+    def http_port(self) -> int | None:
+        return None if self._doors is None else self._doors.http_port
+
+    def _notify(self, zone: str, due: float = 0.0) -> None:
+        if self._scheduler is not None:
+            self._scheduler.notify(zone, due)
+
+    def _on_news(self, zone: str) -> None:
+        """Others have left mail behind: some to be sent now, some that was deferred."""
+        if self._scheduler is not None:
+            self._scheduler.wake(zone)
+
+    def _on_lost(self, keys: Collection[DeliveryKey]) -> None:
+        """Others have taken over what was claimed: forget what waits; what is being sent ends by itself."""
+        if self._ids is not None and self.store is not None:
+            self._ids.renumber(self._number(self.store))
+        if self._scheduler is not None:
+            self._scheduler.give_back(self._scheduler.withdraw(keys))
+
+    def _on_loop_trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, BaseException):
+            error = RuntimeError(str(context.get("message", "unknown trouble")))
+        self.events.trouble("loop", error)
+
+    def surface(self) -> Surface:
+        """What is seen of the worker itself in the status."""
+        listeners = self._listeners
+        return Surface(
+            listeners=self.addresses(),
+            inbound_connections=0 if listeners is None else listeners.connections,
+            state="draining" if self.draining else "running",
+            problems=(
+                *self.problems,
+                *([self._left_over] if self._left_over else []),
+                *(() if listeners is None else listeners.problems),
+                *(
+                    text
+                    for part in (self._sending, self._queue, self._scheduler, self.store)
+                    if part
+                    for text in part.problems()
+                ),
+            ),
+        )
