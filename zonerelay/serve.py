@@ -20,11 +20,11 @@ from pathlib import Path
 
 import uvloop
 
-from zonerelay.config.load.changes import kept_from
-from zonerelay.config.load.settings import ConfigError, load
-from zonerelay.config.options.hostname import resolve_hostname
-from zonerelay.config.rules.advice import advice
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.advice import advice
+from zonerelay.config.changes import kept_from
+from zonerelay.config.hostname import resolve_hostname
+from zonerelay.config.load import ConfigError, load
+from zonerelay.config.settings import Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.gc import CycleRounds
 from zonerelay.process.identity import STARTED_WITH, Place, place_of

@@ -20,7 +20,7 @@ from tests.support.certificates import DAY, Made, make
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.relay import Running, relay_with, settings
 from tests.support.validating import Records, ValidatingResolver
-from zonerelay.config.tables.models import DnsSettings, TlsMode, ZoneSettings
+from zonerelay.config.settings import DnsSettings, TlsMode, ZoneSettings
 from zonerelay.control.messages.answers import Explanation
 from zonerelay.control.messages.requests import Explain
 from zonerelay.control.socket.client import ControlClient

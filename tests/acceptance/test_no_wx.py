@@ -15,7 +15,7 @@ from tests.support.certificates import DAY, NOW, make
 from tests.support.credentials import file_of, user
 from tests.support.ports import LOOPBACK
 from tests.support.process import RelayFailed, RelayProcess
-from zonerelay.config.tables.models import CLEARTEXT_AUTH_WORDS
+from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS
 
 FORBIDDEN = (sys.executable, no_wx.__file__)
 

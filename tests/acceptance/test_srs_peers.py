@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.debian import UnpackedPackage
 from tests.support.ports import LOOPBACK, free_ports, wait_until
-from zonerelay.config.tables.models import SrsSettings
+from zonerelay.config.settings import SrsSettings
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.address import Mailbox
 

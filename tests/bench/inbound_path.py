@@ -110,7 +110,7 @@ class Log:
 
 
 def make_listener() -> Any:
-    from zonerelay.config.tables.models import ListenerSettings
+    from zonerelay.config.settings import ListenerSettings
     from zonerelay.inbound.listen.listener import Listener
     from zonerelay.model.clock import SystemClock
     from zonerelay.model.message_id import MessageIdSource

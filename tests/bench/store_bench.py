@@ -21,7 +21,7 @@ import uvloop
 from tests.bench.spools import SPOOLS, SpoolServer
 from tests.store.builders import delivery_for, envelope_for
 from tests.support.meters import read_stat
-from zonerelay.config.tables.models import Backend, RedisSettings, SpoolSettings
+from zonerelay.config.settings import Backend, RedisSettings, SpoolSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource

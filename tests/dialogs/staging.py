@@ -21,10 +21,10 @@ from tests.support.credentials import file_of, user
 from tests.support.dns import SERVFAIL, FakeDns, Trouble
 from tests.support.inbound import HOSTNAME, EventLog, House, RememberingStore, events_into, listening
 from tests.support.tls_client import trusting
-from zonerelay.config.load.tables import read_settings
+from zonerelay.config.load import settings_in
 from zonerelay.config.options.options import options_of
 from zonerelay.config.options.problems import Report
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     REPEATED,
     AuthSettings,
     DnsSettings,
@@ -202,7 +202,7 @@ def _read(table: str, values: Mapping[str, object]) -> Settings:
     """As the configuration's loader does, but numbers may be as small as a transcript wants them."""
     report = Report({})
     given = {name: value for name, value in values.items() if name not in _numbers(values)}
-    settings = read_settings({table: [given] if table in REPEATED else given}, report)
+    settings = settings_in({table: [given] if table in REPEATED else given}, report)
     report.raise_problems()
     return settings
 

@@ -11,7 +11,7 @@ import pytest
 from tests.dialogs.test_disconnects import gone, reset
 from tests.support.inbound import House, RememberingStore, Talk, listening, until
 from zonerelay.config.credentials.file import User
-from zonerelay.config.tables.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
+from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
 from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.cleanup.intake import BACKLOG
 from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory

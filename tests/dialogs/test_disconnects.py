@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from tests.support.inbound import House, RememberingStore, Talk, listening, until
-from zonerelay.config.tables.models import ListenerSettings
+from zonerelay.config.settings import ListenerSettings
 
 LARGE = b"Subject: x\r\n\r\n" + b"y" * 200_000 + b"\r\n"
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.inbound import EventLog, House, RememberingStore, Talk, listening, until
-from zonerelay.config.tables.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
+from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
 from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.limits import error_delay as errors
 from zonerelay.inbound.limits.large_bodies import FAST, LARGE

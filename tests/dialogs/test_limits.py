@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.inbound import RememberingStore, Talk, listening, until
-from zonerelay.config.tables.models import MB, ListenerSettings
+from zonerelay.config.settings import MB, ListenerSettings
 from zonerelay.inbound.cleanup.intake import BACKLOG
 
 

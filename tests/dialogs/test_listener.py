@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from tests.support.inbound import RememberingStore, Talk, listening, until
-from zonerelay.config.tables.models import ListenerSettings
+from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.limits.bursts import MANY
 from zonerelay.inbound.listen.listener import ListenError
 from zonerelay.message.header.headers import Fields

@@ -13,7 +13,7 @@ import pytest
 from tests.dialogs.staging import listening_with_tls
 from tests.support.inbound import Talk, listening, until
 from tests.support.tls_client import trusting
-from zonerelay.config.tables.models import ListenerSettings, ListenerTls
+from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.session import timeouts as deadlines
 from zonerelay.inbound.session import transport as link
 from zonerelay.inbound.state import replies as answers

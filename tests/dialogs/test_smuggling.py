@@ -6,7 +6,7 @@ import re
 
 from tests.data.smuggling import END_OF_DATA, SEQUENCES, SMUGGLED, bodies
 from tests.support.inbound import House, Talk, listening
-from zonerelay.config.tables.models import BareLineEnds, ListenerSettings
+from zonerelay.config.settings import BareLineEnds, ListenerSettings
 
 BARE = re.compile(rb"\r(?!\n)|(?<!\r)\n")
 

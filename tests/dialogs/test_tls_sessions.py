@@ -13,7 +13,7 @@ from tests.dialogs.staging import listening_with_tls
 from tests.dialogs.test_disconnects import gone, reset
 from tests.support.inbound import House, RememberingStore, Talk, until
 from tests.support.tls_client import trusting
-from zonerelay.config.tables.models import ListenerSettings, ListenerTls
+from zonerelay.config.settings import ListenerSettings, ListenerTls
 
 IMPLICIT = ListenerSettings(address="127.0.0.1:0", tls=ListenerTls.IMPLICIT)
 LARGE = b"Subject: x\r\n\r\n" + b"y" * 200_000 + b"\r\n"

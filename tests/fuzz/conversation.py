@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tests.fuzz.wire import Wire
 from tests.support.inbound import HOSTNAME, EventLog, RememberingStore, one_zone
 from zonerelay.config.credentials.file import User
-from zonerelay.config.tables.models import ListenerSettings
+from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.access.networks import AccessPolicy, Client
 from zonerelay.inbound.limits.memory import SessionMemory

@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.fuzz.visitors import Client, Crowd
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     CLEARTEXT_AUTH_WORDS,
     BareLineEnds,
     ListenerAuth,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.fuzz.wire import Wire
 from tests.support.inbound import EventLog, RememberingStore, is_well_formed, one_zone
 from zonerelay.config.credentials.file import User
-from zonerelay.config.tables.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
+from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
 from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.access.rules import AccessRules

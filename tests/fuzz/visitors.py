@@ -17,7 +17,7 @@ from tests.fuzz.wire import Wire
 from tests.support.inbound import EventLog, RememberingStore, events_into, one_zone
 from tests.support.tls_client import trusting
 from zonerelay.config.credentials.file import User
-from zonerelay.config.tables.models import ListenerSettings
+from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.listen.listener import Listener

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.support.tls_client import TlsClient
 from zonerelay.cli.main import main
-from zonerelay.config.load.settings import load_text
+from zonerelay.config.load import load_text
 from zonerelay.inbound.tls.certificate_files import read_pair
 from zonerelay.inbound.tls.channel import TlsChannel
 from zonerelay.inbound.tls.contexts import build_context

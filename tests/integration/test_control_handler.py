@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.queueing import DEFERRED, Relay, ScriptedRouter
-from zonerelay.config.tables.models import DnsSettings, RouteSettings, ZoneSettings
+from zonerelay.config.settings import DnsSettings, RouteSettings, ZoneSettings
 from zonerelay.control.explain.explain import Explainer, Suspended
 from zonerelay.control.handler import ControlHandler
 from zonerelay.control.messages.answers import (

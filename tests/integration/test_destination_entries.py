@@ -15,7 +15,7 @@ import trustme
 from tests.support.certificates import make
 from tests.support.dns import FakeDns
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     DestinationSettings,
     DestinationTls,
     RetrySettings,

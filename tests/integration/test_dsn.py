@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.wishes import TEXT, Report, put, to
-from zonerelay.config.tables.models import TlsMode, ZoneSettings
+from zonerelay.config.settings import TlsMode, ZoneSettings
 from zonerelay.model.envelope import Notify, Ret
 from zonerelay.sandbox.conversation import Manners
 from zonerelay.sandbox.sink import Sink

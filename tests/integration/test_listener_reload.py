@@ -19,7 +19,7 @@ from tests.support.credentials import file_of, user
 from tests.support.ports import LOOPBACK, free_ports
 from tests.support.relay import Running, relay_with, settings
 from tests.support.tls_client import trusting
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     AccessSettings,
     AuthSettings,
     ListenerAuth,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.ports import LOOPBACK
 from tests.support.relay import relay_with, settings
-from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.inbound.cleanup.intake import LIST
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message

@@ -19,7 +19,7 @@ from tests.support.dns import SERVFAIL, FakeDns, Records
 from tests.support.https import HttpsServer, Page
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from zonerelay.cli.queue.explain import _facts as explain_facts
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     DestinationSettings,
     DestinationTls,
     RetrySettings,

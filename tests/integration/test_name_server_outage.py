@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.dns import SERVFAIL, SILENCE, FakeDns, Trouble, Troubles, Zones
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
-from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.routing.dns import name_server_watch, name_servers, resolver
 from zonerelay.routing.dns.name_server_watch import FAILURES, PROBE
 

@@ -15,8 +15,8 @@ from tests.integration.test_routes import explain, listener, standing_still
 from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from zonerelay.config.options.units import parse_rate
-from zonerelay.config.tables.intake import CLEARTEXT_AUTH_WORDS
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
+    CLEARTEXT_AUTH_WORDS,
     AuthSettings,
     ListenerAuth,
     RetrySettings,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, NO_HOST, Relay
-from zonerelay.config.tables.models import RetrySettings, ZoneSettings
+from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.message_id import MessageId
 from zonerelay.queue.operator import operations as module

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.relay import LOOPBACK, relay_with, settings
 from tests.support.wishes import TEXT, put, to
-from zonerelay.config.tables.models import BounceSettings, TlsMode, ZoneSettings
+from zonerelay.config.settings import BounceSettings, TlsMode, ZoneSettings
 from zonerelay.sandbox.sink import Sink
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.ports import LOOPBACK
 from tests.support.relay import Running, relay_with, settings
-from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.process.systemd import Notifier
 from zonerelay.worker.reload import Reloading
 

@@ -16,7 +16,7 @@ from dkim.canonicalization import Relaxed
 
 from tests.support.dkim import PEMS
 from tests.support.relay import LOOPBACK, QUICK, Running, relay_with, settings
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     DkimSettings,
     ListenerSettings,
     RetrySettings,

@@ -17,8 +17,8 @@ from tests.support.certificates import DAY, Made, make
 from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.tls_client import trusting
-from zonerelay.config.tables.intake import CLEARTEXT_AUTH_WORDS
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
+    CLEARTEXT_AUTH_WORDS,
     AuthSettings,
     ListenerAuth,
     ListenerSettings,

@@ -23,7 +23,7 @@ from tests.support.dns import (
     Zones,
 )
 from zonerelay.config.options.endpoints import parse_listen
-from zonerelay.config.tables.models import DnsSettings, ZoneSettings
+from zonerelay.config.settings import DnsSettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.routing.destinations.addresses import OwnAddresses

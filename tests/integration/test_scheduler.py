@@ -19,7 +19,7 @@ from tests.support.queueing import (
     Relay,
     route_to,
 )
-from zonerelay.config.tables.models import InDoubt, RetrySettings, ZoneSettings
+from zonerelay.config.settings import InDoubt, RetrySettings, ZoneSettings
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply

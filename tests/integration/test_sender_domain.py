@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.support.dns import GARBAGE, REFUSED, SERVFAIL, SILENCE, FakeDns, Trouble, Troubles
-from zonerelay.config.tables.models import DnsSettings
+from zonerelay.config.settings import DnsSettings
 from zonerelay.inbound.access.sender_domain import NO_DOMAIN, NO_HOST, NULL_MX, UNKNOWN, SenderDomains
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.reply import Reply

@@ -16,7 +16,7 @@ from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.relay import Running, relay_with, settings
 from zonerelay.config.options.units import parse_rate
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     Backend,
     PostgresSettings,
     RedisSettings,

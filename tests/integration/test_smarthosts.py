@@ -12,7 +12,7 @@ import trustme
 
 from tests.support.relay import LOOPBACK, relay_with, settings
 from tests.support.smarthost import Smarthost
-from zonerelay.config.tables.models import CredentialSettings, RetrySettings, Settings, TlsMode, ZoneSettings
+from zonerelay.config.settings import CredentialSettings, RetrySettings, Settings, TlsMode, ZoneSettings
 from zonerelay.control.messages.answers import Changed, Explanation
 from zonerelay.control.messages.requests import Explain, QueueChange
 

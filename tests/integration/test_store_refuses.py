@@ -27,7 +27,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.redis_server import RedisServer
 from tests.support.relay import Running, relay_with, settings
 from tests.support.s3_server import SECRET, MotoServer
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     Backend,
     PostgresSettings,
     RedisSettings,

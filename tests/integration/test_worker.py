@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.dns import SERVFAIL, FakeDns
 from tests.support.relay import HOSTNAME, LOOPBACK, Running, relay_with, settings
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     CredentialSettings,
     InDoubt,
     ListenerSettings,

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.dkim import PEMS, entry, records, verified
 from tests.support.relay import HOSTNAME, LOOPBACK, Running, relay_with, settings
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     DkimMode,
     DkimSettings,
     RouteSettings,

@@ -12,7 +12,7 @@ from tests.store.fleet import Fleet
 from tests.store.spools import Spool
 from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer, shared_server
-from zonerelay.config.tables.models import Backend
+from zonerelay.config.settings import Backend
 from zonerelay.store.contract import Store
 
 VARIANTS: dict[str, tuple[Backend, tuple[str, ...]]] = {

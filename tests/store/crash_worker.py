@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.store.builders import body_of, delivery_for, envelope_for
 from tests.store.disks import mount_image
 from tests.store.spools import Spool, s3_settings
-from zonerelay.config.tables.models import Backend, PostgresSettings, RedisSettings
+from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.store.contract import Finish, Store, StoreError

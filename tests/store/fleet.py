@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.store.builders import NOW
 from tests.store.spools import Spool, until
 from tests.support.redis_server import RedisServer
-from zonerelay.config.tables.models import Backend, RedisSettings
+from zonerelay.config.settings import Backend, RedisSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import Store
 from zonerelay.store.redis.lease import Lease

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.store.builders import NOW, body_of, message_id, store_message
 from tests.store.disks import mount_tmpfs
 from tests.store.spools import Spool, until
-from zonerelay.config.tables.models import Backend
+from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import Finish, StoreError, StoreFullError
 

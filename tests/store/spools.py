@@ -13,7 +13,7 @@ from typing import Any, Self
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
-from zonerelay.config.tables.models import Backend, PostgresSettings, RedisSettings, S3Settings, SpoolSettings
+from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings, SpoolSettings
 from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.store.contract import Store

@@ -22,7 +22,7 @@ from tests.store.spools import Spool, until
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.s3_server import shared_moto
-from zonerelay.config.tables.models import Backend
+from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store.common import claim_pool
 from zonerelay.store.common import in_flight as ledger

@@ -13,7 +13,7 @@ import pytest
 
 from tests.store.builders import NOW, body_of, delivery_for, envelope_for, message_id, store_message
 from tests.store.spools import Spool, until
-from zonerelay.config.tables.models import Backend
+from zonerelay.config.settings import Backend
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outbox import message_id_of
 from zonerelay.outbox.joined import JoinedStore

@@ -21,7 +21,7 @@ import pytest
 
 from tests.store.builders import NOW, attempt, message_id, own_message, store_message
 from tests.store.spools import Spool, until
-from zonerelay.config.tables.models import Backend
+from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.store.common import group_commit

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.store.disks import make_image
-from zonerelay.config.tables.models import Backend
+from zonerelay.config.settings import Backend
 
 ROUNDS = 4
 IMAGE_SIZE = 96 * 1024 * 1024

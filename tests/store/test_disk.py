@@ -27,7 +27,7 @@ from tests.store.builders import (
     store_message,
 )
 from tests.store.spools import Spool, until
-from zonerelay.config.tables.models import Backend
+from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.envelope import Notify
 from zonerelay.model.message_id import MessageId

@@ -20,7 +20,7 @@ import pytest
 
 from tests.store.builders import NOW, body_of, message_id, own_message, store_message
 from tests.store.spools import Spool
-from zonerelay.config.tables.models import Backend
+from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.common import group_commit
 from zonerelay.store.contract import Finish, Store, StoreError, Submit

@@ -24,7 +24,7 @@ from tests.store.builders import (
     store_message,
 )
 from tests.store.spools import Spool, until
-from zonerelay.config.tables.models import Backend
+from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.common import records
 from zonerelay.store.common.body_writer import GROUP_CHUNKS

@@ -11,7 +11,7 @@ import pytest
 
 from tests.store.builders import NOW, message_id, store_message
 from tests.store.spools import Spool, until
-from zonerelay.config.tables.models import Backend
+from zonerelay.config.settings import Backend
 from zonerelay.store.common import records
 from zonerelay.store.contract import SHARED, Finish, Store
 from zonerelay.store.leveldb.engine import LevelDb

@@ -12,7 +12,7 @@ import pytest
 
 from tests.store.builders import NOW, delivery_for, envelope_for, message_id, store_message
 from tests.store.spools import Spool, until
-from zonerelay.config.tables.models import Backend
+from zonerelay.config.settings import Backend
 from zonerelay.store.common import records
 from zonerelay.store.contract import QueueCounts, StoreError, StoreOpenError
 from zonerelay.store.leveldb import scan

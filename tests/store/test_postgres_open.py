@@ -12,7 +12,7 @@ import pytest
 from tests.store.builders import message_id, store_message
 from tests.store.spools import Spool
 from tests.support.postgres import PASSWORD, PostgresServer, shared_postgres
-from zonerelay.config.tables.models import LOSS_WORDS, Backend, PostgresSettings, SpoolSettings
+from zonerelay.config.settings import LOSS_WORDS, Backend, PostgresSettings, SpoolSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.store.contract import Store, StoreOpenError
 from zonerelay.store.open import open_store

@@ -12,7 +12,7 @@ from tests.store.builders import NOW, message_id, store_message
 from tests.store.spools import Spool, until
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import shared_postgres
-from zonerelay.config.tables.models import Backend, PostgresSettings
+from zonerelay.config.settings import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.common import claim_pool
 from zonerelay.store.contract import StoreOpenError

@@ -13,7 +13,7 @@ import pytest
 from tests.store.builders import NOW, message_id, store_message
 from tests.store.spools import Spool, until
 from tests.support.postgres import PostgresServer
-from zonerelay.config.tables.models import LOSS_WORDS, Backend, PostgresSettings
+from zonerelay.config.settings import LOSS_WORDS, Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres import keeper as postgres_keeper

@@ -24,7 +24,7 @@ from tests.store.builders import (
 )
 from tests.store.spools import Spool, until
 from tests.support.postgres import shared_postgres
-from zonerelay.config.tables.models import Backend, PostgresSettings
+from zonerelay.config.settings import Backend, PostgresSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.store.common import claim_pool
 from zonerelay.store.contract import (

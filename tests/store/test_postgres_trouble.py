@@ -18,7 +18,7 @@ from tests.store.builders import NOW, body_of, delivery_for, envelope_for, messa
 from tests.store.spools import Spool, until
 from tests.store.test_crash import Facts, check, command, whole_lines, work_for
 from tests.support.postgres import PostgresServer
-from zonerelay.config.tables.models import Backend, PostgresSettings
+from zonerelay.config.settings import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.common import claiming
 from zonerelay.store.contract import CHUNK_SIZE, Finish, Store, StoreError

@@ -12,7 +12,7 @@ import pytest
 from tests.store.builders import NOW, message_id, store_message
 from tests.store.spools import Spool, until
 from tests.support.postgres import shared_postgres
-from zonerelay.config.tables.models import Backend, PostgresSettings
+from zonerelay.config.settings import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import Finish, StoreOpenError
 from zonerelay.store.postgres import schema as postgres_schema

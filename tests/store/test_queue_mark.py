@@ -18,7 +18,7 @@ from tests.support.redis_server import RedisServer
 from tests.support.s3_server import BUCKET, shared_moto
 from tests.support.toml import toml_document
 from zonerelay.cli.main import main
-from zonerelay.config.tables.models import Backend, PostgresSettings, RedisSettings, S3Settings
+from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.common.queue_mark import FILE, STRANGE, QueueMark, place_of
 from zonerelay.store.contract import StoreError, StoreOpenError

@@ -21,8 +21,7 @@ from tests.store.builders import (
 from tests.store.fleet import Fleet, claim_ids, until_healthy
 from tests.store.spools import until
 from tests.support.redis_server import RedisServer
-from zonerelay.config.tables.intake import LOSS_WORDS
-from zonerelay.config.tables.models import Backend, SpoolSettings
+from zonerelay.config.settings import LOSS_WORDS, Backend, SpoolSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.store.common import claiming
 from zonerelay.store.contract import (

@@ -16,7 +16,7 @@ from tests.store.spools import until
 from tests.support.debian import REPOSITORY
 from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
-from zonerelay.config.tables.models import Backend, RedisSettings, SpoolSettings
+from zonerelay.config.settings import Backend, RedisSettings, SpoolSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import CHUNK_SIZE, Finish, Store, StoreOpenError
 from zonerelay.store.open import open_store

@@ -11,7 +11,7 @@ import pytest
 
 from tests.store.test_crash import Facts, check, command, whole_lines, work_for
 from tests.support.redis_server import RedisServer
-from zonerelay.config.tables.models import Backend
+from zonerelay.config.settings import Backend
 
 ROUNDS = 3
 

@@ -26,7 +26,7 @@ from tests.store.builders import (
 from tests.store.fleet import claim_ids
 from tests.store.spools import Spool, s3_settings, until
 from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
-from zonerelay.config.tables.models import Backend, S3Settings
+from zonerelay.config.settings import Backend, S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.store.common import claiming

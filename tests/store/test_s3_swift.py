@@ -21,7 +21,7 @@ from tests.store.spools import Spool, s3_settings
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.submit import Submitter, tokens
 from tests.support.swift import KEY, SECRET, SwiftServer
-from zonerelay.config.tables.models import Backend, S3Settings
+from zonerelay.config.settings import Backend, S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.sandbox.sink import Sink
 from zonerelay.store.contract import Store, StoreOpenError

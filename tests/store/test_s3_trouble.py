@@ -16,7 +16,7 @@ from tests.store.fleet import claim_ids
 from tests.store.spools import Spool, s3_settings, until
 from tests.store.test_crash import Facts, check, command, whole_lines, work_for
 from tests.support.s3_server import MotoServer, shared_moto
-from zonerelay.config.tables.models import Backend
+from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import Finish, StoreCorruptError, StoreError
 from zonerelay.store.s3 import store as s3

@@ -14,7 +14,7 @@ import pytest
 
 from tests.store.builders import NOW, attempt, body_of, message_id, own_message, store_message
 from tests.store.spools import Spool
-from zonerelay.config.tables.models import Backend
+from zonerelay.config.settings import Backend
 from zonerelay.store.contract import Finish, MessageNotFoundError, Postpone, StoreOpenError, Submit
 
 

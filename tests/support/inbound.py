@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, cast
 
-from zonerelay.config.tables.models import ListenerSettings
+from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.listen.unix_sockets import Shared
 from zonerelay.inbound.state.context import ChooseZone, Notify

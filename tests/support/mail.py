@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zonerelay.config.tables.models import CredentialSettings, DeliverySettings, SourceSettings, ZoneSettings
+from zonerelay.config.settings import CredentialSettings, DeliverySettings, SourceSettings, ZoneSettings
 from zonerelay.delivery.auth.logins import Logins, Reports, senders_of
 from zonerelay.delivery.auth.oauth import Post, post
 from zonerelay.delivery.batch.batch_state import Turn

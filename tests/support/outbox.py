@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.support.postgres import PostgresServer, shared_postgres
 from tests.support.relay import HOSTNAME, MemoryLog, Running, settings
-from zonerelay.config.tables.models import OutboxSettings, TlsMode, ZoneSettings
+from zonerelay.config.settings import OutboxSettings, TlsMode, ZoneSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.outbox.database.passwords import NONCE_SIZE, seal
 from zonerelay.telemetry.logs.redact import Redactor

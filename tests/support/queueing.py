@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from zonerelay.config.tables.models import BounceSettings, RetrySettings, ZoneSettings
+from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock, ManualClock, SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey

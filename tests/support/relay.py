@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.support.stories import call_as_witness
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     AdminSettings,
     BounceSettings,
     DeliverySettings,

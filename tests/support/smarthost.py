@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.mail import Log, Names, make_batch, make_courier, make_logins, make_message
-from zonerelay.config.tables.models import CredentialSettings, ZoneSettings
+from zonerelay.config.settings import CredentialSettings, ZoneSettings
 from zonerelay.delivery.auth.oauth import Post, post
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome

@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from zonerelay.config.tables.models import AccessAction, AccessSettings
+from zonerelay.config.settings import AccessAction, AccessSettings
 from zonerelay.inbound.access.rules import DEFERRED, REFUSED, AccessRules
 from zonerelay.model.reply import Reply
 

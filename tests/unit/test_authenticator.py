@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.credentials import file_of, user
 from zonerelay.config.credentials import passwords
-from zonerelay.config.tables.access import AuthSettings
+from zonerelay.config.settings import AuthSettings
 from zonerelay.inbound.access.auth import Authenticator, Login, LoginKind
 from zonerelay.inbound.access.password_check import MAX_WAITING_PER_CLIENT, REMEMBERED_FOR
 from zonerelay.model.clock import ManualClock

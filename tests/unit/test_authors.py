@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.feeding import cuts
 from zonerelay.config.credentials.file import User
-from zonerelay.config.tables.models import KB, ListenerSettings
+from zonerelay.config.settings import KB, ListenerSettings
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.state.client_state import Standing
 from zonerelay.inbound.state.permissions import GrantTable

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa
 
 from tests.support.certificates import DAY, NOW, Made, context_files, make
 from tests.support.tls_client import TlsClient, trusting
-from zonerelay.config.tables.models import ListenerSettings, ListenerTls
+from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.tls import certificates
 from zonerelay.inbound.tls.certificate_files import (
     CertificateError,

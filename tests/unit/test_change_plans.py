@@ -10,8 +10,8 @@ import pytest
 from tests.support.dkim import NOW, entry, keys_of
 from zonerelay.cli.files.check_config import summary
 from zonerelay.config.credentials.secrets import SecretError, read_secret
-from zonerelay.config.load.settings import load_text
-from zonerelay.config.tables.models import DkimMode, SrsSettings, ZoneSettings
+from zonerelay.config.load import load_text
+from zonerelay.config.settings import DkimMode, SrsSettings, ZoneSettings
 from zonerelay.control.explain.change_plans import ChangePlans
 from zonerelay.control.explain.terms_plans import too_large_for
 from zonerelay.control.messages.plans import ChangePlan

@@ -10,7 +10,7 @@ import pytest
 
 from tests.store.builders import attempt
 from tests.support.queueing import DEFERRED, DELIVERED, Relay
-from zonerelay.config.tables.models import RetrySettings, ZoneSettings
+from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageIdSource

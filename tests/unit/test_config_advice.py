@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.config.load.settings import load_text
-from zonerelay.config.rules.advice import advice
+from zonerelay.config.advice import advice
+from zonerelay.config.load import load_text
 
 CLEAR = 'cleartext_auth = "I understand that passwords can be read on the way"'
 CERTIFIED = 'tls = "starttls"\ncertificate = "/c.pem"\n'

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from zonerelay.cli.files import check_config
-from zonerelay.config.load.settings import ConfigError, load_text
-from zonerelay.config.options.hostname import resolve_hostname
-from zonerelay.config.rules.advice import advice
+from zonerelay.config.advice import advice
+from zonerelay.config.hostname import resolve_hostname
+from zonerelay.config.load import ConfigError, load_text
 
 WORDS = 'open_relay = "I understand that anybody may relay"'
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.load.settings import ConfigError, load_text
-from zonerelay.config.tables.models import (
+from zonerelay.config.load import ConfigError, load_text
+from zonerelay.config.settings import (
     AccessAction,
     AccessSettings,
     AuthSettings,

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.config.load.settings import ConfigError, load, load_text
+from zonerelay.config.load import ConfigError, load, load_text
 from zonerelay.config.options.options import option_of
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     REPEATED,
     TABLES,
     Backend,

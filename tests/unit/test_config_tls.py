@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.config.load.settings import ConfigError, load_text
-from zonerelay.config.rules.advice import advice
+from zonerelay.config.advice import advice
+from zonerelay.config.load import ConfigError, load_text
 
 TRUST = '[dns]\ntrust_ad = true\nservers = ["127.0.0.1"]\n'
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.tables.models import AdminSettings, Settings, SpoolSettings
+from zonerelay.config.settings import AdminSettings, Settings, SpoolSettings
 from zonerelay.control.messages import answers as messages
 from zonerelay.control.messages.answers import DeliveryRow, End, Failure, Frame, Progress, RequestError
 from zonerelay.control.messages.requests import (

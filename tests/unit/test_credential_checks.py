@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.load.settings import load_text
+from zonerelay.config.advice import advice
+from zonerelay.config.load import load_text
 from zonerelay.config.options.problems import ConfigError, Report
-from zonerelay.config.rules.advice import advice
 from zonerelay.config.rules.credential_checks import try_credentials
 
 ZONE = '[[zone]]\nname = "default"\nnext_hop = "[smtp.example.net]:587"\ntls = "verify"\n'

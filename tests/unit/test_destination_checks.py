@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from zonerelay.cli.files import check_config
-from zonerelay.config.load.settings import ConfigError, load_text
-from zonerelay.config.rules.advice import advice
+from zonerelay.config.advice import advice
+from zonerelay.config.load import ConfigError, load_text
 
 FINGERPRINT = "ab" * 32
 ZONES = '[[zone]]\nname = "default"\n[[zone]]\nname = "bulk"\nmax_connections = 5\n'

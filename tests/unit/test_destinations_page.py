@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.load.settings import load_text
-from zonerelay.config.rules.advice import advice
-from zonerelay.config.tables.models import DestinationSettings
+from zonerelay.config.advice import advice
+from zonerelay.config.load import load_text
+from zonerelay.config.settings import DestinationSettings
 from zonerelay.routing.destinations.destination_table import DestinationTable
 from zonerelay.routing.destinations.nexthop import MxHost
 from zonerelay.routing.mta_sts import files as sts_files

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.load.settings import load_text
-from zonerelay.config.rules.advice import advice
+from zonerelay.config.advice import advice
+from zonerelay.config.load import load_text
 from zonerelay.message.dkim import keys as dkim_keys
 from zonerelay.message.dkim import private_keys as dkim_private
 from zonerelay.message.dkim import signature as dkim

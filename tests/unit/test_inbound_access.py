@@ -4,7 +4,7 @@ import ipaddress
 
 import pytest
 
-from zonerelay.config.tables.models import OPEN_RELAY_WORDS, ListenerSettings
+from zonerelay.config.settings import OPEN_RELAY_WORDS, ListenerSettings
 from zonerelay.inbound.access.networks import MAX_REMEMBERED, AccessPolicy
 
 NETWORKS = (ipaddress.ip_network("192.0.2.0/24"), ipaddress.ip_network("2001:db8::/32"))

@@ -15,7 +15,7 @@ from tests.bench.simulate.scenarios import SENDERS, Death, Injection, Scenario, 
 from tests.bench.simulate.world import Kind
 from tests.unit.test_rates import fullest
 from zonerelay.config.options.units import Rate, parse_rate
-from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.limits.authority.book import Book
 from zonerelay.limits.clocks import ClockBounds
 from zonerelay.limits.rates import interval, leased_grace, margin

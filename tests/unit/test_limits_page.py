@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.load.settings import load_text
+from zonerelay.config.advice import advice
+from zonerelay.config.load import load_text
 from zonerelay.config.options.units import parse_rate
-from zonerelay.config.rules.advice import advice
-from zonerelay.config.tables.models import DestinationSettings, ZoneSettings
+from zonerelay.config.settings import DestinationSettings, ZoneSettings
 from zonerelay.limits.rates import MARGIN_LEAST, MARGIN_PART
 from zonerelay.queue.selection.rates import Pacer
 from zonerelay.queue.selection.turn import PATIENCE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.load.settings import load_text
+from zonerelay.config.load import load_text
 from zonerelay.inbound.access.networks import Reason
 from zonerelay.inbound.state import replies as answers
 from zonerelay.inbound.state.replies import Answer

@@ -10,7 +10,7 @@ from typing import IO, Any  # Any: what json.loads gives
 
 import pytest
 
-from zonerelay.config.tables.models import LogFormat, LogSettings
+from zonerelay.config.settings import LogFormat, LogSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery

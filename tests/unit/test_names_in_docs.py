@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from zonerelay.cli import arguments
-from zonerelay.config.load.describe import options
-from zonerelay.config.load.settings import load_text
+from zonerelay.config.describe import options
+from zonerelay.config.load import load_text
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING"))]

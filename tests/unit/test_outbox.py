@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.toml import toml_document
-from zonerelay.config.load.settings import ConfigError, load_text
+from zonerelay.config.load import ConfigError, load_text
 from zonerelay.message.compose import base64_text
 from zonerelay.message.compose.base64_text import Base64Error, Base64Text
 from zonerelay.message.compose.compose import Address, Draft, File, compose

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.support.queueing import route_to
-from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.connection.client_protocol import Wire
 from zonerelay.delivery.connection.pool import Pool
 from zonerelay.delivery.connection.session import Session

@@ -12,7 +12,7 @@ import pytest
 from tests.bench.simulate.store import IndexedStore
 from tests.bench.simulate.timeline import VirtualClock, VirtualLoop
 from tests.support.queueing import DELIVERED, NO_HOST, FlakyStore, Relay
-from zonerelay.config.tables.models import BounceSettings, RetrySettings, ZoneSettings
+from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.model.outcome import Outcome
 from zonerelay.queue.contract import Batch
 from zonerelay.queue.destination.suspension import PUT_OFF_MOST

@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 
 from tests.support.queueing import Sink, make_events, route_to
-from zonerelay.config.tables.models import RetrySettings
+from zonerelay.config.settings import RetrySettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.queue.destination.destinations import Destination, Site, Work
 from zonerelay.queue.zone import lanes as module

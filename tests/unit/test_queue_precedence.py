@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.queueing import DELIVERED, delivery, route_to
-from zonerelay.config.tables.models import RetrySettings, ZoneSettings
+from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.priority import Priority, priority_of, queue_of, queues_of, zone_of
 from zonerelay.queue.destination.precedence import STRIDE, Precedence

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, LOCAL, NO_HOST, delivery, route_to
-from zonerelay.config.tables.models import RetrySettings, ZoneSettings
+from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.limits.values import Held
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.address import Mailbox

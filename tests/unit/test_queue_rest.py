@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from tests.support.queueing import NO_HOST, delivery
-from zonerelay.config.tables.models import RetrySettings, ZoneSettings
+from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.priority import Priority
 from zonerelay.queue.destination.destinations import Destination

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from tests.support.queueing import Sink, delivery, make_events
-from zonerelay.config.tables.models import BounceSettings, RetryPolicyName, RetrySettings, ZoneSettings
+from zonerelay.config.settings import BounceSettings, RetryPolicyName, RetrySettings, ZoneSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Envelope, Recipient

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.queueing import DELIVERED, delivery, prove, route_to
-from zonerelay.config.tables.models import RetrySettings, ZoneSettings
+from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.queue.destination.destinations import Backlog
 from zonerelay.queue.destination.rows import FRESH_TURNS, Row, Turns

@@ -11,7 +11,7 @@ from email.utils import format_datetime
 import pytest
 
 from tests.support.queueing import BOUNCED, DEFERRED, DELIVERED, HEADER, LOCAL, NO_HOST, TEXT, Relay
-from zonerelay.config.tables.models import BounceSettings, RetrySettings, ZoneSettings
+from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery

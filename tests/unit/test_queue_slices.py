@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.queueing import DELIVERED, NO_HOST, Relay
 from tests.unit.test_queue_plan import NOW, make, number, resolve, start_all
-from zonerelay.config.tables.models import RetrySettings, ZoneSettings
+from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message

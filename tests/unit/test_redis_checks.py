@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from zonerelay.config.advice import advice
+from zonerelay.config.checks import check
 from zonerelay.config.options.problems import Report
-from zonerelay.config.rules.advice import advice
-from zonerelay.config.rules.checks import check
-from zonerelay.config.tables.models import LOSS_WORDS, Backend, RedisSettings, Settings, SpoolSettings
+from zonerelay.config.settings import LOSS_WORDS, Backend, RedisSettings, Settings, SpoolSettings
 
 
 def settings(redis: RedisSettings) -> Settings:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.dkim import entry, keys_of, records, verified
 from tests.support.mail import Bodies, Log, make_message
-from zonerelay.config.tables.models import DkimMode, SrsSettings, ZoneSettings
+from zonerelay.config.settings import DkimMode, SrsSettings, ZoneSettings
 from zonerelay.delivery.rewrite import rendering
 from zonerelay.delivery.rewrite.rendering import Keys, Rendered, Renderer, RenderError
 from zonerelay.message.dkim.body import RelaxedBody

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from zonerelay.cli.files.trial import try_out
-from zonerelay.config.load.settings import ConfigError, load_text
+from zonerelay.config.advice import advice
+from zonerelay.config.load import ConfigError, load_text
 from zonerelay.config.options.problems import Report
-from zonerelay.config.rules.advice import advice
 
 RULE = '[[rewrite]]\naddress = ["old.example"]\nto = "@new.example"\n'
 USERS = '[[listener]]\nauth = "optional"\ntls = "implicit"\ncertificate = "/a"\n'

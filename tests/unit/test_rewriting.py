@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.config.tables.models import RewriteSettings, RewriteWhere
+from zonerelay.config.settings import RewriteSettings, RewriteWhere
 from zonerelay.inbound.state.rewriting import MAX_NAMED, MAX_NOTES, Place, Rewriting, notes_of, wishes_of_both
 from zonerelay.inbound.state.transaction import NO_EDITS, Transaction, recipient_key
 from zonerelay.model.address import NULL_SENDER, Mailbox

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.load.settings import ConfigError, load_text
-from zonerelay.config.rules.advice import advice
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.advice import advice
+from zonerelay.config.load import ConfigError, load_text
+from zonerelay.config.settings import Settings
 from zonerelay.inbound.state.rewriting import MAX_NAMED, MAX_NOTES, Place, Rewriting
 from zonerelay.message.header.address_fields import MAX_LINE, MAX_OCTETS
 from zonerelay.model.address import Mailbox

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from zonerelay.config.tables.models import RouteSettings, ZoneSettings
+from zonerelay.config.settings import RouteSettings, ZoneSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.envelope import Envelope, Origin
 from zonerelay.model.message_id import MessageId

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from zonerelay.cli import arguments
-from zonerelay.config.load.settings import load_text
-from zonerelay.config.rules.advice import advice
-from zonerelay.config.tables.models import RouteSettings
+from zonerelay.config.advice import advice
+from zonerelay.config.load import load_text
+from zonerelay.config.settings import RouteSettings
 from zonerelay.routing.zones.route_rules import Mail
 from zonerelay.routing.zones.zone_notes import MAX_NAMED, MAX_NOTES
 from zonerelay.routing.zones.zones import Zones

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.load.settings import load_text
+from zonerelay.config.advice import advice
+from zonerelay.config.checks import check
+from zonerelay.config.load import load_text
 from zonerelay.config.options.problems import Report
-from zonerelay.config.rules.advice import advice
-from zonerelay.config.rules.checks import check
-from zonerelay.config.tables.models import Backend, S3Settings, Settings, SpoolSettings
+from zonerelay.config.settings import Backend, S3Settings, Settings, SpoolSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "s3.md"
 SOUND = S3Settings(bucket="mail-queue")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.load.settings import load_text
-from zonerelay.config.rules.advice import advice
-from zonerelay.config.tables.models import OPEN_RELAY_WORDS, Settings
+from zonerelay.config.advice import advice
+from zonerelay.config.load import load_text
+from zonerelay.config.settings import OPEN_RELAY_WORDS, Settings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "sending.md").read_text(encoding="utf-8")

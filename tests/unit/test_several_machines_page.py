@@ -6,8 +6,8 @@ import re
 
 from tests.bench.engines import ENGINES
 from tests.support.debian import REPOSITORY
-from zonerelay.config.load.settings import load_text
-from zonerelay.config.tables.models import Backend
+from zonerelay.config.load import load_text
+from zonerelay.config.settings import Backend
 
 
 def page(name: str) -> str:

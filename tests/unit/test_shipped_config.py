@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.load.describe import Described, options
-from zonerelay.config.load.settings import load, load_text
+from zonerelay.config.describe import Described, options
+from zonerelay.config.load import load, load_text
 from zonerelay.config.options.endpoints import parse_listen
 from zonerelay.config.options.toml_lines import line_numbers
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.settings import Settings
 
 CONFIG = Path(__file__).parents[2] / "config"
 SHIPPED = (CONFIG / "zonerelay.toml").read_text(encoding="utf-8")

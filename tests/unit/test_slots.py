@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.connection.slots import Slot, Slots
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.routing.destinations.nexthop import Limits, MxHost, Route

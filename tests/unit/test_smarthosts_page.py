@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.load.settings import load_text
+from zonerelay.config.advice import advice
+from zonerelay.config.load import load_text
 from zonerelay.config.options.endpoints import split_next_hops
-from zonerelay.config.rules.advice import advice
-from zonerelay.config.tables.models import CredentialSettings, OauthGrant, RetrySettings
+from zonerelay.config.settings import CredentialSettings, OauthGrant, RetrySettings
 from zonerelay.delivery.auth import accounts
 from zonerelay.delivery.auth.logins import senders_of, token_directory
 from zonerelay.delivery.connection import dead_hosts as health

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from zonerelay.cli.files import check_config
-from zonerelay.config.load.settings import ConfigError, load_text
-from zonerelay.config.rules.advice import advice
+from zonerelay.config.advice import advice
+from zonerelay.config.load import ConfigError, load_text
 
 ONE = '[[source]]\nname = "out1"\naddress = ["127.0.0.2"]\n'
 SIX = '[[source]]\nname = "six"\naddress = ["::1"]\n'

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.mail import Reported, make_message, make_sources, route_to
-from zonerelay.config.tables.models import SourceBy, SourceSettings, ZoneSettings
+from zonerelay.config.settings import SourceBy, SourceSettings, ZoneSettings
 from zonerelay.delivery.peer.connection_key import Terms, Way
 from zonerelay.delivery.peer.sockets import SourceTrouble
 from zonerelay.delivery.source.penalties import ABSENT_FOR, MAX_REMEMBERED, SourceMemory

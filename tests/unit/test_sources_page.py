@@ -6,10 +6,10 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from zonerelay.config.load.settings import load_text
+from zonerelay.config.advice import advice
+from zonerelay.config.load import load_text
 from zonerelay.config.options.units import format_duration
-from zonerelay.config.rules.advice import advice
-from zonerelay.config.tables.models import SourceSettings, ZoneSettings
+from zonerelay.config.settings import SourceSettings, ZoneSettings
 from zonerelay.delivery.source.choice import shares
 from zonerelay.delivery.source.penalties import ABSENT_FOR
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.config.tables.models import DAY, SrsSettings
+from zonerelay.config.settings import DAY, SrsSettings
 from zonerelay.message.srs import Srs, SrsError, SrsFault
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.smtp.server.paths import CommandError, reverse_path

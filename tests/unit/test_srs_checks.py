@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from zonerelay.cli.files.trial import try_out
-from zonerelay.config.load.settings import ConfigError, load_text
+from zonerelay.config.load import ConfigError, load_text
 from zonerelay.config.options.problems import Report
 from zonerelay.config.rules.srs_checks import note_upgrade, srs_secrets, upgraded_at
-from zonerelay.config.tables.models import Settings, SrsSettings
+from zonerelay.config.settings import Settings, SrsSettings
 
 SECRET = "sixteen letters."
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.support.inbound import listening
-from zonerelay.config.tables.models import ListenerSettings, SrsSettings
+from zonerelay.config.settings import ListenerSettings, SrsSettings
 from zonerelay.inbound.access import strangers
 from zonerelay.inbound.access.strangers import Strangers, TooManyGuessesError, WrongHashError
 from zonerelay.inbound.listen.unix_sockets import Shared

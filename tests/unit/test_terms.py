@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from zonerelay.config.tables.models import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
+from zonerelay.config.settings import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.routing.destinations.destination_table import DestinationTable, Entry

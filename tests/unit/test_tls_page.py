@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.load.settings import load_text
-from zonerelay.config.rules.advice import advice
-from zonerelay.config.tables.models import TlsMode
+from zonerelay.config.advice import advice
+from zonerelay.config.load import load_text
+from zonerelay.config.settings import TlsMode
 from zonerelay.delivery.connection import session
 from zonerelay.delivery.tls import chains, dane
 from zonerelay.delivery.tls import plan as tls_plan

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.mail import ZONE, Names
-from zonerelay.config.tables.models import TlsMode
+from zonerelay.config.settings import TlsMode
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.peer.sockets import HostTrouble
 from zonerelay.delivery.tls.plan import TlsPlan, TlsPlanner

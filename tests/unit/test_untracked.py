@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from zonerelay.config.tables.models import RetrySettings
+from zonerelay.config.settings import RetrySettings
 from zonerelay.queue.destination.destinations import Destination, Site
 from zonerelay.routing.destinations.nexthop import Limits, MxHost, Route
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, MxRecord, TlsaRecord

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.config.tables.models import Backend, ListenerSettings, Settings, SpoolSettings, ZoneSettings
+from zonerelay.config.settings import Backend, ListenerSettings, Settings, SpoolSettings, ZoneSettings
 from zonerelay.control.messages.answers import Changed, RelayStatus
 from zonerelay.control.messages.standings import DestinationStatus, ZoneStatus
 from zonerelay.store.spool_paths import remove_spool, spool_of, spools_beyond

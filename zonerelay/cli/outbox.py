@@ -18,7 +18,7 @@ from zonerelay.cli.terminal.exits import FAILED, OK, CliError
 from zonerelay.smtp.server.sasl import MAX_PASSWORD
 
 if TYPE_CHECKING:
-    from zonerelay.config.tables.models import OutboxSettings
+    from zonerelay.config.settings import OutboxSettings
 
 
 class OutboxStatus(msgspec.Struct):

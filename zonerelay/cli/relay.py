@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from zonerelay.cli.terminal.exits import USAGE, CliError
 
 if TYPE_CHECKING:
-    from zonerelay.config.tables.models import Settings
+    from zonerelay.config.settings import Settings
     from zonerelay.control.socket.client import ControlClient
 
 ENVIRONMENT = "ZONERELAY_CONFIG"
@@ -38,7 +38,7 @@ def config_path(option: Path | None) -> Path:
 
 def load_settings(option: Path | None) -> Settings:
     """Raises CliError with everything that is wrong with the file."""
-    from zonerelay.config.load.settings import ConfigError, load
+    from zonerelay.config.load import ConfigError, load
 
     path = config_path(option)
     try:
@@ -56,7 +56,7 @@ def client_of(settings: Settings) -> ControlClient:
 
 def connect(option: Path | None) -> ControlClient:
     """Raises CliError only when the file does not say where the relay is."""
-    from zonerelay.config.load.settings import ConfigError, load_whereabouts
+    from zonerelay.config.load import ConfigError, load_whereabouts
 
     try:
         return client_of(load_whereabouts(config_path(option)))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
-from zonerelay.config.tables.models import CredentialSettings, OutboxSettings, Settings, ZoneSettings
+from zonerelay.config.settings import CredentialSettings, OutboxSettings, Settings, ZoneSettings
 from zonerelay.model.clock import Clock
 from zonerelay.outbox.compose.composing import Composer
 from zonerelay.outbox.database.passwords import PasswordError, read_key

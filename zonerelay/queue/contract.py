@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message
 from zonerelay.model.outcome import Outcome

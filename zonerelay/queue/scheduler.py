@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
-from zonerelay.config.tables.models import RetrySettings, ZoneSettings
+from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey

@@ -22,7 +22,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     AdminSettings,
     BounceSettings,
     ListenerSettings,

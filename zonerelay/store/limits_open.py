@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zonerelay.config.tables.models import Backend, Settings
+from zonerelay.config.settings import Backend, Settings
 from zonerelay.limits.shared import SharedAuthority, Shelf
 from zonerelay.limits.values import LimitAuthority
 

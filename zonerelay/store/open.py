@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-from zonerelay.config.tables.models import Backend, PostgresSettings, RedisSettings, S3Settings, SpoolSettings
+from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings, SpoolSettings
 from zonerelay.store.common.queue_mark import QueueMark, place_of
 from zonerelay.store.contract import Store, StoreOpenError
 from zonerelay.store.disk.open import open_disk

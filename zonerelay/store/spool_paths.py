@@ -13,7 +13,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from zonerelay.config.tables.models import Backend, PostgresSettings, SpoolSettings
+from zonerelay.config.settings import Backend, PostgresSettings, SpoolSettings
 
 SHARED = frozenset({Backend.REDIS, Backend.POSTGRES, Backend.S3})
 _NUMBER = re.compile(r"\d{2,3}", re.ASCII)

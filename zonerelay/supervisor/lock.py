@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.settings import Settings
 from zonerelay.control.messages.answers import RelayStatus
 from zonerelay.control.messages.requests import Status
 from zonerelay.control.socket.client import ControlClient

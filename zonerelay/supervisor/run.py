@@ -17,10 +17,10 @@ import uvloop
 
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError, AdminServer
-from zonerelay.config.options.hostname import resolve_hostname
+from zonerelay.config.advice import advice
+from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.options.options import AUTO
-from zonerelay.config.rules.advice import advice
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.settings import Settings
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.paths import control_socket_path, limits_socket_path
 from zonerelay.control.socket.server import ControlServer

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from zonerelay.admin.health import ReadinessCheck
 from zonerelay.admin.http import AdminServer
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.settings import Settings
 from zonerelay.control.part import PartAnswers
 from zonerelay.control.socket.paths import control_socket_path
 from zonerelay.control.socket.server import ControlServer, Handler

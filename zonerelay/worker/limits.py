@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.settings import Settings
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.limits.worker.client import SocketAuthority
 from zonerelay.limits.worker.keeper import LimitKeeper

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.settings import Settings
 from zonerelay.control.explain.change_plans import ChangePlans
 from zonerelay.control.explain.explain import Explainer
 from zonerelay.control.explain.rewrite_plans import RewritePlans

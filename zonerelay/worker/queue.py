@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.settings import Settings
 from zonerelay.model.clock import Clock
 from zonerelay.store.contract import Lost, News, Store
 from zonerelay.store.leveldb.store import LevelDbStore

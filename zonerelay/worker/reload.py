@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from zonerelay.config.load.settings import ConfigError, load
+from zonerelay.config.load import ConfigError, load
 from zonerelay.process.systemd import Notifier
 from zonerelay.worker.worker import Worker
 

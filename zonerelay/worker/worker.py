@@ -19,8 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError
-from zonerelay.config.load.changes import needs_restart, taken_up
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.changes import needs_restart, taken_up
+from zonerelay.config.settings import Settings
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.status import Surface
 from zonerelay.inbound.listen.listener import ListenError

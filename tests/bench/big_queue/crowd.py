@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.dns import Records
-from zonerelay.config.tables.models import Backend, SpoolSettings
+from zonerelay.config.settings import Backend, SpoolSettings
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery

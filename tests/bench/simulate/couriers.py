@@ -13,7 +13,7 @@ from typing import cast
 
 from tests.bench.simulate.figures import Figures
 from tests.bench.simulate.world import NO_DNS, TAKEN, Site, World
-from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.connection.client_protocol import Wire
 from zonerelay.delivery.connection.pool import Pool
 from zonerelay.delivery.connection.session import Session

@@ -9,7 +9,7 @@ from tests.bench.simulate.figures import Figures
 from tests.bench.simulate.leases import DistantAuthority, Told
 from tests.bench.simulate.store import IndexedStore
 from tests.bench.simulate.world import World
-from zonerelay.config.tables.models import BounceSettings, RetrySettings, ZoneSettings
+from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.inbound.cleanup.deliveries import first_due
 from zonerelay.limits.authority.table import LimitTable
 from zonerelay.limits.worker.keeper import LimitKeeper

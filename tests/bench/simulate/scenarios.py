@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.bench.simulate.world import HOUR, Kind, with_kind
 from zonerelay.config.options.units import Rate
-from zonerelay.config.tables.models import BounceSettings, RetrySettings, ZoneSettings
+from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
 from zonerelay.model.priority import Priority
 from zonerelay.routing.destinations.nexthop import Limits
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zonerelay.config.load.settings import ConfigError, Problem, load_text
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.load import ConfigError, Problem, load_text
+from zonerelay.config.settings import Settings
 
 
 def toml(data: bytes) -> None:

@@ -17,7 +17,7 @@ from tests.fuzz.replies_owed import Account, split_replies
 from tests.fuzz.targets.bodies import no_bare_line_ends
 from tests.fuzz.targets.tls import context
 from tests.support.inbound import is_well_formed
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     CLEARTEXT_AUTH_WORDS,
     BareLineEnds,
     ListenerAuth,

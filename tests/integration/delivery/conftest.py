@@ -14,7 +14,7 @@ import uvloop
 
 from tests.support.mail import Bodies, Names, make_courier
 from tests.support.smarthost import Smarthost
-from zonerelay.config.tables.models import DeliverySettings
+from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.connection.session import TlsObserver
 from zonerelay.model.clock import Clock

@@ -14,7 +14,7 @@ import pytest
 
 from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
 from tests.support.mail import TEXT, ZONE, Bodies, make_batch, make_message, route_to
-from zonerelay.config.tables.models import DeliverySettings, InDoubt, ZoneSettings
+from zonerelay.config.settings import DeliverySettings, InDoubt, ZoneSettings
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.batch.transaction_io import MAX_UNANSWERED_CHUNKS
 from zonerelay.model.clock import ManualClock

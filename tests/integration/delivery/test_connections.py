@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.delivery.conftest import Handler, StartCourier, StartPeer, StartSink
 from tests.support.mail import ZONE, Bodies, Names, make_batch, make_message, route_to
-from zonerelay.config.tables.models import DeliverySettings, TlsMode
+from zonerelay.config.settings import DeliverySettings, TlsMode
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.sandbox.conversation import Manners

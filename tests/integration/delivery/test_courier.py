@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
 from tests.support.mail import TEXT, ZONE, Bodies, make_batch, make_message, route_to
-from zonerelay.config.tables.models import DeliverySettings
+from zonerelay.config.settings import DeliverySettings
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.sandbox.behaviours import ADDRESSES

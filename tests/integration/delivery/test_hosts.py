@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.delivery.conftest import StartCourier, StartSink
 from tests.support.mail import ZONE, Names, make_batch, make_message, route_to
-from zonerelay.config.tables.models import DeliverySettings, ZoneSettings
+from zonerelay.config.settings import DeliverySettings, ZoneSettings
 from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.routing.destinations.nexthop import MxHost, Route
 from zonerelay.sandbox.conversation import Manners

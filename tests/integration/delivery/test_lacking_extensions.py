@@ -9,7 +9,7 @@ from msgspec import structs
 
 from tests.integration.delivery.conftest import StartCourier, StartSink
 from tests.support.mail import Bodies, Names, make_batch, make_message, route_to
-from zonerelay.config.tables.models import DeliverySettings
+from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.batch.courier import MAX_LACKING
 from zonerelay.model.envelope import Body
 from zonerelay.model.outcome import Scope, Verdict

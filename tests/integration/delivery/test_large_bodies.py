@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
 from tests.support.mail import Bodies, make_batch, make_message, route_to
-from zonerelay.config.tables.models import DeliverySettings
+from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.connection.client_protocol import WRITE_LIMIT
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Verdict

@@ -15,7 +15,7 @@ from tests.integration.delivery.conftest import SMARTHOST_NAME as NAME
 from tests.integration.delivery.conftest import StartSmarthost
 from tests.support.mail import ZONE, Names, route_to
 from tests.support.smarthost import LoginBed, Smarthost
-from zonerelay.config.tables.models import CredentialSettings, Mechanism, TlsMode, ZoneSettings
+from zonerelay.config.settings import CredentialSettings, Mechanism, TlsMode, ZoneSettings
 from zonerelay.delivery.auth import accounts
 from zonerelay.delivery.auth.accounts import FIRST_PAUSE
 from zonerelay.model.outcome import Scope, Verdict

@@ -18,7 +18,7 @@ from tests.support.mail import ZONE, Names, route_to
 from tests.support.oauth import TokenServer
 from tests.support.ports import free_ports
 from tests.support.smarthost import LoginBed, Smarthost
-from zonerelay.config.tables.models import CredentialSettings, OauthGrant, TlsMode, ZoneSettings
+from zonerelay.config.settings import CredentialSettings, OauthGrant, TlsMode, ZoneSettings
 from zonerelay.delivery.auth.accounts import FIRST_PAUSE
 from zonerelay.delivery.auth.oauth import LONGEST_PAUSE
 from zonerelay.model.outcome import Scope, Verdict

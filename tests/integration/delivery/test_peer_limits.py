@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.delivery.conftest import StartCourier, StartSink
 from tests.support.mail import ZONE, make_batch, make_message, route_to
-from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.outcome import Outcome, Verdict
 from zonerelay.sandbox.conversation import Manners

@@ -26,7 +26,7 @@ from tests.support.mail import (
 from tests.support.receivers.conversation import Crowd, Receiver
 from tests.support.receivers.manners import Reader
 from tests.support.receivers.nature import Nature
-from zonerelay.config.tables.models import SourceBy, SourceSettings, ZoneSettings
+from zonerelay.config.settings import SourceBy, SourceSettings, ZoneSettings
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.source import selection as source_ways
 from zonerelay.model.clock import ManualClock

@@ -10,7 +10,7 @@ import trustme
 
 from tests.integration.delivery.conftest import StartCourier, StartSink
 from tests.support.mail import TEXT, ZONE, Bodies, Names, make_batch, make_message, route_to
-from zonerelay.config.tables.models import DeliverySettings, TlsMode, ZoneSettings
+from zonerelay.config.settings import DeliverySettings, TlsMode, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.sandbox.conversation import Manners

@@ -15,7 +15,7 @@ from msgspec import structs
 from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
 from tests.support.certificates import DAY, Made, make
 from tests.support.mail import ZONE, Names, TlsResults, make_batch, make_message, route_to
-from zonerelay.config.tables.models import TlsMode, ZoneSettings
+from zonerelay.config.settings import TlsMode, ZoneSettings
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict

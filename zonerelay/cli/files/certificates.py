@@ -24,9 +24,9 @@ from zonerelay.cli.files.new_files import refuse_existing, write_new
 from zonerelay.cli.relay import config_path
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import OK, USAGE, CliError
-from zonerelay.config.load.settings import ConfigError, load
-from zonerelay.config.options.hostname import resolve_hostname
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.hostname import resolve_hostname
+from zonerelay.config.load import ConfigError, load
+from zonerelay.config.settings import Settings
 from zonerelay.routing.idna import ascii_domain, literal_address
 
 Name = x509.DNSName | x509.IPAddress

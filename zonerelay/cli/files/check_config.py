@@ -12,12 +12,12 @@ from pathlib import Path
 
 from zonerelay.cli.files.trial import try_out
 from zonerelay.cli.terminal.text import plural
-from zonerelay.config.load.settings import ConfigError, read
+from zonerelay.config.advice import advice
+from zonerelay.config.hostname import resolve_hostname
+from zonerelay.config.load import ConfigError, read
 from zonerelay.config.options.endpoints import split_next_hops
-from zonerelay.config.options.hostname import resolve_hostname
 from zonerelay.config.options.units import format_duration, format_size
-from zonerelay.config.rules.advice import advice
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     OPEN_RELAY_WORDS,
     Backend,
     ListenerAuth,

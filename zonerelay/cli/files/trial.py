@@ -23,13 +23,13 @@ from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.options.options import Form, options_of
 from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import Path as Key
+from zonerelay.config.options.toml_lines import KeyPath
 from zonerelay.config.rules.credential_checks import try_credentials
 from zonerelay.config.rules.outbox_checks import try_outbox
 from zonerelay.config.rules.postgres_checks import try_postgres
 from zonerelay.config.rules.s3_checks import try_s3
 from zonerelay.config.rules.srs_checks import try_srs
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     REPEATED,
     TABLES,
     ListenerAuth,
@@ -100,7 +100,7 @@ def _open_secrets(settings: Settings) -> Iterator[str]:
                     yield from note(where, secret_path(reference, os.environ) if reference else None)
 
 
-def _certificates(listener: ListenerSettings, path: Key, report: Report) -> list[str]:
+def _certificates(listener: ListenerSettings, path: KeyPath, report: Report) -> list[str]:
     if listener.tls is ListenerTls.NONE:
         return []
     from zonerelay.inbound.tls.certificate_files import CertificateError, read_pair
@@ -144,7 +144,7 @@ def _about(pair: Pair, certificate: Path, key: Path, taken: set[str]) -> Iterato
 def _users(settings: Settings, report: Report) -> None:
     if all(listener.auth is ListenerAuth.OFF for listener in settings.listener):
         return
-    path: Key = ("auth", "credentials")
+    path: KeyPath = ("auth", "credentials")
     try:
         users = credentials.read(settings.auth.credentials)
     except CredentialsError as error:
@@ -157,13 +157,13 @@ def _users(settings: Settings, report: Report) -> None:
             report.refuse(path, f"{settings.auth.credentials}: a sender of the user {user.name}: {problem}")
 
 
-def _patterns(patterns: Iterable[str], path: Key, report: Report) -> None:
+def _patterns(patterns: Iterable[str], path: KeyPath, report: Report) -> None:
     for at, pattern in enumerate(patterns):
         for problem in _unmatchable([pattern]):
             report.refuse((*path, at), problem)
 
 
-def _target(to: str, path: Key, report: Report) -> None:
+def _target(to: str, path: KeyPath, report: Report) -> None:
     from zonerelay.inbound.state.rewriting import target
 
     try:
@@ -182,7 +182,7 @@ def _unmatchable(patterns: Iterable[str]) -> Iterator[str]:
             yield f'{error}: write the domain as in "user@example.com" or "*.example.com"'
 
 
-def _policy(listener: ListenerSettings, hostname: str, path: Key, report: Report) -> None:
+def _policy(listener: ListenerSettings, hostname: str, path: KeyPath, report: Report) -> None:
     if not listener.policy:
         return
     from zonerelay.inbound.policy.api import PolicyContext

@@ -10,9 +10,9 @@ import random
 import socket
 
 from zonerelay.cli.terminal.exits import USAGE, CliError
+from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.options.endpoints import parse_listen
-from zonerelay.config.options.hostname import resolve_hostname
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.settings import Settings
 from zonerelay.control.explain.change_plans import ChangePlans
 from zonerelay.control.explain.explain import Explainer
 from zonerelay.control.explain.rewrite_plans import RewritePlans

@@ -7,7 +7,7 @@ from argparse import Namespace
 from zonerelay.cli.relay import client_of, load_settings
 from zonerelay.cli.terminal import output
 from zonerelay.cli.terminal.exits import OK, CliError
-from zonerelay.config.tables.models import SpoolSettings
+from zonerelay.config.settings import SpoolSettings
 from zonerelay.control.messages.answers import Acknowledged
 from zonerelay.control.messages.requests import SpoolAcknowledge
 from zonerelay.control.socket.errors import NotRunningError

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from zonerelay.config.options.toml_lines import Path
+from zonerelay.config.options.toml_lines import KeyPath
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
@@ -39,16 +39,16 @@ class ConfigError(Exception):
 class Report:
     """Collects problems. A path with a problem is unsound, and so is what lies above and below it."""
 
-    def __init__(self, lines: Mapping[Path, int]) -> None:
+    def __init__(self, lines: Mapping[KeyPath, int]) -> None:
         self._lines = lines
-        self._problems: dict[Path, Problem] = {}
+        self._problems: dict[KeyPath, Problem] = {}
 
-    def refuse(self, path: Path, text: str) -> None:
+    def refuse(self, path: KeyPath, text: str) -> None:
         """Record a problem; of several with one key the first says enough."""
         self._problems.setdefault(path, Problem(path_text(path), text, self._line(path)))
 
     @property
-    def wrong(self) -> Iterable[Path]:
+    def wrong(self) -> Iterable[KeyPath]:
         """Where there are problems."""
         return self._problems.keys()
 
@@ -66,7 +66,7 @@ class Report:
                 sorted(self._problems.values(), key=lambda problem: (problem.line, problem.path))
             )
 
-    def _line(self, path: Path) -> int:
+    def _line(self, path: KeyPath) -> int:
         """The line of the key; of the nearest table above it when the key itself is not in the file."""
         for length in range(len(path), 0, -1):
             if path[:length] in self._lines:
@@ -74,7 +74,7 @@ class Report:
         return 1
 
 
-def path_text(path: Path) -> str:
+def path_text(path: KeyPath) -> str:
     """`zone[1].tls`; positions count from 0, and a key that TOML would quote is quoted."""
     text = ""
     for part in path:

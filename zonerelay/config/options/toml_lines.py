@@ -10,7 +10,7 @@ import re
 import tomllib
 from bisect import bisect_right
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """Keys and list positions from the top of the document: `("zone", 1, "tls")`."""
 
 _BLANK = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
@@ -25,7 +25,7 @@ _SCALAR = re.compile(
 )
 
 
-def line_numbers(document: str) -> dict[Path, int]:
+def line_numbers(document: str) -> dict[KeyPath, int]:
     """The line (from 1) of every key, table header and list item, by its path."""
     return _Scanner(document.replace("\r\n", "\n")).scan()
 
@@ -37,11 +37,11 @@ class _Scanner:
         self._text = text
         self._at = 0
         self._line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
-        self._lines: dict[Path, int] = {}
-        self._tables_in: dict[Path, int] = {}  # how many [[name]] headers each array of tables has had
+        self._lines: dict[KeyPath, int] = {}
+        self._tables_in: dict[KeyPath, int] = {}  # how many [[name]] headers each array of tables has had
 
-    def scan(self) -> dict[Path, int]:
-        table: Path = ()
+    def scan(self) -> dict[KeyPath, int]:
+        table: KeyPath = ()
         self._skip(_BLANK)
         while self._at < len(self._text):
             if self._text[self._at] == "[":
@@ -51,13 +51,13 @@ class _Scanner:
             self._skip(_BLANK)
         return self._lines
 
-    def _header(self) -> Path:
+    def _header(self) -> KeyPath:
         line = self._line()
         array = self._text.startswith("[[", self._at)
         self._at += 2 if array else 1
         parts = self._key()
         self._at += 2 if array else 1
-        path: Path = ()
+        path: KeyPath = ()
         for part in parts[:-1]:
             path = self._enter(*path, part, line=line)
         if not array:
@@ -69,13 +69,13 @@ class _Scanner:
         self._lines[*path, position] = line
         return (*path, position)
 
-    def _enter(self, *path: str | int, line: int) -> Path:
+    def _enter(self, *path: str | int, line: int) -> KeyPath:
         """In a header, the name of an array of tables means its last table so far."""
         self._lines.setdefault(path, line)
         count = self._tables_in.get(path)
         return path if count is None else (*path, count - 1)
 
-    def _key_and_value(self, table: Path) -> None:
+    def _key_and_value(self, table: KeyPath) -> None:
         line = self._line()
         path = table
         for part in self._key():
@@ -85,7 +85,7 @@ class _Scanner:
         self._skip_spaces()
         self._value(path)
 
-    def _value(self, path: Path) -> None:
+    def _value(self, path: KeyPath) -> None:
         opening = self._text[self._at]
         if opening == "[":
             self._array(path)
@@ -94,7 +94,7 @@ class _Scanner:
         else:
             self._skip(_SCALAR)
 
-    def _array(self, path: Path) -> None:
+    def _array(self, path: KeyPath) -> None:
         self._at += 1
         position = 0
         while not self._closed_by("]"):
@@ -102,7 +102,7 @@ class _Scanner:
             self._value((*path, position))
             position += 1
 
-    def _inline_table(self, path: Path) -> None:
+    def _inline_table(self, path: KeyPath) -> None:
         self._at += 1
         while not self._closed_by("}"):
             self._key_and_value(path)

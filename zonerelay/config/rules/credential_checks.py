@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from zonerelay.config.credentials.secrets import SecretError, is_public, read_secret, secret_path
 from zonerelay.config.options.endpoints import split_next_hops
 from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import Path
+from zonerelay.config.options.toml_lines import KeyPath
 from zonerelay.config.options.wording import did_you_mean, in_words, quoted
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     CredentialSettings,
     DestinationTls,
     Mechanism,
@@ -30,7 +30,7 @@ _OAUTH_KEYS = ("client_id", "client_secret", "refresh_token", "scope")
 def check_credentials(settings: Settings, report: Report) -> None:
     _check_names(settings.credential, report)
     for at, credential in enumerate(settings.credential):
-        path: Path = ("credential", at)
+        path: KeyPath = ("credential", at)
         if report.sound(*path):
             _check_password(credential, path, report)
             _check_oauth(credential, path, report)
@@ -73,7 +73,7 @@ def try_credentials(settings: Settings, environment: Mapping[str, str], report: 
                 yield from _try(reference, ("credential", at, key), environment, report)
 
 
-def _try(reference: str, path: Path, environment: Mapping[str, str], report: Report) -> Iterator[str]:
+def _try(reference: str, path: KeyPath, environment: Mapping[str, str], report: Report) -> Iterator[str]:
     where = f"credential[{path[1]}].{path[2]}"
     try:
         read_secret(reference, environment)
@@ -90,7 +90,7 @@ def _try(reference: str, path: Path, environment: Mapping[str, str], report: Rep
 def _check_names(credentials: Sequence[CredentialSettings], report: Report) -> None:
     first: dict[str, int] = {}
     for at, credential in enumerate(credentials):
-        path: Path = ("credential", at, "name")
+        path: KeyPath = ("credential", at, "name")
         if not report.sound(*path):
             continue
         if not credential.name:
@@ -101,7 +101,7 @@ def _check_names(credentials: Sequence[CredentialSettings], report: Report) -> N
             report.refuse(path, f"{quoted(credential.name)} is the name of credential[{there}] already")
 
 
-def _check_password(credential: CredentialSettings, path: Path, report: Report) -> None:
+def _check_password(credential: CredentialSettings, path: KeyPath, report: Report) -> None:
     if not credential.user:
         report.refuse((*path, "user"), "is missing: the name that the smarthost knows")
     if credential.token_url or credential.mechanism is Mechanism.XOAUTH2:
@@ -113,7 +113,7 @@ def _check_password(credential: CredentialSettings, path: Path, report: Report) 
         report.refuse((*path, "password"), text)
 
 
-def _check_oauth(credential: CredentialSettings, path: Path, report: Report) -> None:
+def _check_oauth(credential: CredentialSettings, path: KeyPath, report: Report) -> None:
     if not credential.token_url:
         if credential.mechanism is Mechanism.XOAUTH2:
             report.refuse((*path, "token_url"), "is missing: XOAUTH2 needs access tokens from somewhere")
@@ -136,7 +136,7 @@ def _check_oauth(credential: CredentialSettings, path: Path, report: Report) -> 
             report.refuse((*path, "refresh_token"), "is not used with grant = client_credentials")
 
 
-def _check_next_hops(zone: ZoneSettings, path: Path, report: Report) -> None:
+def _check_next_hops(zone: ZoneSettings, path: KeyPath, report: Report) -> None:
     hops = split_next_hops(zone.next_hop)
     if len(hops) > 1 and report.sound(*path, "next_hop"):
         twice = next((hop for at, hop in enumerate(hops) if hop.lower() in map(str.lower, hops[:at])), None)
@@ -145,7 +145,7 @@ def _check_next_hops(zone: ZoneSettings, path: Path, report: Report) -> None:
 
 
 def _check_zone(
-    zone: ZoneSettings, path: Path, credentials: Sequence[CredentialSettings], report: Report
+    zone: ZoneSettings, path: KeyPath, credentials: Sequence[CredentialSettings], report: Report
 ) -> None:
     if not zone.next_hop and report.sound(*path, "next_hop"):
         text = "would be shown to every MX host there is: give the zone a next_hop, or leave them out"
@@ -172,7 +172,7 @@ def _check_destinations(settings: Settings, report: Report) -> None:
     """A [[destination]] that names a zone with credentials must not lower its TLS."""
     with_credentials = {zone.name for zone in settings.zone if zone.credentials}
     for at, entry in enumerate(settings.destination):
-        path: Path = ("destination", at, "tls")
+        path: KeyPath = ("destination", at, "tls")
         named = [name for name in entry.zone if name in with_credentials]
         if entry.tls in _WEAK_THERE and named and report.sound(*path):
             text = f"{entry.tls}: zone {named[0]} logs in, which is never done without TLS"

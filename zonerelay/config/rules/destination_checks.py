@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import Path
+from zonerelay.config.options.toml_lines import KeyPath
 from zonerelay.config.options.wording import did_you_mean, in_words, quoted
-from zonerelay.config.tables.models import DestinationSettings, DestinationTls, Settings, ZoneSettings
+from zonerelay.config.settings import DestinationSettings, DestinationTls, Settings, ZoneSettings
 
 MAX_COMPARED = 300
 """Entries of which each is compared with all before it; of more, only with those that take everything."""
@@ -15,7 +15,7 @@ MAX_COMPARED = 300
 
 def check_destinations(settings: Settings, report: Report) -> None:
     for at, entry in enumerate(settings.destination):
-        path: Path = ("destination", at)
+        path: KeyPath = ("destination", at)
         if report.sound(*path):
             _check_names(entry, path, report)
             _check_connections(entry, settings.zone, path, report)
@@ -32,7 +32,7 @@ def check_destination_zones(settings: Settings, report: Report) -> None:
                 report.refuse(path, f"no zone is named {quoted(name)}{near}")
 
 
-def _check_names(entry: DestinationSettings, path: Path, report: Report) -> None:
+def _check_names(entry: DestinationSettings, path: KeyPath, report: Report) -> None:
     for key, given in (("tls_names", entry.tls_names), ("tls_certificates", entry.tls_certificates)):
         if given and entry.tls is not DestinationTls.VERIFY:
             report.refuse((*path, key), 'goes with tls = "verify" alone: write that, or leave this out')
@@ -42,7 +42,7 @@ def _check_names(entry: DestinationSettings, path: Path, report: Report) -> None
 
 
 def _check_connections(
-    entry: DestinationSettings, zones: Sequence[ZoneSettings], path: Path, report: Report
+    entry: DestinationSettings, zones: Sequence[ZoneSettings], path: KeyPath, report: Report
 ) -> None:
     limits = [zone.max_connections for zone in _its(entry, zones)]
     if entry.max_connections and limits and entry.max_connections > max(limits):

@@ -11,7 +11,7 @@ from zonerelay.config.options.endpoints import is_domain
 from zonerelay.config.options.outbound_forms import date_text
 from zonerelay.config.options.problems import Report
 from zonerelay.config.options.wording import quoted
-from zonerelay.config.tables.models import DkimMode, DkimSettings, Settings
+from zonerelay.config.settings import DkimMode, DkimSettings, Settings
 
 NO_FILE = DkimSettings().key_file
 MAX_KEY_FILE = 64 * 1024

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from zonerelay.config.options.problems import Report
 from zonerelay.config.options.units import Rate, format_duration
-from zonerelay.config.tables.models import DestinationSettings, Settings, ZoneSettings
+from zonerelay.config.settings import DestinationSettings, Settings, ZoneSettings
 
 
 def check_limits(settings: Settings, report: Report) -> tuple[ZoneSettings, ...]:

@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from zonerelay.config.options.endpoints import parse_listen
-from zonerelay.config.tables.access import AccessAction, AuthSettings
-from zonerelay.config.tables.intake import (
+from zonerelay.config.settings import (
     CLEARTEXT_AUTH_WORDS,
     OPEN_RELAY_WORDS,
+    AccessAction,
+    AuthSettings,
     ListenerAuth,
     ListenerSettings,
     ListenerTls,
     Network,
+    Settings,
 )
-from zonerelay.config.tables.models import Settings
 
 SUBMISSIONS = 465
 STARTS_IN_CLEAR = (25, 587)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Sequence
-from pathlib import Path as File
+from pathlib import Path
 
 from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import Path
+from zonerelay.config.options.toml_lines import KeyPath
 from zonerelay.config.options.wording import in_words, quoted
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     CLEARTEXT_AUTH_WORDS,
     OPEN_RELAY_WORDS,
     ListenerAuth,
@@ -33,7 +33,7 @@ def check_listeners(settings: Settings, report: Report) -> None:
     if not settings.listener and report.sound("listener"):
         report.refuse(("listener",), "there is none, so nobody could hand in mail: add a [[listener]]")
     for at, listener in enumerate(settings.listener):
-        path: Path = ("listener", at)
+        path: KeyPath = ("listener", at)
         _check_words(listener, path, report)
         _check_relaying(listener, path, report, takes_reports=bool(settings.srs.domain))
         _check_trusted(listener, path, report)
@@ -44,7 +44,7 @@ def check_listeners(settings: Settings, report: Report) -> None:
             _check_auth(listener, path, report)
 
 
-def _check_words(listener: ListenerSettings, path: Path, report: Report) -> None:
+def _check_words(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
     if listener.open_relay not in ("", OPEN_RELAY_WORDS):
         report.refuse((*path, "open_relay"), f'if anybody may relay, say exactly "{OPEN_RELAY_WORDS}"')
     elif listener.open_relay and listener.auth is ListenerAuth.REQUIRED:
@@ -59,7 +59,9 @@ def _check_words(listener: ListenerSettings, path: Path, report: Report) -> None
         )
 
 
-def _check_relaying(listener: ListenerSettings, path: Path, report: Report, *, takes_reports: bool) -> None:
+def _check_relaying(
+    listener: ListenerSettings, path: KeyPath, report: Report, *, takes_reports: bool
+) -> None:
     """`takes_reports`: with [srs] a listener is of use to everybody, even if nobody may relay."""
     key = (*path, "allow_networks")
     wide = _open_to_all(listener.allow_networks)
@@ -91,7 +93,7 @@ def _lets_somebody_relay(listener: ListenerSettings) -> bool:
     return bool(listener.allow_networks or listener.allow_certificates or listener.open_relay)
 
 
-def _check_trusted(listener: ListenerSettings, path: Path, report: Report) -> None:
+def _check_trusted(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
     """Whoever is listed here can say that a client is somebody else."""
     for key, networks in (
         ("proxy_networks", listener.proxy_networks),
@@ -111,7 +113,7 @@ def _check_trusted(listener: ListenerSettings, path: Path, report: Report) -> No
             )
 
 
-def _check_policy(listener: ListenerSettings, path: Path, report: Report) -> None:
+def _check_policy(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
     if listener.policy_file is not None and not listener.policy and report.sound(*path, "policy"):
         report.refuse(
             (*path, "policy_file"),
@@ -119,7 +121,7 @@ def _check_policy(listener: ListenerSettings, path: Path, report: Report) -> Non
         )
 
 
-def _check_zone_header(listener: ListenerSettings, path: Path, report: Report) -> None:
+def _check_zone_header(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
     for key in ("zone_header_users", "zone_header_networks"):
         if getattr(listener, key) and not listener.zone_header and report.sound(*path, "zone_header"):
             report.refuse(
@@ -134,7 +136,7 @@ def _check_zone_header(listener: ListenerSettings, path: Path, report: Report) -
         )
 
 
-def _check_tls(listener: ListenerSettings, path: Path, report: Report) -> None:
+def _check_tls(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
     certificates, keys = listener.certificate, listener.key
     if listener.tls is ListenerTls.NONE:
         for key in ("certificate", "key", "allow_certificates"):
@@ -154,7 +156,7 @@ def _check_tls(listener: ListenerSettings, path: Path, report: Report) -> None:
         report.refuse((*path, "require_tls"), 'needs tls = "starttls" (with "implicit" there is always TLS)')
 
 
-def _check_pairs(certificates: Sequence[File], keys: Sequence[File], path: Path, report: Report) -> None:
+def _check_pairs(certificates: Sequence[Path], keys: Sequence[Path], path: KeyPath, report: Report) -> None:
     if certificates and keys and len(keys) != len(certificates):
         report.refuse(
             (*path, "key"),
@@ -174,7 +176,7 @@ def _files(number: int) -> str:
     return f"{number} file{'s' if number != 1 else ''}"
 
 
-def _check_auth(listener: ListenerSettings, path: Path, report: Report) -> None:
+def _check_auth(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
     if listener.auth is ListenerAuth.OFF or listener.tls is not ListenerTls.NONE or listener.cleartext_auth:
         return
     if not report.sound(*path, "cleartext_auth"):

@@ -13,7 +13,7 @@ from zonerelay.config.options.options import options_of
 from zonerelay.config.options.problems import Report
 from zonerelay.config.options.wording import did_you_mean, quoted
 from zonerelay.config.rules.postgres_checks import is_in_the_open, url_problem
-from zonerelay.config.tables.models import OutboxSettings, Settings
+from zonerelay.config.settings import OutboxSettings, Settings
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]{0,39}")
 

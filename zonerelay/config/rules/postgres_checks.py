@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.options.problems import Report
-from zonerelay.config.tables.models import LOSS_WORDS, Backend, Settings
+from zonerelay.config.settings import LOSS_WORDS, Backend, Settings
 
 _SCHEMA = re.compile("[a-z_][a-z0-9_]{0,39}")
 _LOCAL = re.compile(r"localhost|127\.[0-9.]+|::1")

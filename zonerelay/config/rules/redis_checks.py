@@ -7,7 +7,7 @@ import urllib.parse
 from collections.abc import Iterator
 
 from zonerelay.config.options.problems import Report
-from zonerelay.config.tables.models import LOSS_WORDS, Backend, Settings
+from zonerelay.config.settings import LOSS_WORDS, Backend, Settings
 
 _SCHEMES = ("redis", "rediss", "unix")
 

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator
 
 from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import Path
+from zonerelay.config.options.toml_lines import KeyPath
 from zonerelay.config.options.wording import did_you_mean, in_words, quoted
 from zonerelay.config.rules.listener_advice import has_users
-from zonerelay.config.tables.models import ListenerAuth, RewriteSettings, RewriteWhere, Settings
+from zonerelay.config.settings import ListenerAuth, RewriteSettings, RewriteWhere, Settings
 
 MAX_COMPARED = 300
 """Rules of which each is compared with all before it; of more, only with those that take every address."""
@@ -55,7 +55,7 @@ def rewrite_advice(settings: Settings) -> Iterator[str]:
         )
 
 
-def _check_rule(rule: RewriteSettings, path: Path, report: Report) -> None:
+def _check_rule(rule: RewriteSettings, path: KeyPath, report: Report) -> None:
     if not rule.address:
         text = 'is missing: say which addresses are changed, as in ["old.example"], or ["*"] for all'
         report.refuse((*path, "address"), text)
@@ -82,7 +82,7 @@ def _check_listeners(settings: Settings, report: Report) -> None:
                 report.refuse(("rewrite", at, "listener", index), text)
 
 
-def _check_dropped(name: str, path: Path, report: Report) -> None:
+def _check_dropped(name: str, path: KeyPath, report: Report) -> None:
     if not _FIELD_NAME.fullmatch(name):
         report.refuse(path, f'{quoted(name)} is not the name of a header field: write it as in "Bcc"')
     elif name.lower() in _NEEDED:

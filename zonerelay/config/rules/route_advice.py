@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from zonerelay.config.rules.listener_advice import has_users
-from zonerelay.config.tables.models import RouteSettings, Settings
+from zonerelay.config.settings import RouteSettings, Settings
 
 MAX_COMPARED = 300
 """Routes of which each is compared with all before it; of more, only with those that take everything."""

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.options.problems import Report
-from zonerelay.config.tables.models import Backend, Settings
+from zonerelay.config.settings import Backend, Settings
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"(?:[A-Za-z0-9!_.*'()-]+/)+")

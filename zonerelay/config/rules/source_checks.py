@@ -10,9 +10,9 @@ import ipaddress
 from collections.abc import Iterator
 
 from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import Path
+from zonerelay.config.options.toml_lines import KeyPath
 from zonerelay.config.options.wording import did_you_mean, in_words, quoted
-from zonerelay.config.tables.models import Settings, SourceSettings, ZoneSettings
+from zonerelay.config.settings import Settings, SourceSettings, ZoneSettings
 
 _FAMILIES = {4: "IPv4", 6: "IPv6"}
 
@@ -51,7 +51,7 @@ def _check_names(sources: tuple[SourceSettings, ...], report: Report) -> None:
 def _check_addresses(sources: tuple[SourceSettings, ...], report: Report) -> None:
     taken: dict[str, int] = {}
     for at, source in enumerate(sources):
-        path: Path = ("source", at, "address")
+        path: KeyPath = ("source", at, "address")
         if not report.sound(*path):
             continue
         if not source.address:
@@ -84,7 +84,7 @@ def _problem_beside(text: str, before: tuple[str, ...]) -> str:
 
 def _check_zone(zone: ZoneSettings, at: int, sources: tuple[SourceSettings, ...], report: Report) -> None:
     known = {source.name: source for source in sources}
-    path: Path = ("zone", at, "sources")
+    path: KeyPath = ("zone", at, "sources")
     named = []
     for index, name in enumerate(zone.sources):
         if name not in known:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zonerelay.config.options.problems import Report
 from zonerelay.config.options.units import format_size
-from zonerelay.config.tables.models import Backend, Settings, SpoolSettings
+from zonerelay.config.settings import Backend, Settings, SpoolSettings
 
 ONLY_WITH = {
     "env_directory": Backend.DISK,

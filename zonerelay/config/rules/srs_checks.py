@@ -16,7 +16,7 @@ from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.options.endpoints import is_domain
 from zonerelay.config.options.problems import Report
 from zonerelay.config.options.wording import quoted
-from zonerelay.config.tables.models import Settings, SrsSettings
+from zonerelay.config.settings import Settings, SrsSettings
 
 MIN_SECRET = 16
 NOTE = "srs-form"

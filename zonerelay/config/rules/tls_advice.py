@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 from zonerelay.config.options.endpoints import parse_name_server
-from zonerelay.config.tables.models import DnsSettings, Settings, TlsMode
+from zonerelay.config.settings import DnsSettings, Settings, TlsMode
 
 
 def tls_advice(settings: Settings) -> list[str]:

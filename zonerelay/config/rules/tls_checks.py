@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from zonerelay.config.options.endpoints import NextHopKind, parse_next_hop, split_next_hops
 from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import Path
-from zonerelay.config.tables.models import DestinationTls, Settings, TlsMode, ZoneSettings
+from zonerelay.config.options.toml_lines import KeyPath
+from zonerelay.config.settings import DestinationTls, Settings, TlsMode, ZoneSettings
 
 _UNTRUSTED = (
     "dane needs to know what DNSSEC vouches for: set trust_ad = true in [dns], with a validating resolver on "
@@ -26,7 +26,7 @@ def check_tls(settings: Settings, report: Report) -> None:
             report.refuse(("destination", at, "tls"), _UNTRUSTED)
 
 
-def _check_dane(zone: ZoneSettings, path: Path, trusts: bool, report: Report) -> None:
+def _check_dane(zone: ZoneSettings, path: KeyPath, trusts: bool, report: Report) -> None:
     if not trusts:
         report.refuse((*path, "tls"), _UNTRUSTED)
     if not zone.dane and report.sound(*path, "dane"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from zonerelay.config.tables.models import DkimMode, ZoneSettings
+from zonerelay.config.settings import DkimMode, ZoneSettings
 from zonerelay.control.messages.plans import ChangePlan
 from zonerelay.message.dkim.authors import author_domain
 from zonerelay.message.srs import Srs, SrsError

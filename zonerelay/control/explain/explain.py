@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from zonerelay.config.options.endpoints import parse_listen
 from zonerelay.config.options.wording import did_you_mean, in_words
-from zonerelay.config.tables.models import ListenerSettings, ZoneSettings
+from zonerelay.config.settings import ListenerSettings, ZoneSettings
 from zonerelay.control.explain.change_plans import ChangePlans
 from zonerelay.control.explain.rewrite_plans import RewritePlans, Rewritten
 from zonerelay.control.explain.source_plans import SourcePlans, candidates, own_addresses

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.control.messages.plans import SourcePlan
 from zonerelay.control.messages.standings import SourcePenalty
 from zonerelay.delivery.source.selection import SourceWays, Standing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zonerelay.config.options.units import Rate, format_size
-from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.control.messages.plans import StsPlan, TlsPlan
 from zonerelay.routing.destinations.mx import Findings
 from zonerelay.routing.destinations.nexthop import Limits, Route, TlsDemand

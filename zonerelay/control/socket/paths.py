@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.settings import Settings
 from zonerelay.control.socket.errors import ControlError
 
 MAX_SOCKET_PATH = 107

@@ -14,7 +14,7 @@ import secrets as random_secrets
 from dataclasses import dataclass
 from typing import Protocol
 
-from zonerelay.config.tables.models import CredentialSettings, TlsMode
+from zonerelay.config.settings import CredentialSettings, TlsMode
 from zonerelay.delivery.auth.accounts import Account, digest
 from zonerelay.delivery.peer.sockets import HostTrouble
 from zonerelay.delivery.tls.verify import ENCRYPTED

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from zonerelay.config.credentials.secrets import SecretError
-from zonerelay.config.tables.models import CredentialSettings, Settings, ZoneSettings
+from zonerelay.config.settings import CredentialSettings, Settings, ZoneSettings
 from zonerelay.delivery.auth.accounts import Account, digest
 from zonerelay.delivery.auth.login import Dialog, Login, NoLogin, Prepared, StaleTokenError, Stop
 from zonerelay.delivery.auth.oauth import Post, TokenSource, post

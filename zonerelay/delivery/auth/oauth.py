@@ -15,7 +15,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from zonerelay.config.credentials.secrets import SecretError
-from zonerelay.config.tables.models import CredentialSettings
+from zonerelay.config.settings import CredentialSettings
 from zonerelay.delivery.auth.oauth_grants import MAX_ANSWER, Grant, TokenError, read_answer, request_form
 from zonerelay.delivery.auth.secret_files import Secrets
 from zonerelay.delivery.auth.token_files import KeptTokens

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from zonerelay.config.tables.models import CredentialSettings, OauthGrant
+from zonerelay.config.settings import CredentialSettings, OauthGrant
 
 MAX_ANSWER = 64 * 1024
 MAX_TOKEN = 8 * 1024  # what fits into one line of AUTH, in base64

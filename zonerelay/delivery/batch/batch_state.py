@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.batch.chunking import chunked
 from zonerelay.delivery.batch.missing_auth import spared
 from zonerelay.delivery.batch.peer_limits import within_limits

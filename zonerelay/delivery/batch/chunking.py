@@ -9,7 +9,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from zonerelay.config.tables.models import InDoubt
+from zonerelay.config.settings import InDoubt
 from zonerelay.delivery.batch.transaction_io import Body
 from zonerelay.delivery.connection.session import Session
 from zonerelay.model.clock import Clock

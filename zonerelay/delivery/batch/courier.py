@@ -38,7 +38,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
 
-from zonerelay.config.tables.models import DeliverySettings
+from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.auth.login import NoLogin
 from zonerelay.delivery.auth.logins import Logins
 from zonerelay.delivery.batch.batch_state import Batch, Errand, NoTurnError

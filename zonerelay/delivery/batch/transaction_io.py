@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
-from zonerelay.config.tables.models import DeliverySettings
+from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.connection.client_protocol import SilentError, Wire, WireError
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId

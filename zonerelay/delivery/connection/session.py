@@ -26,7 +26,7 @@ from typing import Protocol, cast
 
 import aiosmtplib
 
-from zonerelay.config.tables.models import DeliverySettings
+from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.auth.login import Login
 from zonerelay.delivery.auth.logins import Logins
 from zonerelay.delivery.connection.client_protocol import Wire

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from zonerelay.config.tables.models import CredentialSettings, SourceSettings, ZoneSettings
+from zonerelay.config.settings import CredentialSettings, SourceSettings, ZoneSettings
 from zonerelay.routing.destinations.nexthop import DestinationKey, Limits, Route, TlsDemand
 
 

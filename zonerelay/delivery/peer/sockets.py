@@ -15,7 +15,7 @@ import errno
 import os
 import socket
 
-from zonerelay.config.tables.models import SourceSettings, ZoneSettings
+from zonerelay.config.settings import SourceSettings, ZoneSettings
 from zonerelay.model.outcome import Scope
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.addresses import is_private

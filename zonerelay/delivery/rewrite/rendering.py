@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from zonerelay.config.tables.models import DkimMode, ZoneSettings
+from zonerelay.config.settings import DkimMode, ZoneSettings
 from zonerelay.delivery.batch.transaction_io import ReadBody
 from zonerelay.delivery.rewrite.signing import Signing
 from zonerelay.delivery.rewrite.stored_pieces import StoredPieces

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-from zonerelay.config.tables.models import SourceBy, SourceSettings
+from zonerelay.config.settings import SourceBy, SourceSettings
 from zonerelay.model.address import NULL_SENDER, Mailbox
 from zonerelay.model.message_id import MessageId
 

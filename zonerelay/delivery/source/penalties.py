@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from zonerelay.config.tables.models import SourceSettings
+from zonerelay.config.settings import SourceSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.reply import Reply
 

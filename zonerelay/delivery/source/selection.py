@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Protocol
 
-from zonerelay.config.tables.models import SourceBy, SourceSettings, ZoneSettings
+from zonerelay.config.settings import SourceBy, SourceSettings, ZoneSettings
 from zonerelay.delivery.peer.connection_key import Terms, Way
 from zonerelay.delivery.peer.sockets import SourceTrouble, own_address
 from zonerelay.delivery.source.choice import in_order, key_of, shares

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from zonerelay.config.tables.models import TlsMode, ZoneSettings
+from zonerelay.config.settings import TlsMode, ZoneSettings
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.peer.sockets import HostTrouble
 from zonerelay.delivery.tls import dane

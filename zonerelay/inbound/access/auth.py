@@ -28,7 +28,7 @@ from pathlib import Path
 
 from zonerelay.config.credentials import passwords
 from zonerelay.config.credentials.file import User
-from zonerelay.config.tables.access import AuthSettings
+from zonerelay.config.settings import AuthSettings
 from zonerelay.inbound.access.credentials_watch import CredentialsWatch
 from zonerelay.inbound.access.password_check import (
     BusyError,

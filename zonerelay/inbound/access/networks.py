@@ -13,7 +13,7 @@ import enum
 import ipaddress
 from dataclasses import dataclass, replace
 
-from zonerelay.config.tables.models import OPEN_RELAY_WORDS, ListenerSettings
+from zonerelay.config.settings import OPEN_RELAY_WORDS, ListenerSettings
 
 MAX_REMEMBERED = 1024
 

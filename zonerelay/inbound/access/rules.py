@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from zonerelay.config.tables.models import AccessAction, AccessSettings
+from zonerelay.config.settings import AccessAction, AccessSettings
 from zonerelay.model.reply import Reply
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.routing.zones.networks import Networks

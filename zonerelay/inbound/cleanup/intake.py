@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from zonerelay.config.tables.models import BareLineEnds, HeaderControls
+from zonerelay.config.settings import BareLineEnds, HeaderControls
 from zonerelay.inbound.cleanup.deliveries import deliveries_of
 from zonerelay.inbound.cleanup.own_headers import edited, own_fields, with_other_addresses, without
 from zonerelay.inbound.limits.large_bodies import LARGE

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from zonerelay.config.tables.models import ListenerAuth, ListenerSettings, ListenerTls, Settings
+from zonerelay.config.settings import ListenerAuth, ListenerSettings, ListenerTls, Settings
 from zonerelay.inbound.access.auth import Authenticator
 from zonerelay.inbound.access.networks import Reason
 from zonerelay.inbound.access.rules import AccessRules

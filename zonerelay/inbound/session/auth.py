@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zonerelay.config.tables.models import ListenerAuth
+from zonerelay.config.settings import ListenerAuth
 from zonerelay.inbound.access.auth import LoginKind
 from zonerelay.inbound.policy.api import Auth
 from zonerelay.inbound.state import replies as answers

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from zonerelay.config.tables.models import ListenerTls
+from zonerelay.config.settings import ListenerTls
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.session.commands import Dialog
 from zonerelay.inbound.session.timeouts import Deadlines

@@ -11,7 +11,7 @@ from email.utils import getaddresses
 from functools import lru_cache
 
 from zonerelay.config.credentials.file import User
-from zonerelay.config.tables.models import ListenerSettings
+from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.policy.api import ClientInfo
 from zonerelay.inbound.state.permissions import Grants, GrantTable

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from zonerelay.config.tables.models import ListenerSettings, ListenerTls
+from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.access.strangers import Strangers
 from zonerelay.inbound.limits.bursts import Bursts

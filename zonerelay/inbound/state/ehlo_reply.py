@@ -6,7 +6,7 @@ on the connection, DSN, FUTURERELEASE and XCLIENT on who the client is.
 
 from __future__ import annotations
 
-from zonerelay.config.tables.models import ListenerSettings
+from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.state.replies import Answer, said
 from zonerelay.smtp.client.extensions import future_release_line, limits_line
 from zonerelay.smtp.server.sasl import MECHANISMS

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zonerelay.config.tables.models import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings, ListenerTls
+from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings, ListenerTls
 from zonerelay.inbound.state.ehlo_reply import AUTH, DSN, FUTURE_RELEASE, STARTTLS, XCLIENT
 from zonerelay.smtp.server.params import (
     AUTH_MAIL_PARAMETERS,

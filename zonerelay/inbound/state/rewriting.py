@@ -18,7 +18,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from zonerelay.config.tables.models import RewriteSettings, RewriteWhere
+from zonerelay.config.settings import RewriteSettings, RewriteWhere
 from zonerelay.inbound.state.transaction import Transaction, recipient_key
 from zonerelay.message.header.address_fields import change_addresses
 from zonerelay.model.address import Mailbox

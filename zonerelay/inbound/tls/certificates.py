@@ -17,7 +17,7 @@ from pathlib import Path
 
 from OpenSSL import SSL
 
-from zonerelay.config.tables.models import ListenerSettings
+from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.tls.certificate_files import (
     CertificateError,
     Pair,

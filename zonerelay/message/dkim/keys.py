@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from zonerelay.config.tables.models import DkimSettings
+from zonerelay.config.settings import DkimSettings
 from zonerelay.message.dkim.private_keys import GOOD_RSA_BITS, PrivateKey, load_private_key
 from zonerelay.message.dkim.signature import RSA, DkimKey
 

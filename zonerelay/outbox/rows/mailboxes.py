@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from zonerelay.config.credentials.secrets import SecretError
-from zonerelay.config.tables.models import CredentialSettings, TlsMode, ZoneSettings
+from zonerelay.config.settings import CredentialSettings, TlsMode, ZoneSettings
 from zonerelay.model.outbox import mailbox_zone
 from zonerelay.outbox.database.passwords import PasswordError, unseal
 from zonerelay.routing.idna import ascii_domain

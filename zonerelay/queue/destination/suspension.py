@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from zonerelay.config.tables.models import RetrySettings
+from zonerelay.config.settings import RetrySettings
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 

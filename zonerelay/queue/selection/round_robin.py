@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import heapq
 
-from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.priority import Priority
 from zonerelay.queue.destination.destinations import Destination, Site, Standing

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from zonerelay.config.tables.models import RetrySettings, ZoneSettings
+from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.priority import Priority
 from zonerelay.queue.destination.destinations import Destination, DestinationStatus, Line

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from zonerelay.config.tables.models import BounceSettings
+from zonerelay.config.settings import BounceSettings
 from zonerelay.message.dsn.report import DsnKind, RecipientReport, can_return_whole, compose
 from zonerelay.message.header.headers import parse_header
 from zonerelay.model.address import NULL_SENDER, Mailbox

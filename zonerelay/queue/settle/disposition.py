@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zonerelay.config.tables.models import BounceSettings, InDoubt
+from zonerelay.config.settings import BounceSettings, InDoubt
 from zonerelay.message.dsn.report import DsnKind
 from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.delivery import Delivery

@@ -37,7 +37,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     BounceSettings,
     OutboxSettings,
     RetryPolicyName,

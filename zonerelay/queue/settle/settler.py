@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 
-from zonerelay.config.tables.models import BounceSettings, InDoubt, ZoneSettings
+from zonerelay.config.settings import BounceSettings, InDoubt, ZoneSettings
 from zonerelay.message.dsn.report import DsnKind, RecipientReport
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Sequence
 
 from zonerelay.config.options.units import format_size
-from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from zonerelay.config.tables.models import RetrySettings, ZoneSettings
+from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from zonerelay.config.tables.models import RetrySettings, ZoneSettings
+from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.outcome import Scope
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.nexthop import MxHost, Route, Unroutable

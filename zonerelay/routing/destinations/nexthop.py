@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from zonerelay.config.options.units import Rate
-from zonerelay.config.tables.models import TlsMode, ZoneSettings
+from zonerelay.config.settings import TlsMode, ZoneSettings
 from zonerelay.model.outcome import Outcome
 
 DestinationKey = NewType("DestinationKey", str)

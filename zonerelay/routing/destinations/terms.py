@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from zonerelay.config.tables.models import TlsMode, ZoneSettings
+from zonerelay.config.settings import TlsMode, ZoneSettings
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.destination_table import Entry

@@ -24,7 +24,7 @@ import dns.rdtypes.ANY.TLSA
 import dns.resolver
 
 from zonerelay.config.options.endpoints import NameServer, parse_name_server
-from zonerelay.config.tables.models import DnsSettings
+from zonerelay.config.settings import DnsSettings
 from zonerelay.routing.dns.answers import DnsStatus, MxRecord, Record, TlsaRecord
 from zonerelay.routing.dns.name_servers import TRY_TIMEOUT
 from zonerelay.routing.dns.packets import EDNS_PAYLOAD, Reading

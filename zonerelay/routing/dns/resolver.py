@@ -26,7 +26,7 @@ from itertools import chain, zip_longest
 from random import Random, SystemRandom
 from typing import TypeVar
 
-from zonerelay.config.tables.models import DnsSettings
+from zonerelay.config.settings import DnsSettings
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply

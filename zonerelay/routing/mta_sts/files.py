@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.settings import Settings
 from zonerelay.routing.idna import ascii_domain
 from zonerelay.routing.mta_sts.policy_text import MAX_LIFE, MAX_PATTERNS, HeldPolicy, StsMode, StsPolicy
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from zonerelay.config.tables.models import ZoneSettings
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.model.clock import Clock
 from zonerelay.process.webclient import Resolve, Response, WebError, fetch
 from zonerelay.routing.destinations.addresses import is_private

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterable
 from functools import lru_cache
 
-from zonerelay.config.tables.models import Network
+from zonerelay.config.settings import Network
 
 
 class Networks:

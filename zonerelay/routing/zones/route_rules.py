@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
-from zonerelay.config.tables.models import RouteSettings
+from zonerelay.config.settings import RouteSettings
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.priority import Priority
 from zonerelay.routing.idna import ascii_domain

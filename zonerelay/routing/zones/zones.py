@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from zonerelay.config.tables.models import RouteSettings, ZoneSettings
+from zonerelay.config.settings import RouteSettings, ZoneSettings
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.priority import Priority
 from zonerelay.routing.zones.route_rules import Headers, Mail, Rule, reason

@@ -21,7 +21,7 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from zonerelay.config.tables.models import Backend, PostgresSettings, RedisSettings, S3Settings
+from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings
 from zonerelay.model.clock import Clock
 from zonerelay.store.common.private_directories import make_private
 from zonerelay.store.contract import StoreOpenError

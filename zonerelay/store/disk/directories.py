@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zonerelay.config.tables.models import SpoolSettings
+from zonerelay.config.settings import SpoolSettings
 from zonerelay.store.common.private_directories import make_private
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.disk.errors import translated

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import NamedTuple
 
-from zonerelay.config.tables.models import SpoolSettings
+from zonerelay.config.settings import SpoolSettings
 from zonerelay.store.common.ballast import Ballast
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.disk.directories import Directories, check_marks, open_directories

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from zonerelay.config.tables.models import LOSS_WORDS, PostgresSettings
+from zonerelay.config.settings import LOSS_WORDS, PostgresSettings
 from zonerelay.store.common.claim_pool import Claims
 from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import News, StoreError, StoreOpenError

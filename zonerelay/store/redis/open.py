@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zonerelay.config.tables.models import LOSS_WORDS, RedisSettings, SpoolSettings
+from zonerelay.config.settings import LOSS_WORDS, RedisSettings, SpoolSettings
 from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.redis.client import RedisLink, Terms

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from zonerelay.config.tables.models import Addressing, S3Settings
+from zonerelay.config.settings import Addressing, S3Settings
 from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.s3 import probe as s3_probe

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zonerelay.config.load.changes import NEXT_START, RESTART, kept_from
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.changes import NEXT_START, RESTART, kept_from
+from zonerelay.config.settings import Settings
 
 ROLL = tuple(name for name in RESTART if name not in (*NEXT_START, "workers"))
 

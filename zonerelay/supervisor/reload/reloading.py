@@ -13,8 +13,8 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from zonerelay.config.load.settings import ConfigError, load_text
-from zonerelay.config.tables.models import Backend, Settings
+from zonerelay.config.load import ConfigError, load_text
+from zonerelay.config.settings import Backend, Settings
 from zonerelay.model.clock import Clock
 from zonerelay.process.systemd import Notifier
 from zonerelay.store.spool_paths import is_shared, spools_beyond

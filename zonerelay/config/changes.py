@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.settings import Settings
 
 RESTART = (
     "hostname",

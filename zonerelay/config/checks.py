@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from zonerelay.config.options.endpoints import ListenAddress, parse_listen
 from zonerelay.config.options.problems import Report
-from zonerelay.config.options.toml_lines import Path
+from zonerelay.config.options.toml_lines import KeyPath
 from zonerelay.config.options.units import format_size
 from zonerelay.config.options.wording import did_you_mean, in_words, quoted
 from zonerelay.config.rules.credential_checks import check_credentials
@@ -27,7 +27,7 @@ from zonerelay.config.rules.source_checks import check_sources
 from zonerelay.config.rules.spool_checks import check_spool
 from zonerelay.config.rules.srs_checks import check_srs
 from zonerelay.config.rules.tls_checks import check_tls
-from zonerelay.config.tables.models import (
+from zonerelay.config.settings import (
     AccessAction,
     AccessSettings,
     RetryPolicyName,
@@ -67,8 +67,8 @@ def check(settings: Settings, report: Report) -> Settings:
 
 def _check_addresses(settings: Settings, report: Report) -> None:
     """No two listeners, nor a listener and the admin port, may want the same address."""
-    taken: list[tuple[Path, ListenAddress]] = []
-    wanted: list[tuple[Path, str]] = [(("admin", "address"), settings.admin.address)]
+    taken: list[tuple[KeyPath, ListenAddress]] = []
+    wanted: list[tuple[KeyPath, str]] = [(("admin", "address"), settings.admin.address)]
     wanted += [(("listener", at, "address"), entry.address) for at, entry in enumerate(settings.listener)]
     for path, text in wanted:
         if not text or not report.sound(*path):
@@ -161,7 +161,7 @@ def _check_access(rules: tuple[AccessSettings, ...], report: Report) -> None:
             _check_reply(rule, ("access", at, "reply"), report)
 
 
-def _check_reply(rule: AccessSettings, path: Path, report: Report) -> None:
+def _check_reply(rule: AccessSettings, path: KeyPath, report: Report) -> None:
     suits = {AccessAction.REFUSE: "5", AccessAction.DEFER: "4"}.get(rule.action)
     if suits is None:
         report.refuse(path, 'is not used with action = "accept": leave one of the two out')

@@ -11,7 +11,7 @@ from zonerelay.config.options.convert import item_form
 from zonerelay.config.options.options import Form, Option, options_of
 from zonerelay.config.options.outbound_forms import date_text
 from zonerelay.config.options.units import format_duration, format_size
-from zonerelay.config.tables.models import REPEATED, TABLES, Settings, Table
+from zonerelay.config.settings import REPEATED, TABLES, Settings, Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 
 from zonerelay.config.credentials.secrets import is_public
+from zonerelay.config.hostname import is_fully_qualified
 from zonerelay.config.options.endpoints import parse_listen
-from zonerelay.config.options.hostname import is_fully_qualified
 from zonerelay.config.rules.credential_checks import credential_advice
 from zonerelay.config.rules.destination_checks import destination_advice
 from zonerelay.config.rules.dkim_checks import dkim_advice
@@ -24,7 +24,7 @@ from zonerelay.config.rules.s3_checks import s3_advice
 from zonerelay.config.rules.source_checks import source_advice
 from zonerelay.config.rules.spool_checks import raised_guard
 from zonerelay.config.rules.tls_advice import tls_advice
-from zonerelay.config.tables.models import Backend, Settings, TlsMode
+from zonerelay.config.settings import Backend, Settings, TlsMode
 
 
 def advice(settings: Settings, hostname: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Callable
 
 from zonerelay.config.options.endpoints import address_literal, is_domain, parse_listen
-from zonerelay.config.tables.models import Settings
+from zonerelay.config.settings import Settings
 
 _LOCAL = ("localhost", "localdomain", "local")
 

@@ -1,0 +1,199 @@
+"""Loads the configuration: TOML text becomes `Settings`, or one `ConfigError` with everything wrong in it.
+
+A value that cannot be read is replaced by its default, and a key that is not known is left out, only so that
+the rest can be checked too: nothing is returned from a file with a problem.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from zonerelay.config import checks
+from zonerelay.config.options import convert
+from zonerelay.config.options.options import Form, Option, options_of
+from zonerelay.config.options.problems import ConfigError, Problem, Report, path_text
+from zonerelay.config.options.toml_lines import KeyPath, line_numbers
+from zonerelay.config.options.wording import did_you_mean, quoted
+from zonerelay.config.settings import REPEATED, TABLES, Settings, Table
+
+__all__ = ["ConfigError", "Problem", "load", "load_text", "load_whereabouts", "read"]
+
+_POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+
+Owner = TypeVar("Owner", bound=Settings | Table)
+
+
+def load(path: Path) -> Settings:
+    """The settings of a file. Raises ConfigError, also when the file cannot be read."""
+    return read(path)[0]
+
+
+def read(path: Path) -> tuple[Settings, Report]:
+    """The settings, and the report for who looks further: it knows the lines. Raises ConfigError."""
+    settings, report = _checked(_text(path), str(path))
+    report.raise_problems()
+    return settings, report
+
+
+def load_whereabouts(path: Path) -> Settings:
+    """For commands that only ask where the running relay is: its spool and its socket.
+
+    They are needed most while the file is being corrected, so what is wrong elsewhere is no matter here.
+    Raises ConfigError when the file does not say it.
+    """
+    settings, report = _checked(_text(path), str(path))
+    known = {*TABLES, *options_of(Settings)} - {"spool", "admin"}
+    if not all(wrong[0] in known for wrong in report.wrong):  # an unknown table may be a mistyped one
+        report.raise_problems()
+    return settings
+
+
+def load_text(text: str, source: str = "configuration") -> Settings:
+    """The settings in a TOML document; `source` names it when it is no TOML at all."""
+    settings, report = _checked(text, source)
+    report.raise_problems()
+    return settings
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError([Problem(str(path), f"cannot be read: {error.strerror}")]) from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        problem = Problem(str(path), "is not UTF-8, which TOML must be", line)
+        raise ConfigError([problem]) from error
+
+
+def _checked(text: str, source: str) -> tuple[Settings, Report]:
+    """Raises ConfigError for what is no TOML; everything else is in the report."""
+    try:
+        document = tomllib.loads(text)
+        lines = line_numbers(text)
+    except ValueError as error:  # TOMLDecodeError, and what int() says of a number of 5000 digits
+        raise ConfigError([_syntax_problem(str(error), text, source)]) from error
+    except RecursionError as error:
+        raise ConfigError([Problem(source, "lists or tables are nested too deeply", 1)]) from error
+    report = Report(lines)
+    settings = checks.check(settings_in(document, report), report)
+    return settings, report
+
+
+def _syntax_problem(message: str, text: str, source: str) -> Problem:
+    """The message of tomllib says where; we say it as for every other problem."""
+    match = _POSITION.search(message)
+    end = text.rstrip().count("\n") + 1
+    line = int(match[1]) if match and match[1] else end
+    what = _POSITION.sub("", message)
+    if what == "Cannot overwrite a value":
+        what = "this key is given twice"
+    elif twice := re.match(r"Cannot (?:declare|mutate immutable namespace) \((.*?),?\)", what):
+        name = path_text(tuple(part.strip(" '\"") for part in twice[1].split(",")))
+        what = f"the table {name} is given twice"
+        what += f"; there may be several when each is written [[{name}]]" if name in REPEATED else ""
+    return Problem(source, f"is not TOML: {what[0].lower()}{what[1:]}", line)
+
+
+def settings_in(document: dict[str, object], report: Report) -> Settings:
+    tables: dict[str, Any] = {  # the classes in TABLES are those of the fields; a test compares them
+        name: (_repeated if name in REPEATED else _single)(name, document[name], report)
+        for name in TABLES
+        if name in document
+    }
+    options = {name: value for name, value in document.items() if name not in TABLES}
+    return dataclasses.replace(_read_options(Settings, options, (), report), **tables)
+
+
+def _single(name: str, value: object, report: Report) -> Table:
+    if isinstance(value, dict):
+        return _read_options(TABLES[name], value, (name,), report)
+    several = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+    hint = "there is only one: write it in single brackets" if several else "expected a table"
+    report.refuse((name,), f"{hint}, [{name}]")
+    return TABLES[name]()
+
+
+def _repeated(name: str, value: object, report: Report) -> tuple[Table, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        report.refuse((name,), f"there may be several: write it in double brackets, [[{name}]]")
+        return ()
+    return tuple(_read_options(TABLES[name], item, (name, at), report) for at, item in enumerate(value))
+
+
+def _read_options(owner: type[Owner], table: dict[str, object], path: KeyPath, report: Report) -> Owner:
+    options = options_of(owner)
+    for key in [key for key in table if key not in options]:
+        report.refuse((*path, key), _unknown_key(key, path, options))
+    values: dict[str, Any] = {}  # each reader returns what the field that names its form declares
+    for field in dataclasses.fields(owner):
+        if field.name not in table or field.name not in options:
+            continue
+        option, value, here = options[field.name], table[field.name], (*path, field.name)
+        try:
+            values[field.name] = _read(option, value, field.default, here, report)
+        except ValueError as error:
+            report.refuse(here, str(error))
+    return owner(**values)
+
+
+def _read(option: Option, value: object, default: object, path: KeyPath, report: Report) -> object:
+    item = _item_of(option)
+    if item is not None:
+        return _read_list(item, value, path, report)
+    read = convert.read_value(value, option)
+    if option.form is not Form.CHOICE:
+        return read
+    # The words of a choice are the members of the enumeration that its default belongs to.
+    return cast("type[enum.StrEnum]", type(default))(cast("str", read))
+
+
+@functools.cache
+def _item_of(option: Option) -> Option | None:
+    """What an item of a list must be; `None` when it is no list."""
+    form = convert.item_form(option.form)
+    return None if form is None else dataclasses.replace(option, form=form, optional=False)
+
+
+def _read_list(option: Option, value: object, path: KeyPath, report: Report) -> tuple[object, ...]:
+    if option.form is Form.PATH and not isinstance(value, list):
+        # One file needs no brackets.
+        return (convert.read_value(value, option),) if value != "" else ()
+    if not isinstance(value, list):
+        hint = f": write [{quoted(value)}]" if isinstance(value, str) else ""
+        raise convert.expected("a list in brackets", value, hint)
+    read: list[object] = []
+    for at, item in enumerate(value):
+        try:
+            read.append(convert.read_value(item, option))
+        except ValueError as error:
+            report.refuse((*path, at), str(error))
+    return tuple(read)
+
+
+def _unknown_key(key: str, path: KeyPath, options: dict[str, Option]) -> str:
+    table = str(path[0]) if path else ""
+    if home := _home_of(key):
+        return f"unknown key; {home}"
+    known = [*options, *(TABLES if not table else ())]
+    return f"unknown key{did_you_mean(key, known) or '; known here are ' + ', '.join(known)}"
+
+
+def _home_of(key: str) -> str:
+    """Where a key that stands in the wrong table belongs: TOML makes that mistake easy."""
+    if key in options_of(Settings):
+        return f"{key} belongs at the top of the file, before the first [table]"
+    homes = [
+        f"[[{name}]]" if name in REPEATED else f"[{name}]"
+        for name, table in TABLES.items()
+        if key in options_of(table)
+    ]
+    return f"it belongs in {' or '.join(homes)}" if homes else ""
