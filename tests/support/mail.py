@@ -14,7 +14,7 @@ from zonerelay.delivery.batch.batch_state import Turn
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.connection.session import TlsObserver
 from zonerelay.delivery.rewrite.rendering import Renderer
-from zonerelay.delivery.source.selection import SourceWays
+from zonerelay.delivery.source.selection import SourceSelection
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import Delivery
@@ -176,7 +176,7 @@ def make_courier(
     settings: DeliverySettings | None = None,
     names: Names | None = None,
     clock: Clock | None = None,
-    sources: SourceWays | None = None,
+    sources: SourceSelection | None = None,
     observe_tls: TlsObserver | None = None,
     renderer: Renderer | None = None,
     logins: Logins | None = None,
@@ -230,7 +230,7 @@ class Reported:
 
 def make_sources(
     clock: Clock, sources: Sequence[SourceSettings] = (), reported: Reported | None = None
-) -> SourceWays:
-    ways = SourceWays(clock, reported or Reported())
-    ways.configure(sources)
-    return ways
+) -> SourceSelection:
+    selection = SourceSelection(clock, reported or Reported())
+    selection.configure(sources)
+    return selection

@@ -22,7 +22,7 @@ from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.batch.transaction_io import ReadBody
 from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.delivery.rewrite.signing import Signing
-from zonerelay.delivery.source.selection import SourceWays
+from zonerelay.delivery.source.selection import SourceSelection
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import Clock
@@ -85,7 +85,7 @@ class Sending:
             events=events.limits,
             clock=clock,
         )
-        self.sources = SourceWays(clock, events)
+        self.sources = SourceSelection(clock, events)
         self.logins = Logins(clock, events.smarthosts, environment, directory=token_directory(settings))
         events.metrics.smarthosts.attach(self.logins.standing)
         self._signing = Signing(beside=len(os.sched_getaffinity(0)) > 1)

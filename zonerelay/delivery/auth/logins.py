@@ -180,7 +180,7 @@ class Logins:
             return await open_with(await self._prepare(terms, refused=error.token))
 
     async def _prepare(self, terms: Terms, *, refused: str = "") -> Login:
-        credential = terms.way.credential
+        credential = terms.key.credential
         assert credential is not None
         zone = terms.zone
         account = self._accounts.get((zone.name, credential.name))

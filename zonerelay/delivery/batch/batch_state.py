@@ -62,7 +62,7 @@ class Batch(Protocol):
     """Set to what the latest peer announces."""
 
 
-class Errand:
+class BatchState:
     """`message` is what is sent: the batch's own, or what the zone makes of it.
 
     `source_unfit`: its source has no address here, or none in common with the hosts. `family_missed`: that

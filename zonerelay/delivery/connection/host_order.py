@@ -1,7 +1,7 @@
 """In which order the hosts of a route are tried: by preference, and what is dead after everything else.
 
 Equal ones are shuffled (RFC 5321 5.1); in a zone that shares its mail between next hops each batch has one of
-the equal ones to begin with, and idle connections to it alone (`Way.host`).
+the equal ones to begin with, and idle connections to it alone (`ConnectionKey.host`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class HostOrder:
         self._health = Health(clock)
 
     def first_of(self, route: Route) -> str:
-        """One of the most preferred hosts that are not known to be dead, for `Way.host`."""
+        """One of the most preferred hosts that are not known to be dead, for `ConnectionKey.host`."""
         most = route.hosts[0].preference if route.hosts else 0
         best = [_name(host) for host in route.hosts if host.preference == most]
         if self._health:
@@ -33,7 +33,7 @@ class HostOrder:
         return self._random.choice(best) if best else ""
 
     def hosts(self, terms: Terms) -> Iterator[MxHost]:
-        first = terms.way.host
+        first = terms.key.host
         for _, equal in groupby(terms.route.hosts, key=lambda host: host.preference):
             group = list(equal)
             self._random.shuffle(group)
