@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zonerelay.config.tables.models import CredentialSettings, DeliverySettings, SourceSettings, ZoneSettings
-from zonerelay.delivery.auth.logins import Logins, Reports, senders_of
+from zonerelay.delivery.auth.logins import Logins, senders_of
 from zonerelay.delivery.auth.oauth import Post, post
 from zonerelay.delivery.batch.batch_state import Turn
 from zonerelay.delivery.batch.courier import SmtpCourier
@@ -158,14 +158,14 @@ def make_renderer(bodies: Bodies, *, clock: Clock, log: Log | None = None) -> Re
 def make_logins(
     clock: Clock,
     *credentials: CredentialSettings,
-    reports: Reports | None = None,
+    events: SmarthostEvents | None = None,
     environment: Mapping[str, str] | None = None,
     directory: Path = Path("/nowhere"),
     zone: ZoneSettings = ZONE,
     post: Post = post,
 ) -> Logins:
-    reports = reports or SmarthostEvents(Log().emit, SmarthostMetrics(), Redactor(b"", enabled=False))
-    logins = Logins(clock, reports, environment or {}, directory=directory, post=post)
+    events = events or SmarthostEvents(Log().emit, SmarthostMetrics(), Redactor(b"", enabled=False))
+    logins = Logins(clock, events, environment or {}, directory=directory, post=post)
     logins.configure(credentials, senders_of(credentials), [zone])
     return logins
 

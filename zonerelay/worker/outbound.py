@@ -66,7 +66,7 @@ class Sending:
         self._clock = clock
         self.dkim_keys: DkimKeys | None = None
         self.srs: Srs | None = None
-        self.resolver = Resolver(settings.dns, clock, reports=events.name_servers)
+        self.resolver = Resolver(settings.dns, clock, observer=events.name_servers)
         files = StsFiles(policy_directory(settings))
         self._sts = StsPolicies(self.resolver, events.sts, clock, files=files, port=policy_port)
         self.router = MxRouter(
@@ -87,7 +87,7 @@ class Sending:
         )
         self.sources = SourceSelection(clock, events)
         self.logins = Logins(clock, events.smarthosts, environment, directory=token_directory(settings))
-        events.metrics.smarthosts.attach(self.logins.standing)
+        events.metrics.smarthosts.attach(self.logins.login_states)
         self._signing = Signing(beside=len(os.sched_getaffinity(0)) > 1)
         self._renderer = Renderer(read_body=read_body, events=events, clock=clock, signing=self._signing)
         self.courier = SmtpCourier(

@@ -39,8 +39,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from zonerelay.config.tables.models import DeliverySettings
-from zonerelay.delivery.auth.login import NoLogin
-from zonerelay.delivery.auth.logins import Logins
+from zonerelay.delivery.auth.logins import Logins, NoLogin
 from zonerelay.delivery.batch.batch_state import Batch, BatchState, NoTurnError
 from zonerelay.delivery.batch.chunking import Chunking
 from zonerelay.delivery.batch.transaction_io import ReadBody, phase_timeouts, run_transaction, unreadable

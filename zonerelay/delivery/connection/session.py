@@ -27,8 +27,7 @@ from typing import Protocol, cast
 import aiosmtplib
 
 from zonerelay.config.tables.models import DeliverySettings
-from zonerelay.delivery.auth.login import Login
-from zonerelay.delivery.auth.logins import Logins
+from zonerelay.delivery.auth.logins import Login, Logins
 from zonerelay.delivery.connection.client_protocol import ClientProtocol
 from zonerelay.delivery.connection.slots import Slot
 from zonerelay.delivery.peer.connection_key import PoolKey, Terms
