@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zonerelay.config.settings import CredentialSettings, DeliverySettings, SourceSettings, ZoneSettings
-from zonerelay.delivery.auth.logins import Logins, Reports, senders_of
+from zonerelay.delivery.auth.logins import Logins, senders_of
 from zonerelay.delivery.auth.oauth import Post, post
 from zonerelay.delivery.batch.batch_state import Turn
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.connection.session import TlsObserver
 from zonerelay.delivery.rewrite.rendering import Renderer
-from zonerelay.delivery.source.selection import SourceWays
+from zonerelay.delivery.source.selection import SourceSelection
 from zonerelay.model.address import Mailbox
 from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import Delivery
@@ -158,14 +158,14 @@ def make_renderer(bodies: Bodies, *, clock: Clock, log: Log | None = None) -> Re
 def make_logins(
     clock: Clock,
     *credentials: CredentialSettings,
-    reports: Reports | None = None,
+    events: SmarthostEvents | None = None,
     environment: Mapping[str, str] | None = None,
     directory: Path = Path("/nowhere"),
     zone: ZoneSettings = ZONE,
     post: Post = post,
 ) -> Logins:
-    reports = reports or SmarthostEvents(Log().emit, SmarthostMetrics(), Redactor(b"", enabled=False))
-    logins = Logins(clock, reports, environment or {}, directory=directory, post=post)
+    events = events or SmarthostEvents(Log().emit, SmarthostMetrics(), Redactor(b"", enabled=False))
+    logins = Logins(clock, events, environment or {}, directory=directory, post=post)
     logins.configure(credentials, senders_of(credentials), [zone])
     return logins
 
@@ -176,7 +176,7 @@ def make_courier(
     settings: DeliverySettings | None = None,
     names: Names | None = None,
     clock: Clock | None = None,
-    sources: SourceWays | None = None,
+    sources: SourceSelection | None = None,
     observe_tls: TlsObserver | None = None,
     renderer: Renderer | None = None,
     logins: Logins | None = None,
@@ -230,7 +230,7 @@ class Reported:
 
 def make_sources(
     clock: Clock, sources: Sequence[SourceSettings] = (), reported: Reported | None = None
-) -> SourceWays:
-    ways = SourceWays(clock, reported or Reported())
-    ways.configure(sources)
-    return ways
+) -> SourceSelection:
+    selection = SourceSelection(clock, reported or Reported())
+    selection.configure(sources)
+    return selection

@@ -21,7 +21,7 @@ from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone.plan import ZoneQueue
-from zonerelay.routing.destinations.mx import Findings
+from zonerelay.routing.destinations.mx import ExaminedRoute
 from zonerelay.routing.destinations.nexthop import MxHost, Route, Unroutable
 from zonerelay.routing.zones.zones import Choice, ZoneOf
 from zonerelay.store.contract import Change, StoreError
@@ -208,8 +208,8 @@ class ScriptedRouter:
             raise answer
         return answer
 
-    async def examine(self, zone: ZoneSettings, domain: str) -> Findings:
-        return Findings(await self.route(zone, domain))
+    async def examine(self, zone: ZoneSettings, domain: str) -> ExaminedRoute:
+        return ExaminedRoute(await self.route(zone, domain))
 
 
 class Relay:

@@ -192,17 +192,17 @@ class LoginBed:
         self.zone = zone
         self.log = Log()
         self.metrics = SmarthostMetrics()
-        reports = SmarthostEvents(self.log.emit, self.metrics, Redactor(b"", enabled=False))
+        events = SmarthostEvents(self.log.emit, self.metrics, Redactor(b"", enabled=False))
         self.logins = make_logins(
             self.clock,
             *credentials,
-            reports=reports,
+            events=events,
             zone=zone,
             directory=directory / "refresh-tokens",
             environment=environment,
             post=post,
         )
-        self.metrics.attach(self.logins.standing)
+        self.metrics.attach(self.logins.login_states)
         self.courier = make_courier(names=names, clock=self.clock, logins=self.logins)
 
     async def send(self, route: Route, sender: str = "app@example.org") -> Outcome:

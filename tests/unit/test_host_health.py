@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from zonerelay.delivery.connection.dead_hosts import (
+from zonerelay.delivery.connection.host_order import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     MAX_REMEMBERED,
     PROBE_TIME,
-    Health,
+    DeadHosts,
 )
 from zonerelay.model.clock import ManualClock
 
@@ -16,7 +16,7 @@ KEY = "192.0.2.1:25"
 
 def test_a_host_that_failed_is_down_for_a_while_and_then_one_may_try_it() -> None:
     clock = ManualClock()
-    health = Health(clock)
+    health = DeadHosts(clock)
     assert not health.is_down(KEY)
     health.failed(KEY)
     clock.advance(FIRST_PAUSE - 1)
@@ -27,7 +27,7 @@ def test_a_host_that_failed_is_down_for_a_while_and_then_one_may_try_it() -> Non
 
 def test_each_failed_probe_doubles_the_pause_up_to_the_longest() -> None:
     clock = ManualClock()
-    health = Health(clock)
+    health = DeadHosts(clock)
     pauses = []
     for _ in range(7):
         health.failed(KEY)
@@ -42,7 +42,7 @@ def test_each_failed_probe_doubles_the_pause_up_to_the_longest() -> None:
 
 def test_many_that_fail_together_are_one_failure() -> None:
     clock = ManualClock()
-    health = Health(clock)
+    health = DeadHosts(clock)
     for _ in range(10):
         health.failed(KEY)
     clock.advance(FIRST_PAUSE)
@@ -51,7 +51,7 @@ def test_many_that_fail_together_are_one_failure() -> None:
 
 def test_a_host_that_talks_is_forgotten_with_all_its_failures() -> None:
     clock = ManualClock()
-    health = Health(clock)
+    health = DeadHosts(clock)
     health.failed(KEY)
     clock.advance(FIRST_PAUSE)
     assert not health.is_down(KEY)
@@ -66,7 +66,7 @@ def test_a_host_that_talks_is_forgotten_with_all_its_failures() -> None:
 
 def test_a_probe_that_never_reports_back_makes_way_for_another() -> None:
     clock = ManualClock()
-    health = Health(clock)
+    health = DeadHosts(clock)
     health.failed(KEY)
     clock.advance(FIRST_PAUSE)
     assert not health.is_down(KEY)
@@ -76,7 +76,7 @@ def test_a_probe_that_never_reports_back_makes_way_for_another() -> None:
 
 def test_looking_makes_nobody_a_probe() -> None:
     clock = ManualClock()
-    health = Health(clock)
+    health = DeadHosts(clock)
     health.failed(KEY)
     assert health.looks_down(KEY)
     clock.advance(FIRST_PAUSE)
@@ -85,7 +85,7 @@ def test_looking_makes_nobody_a_probe() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    health = Health(ManualClock())
+    health = DeadHosts(ManualClock())
     for number in range(MAX_REMEMBERED + 10):
         health.failed(f"host{number}:25")
     assert not health.is_down("host0:25")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.support.toml import toml_document
 from zonerelay.config.load import ConfigError, load_text
-from zonerelay.message.compose import base64_text
-from zonerelay.message.compose.base64_text import Base64Error, Base64Text
+from zonerelay.message.compose import mime
 from zonerelay.message.compose.compose import Address, Draft, File, compose
+from zonerelay.message.compose.mime import Base64Error, Base64Text
 from zonerelay.model.address import Mailbox
 from zonerelay.model.outbox import is_outbox, message_id_of, row_of, zone_label
 from zonerelay.model.outcome import Outcome, Verdict
@@ -307,7 +307,7 @@ def test_base64_is_decoded_as_if_it_were_done_at_once(data: bytes, gaps: list[tu
     for at, gap in gaps:
         text = text[:at] + gap + text[at:]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base64_text, "_SLICE", 2 * 76)
+        patch.setattr(mime, "_SLICE", 2 * 76)
         pieces = list(Base64Text(text.encode()).pieces())
     assert b"".join(pieces) == data
     assert all(len(piece) % 57 == 0 for piece in pieces[:-1])

@@ -6,7 +6,7 @@ import asyncio
 
 from tests.support.queueing import route_to
 from zonerelay.config.settings import ZoneSettings
-from zonerelay.delivery.connection.client_protocol import Wire
+from zonerelay.delivery.connection.client_protocol import ClientProtocol
 from zonerelay.delivery.connection.pool import Pool
 from zonerelay.delivery.connection.session import Session
 from zonerelay.delivery.connection.slots import Slot
@@ -89,15 +89,15 @@ class Line(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wire: Wire | None = None
+        self.protocol: ClientProtocol | None = None
         self.is_over = False
 
     def is_closing(self) -> bool:
         return self.is_over
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        assert isinstance(protocol, Wire)
-        self.wire = protocol
+        assert isinstance(protocol, ClientProtocol)
+        self.protocol = protocol
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
@@ -109,16 +109,16 @@ class Line(asyncio.Transport):
         self.abort()
 
     def abort(self) -> None:
-        assert self.wire is not None
+        assert self.protocol is not None
         if not self.is_over:
             self.is_over = True
-            asyncio.get_running_loop().call_soon(self.wire.connection_lost, None)
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
 
 
 def session(slot: Slot, host: str, zone: ZoneSettings) -> Session:
-    wire = Wire(Line(), asyncio.get_running_loop(), slot.release)
+    protocol = ClientProtocol(Line(), asyncio.get_running_loop(), slot.release)
     return Session(
-        wire, Peer(host, "192.0.2.1"), Capabilities(), Terms(zone, route_to(zone.name, host)), slot
+        protocol, Peer(host, "192.0.2.1"), Capabilities(), Terms(zone, route_to(zone.name, host)), slot
     )
 
 
@@ -138,7 +138,7 @@ async def test_what_was_used_once_makes_room_before_what_carries_regular_mail() 
     left = []
     for host in ("x", "y", "z"):
         await pool.acquire(Terms(zone, route_to(zone.name, host)))
-        left.append([name for name, each in sessions.items() if each.wire.usable])
+        left.append([name for name, each in sessions.items() if each.protocol.usable])
     assert left == [["regular", "second"], ["regular"], []]
     assert not any(pool._used_once.values())
     await pool.close()
@@ -163,7 +163,7 @@ async def test_what_is_about_to_carry_more_makes_room_last() -> None:
     left = []
     for host in ("x", "y", "z"):
         await pool.acquire(Terms(zone, route_to(zone.name, host)))
-        left.append([each.peer.host for each in (more, often, once) if each.wire.usable])
+        left.append([each.peer.host for each in (more, often, once) if each.protocol.usable])
     assert left == [["more", "often"], ["more"], []]
     assert not pool._more
     await pool.close()
@@ -184,9 +184,9 @@ async def test_each_waiter_has_one_connection_closed_for_it_and_not_one_at_every
     for host in ("a", "b", "c"):
         slot = await pool.acquire(Terms(zone, route_to(zone.name, host)))
         assert isinstance(slot, Slot)
-        wire = Wire(SlowLine(), asyncio.get_running_loop(), slot.release)
+        protocol = ClientProtocol(SlowLine(), asyncio.get_running_loop(), slot.release)
         sessions.append(
-            Session(wire, Peer(host), Capabilities(), Terms(zone, route_to(zone.name, host)), slot)
+            Session(protocol, Peer(host), Capabilities(), Terms(zone, route_to(zone.name, host)), slot)
         )
     busy = sessions.pop()
     for each in sessions:
@@ -197,7 +197,7 @@ async def test_each_waiter_has_one_connection_closed_for_it_and_not_one_at_every
         pool.give_back(busy)
         await turns()
         assert pool.take(Terms(zone, route_to(zone.name, "c"))) is busy
-    assert [each.wire.usable for each in sessions] == [False, True]
+    assert [each.protocol.usable for each in sessions] == [False, True]
     sessions[0].slot.release()
     assert isinstance(await waiting, Slot)
     assert not any(pool._closing.values())

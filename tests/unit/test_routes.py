@@ -14,8 +14,7 @@ from zonerelay.model.envelope import Envelope, Origin
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.priority import Priority
 from zonerelay.routing.zones.route_rules import Headers, Mail
-from zonerelay.routing.zones.zone_notes import MAX_NAMED, MAX_NOTE, MAX_NOTES, zone_notes
-from zonerelay.routing.zones.zones import Choice, RuleCheck, Zones
+from zonerelay.routing.zones.zones import MAX_NAMED, MAX_NOTE, MAX_NOTES, Choice, RuleCheck, Zones, zone_notes
 
 ZONES = (ZoneSettings(), ZoneSettings(name="bulk"), ZoneSettings(name="vip"))
 FINGERPRINT = "ab" * 32

@@ -14,8 +14,7 @@ from zonerelay.config.advice import advice
 from zonerelay.config.load import load_text
 from zonerelay.config.settings import RouteSettings
 from zonerelay.routing.zones.route_rules import Mail
-from zonerelay.routing.zones.zone_notes import MAX_NAMED, MAX_NOTES
-from zonerelay.routing.zones.zones import Zones
+from zonerelay.routing.zones.zones import MAX_NAMED, MAX_NOTES, Zones
 
 PAGE = (Path(__file__).parents[2] / "docs" / "routing.md").read_text()
 TEXT = " ".join(PAGE.split())

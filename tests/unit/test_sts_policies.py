@@ -19,7 +19,7 @@ from zonerelay.routing.destinations.nexthop import Addresses
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus
 from zonerelay.routing.mta_sts import policies as sts_policies
 from zonerelay.routing.mta_sts.files import StsFiles
-from zonerelay.routing.mta_sts.policies import RETRY_AFTER, Found, StsPolicies
+from zonerelay.routing.mta_sts.policies import RETRY_AFTER, PolicyLookup, StsPolicies
 from zonerelay.routing.mta_sts.policy_text import MAX_POLICY
 
 DOMAIN = "example.com"
@@ -110,7 +110,7 @@ class Stage:
         )
         return self.policies
 
-    async def look_up(self, zone: ZoneSettings = ZONE) -> Found:
+    async def look_up(self, zone: ZoneSettings = ZONE) -> PolicyLookup:
         return await self.policies.look_up(zone, DOMAIN)
 
     async def settle(self) -> None:
@@ -127,7 +127,7 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-def id_of(found: Found) -> str:
+def id_of(found: PolicyLookup) -> str:
     return "" if found.held is None else found.held.id
 
 
@@ -144,7 +144,7 @@ async def test_a_policy_is_fetched_once_and_counts_until_its_record_is_looked_up
 
 async def test_no_record_means_no_policy_and_nothing_is_fetched(stage: Stage) -> None:
     stage.domain.dns = DnsStatus.NXDOMAIN
-    assert await stage.look_up() == Found(None, stage.clock.now() + TXT_TTL)
+    assert await stage.look_up() == PolicyLookup(None, stage.clock.now() + TXT_TTL)
     stage.domain.dns = DnsStatus.TIMEOUT
     found = await stage.look_up()
     assert found.held is None
@@ -169,7 +169,7 @@ async def test_a_policy_that_cannot_be_had_is_none_for_five_minutes(
 ) -> None:
     stage.domain.answer = answer
     found = await stage.look_up()
-    assert found == Found(None, stage.clock.now() + RETRY_AFTER, problem)
+    assert found == PolicyLookup(None, stage.clock.now() + RETRY_AFTER, problem)
     stage.domain.answer = page(text())
     stage.clock.advance(RETRY_AFTER - 1)
     assert (await stage.look_up()).held is None

@@ -9,10 +9,10 @@ import pytest
 from zonerelay.config.settings import DestinationSettings, DestinationTls, TlsMode, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Scope, Verdict
-from zonerelay.routing.destinations.destination_table import DestinationTable, Entry
+from zonerelay.routing.destinations.destination_table import DestinationEntry, DestinationTable
 from zonerelay.routing.destinations.nexthop import MxHost, Route, TlsDemand, Unroutable
 from zonerelay.routing.destinations.terms import by_policy
-from zonerelay.routing.mta_sts.policies import Found, StsPolicies, StsUntold
+from zonerelay.routing.mta_sts.policies import PolicyLookup, StsPolicies, StsUntold
 from zonerelay.routing.mta_sts.policy_text import HeldPolicy, StsMode, StsPolicy
 
 CLOCK = ManualClock()
@@ -33,7 +33,7 @@ def judged(
     policy: StsPolicy | None,
     *,
     zone: ZoneSettings | None = None,
-    entry: Entry | None = None,
+    entry: DestinationEntry | None = None,
     secure: bool = False,
     expires: float = 100.0,
     mismatches: Mismatches | None = None,
@@ -42,14 +42,14 @@ def judged(
     route = Route("default", "example.com", hosts, NOW + 300, secure=secure)
     held = None if policy is None else HeldPolicy("example.com", "7", policy, NOW)
     policies = StsPolicies(None, mismatches or Mismatches(), CLOCK)  # type: ignore[arg-type]  # nothing is asked
-    return by_policy(zone or ZoneSettings(), route, entry, Found(held, NOW + expires), policies)
+    return by_policy(zone or ZoneSettings(), route, entry, PolicyLookup(held, NOW + expires), policies)
 
 
 def policy(*patterns: str, mode: StsMode = StsMode.ENFORCE) -> StsPolicy:
     return StsPolicy(mode, patterns or ("*.example.com",), 86_400)
 
 
-def entry(**options: object) -> Entry:
+def entry(**options: object) -> DestinationEntry:
     table = DestinationTable((DestinationSettings(**options),))  # type: ignore[arg-type]  # options by name
     met = table.find("default", "example.com", ())
     assert met is not None

@@ -22,7 +22,7 @@ from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.batch.transaction_io import ReadBody
 from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.delivery.rewrite.signing import Signing
-from zonerelay.delivery.source.selection import SourceWays
+from zonerelay.delivery.source.selection import SourceSelection
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import Clock
@@ -66,7 +66,7 @@ class Sending:
         self._clock = clock
         self.dkim_keys: DkimKeys | None = None
         self.srs: Srs | None = None
-        self.resolver = Resolver(settings.dns, clock, reports=events.name_servers)
+        self.resolver = Resolver(settings.dns, clock, observer=events.name_servers)
         files = StsFiles(policy_directory(settings))
         self._sts = StsPolicies(self.resolver, events.sts, clock, files=files, port=policy_port)
         self.router = MxRouter(
@@ -85,9 +85,9 @@ class Sending:
             events=events.limits,
             clock=clock,
         )
-        self.sources = SourceWays(clock, events)
+        self.sources = SourceSelection(clock, events)
         self.logins = Logins(clock, events.smarthosts, environment, directory=token_directory(settings))
-        events.metrics.smarthosts.attach(self.logins.standing)
+        events.metrics.smarthosts.attach(self.logins.login_states)
         self._signing = Signing(beside=len(os.sched_getaffinity(0)) > 1)
         self._renderer = Renderer(read_body=read_body, events=events, clock=clock, signing=self._signing)
         self.courier = SmtpCourier(

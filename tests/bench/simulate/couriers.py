@@ -14,7 +14,7 @@ from typing import cast
 from tests.bench.simulate.figures import Figures
 from tests.bench.simulate.world import NO_DNS, TAKEN, Site, World
 from zonerelay.config.settings import ZoneSettings
-from zonerelay.delivery.connection.client_protocol import Wire
+from zonerelay.delivery.connection.client_protocol import ClientProtocol
 from zonerelay.delivery.connection.pool import Pool
 from zonerelay.delivery.connection.session import Session
 from zonerelay.delivery.connection.slots import AllowanceOf, Slot
@@ -52,7 +52,7 @@ class SimRouter:
 
 
 class _Connection:
-    """What the pool needs of a wire."""
+    """What the pool needs of a protocol."""
 
     __slots__ = ("_delay", "_figures", "_site", "_slot", "idle", "usable")
 
@@ -120,7 +120,7 @@ class SimCourier:
         site = self._world.site(batch.route.name)
         session = self._pool.take(terms)
         if session is not None and site.is_down(self._clock.monotonic()):
-            session.wire.abort()
+            session.protocol.abort()
             session = None
         if session is None:
             got = await self._connected(terms, site)
@@ -147,15 +147,15 @@ class SimCourier:
             got.release()
             return trouble
         self._figures.opened(site, self._totals[site.kind.name].max_connections, terms.zone.max_connections)
-        # The pool asks a wire for no more than this.
-        wire = cast(Wire, _Connection(site, got, site.kind.connecting / 2, self._figures))
-        return Session(wire, Peer(site.name), Capabilities(), terms, got)
+        # The pool asks a protocol for no more than this.
+        protocol = cast(ClientProtocol, _Connection(site, got, site.kind.connecting / 2, self._figures))
+        return Session(protocol, Peer(site.name), Capabilities(), terms, got)
 
     async def _transact(self, batch: Batch, session: Session, site: Site) -> Sequence[Outcome]:
         try:
             return await self._talk(batch, session, site)
         except asyncio.CancelledError:
-            session.wire.abort()
+            session.protocol.abort()
             raise
 
     async def _talk(self, batch: Batch, session: Session, site: Site) -> Sequence[Outcome]:
@@ -170,11 +170,11 @@ class SimCourier:
         least, most = site.kind.seconds
         await asyncio.sleep(least + (most - least) * self._world.random.random())
         if site.is_down(self._clock.monotonic()):
-            session.wire.abort()
+            session.protocol.abort()
             return [LOST] * len(batch.deliveries)
         outcomes = self._answers(batch, site)
         if site.kind.silent:
-            session.wire.abort()
+            session.protocol.abort()
         else:
             self._pool.give_back(session, more=batch.more)
         return outcomes

@@ -9,7 +9,7 @@ from dataclasses import replace
 from tests.integration.delivery.conftest import StartCourier, StartPeer, StartSink
 from tests.support.mail import ZONE, make_batch, make_message, route_to
 from tests.support.ports import free_ports
-from zonerelay.delivery.connection.dead_hosts import FIRST_PAUSE
+from zonerelay.delivery.connection.host_order import FIRST_PAUSE
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Scope, Verdict
 from zonerelay.sandbox.conversation import Manners

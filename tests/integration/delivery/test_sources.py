@@ -66,8 +66,8 @@ class Office:
     names: Names = field(default_factory=Names)
 
     def __post_init__(self) -> None:
-        self.ways = make_sources(self.clock, self.sources, self.told)
-        self.courier = make_courier(clock=self.clock, sources=self.ways, names=self.names)
+        self.selection = make_sources(self.clock, self.sources, self.told)
+        self.courier = make_courier(clock=self.clock, sources=self.selection, names=self.names)
 
     async def send(self, route: Route, number: int = 0, **zone: object) -> Outcome:
         chosen = replace(self.zone, **zone)  # type: ignore[arg-type]  # fields of ZoneSettings
@@ -78,8 +78,8 @@ class Office:
         """Of a message that goes out from this source while none is passed over."""
         fresh = make_sources(ManualClock(), self.sources)
         for number in range(1000):
-            way = fresh.way(self.zone, route, message(number))
-            if way is not None and way.source is not None and way.source.name == name:
+            key = fresh.choose(self.zone, route, message(number))
+            if key is not None and key.source is not None and key.source.name == name:
                 return number
         raise AssertionError(f"no message for {name}")
 
@@ -418,7 +418,7 @@ async def test_ipv6_trouble_falls_back_to_ipv4_in_the_same_attempt(
     if trouble.startswith("no PTR"):
         # Remembered, so that the next message does not try it again.
         assert here.told.events == [("refused", "both")]
-        assert [each.ipv6 for each in here.ways.penalties()] == [True]
+        assert [each.ipv6 for each in here.selection.penalties()] == [True]
 
 
 async def test_a_refusal_over_ipv6_alone_goes_over_ipv4_the_next_time(

@@ -20,7 +20,7 @@ from zonerelay.control.explain.source_plans import SourcePlans, Untold
 from zonerelay.control.messages.answers import Explanation
 from zonerelay.control.messages.requests import Explain
 from zonerelay.delivery.auth.logins import first_for, senders_of
-from zonerelay.delivery.source.selection import SourceWays
+from zonerelay.delivery.source.selection import SourceSelection
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.message.srs import Srs
 from zonerelay.model.clock import SystemClock
@@ -68,7 +68,7 @@ def _explainer(
         sts=sts,
         destinations=DestinationTable(settings.destination),
     )
-    sources = SourceWays(clock, Untold())
+    sources = SourceSelection(clock, Untold())
     sources.configure(settings.source)
     return Explainer(
         Zones(settings.zone, settings.route),

@@ -38,7 +38,7 @@ from zonerelay.message.header.headers import Header
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.priority import Priority
 from zonerelay.routing.destinations.addresses import is_private
-from zonerelay.routing.destinations.mx import Findings
+from zonerelay.routing.destinations.mx import ExaminedRoute
 from zonerelay.routing.destinations.nexthop import DestinationKey, MxHost, Route, Unroutable
 from zonerelay.routing.dns.answers import TlsaRecord
 from zonerelay.routing.dns.resolver import Resolver
@@ -64,7 +64,7 @@ def nothing_is_suspended(destination: DestinationKey) -> Suspended | None:
 class Examiner(Protocol):
     """What `MxRouter` does."""
 
-    async def examine(self, zone: ZoneSettings, domain: str) -> Findings: ...
+    async def examine(self, zone: ZoneSettings, domain: str) -> ExaminedRoute: ...
 
 
 class Explainer:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.control.messages.plans import SourcePlan
 from zonerelay.control.messages.standings import SourcePenalty
-from zonerelay.delivery.source.selection import SourceWays, Standing
+from zonerelay.delivery.source.selection import SourceSelection, SourceStatus
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.nexthop import SiteKey
 
@@ -33,33 +33,33 @@ class Untold:
 class SourcePlans:
     """`hostname` is what the relay calls itself."""
 
-    def __init__(self, ways: SourceWays, *, hostname: str) -> None:
-        self._ways = ways
+    def __init__(self, selection: SourceSelection, *, hostname: str) -> None:
+        self._selection = selection
         self._hostname = hostname
 
     def of(self, zone: ZoneSettings, site: SiteKey | None, sender: str) -> tuple[SourcePlan, ...]:
         """For mail of this sender (`""`: not known) to these hosts; empty in zones without sources."""
         if not zone.sources:
             return ()
-        return tuple(self._plan(zone, each) for each in self._ways.standings(zone, site, sender))
+        return tuple(self._plan(zone, each) for each in self._selection.statuses(zone, site, sender))
 
-    def _plan(self, zone: ZoneSettings, standing: Standing) -> SourcePlan:
-        source, penalty = standing.source, standing.penalty
+    def _plan(self, zone: ZoneSettings, status: SourceStatus) -> SourcePlan:
+        source, penalty = status.source, status.penalty
         return SourcePlan(
             name=source.name,
             addresses=source.address,
             ehlo_name=source.ehlo_name or zone.ehlo_name or self._hostname,
-            share=round(standing.share, 4),
-            chosen=standing.first,
+            share=round(status.share, 4),
+            chosen=status.first,
             refused_until=penalty.until if penalty else None,
             refused_reply=str(penalty.reply) if penalty else "",
             refused_ipv6_only=penalty.ipv6 if penalty else False,
-            absent=standing.absent,
+            absent=status.absent,
         )
 
     def penalties(self) -> tuple[SourcePenalty, ...]:
         """The latest first."""
-        latest = self._ways.penalties()[: -MAX_PENALTIES - 1 : -1]
+        latest = self._selection.penalties()[: -MAX_PENALTIES - 1 : -1]
         return tuple(
             SourcePenalty(
                 source=each.source,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from zonerelay.config.options.units import Rate, format_size
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.control.messages.plans import StsPlan, TlsPlan
-from zonerelay.routing.destinations.mx import Findings
+from zonerelay.routing.destinations.mx import ExaminedRoute
 from zonerelay.routing.destinations.nexthop import Limits, Route, TlsDemand
-from zonerelay.routing.mta_sts.policies import Found
+from zonerelay.routing.mta_sts.policies import PolicyLookup
 
 
-def tls_plan(zone: ZoneSettings, found: Findings) -> TlsPlan:
+def tls_plan(zone: ZoneSettings, found: ExaminedRoute) -> TlsPlan:
     answer = found.answer
     demand = answer.tls_in(zone) if isinstance(answer, Route) else TlsDemand(zone.tls)
     return TlsPlan(
@@ -22,7 +22,7 @@ def tls_plan(zone: ZoneSettings, found: Findings) -> TlsPlan:
     )
 
 
-def sts_plan(found: Found | None) -> StsPlan | None:
+def sts_plan(found: PolicyLookup | None) -> StsPlan | None:
     """`None` where no policy is asked for: the zone does not want it, or an entry has the say."""
     if found is None:
         return None
@@ -33,12 +33,12 @@ def sts_plan(found: Found | None) -> StsPlan | None:
     return StsPlan(mode=policy.mode.value, policy=held.id, expires=held.expires, mx=policy.patterns)
 
 
-def _limits(zone: ZoneSettings, found: Findings) -> Limits:
+def _limits(zone: ZoneSettings, found: ExaminedRoute) -> Limits:
     answer = found.answer
     return answer.limits_in(zone) if isinstance(answer, Route) else Limits.of_zone(zone)
 
 
-def limits_in_force(zone: ZoneSettings, found: Findings) -> dict[str, int]:
+def limits_in_force(zone: ZoneSettings, found: ExaminedRoute) -> dict[str, int]:
     limits = _limits(zone, found)
     in_force = {
         "max_connections": zone.max_connections,
@@ -59,7 +59,7 @@ def too_large_for(zone: ZoneSettings, size: int | None) -> str:
     return f"552 5.3.4 the message has {size} octets; zone {zone.name} sends no more than {most}"
 
 
-def rates_in_force(zone: ZoneSettings, found: Findings) -> dict[str, str]:
+def rates_in_force(zone: ZoneSettings, found: ExaminedRoute) -> dict[str, str]:
     """Those that there are, as they are written in the configuration."""
     rates: dict[str, Rate | None] = {
         "max_rate": zone.max_rate,

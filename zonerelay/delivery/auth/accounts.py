@@ -39,7 +39,7 @@ class Account:
         self.zone = zone
         self.credential = credential
         self.stale = ""
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self.problem = ""
         self.host = ""
         self.address = ""
@@ -51,18 +51,18 @@ class Account:
         self._proven = ""
 
     @contextlib.asynccontextmanager
-    async def turn(self, material: str) -> AsyncIterator[None]:
+    async def one_at_a_time(self, material: str) -> AsyncIterator[None]:
         """One log-in after the other."""
         try:
             async with asyncio.timeout(PATIENCE if self.is_proven(material) else None):
-                await self._turn.acquire()
+                await self._lock.acquire()
         except TimeoutError:
             yield
             return
         try:
             yield
         finally:
-            self._turn.release()
+            self._lock.release()
 
     def may_try(self, material: str, now: float) -> bool:
         """`material` stands for the secrets as they are now. True may be the one try after a pause."""

@@ -12,45 +12,184 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+import secrets as random_secrets
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from zonerelay.config.credentials.secrets import SecretError
-from zonerelay.config.settings import CredentialSettings, Settings, ZoneSettings
+from zonerelay.config.settings import CredentialSettings, Settings, TlsMode, ZoneSettings
 from zonerelay.delivery.auth.accounts import Account, digest
-from zonerelay.delivery.auth.login import Dialog, Login, NoLogin, Prepared, StaleTokenError, Stop
 from zonerelay.delivery.auth.oauth import Post, TokenSource, post
 from zonerelay.delivery.auth.oauth_grants import TokenError
-from zonerelay.delivery.auth.secret_files import Secrets
-from zonerelay.delivery.auth.token_files import KeptTokens
+from zonerelay.delivery.auth.secret_files import KeptTokens, Secrets
 from zonerelay.delivery.peer.connection_key import Terms
+from zonerelay.delivery.peer.sockets import HostTrouble
+from zonerelay.delivery.tls.verify import ENCRYPTED
 from zonerelay.model.clock import Clock
 from zonerelay.model.outbox import is_mailbox_zone
 from zonerelay.model.outcome import Scope
 from zonerelay.model.reply import Reply
 from zonerelay.routing.zones.address_patterns import AddressPatterns
-from zonerelay.smtp.client.sasl import Identity
+from zonerelay.smtp.client.extensions import Capabilities
+from zonerelay.smtp.client.replies import make_reply, printable
+from zonerelay.smtp.client.sasl import (
+    ANY_PASSWORD,
+    XOAUTH2,
+    Conversation,
+    Identity,
+    SaslError,
+    choose_mechanism,
+    is_slow,
+    make_mechanism,
+    without_secrets,
+)
+
+if TYPE_CHECKING:  # a command that only explains needs no metrics
+    from zonerelay.telemetry.events.smarthosts import SmarthostEvents
+
+MAX_SHOWN = 200
+MAX_WORDS = 500  # of a reply: it is stored with every message that waits
+
+
+class AuthDialog(Protocol):
+    """One connection, one command at a time."""
+
+    who: str
+    address: str
+
+    async def say(self, line: bytes) -> tuple[int, str]:
+        """The reply's code and text. Raises HostTrouble."""
+
+
+class NoLogin(HostTrouble):
+    """No host of the zone needs to be tried with this batch. Costs no attempt."""
+
+    def __init__(self, reply: Reply, scope: Scope, *, address: str = "") -> None:
+        super().__init__(reply, address=address, asked=False)
+        self.scope = scope
+
+
+class StaleTokenError(Exception):
+    """The token is not from just now, and was refused; another one may do."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__("a token from earlier was refused")
+        self.token = token
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedLogin:
+    """What becomes of mail while the account has a problem."""
+
+    account: Account
+    scope: Scope
+
+    def exception(self) -> NoLogin:
+        account = self.account
+        where = f" at {account.host}" if account.host else ""
+        text = f"zone {account.zone} cannot log in{where}: {account.problem}"
+        return NoLogin(Reply(454, "7.0", text), self.scope, address=account.address)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedLogin:
+    """What is known before a connection is made. `material`: see `Account`. `is_new`: the secret is certainly
+    not out of date.
+    """
+
+    credential: CredentialSettings
+    identity: Identity
+    material: str
+    mode: TlsMode
+    blocked: BlockedLogin
+    is_new: bool
+
+
+class Login:
+    """For one connection."""
+
+    def __init__(self, logins: Logins, prepared: PreparedLogin) -> None:
+        self._logins = logins
+        self._prepared = prepared
+        self._account = prepared.blocked.account
+        self._identity = prepared.identity
+        self._epoch = self._account.epoch
+
+    async def run(self, dialog: AuthDialog, capabilities: Capabilities, *, security: str) -> None:
+        """On a connection with EHLO done. `security` as in `tls_check.Proof`.
+
+        Raises HostTrouble (also NoLogin) and StaleTokenError.
+        """
+        self._check_tls(dialog, security)
+        credential = self._prepared.credential
+        wanted = XOAUTH2 if credential.token_url else credential.mechanism.value.upper()
+        name = choose_mechanism(wanted, capabilities.auth)
+        if name is None:
+            offered = ", ".join(sorted(capabilities.auth)) or "no AUTH at all"
+            missing = "a mechanism that takes a password" if wanted == ANY_PASSWORD else wanted
+            raise self._refused(dialog, f"it does not offer {missing}, but {printable(offered)[:MAX_SHOWN]}")
+        async with self._account.one_at_a_time(self._prepared.material):
+            await self._log_in(dialog, name)
+
+    def _check_tls(self, dialog: AuthDialog, security: str) -> None:
+        if security == "none":
+            text = f"{dialog.who} has no TLS, and nobody logs in in clear text"
+            raise HostTrouble(Reply(451, "7.4", text), address=dialog.address)
+        if security == ENCRYPTED and self._prepared.mode is not TlsMode.REQUIRED:
+            text = f"the certificate of {dialog.who} was not verified, so nobody logs in there"
+            raise HostTrouble(Reply(451, "7.5", text), address=dialog.address)
+
+    async def _log_in(self, dialog: AuthDialog, name: str) -> None:
+        account = self._account
+        if account.epoch != self._epoch:
+            raise self._prepared.blocked.exception()
+        token = digest(self._identity.secret)
+        if not self._prepared.is_new and token == account.stale:
+            raise StaleTokenError(self._identity.secret)
+        try:
+            nonce = random_secrets.token_urlsafe(24)
+            talking = Conversation(make_mechanism(name, self._identity, nonce))
+            reply = await self._converse(dialog, talking)
+        except SaslError as error:
+            raise self._refused(dialog, str(error)) from error
+        if reply.is_positive:
+            self._logins.accepted(account, dialog, self._prepared.material)
+            return
+        words = f"{reply} ({talking.mechanism.explanation})" if talking.mechanism.explanation else str(reply)
+        words = without_secrets(words, self._identity)[:MAX_WORDS]
+        if reply.is_transient:
+            self._logins.failed(account)
+            text = f"{dialog.who} did not let us log in: {words}"
+            raise HostTrouble(Reply(454, reply.detail or "7.0", text), address=dialog.address)
+        if not self._prepared.is_new:
+            account.stale = token
+            raise StaleTokenError(self._identity.secret)
+        raise self._refused(dialog, words)
+
+    async def _converse(self, dialog: AuthDialog, talking: Conversation) -> Reply:
+        """The last reply. Raises HostTrouble and SaslError."""
+        line = talking.begin()
+        while True:
+            code, text = await dialog.say(line)
+            if is_slow(talking.mechanism):
+                line = await asyncio.to_thread(talking.receive, code, text)
+            else:
+                line = talking.receive(code, text)
+            if talking.done:
+                if not (200 <= code <= 599 and code // 100 != 3):
+                    reply = Reply(451, "5.0", f"{dialog.who} answered AUTH with {code}")
+                    raise HostTrouble(reply, address=dialog.address)
+                return make_reply(code, [printable(each) for each in text.split("\n")])
+
+    def _refused(self, dialog: AuthDialog, problem: str) -> NoLogin:
+        self._logins.refused(self._account, dialog, problem, self._prepared.material)
+        return self._prepared.blocked.exception()
+
 
 _Session = TypeVar("_Session")
 Senders = Mapping[str, AddressPatterns]
-
-
-class Reports(Protocol):
-    """Who is told; `telemetry.smarthosts` has it."""
-
-    def declare(self, zones: Iterable[str]) -> None: ...
-
-    def answered(self, zone: str, result: str) -> None:
-        """`ok`, `refused` or `failed`; `broken`: it could not even be tried."""
-
-    def refused(self, zone: str, credential: str, host: str, reply: str) -> None: ...
-
-    def broken(self, zone: str, credential: str, problem: str) -> None: ...
-
-    def restored(self, zone: str, credential: str, host: str) -> None: ...
-
-    def token_trouble(self, credential: str, problem: str) -> None: ...
 
 
 class Logins:
@@ -59,14 +198,14 @@ class Logins:
     def __init__(
         self,
         clock: Clock,
-        reports: Reports,
+        events: SmarthostEvents,
         environment: Mapping[str, str],
         *,
         directory: Path,
         post: Post = post,
     ) -> None:
         self._clock = clock
-        self._reports = reports
+        self._events = events
         self._secrets = Secrets(environment)
         self._kept = KeptTokens(directory)
         self._post = post
@@ -93,7 +232,7 @@ class Logins:
             self._retire(self._tokens.pop(name))
         wanted = {(zone.name, name) for zone in zones for name in zone.credentials}
         wanted |= {(name, name) for name in self._mailboxes}
-        self._reports.declare(sorted({zone for zone, _ in wanted}))
+        self._events.declare(sorted({zone for zone, _ in wanted}))
         for key, account in list(self._accounts.items()):
             if key not in wanted:
                 del self._accounts[key]
@@ -139,7 +278,7 @@ class Logins:
                 who = f"zone {account.zone} cannot log in{where} as {account.credential}"
                 yield f"{who}: {account.problem}"
 
-    def standing(self) -> Iterator[tuple[str, str, bool]]:
+    def login_states(self) -> Iterator[tuple[str, str, bool]]:
         """Zone, credential and whether it can log in, of those that have tried."""
         for account in self._accounts.values():
             if account.is_known and not is_mailbox_zone(account.zone):
@@ -180,26 +319,26 @@ class Logins:
             return await open_with(await self._prepare(terms, refused=error.token))
 
     async def _prepare(self, terms: Terms, *, refused: str = "") -> Login:
-        credential = terms.way.credential
+        credential = terms.key.credential
         assert credential is not None
         zone = terms.zone
         account = self._accounts.get((zone.name, credential.name))
         if account is None:
             account = self._accounts[zone.name, credential.name] = Account(zone.name, credential.name)
-        stop = Stop(account, Scope.HOST if len(zone.credentials) == 1 else Scope.MESSAGE)
+        blocked = BlockedLogin(account, Scope.HOST if len(zone.credentials) == 1 else Scope.MESSAGE)
         try:
             material = await self._material(credential)
             if not refused and not account.may_try(material, self._clock.monotonic()):
-                raise stop.exception()
+                raise blocked.exception()
             identity, new = await self._identity(credential, refused)
         except (SecretError, TokenError) as error:
             final = isinstance(error, TokenError) and error.refused
             self._broken(account, str(error), await self._material_or_none(credential) if final else None)
-            raise stop.exception() from error
+            raise blocked.exception() from error
         # A server may have replaced the refresh token meanwhile.
         if credential.token_url:
             material = await self._material_or_none(credential)
-        return Login(self, Prepared(credential, identity, material, terms.tls.mode, stop, new))
+        return Login(self, PreparedLogin(credential, identity, material, terms.tls.mode, blocked, new))
 
     async def _material(self, credential: CredentialSettings) -> str:
         if credential.token_url:
@@ -230,7 +369,7 @@ class Logins:
                 secrets=self._secrets,
                 kept=self._kept,
                 clock=self._clock,
-                warn=lambda text: self._reports.token_trouble(name, text),
+                warn=lambda text: self._events.token_trouble(name, text),
                 post=self._post,
             )
         return source
@@ -246,26 +385,26 @@ class Logins:
         else:
             now = self._clock.monotonic()
             account.refuse(problem, host="", address="", material=material, now=now)
-        self._reports.answered(account.zone, "broken")
+        self._events.answered(account.zone, "broken")
         if news:
-            self._reports.broken(account.zone, account.credential, problem)
+            self._events.broken(account.zone, account.credential, problem)
 
-    def refused(self, account: Account, dialog: Dialog, problem: str, material: str) -> None:
+    def refused(self, account: Account, dialog: AuthDialog, problem: str, material: str) -> None:
         if account.credential in self._tokens:
             self._tokens[account.credential].forget()
         now = self._clock.monotonic()
         account.refuse(problem, host=dialog.who, address=dialog.address, material=material, now=now)
-        self._reports.answered(account.zone, "refused")
-        self._reports.refused(account.zone, account.credential, dialog.who, problem)
+        self._events.answered(account.zone, "refused")
+        self._events.refused(account.zone, account.credential, dialog.who, problem)
 
     def failed(self, account: Account) -> None:
-        self._reports.answered(account.zone, "failed")
+        self._events.answered(account.zone, "failed")
 
-    def accepted(self, account: Account, dialog: Dialog, material: str) -> None:
+    def accepted(self, account: Account, dialog: AuthDialog, material: str) -> None:
         news = account.accept(material)
-        self._reports.answered(account.zone, "ok")
+        self._events.answered(account.zone, "ok")
         if news:
-            self._reports.restored(account.zone, account.credential, dialog.who)
+            self._events.restored(account.zone, account.credential, dialog.who)
 
 
 def senders_of(credentials: Sequence[CredentialSettings]) -> Senders:

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from zonerelay.config.credentials.secrets import SecretError
 from zonerelay.config.settings import CredentialSettings
 from zonerelay.delivery.auth.oauth_grants import MAX_ANSWER, Grant, TokenError, read_answer, request_form
-from zonerelay.delivery.auth.secret_files import Secrets
-from zonerelay.delivery.auth.token_files import KeptTokens
+from zonerelay.delivery.auth.secret_files import KeptTokens, Secrets
 from zonerelay.model.clock import Clock
-from zonerelay.process.webclient import WebError, request
+from zonerelay.process.webclient import Response, WebError, request
 
 TIMEOUT = 30.0
 
@@ -34,19 +32,11 @@ FIRST_PAUSE = 5.0
 LONGEST_PAUSE = 300.0
 
 
-class Answer(Protocol):
-    @property
-    def status(self) -> int: ...
-
-    @property
-    def body(self) -> bytes: ...
-
-
-Post = Callable[[str, Mapping[str, str]], Awaitable[Answer]]
+Post = Callable[[str, Mapping[str, str]], Awaitable[Response]]
 """POST of a form. Raises WebError."""
 
 
-async def post(url: str, form: Mapping[str, str]) -> Answer:
+async def post(url: str, form: Mapping[str, str]) -> Response:
     return await request("POST", url, form=form, timeout=TIMEOUT, max_size=MAX_ANSWER)
 
 

@@ -8,12 +8,11 @@ signatures (RFC 6152 3, RFC 6531 3.6 leave it to the relay).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.batch.chunking import chunked
-from zonerelay.delivery.batch.missing_auth import spared
-from zonerelay.delivery.batch.peer_limits import within_limits
 from zonerelay.delivery.batch.progress import NO_8BITMIME, NO_SMTPUTF8, Progress
 from zonerelay.delivery.batch.transaction_io import Body, ReadBody
 from zonerelay.delivery.connection.session import Session
@@ -21,6 +20,8 @@ from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.rewrite.rendering import Rendered
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
+from zonerelay.model.outcome import Outcome, Scope, Verdict
+from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.nexthop import Route
 from zonerelay.smtp.client.extensions import NO_LIMITS
 from zonerelay.smtp.client.transaction import Transaction, needs_smtputf8, too_large
@@ -62,7 +63,7 @@ class Batch(Protocol):
     """Set to what the latest peer announces."""
 
 
-class Errand:
+class BatchState:
     """`message` is what is sent: the batch's own, or what the zone makes of it.
 
     `source_unfit`: its source has no address here, or none in common with the hosts. `family_missed`: that
@@ -173,3 +174,71 @@ class Errand:
                 return False
         envelope = self.message.envelope
         return envelope.sender.isascii() and not envelope.smtputf8
+
+
+WANTS_MORE = 530
+
+
+def spared(outcomes: Sequence[Outcome | None], zone: str) -> list[Outcome | None]:
+    """Outcomes of a transaction with a next hop, without bounces that are not the mail's fault."""
+    return [None if each is None else _spared(each, zone) for each in outcomes]
+
+
+def _spared(outcome: Outcome, zone: str) -> Outcome:
+    if outcome.verdict is not Verdict.BOUNCED or outcome.reply.code != WANTS_MORE:
+        return outcome
+    said = outcome.reply
+    text = f"the next hop wants a log-in or TLS first, which zone {zone} does not do there: {said}"
+    return replace(
+        outcome,
+        verdict=Verdict.DEFERRED,
+        reply=Reply(451, said.detail or "7.0", text),
+        scope=Scope.HOST,
+        local=True,
+        counts=False,
+    )
+
+
+def within_limits(
+    session: Session, zone: ZoneSettings, deliveries: Sequence[Delivery], wanted: list[int]
+) -> list[int]:
+    """Who of `wanted` may be asked in the next transaction; nobody when this connection is no use to them."""
+    limits = session.capabilities.limits
+    most = limits.rcptdomainmax
+    if not mixes(zone, most):
+        wanted = _of_one_domain(session.domains, deliveries, wanted, most)
+    elif most is not None:
+        wanted = _of_few_domains(session.domains, deliveries, wanted, most)
+    return wanted if limits.rcptmax is None else wanted[: limits.rcptmax]
+
+
+def mixes(zone: ZoneSettings, rcptdomainmax: int | None) -> bool:
+    """Recipients in several domains may share a transaction, at a host that announces this limit or none."""
+    return zone.mixes_domains or (zone.mix_domains is None and rcptdomainmax is not None)
+
+
+def _of_few_domains(
+    domains: set[str], deliveries: Sequence[Delivery], wanted: list[int], most: int
+) -> list[int]:
+    """Those whose domain is among the connection's; first come, first served while there is room for more."""
+    return [index for index in wanted if _has_room(domains, deliveries[index].domain, most)]
+
+
+def _of_one_domain(
+    domains: set[str], deliveries: Sequence[Delivery], wanted: list[int], most: int | None
+) -> list[int]:
+    """Those in the first domain that the connection has room for."""
+    if len(wanted) == 1 and most is None:  # as nearly always
+        return wanted
+    for index in wanted:
+        domain = deliveries[index].domain
+        if most is None or _has_room(domains, domain, most):
+            return [each for each in wanted if deliveries[each].domain == domain]
+    return []
+
+
+def _has_room(domains: set[str], domain: str, most: int) -> bool:
+    """The domain is one of the connection's, if need be from now on."""
+    if len(domains) < most:
+        domains.add(domain)
+    return domain in domains

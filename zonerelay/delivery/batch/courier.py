@@ -39,19 +39,18 @@ from dataclasses import replace
 from typing import Protocol
 
 from zonerelay.config.settings import DeliverySettings
-from zonerelay.delivery.auth.login import NoLogin
-from zonerelay.delivery.auth.logins import Logins
-from zonerelay.delivery.batch.batch_state import Batch, Errand, NoTurnError
+from zonerelay.delivery.auth.logins import Logins, NoLogin
+from zonerelay.delivery.batch.batch_state import Batch, BatchState, NoTurnError
 from zonerelay.delivery.batch.chunking import Chunking
-from zonerelay.delivery.batch.transaction_io import ReadBody, carry_out, phase_timeouts, unreadable
+from zonerelay.delivery.batch.transaction_io import ReadBody, phase_timeouts, run_transaction, unreadable
 from zonerelay.delivery.connection.host_order import HostOrder
 from zonerelay.delivery.connection.pool import Pool
 from zonerelay.delivery.connection.session import Session, SessionOpener, TlsObserver
 from zonerelay.delivery.connection.slots import AllowanceOf, Slot
-from zonerelay.delivery.peer.connection_key import ANY_WAY, Terms, Way
+from zonerelay.delivery.peer.connection_key import ANY_CONNECTION, ConnectionKey, Terms
 from zonerelay.delivery.peer.sockets import HostTrouble, NoSource, SourceTrouble
 from zonerelay.delivery.rewrite.rendering import Renderer, RenderError
-from zonerelay.delivery.source.selection import SourceWays, from_elsewhere, sent_from
+from zonerelay.delivery.source.selection import SourceSelection, from_elsewhere, sent_from
 from zonerelay.delivery.tls.plan import TlsaLookup, TlsPlan, TlsPlanner, named_after
 from zonerelay.delivery.tls.policy import TlsPolicy
 from zonerelay.model.clock import Clock
@@ -81,7 +80,7 @@ class SmtpCourier:
         *,
         hostname: str,
         addresses: AddressLookup,
-        sources: SourceWays,
+        sources: SourceSelection,
         logins: Logins,
         read_body: ReadBody,
         renderer: Renderer,
@@ -113,10 +112,10 @@ class SmtpCourier:
         has answered for anybody.
         """
         route = named_after(batch.deliveries, batch.route, batch.zone)
-        errand = Errand(Terms(batch.zone, route, ANY_WAY), batch, self._read_body)
-        progress = errand.progress
+        state = BatchState(Terms(batch.zone, route, ANY_CONNECTION), batch, self._read_body)
+        progress = state.progress
         try:
-            await self._carry(errand)
+            await self._carry(state)
         except StoreError as error:
             progress.settle_open(_local(unreadable(error)))
         except RenderError as error:
@@ -135,25 +134,25 @@ class SmtpCourier:
             reply = Reply(451, "3.0", f"internal error: {type(error).__name__}")
             progress.settle_open(_local(reply))
         finally:
-            if not errand.body.whole:
-                await errand.body.close()
+            if not state.body.whole:
+                await state.body.close()
         outcomes = progress.outcomes(_NO_HOST)
-        if errand.address_blamed and self._sources.another_left(errand.terms, errand.unfit):
+        if state.address_blamed and self._sources.another_left(state.terms, state.unfit):
             outcomes = [from_elsewhere(outcome) for outcome in outcomes]
-        source = errand.terms.way.source
+        source = state.terms.key.source
         return outcomes if source is None else [sent_from(source, outcome) for outcome in outcomes]
 
-    async def _carry(self, errand: Errand) -> None:
-        batch = errand.batch
+    async def _carry(self, state: BatchState) -> None:
+        batch = state.batch
         if self._renderer.changes(batch.zone):
-            errand.send(await self._renderer.render(batch.zone, batch.message))
-        await errand.body.open()
+            state.send(await self._renderer.render(batch.zone, batch.message))
+        await state.body.open()
         if batch.zone.credentials or batch.zone.next_hop_share:
-            errand.terms = Terms(batch.zone, errand.terms.route, self._way_to_next_hop(batch))
+            state.terms = Terms(batch.zone, state.terms.route, self._next_hop_key(batch))
         if batch.zone.sources:
-            await self._attempt_from_sources(errand)
+            await self._attempt_from_sources(state)
         else:
-            await self._attempt(errand)
+            await self._attempt(state)
 
     async def close(self) -> None:
         """Say goodbye to idle peers, within `quit_timeout`; active sessions end when they are done."""
@@ -166,78 +165,78 @@ class SmtpCourier:
     def open_connections(self, zone: str) -> int:
         return self._pool.open_connections(zone)
 
-    def _way_to_next_hop(self, batch: Batch) -> Way:
+    def _next_hop_key(self, batch: Batch) -> ConnectionKey:
         """Raises NoLogin."""
         zone, credential = batch.zone, None
         if zone.credentials:
             credential = self._logins.credential_for(zone, batch.message.envelope.sender)
-        return Way(
+        return ConnectionKey(
             credential=credential, host=self._order.first_of(batch.route) if zone.next_hop_share else ""
         )
 
-    async def _attempt(self, errand: Errand) -> None:
-        session = self._pool.take(errand.terms)
+    async def _attempt(self, state: BatchState) -> None:
+        session = self._pool.take(state.terms)
         if session is not None:
-            await self._use(session, errand)
-        if errand.progress.open:
-            await self._find_takers(errand, reused=session is not None)
+            await self._use(session, state)
+        if state.progress.open:
+            await self._find_takers(state, reused=session is not None)
 
-    async def _attempt_from_sources(self, errand: Errand) -> None:
+    async def _attempt_from_sources(self, state: BatchState) -> None:
         """From the batch's own source; from the next one if that cannot be used here."""
-        batch = errand.batch
-        while errand.progress.open:
-            way = self._sources.way(batch.zone, batch.route, batch.message, errand.unfit)
-            if way is None or way.source is None:
-                errand.progress.host_failed("", NoSource(batch.zone.name))
+        batch = state.batch
+        while state.progress.open:
+            key = self._sources.choose(batch.zone, batch.route, batch.message, state.unfit)
+            if key is None or key.source is None:
+                state.progress.host_failed("", NoSource(batch.zone.name))
                 return
-            errand.terms = Terms(batch.zone, errand.terms.route, errand.terms.way.from_source(way))
-            errand.source_unfit = errand.family_missed = False
-            await self._attempt(errand)
-            if not errand.source_unfit:
+            state.terms = Terms(batch.zone, state.terms.route, state.terms.key.from_source(key))
+            state.source_unfit = state.family_missed = False
+            await self._attempt(state)
+            if not state.source_unfit:
                 return
-            errand.unfit.add(way.source.name)
+            state.unfit.add(key.source.name)
 
-    async def _find_takers(self, errand: Errand, *, reused: bool) -> None:
+    async def _find_takers(self, state: BatchState, *, reused: bool) -> None:
         """Go from connection to connection until nobody is open or nothing is left to try.
 
         `reused`: a connection that was idle has been tried; only fresh ones are, from here on.
         """
-        terms = errand.terms
+        terms = state.terms
         slot: Slot | None = None
         if not reused:
             got = await self._pool.acquire(terms)
             if isinstance(got, Slot):
                 slot = got
             else:
-                await self._use(got, errand)
-                if not errand.progress.open:
+                await self._use(got, state)
+                if not state.progress.open:
                     return
         try:
-            async with aclosing(self._endpoints(errand)) as endpoints:
+            async with aclosing(self._endpoints(state)) as endpoints:
                 async for host, ip, plan in endpoints:
                     same_again = True
                     while same_again:
                         slot = slot or await self._pool.reserve(terms)
-                        opened = await self._open(errand, slot, host, ip, plan)
+                        opened = await self._open(state, slot, host, ip, plan)
                         if isinstance(opened, HostTrouble):
-                            if errand.source_unfit or isinstance(opened, NoLogin):
+                            if state.source_unfit or isinstance(opened, NoLogin):
                                 return
                             break
                         slot = None  # the session's now
-                        before = len(errand.progress.open)
-                        limited = await self._use(opened, errand)
-                        if not errand.progress.open:
+                        before = len(state.progress.open)
+                        limited = await self._use(opened, state)
+                        if not state.progress.open:
                             return
-                        same_again = limited and len(errand.progress.open) < before
+                        same_again = limited and len(state.progress.open) < before
         finally:
             if slot is not None:
                 slot.release()
 
     async def _open(
-        self, errand: Errand, slot: Slot, host: MxHost, ip: str, plan: TlsPlan
+        self, state: BatchState, slot: Slot, host: MxHost, ip: str, plan: TlsPlan
     ) -> Session | HostTrouble:
         """A new connection, which takes the slot, or why there is none."""
-        terms = errand.terms
+        terms = state.terms
         try:
             try:
                 session = await self._opener.open(terms, host, ip, slot, plan)
@@ -247,30 +246,30 @@ class SmtpCourier:
                     raise
                 session = await self._opener.open(terms, host, ip, slot, plan)
         except HostTrouble as trouble:
-            self._failed(trouble, host, ip, errand)
+            self._failed(trouble, host, ip, state)
             return trouble
         self._order.talked(host, ip)
-        if terms.way.source is not None:
-            self._sources.bound(terms.way.source, ip)
+        if terms.key.source is not None:
+            self._sources.bound(terms.key.source, ip)
         self._chunking.allow(session)
         return session
 
-    def _failed(self, trouble: HostTrouble, host: MxHost, ip: str, errand: Errand) -> None:
-        errand.progress.host_failed(host.name, trouble)
-        source, said = errand.terms.way.source, trouble.said
+    def _failed(self, trouble: HostTrouble, host: MxHost, ip: str, state: BatchState) -> None:
+        state.progress.host_failed(host.name, trouble)
+        source, said = state.terms.key.source, trouble.said
         if source is not None and isinstance(trouble, SourceTrouble):
-            errand.source_unfit = self._sources.lost(source, trouble)
+            state.source_unfit = self._sources.lost(source, trouble)
         elif (
             source is not None
             and said is not None
-            and self._sources.heard(errand.terms, said, trouble.address)
+            and self._sources.heard(state.terms, said, trouble.address)
         ):
-            errand.address_blamed = True
+            state.address_blamed = True
             self._order.talked(host, ip)  # for others it may be well
         else:
             self._order.troubled(host, ip, trouble)
 
-    async def _endpoints(self, errand: Errand) -> AsyncGenerator[tuple[MxHost, str, TlsPlan], None]:
+    async def _endpoints(self, state: BatchState) -> AsyncGenerator[tuple[MxHost, str, TlsPlan], None]:
         """Hosts and addresses to try; a host that cannot be found counts as one that was tried.
 
         One that lacks what the message needs does not count.
@@ -278,12 +277,12 @@ class SmtpCourier:
         left, lacking = self._max_hosts, MAX_LACKING
         found = False
         dead: list[tuple[MxHost, str, TlsPlan]] = []
-        for host in self._order.hosts(errand.terms):
+        for host in self._order.hosts(state.terms):
             if left <= 0 or lacking <= 0:
-                errand.progress.undecided(_MORE_HOSTS)
+                state.progress.undecided(_MORE_HOSTS)
                 break
-            known = await self._addresses_of(host, errand)
-            plan = await self._plan(host, known, errand) if known.ips else None
+            known = await self._addresses_of(host, state)
+            plan = await self._plan(host, known, state) if known.ips else None
             if plan is None:
                 left -= 1
                 continue
@@ -295,48 +294,48 @@ class SmtpCourier:
                 else:
                     found = True
                     left -= 1
-                    errand.lacking = False
+                    state.lacking = False
                     yield host, ip, plan
-                    if errand.lacking:
+                    if state.lacking:
                         left += 1
                         lacking -= 1
         for endpoint in dead[:left]:
             found = True
             yield endpoint
         if len(dead) > left:
-            errand.progress.undecided(_MORE_HOSTS)
-        errand.source_unfit = errand.source_unfit or (errand.family_missed and not found)
+            state.progress.undecided(_MORE_HOSTS)
+        state.source_unfit = state.source_unfit or (state.family_missed and not found)
 
-    async def _addresses_of(self, host: MxHost, errand: Errand) -> Addresses:
-        found = Addresses((host.name,)) if host.literal else await self._looked_up(host, errand)
-        way = errand.terms.way
-        if way.source is None or not found.ips:
+    async def _addresses_of(self, host: MxHost, state: BatchState) -> Addresses:
+        found = Addresses((host.name,)) if host.literal else await self._looked_up(host, state)
+        key = state.terms.key
+        if key.source is None or not found.ips:
             return found
-        reachable = self._sources.reachable(way, found.ips)
+        reachable = self._sources.reachable(key, found.ips)
         if not reachable:
-            errand.family_missed = True
-            text = f"{host.name} has no address that the source {way.source.name} can reach (IPv4 or IPv6)"
-            errand.progress.host_failed(host.name, HostTrouble(Reply(451, "4.4", text), asked=False))
+            state.family_missed = True
+            text = f"{host.name} has no address that the source {key.source.name} can reach (IPv4 or IPv6)"
+            state.progress.host_failed(host.name, HostTrouble(Reply(451, "4.4", text), asked=False))
         return replace(found, ips=reachable)
 
-    async def _looked_up(self, host: MxHost, errand: Errand) -> Addresses:
-        found = await self._addresses.addresses(host.name, ipv6=errand.batch.zone.ipv6)
+    async def _looked_up(self, host: MxHost, state: BatchState) -> Addresses:
+        found = await self._addresses.addresses(host.name, ipv6=state.batch.zone.ipv6)
         if not found.ips:
             reply = found.failure.reply if found.failure else Reply(451, "4.3", "no address")
             # Transient even if the name does not exist: the MX record names it, and may be corrected.
             reply = Reply(451, reply.detail if reply.is_transient else "4.3", f"{host.name}: {reply.text}")
-            errand.progress.host_failed(host.name, HostTrouble(reply, asked=False))
+            state.progress.host_failed(host.name, HostTrouble(reply, asked=False))
         return found
 
-    async def _plan(self, host: MxHost, found: Addresses, errand: Errand) -> TlsPlan | None:
+    async def _plan(self, host: MxHost, found: Addresses, state: BatchState) -> TlsPlan | None:
         """What TLS with this host must be; `None` when that rules it out."""
         try:
-            return await self._planner.plan(errand.terms, host, found)
+            return await self._planner.plan(state.terms, host, found)
         except HostTrouble as trouble:
-            errand.progress.host_failed(host.name, trouble)
+            state.progress.host_failed(host.name, trouble)
             return None
 
-    async def _use(self, session: Session, errand: Errand) -> bool:
+    async def _use(self, session: Session, state: BatchState) -> bool:
         """Run transactions on a connection until nobody is open or it is good for nothing more.
 
         True when the peer's limits ended it and another connection to it may serve more.
@@ -344,35 +343,33 @@ class SmtpCourier:
         in_step = False
         try:
             while True:
-                if errand.body.spent:
-                    await errand.reopen_body()
-                transaction = errand.transaction(session)
+                if state.body.spent:
+                    await state.reopen_body()
+                transaction = state.transaction(session)
                 if transaction is None:
                     break
-                if errand.batch.turn is not None and not await errand.batch.turn.take():
+                if state.batch.turn is not None and not await state.batch.turn.take():
                     in_step = True
                     raise NoTurnError
                 session.transactions += 1
-                await carry_out(transaction, session.wire, errand.body, self._timeouts)
-                errand.record(transaction, session)
-                if errand.terms.way.source is not None:
-                    self._hear(transaction, session, errand)
+                await run_transaction(transaction, session.protocol, state.body, self._timeouts)
+                state.record(transaction, session)
+                if state.terms.key.source is not None:
+                    self._hear(transaction, session, state)
                 if session.chunking:
                     self._chunking.learn(session, transaction)
-                more = (
-                    errand.left_out or transaction.again or (transaction.delivered and transaction.overflow)
-                )
+                more = state.left_out or transaction.again or (transaction.delivered and transaction.overflow)
                 if transaction.closing or not more or session.transactions >= session.max_transactions:
                     break
             in_step = transaction is None or not transaction.closing
         finally:
             if in_step:
-                self._pool.give_back(session, more=errand.batch.more)
+                self._pool.give_back(session, more=state.batch.more)
             else:
-                session.wire.abort()
-        return in_step and (errand.left_out or session.transactions >= session.max_transactions)
+                session.protocol.abort()
+        return in_step and (state.left_out or session.transactions >= session.max_transactions)
 
-    def _hear(self, transaction: Transaction, session: Session, errand: Errand) -> None:
+    def _hear(self, transaction: Transaction, session: Session, state: BatchState) -> None:
         """Whether somebody refused our address. Those in one transaction mostly share their reply."""
         replies = {
             outcome.reply
@@ -380,8 +377,8 @@ class SmtpCourier:
             if outcome is not None and outcome.verdict is not Verdict.DELIVERED and not outcome.local
         }
         for reply in replies:
-            if self._sources.heard(errand.terms, reply, session.peer.address):
-                errand.address_blamed = True
+            if self._sources.heard(state.terms, reply, session.peer.address):
+                state.address_blamed = True
 
 
 def _local(reply: Reply) -> Outcome:

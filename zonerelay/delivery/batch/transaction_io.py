@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 
 from zonerelay.config.settings import DeliverySettings
-from zonerelay.delivery.connection.client_protocol import SilentError, Wire, WireError
+from zonerelay.delivery.connection.client_protocol import (
+    ClientProtocol,
+    ProtocolError,
+    ReplyTimeoutError,
+)
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.reply import Reply
@@ -88,33 +92,39 @@ class Body:
         return piece
 
 
-async def carry_out(transaction: Transaction, wire: Wire, body: Body, timeouts: Timeouts) -> None:
+async def run_transaction(
+    transaction: Transaction, protocol: ClientProtocol, body: Body, timeouts: Timeouts
+) -> None:
     """Run the transaction until it is DONE. Raises nothing but CancelledError and our own bugs."""
     try:
-        wire.write(transaction.begin())
+        protocol.write(transaction.begin())
         if transaction.at_once:
-            wire.acknowledge_at_once()
+            protocol.acknowledge_at_once()
         while (phase := transaction.phase) is not Phase.DONE:
             if phase is Phase.BODY:
-                if _send_whole(body, wire) if body.whole else await _send(body, wire, timeouts[phase]):
+                if (
+                    _send_whole(body, protocol)
+                    if body.whole
+                    else await _send(body, protocol, timeouts[phase])
+                ):
                     transaction.body_sent()
                     phase = transaction.phase
             elif phase is Phase.CHUNKS:
                 assert isinstance(transaction, ChunkedTransaction)  # nobody else comes here
-                await _send_chunks(transaction, wire, body, timeouts[phase])
+                await _send_chunks(transaction, protocol, body, timeouts[phase])
                 continue
-            reply = wire.next_reply() or await wire.reply(timeouts[phase])
+            reply = protocol.next_reply() or await protocol.reply(timeouts[phase])
             command = transaction.receive(reply)
             if command:
-                wire.write(command)
+                protocol.write(command)
     except StoreError as error:
-        wire.abort()
+        protocol.abort()
         transaction.abandon(unreadable(error))
-    except SilentError:
+    except ReplyTimeoutError:
         text = f"timed out waiting during {transaction.phase}"
-        transaction.lost(Reply(451, SilentError.detail, text))
-    except WireError:
-        transaction.lost(Reply(451, WireError.detail, f"connection lost during {transaction.phase}"))
+        transaction.lost(Reply(451, ReplyTimeoutError.detail, text))
+    except ProtocolError:
+        transaction.lost(Reply(451, ProtocolError.detail, f"connection lost during {transaction.phase}"))
     except PeerError as error:
         transaction.lost(Reply(451, "5.0", f"{error} (during {transaction.phase})"))
 
@@ -123,33 +133,35 @@ def unreadable(error: StoreError) -> Reply:
     return Reply(451, "3.0", f"the message could not be read from the store: {error}")
 
 
-def _send_whole(body: Body, wire: Wire) -> bool:
+def _send_whole(body: Body, protocol: ClientProtocol) -> bool:
     """True when the body and the final dot were written, false when the peer has answered before."""
-    if wire.heard:
+    if protocol.heard:
         return False
-    wire.write(stuffed(body.head, plain=body.plain_lines))
+    protocol.write(stuffed(body.head, plain=body.plain_lines))
     return True
 
 
-async def _send(body: Body, wire: Wire, timeout: float) -> bool:
+async def _send(body: Body, protocol: ClientProtocol, timeout: float) -> bool:
     """Like `_send_whole`, for a body that is read while it is sent."""
     stuffer = PlainLines() if body.plain_lines else DotStuffer()
     piece = stuffer.feed(body.head)
     while following := await body.next():
-        if wire.heard:
+        if protocol.heard:
             return False
-        wire.write(piece)
-        await wire.drain(timeout)
+        protocol.write(piece)
+        await protocol.drain(timeout)
         piece = stuffer.feed(following)
     # What is lost before this returns was certainly not complete, so it is not in doubt.
-    await wire.flush(timeout)
-    if wire.heard:
+    await protocol.flush(timeout)
+    if protocol.heard:
         return False
-    wire.write(piece + stuffer.finish())
+    protocol.write(piece + stuffer.finish())
     return True
 
 
-async def _send_chunks(transaction: ChunkedTransaction, wire: Wire, body: Body, timeout: float) -> None:
+async def _send_chunks(
+    transaction: ChunkedTransaction, protocol: ClientProtocol, body: Body, timeout: float
+) -> None:
     """All but the first octet, a chunk for each piece that is read, until the last or a refusal.
 
     What waits in this process is bounded by the write limit, what was not answered by MAX_UNANSWERED_CHUNKS.
@@ -158,31 +170,31 @@ async def _send_chunks(transaction: ChunkedTransaction, wire: Wire, body: Body, 
     piece = lines.feed(body.head)[1:]
     while not body.whole and (following := await body.next()):
         if piece:
-            wire.write(transaction.chunk(piece, last=False))
-            while wire.paused or transaction.unanswered_chunks >= MAX_UNANSWERED_CHUNKS:
-                _hear(transaction, wire, wire.next_reply() or await wire.reply(timeout))
+            protocol.write(transaction.chunk(piece, last=False))
+            while protocol.paused or transaction.unanswered_chunks >= MAX_UNANSWERED_CHUNKS:
+                _hear(transaction, protocol, protocol.next_reply() or await protocol.reply(timeout))
                 if transaction.phase is not Phase.CHUNKS:
                     return
         piece = lines.feed(following)
-        if not _hear_all(transaction, wire):
+        if not _hear_all(transaction, protocol):
             return
     # What is lost before the last chunk is written is certainly not complete, so it is not in doubt.
-    while transaction.unanswered_chunks and wire.unsent:
-        _hear(transaction, wire, wire.next_reply() or await wire.reply(timeout))
+    while transaction.unanswered_chunks and protocol.unsent:
+        _hear(transaction, protocol, protocol.next_reply() or await protocol.reply(timeout))
         if transaction.phase is not Phase.CHUNKS:
             return
-    if _hear_all(transaction, wire):
-        wire.write(transaction.chunk(piece + lines.finish(), last=True))
+    if _hear_all(transaction, protocol):
+        protocol.write(transaction.chunk(piece + lines.finish(), last=True))
 
 
-def _hear_all(transaction: ChunkedTransaction, wire: Wire) -> bool:
+def _hear_all(transaction: ChunkedTransaction, protocol: ClientProtocol) -> bool:
     """Take the replies that are here; false when the rest is not to be sent."""
-    while transaction.phase is Phase.CHUNKS and (reply := wire.next_reply()):
-        _hear(transaction, wire, reply)
+    while transaction.phase is Phase.CHUNKS and (reply := protocol.next_reply()):
+        _hear(transaction, protocol, reply)
     return transaction.phase is Phase.CHUNKS
 
 
-def _hear(transaction: ChunkedTransaction, wire: Wire, reply: Reply) -> None:
+def _hear(transaction: ChunkedTransaction, protocol: ClientProtocol, reply: Reply) -> None:
     command = transaction.receive(reply)
     if command:
-        wire.write(command)
+        protocol.write(command)

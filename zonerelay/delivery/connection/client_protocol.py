@@ -26,21 +26,21 @@ WRITE_LIMIT = 256 * 1024
 QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # Linux only
 
 
-class WireError(Exception):
+class ProtocolError(Exception):
     """The connection cannot be used any more; `detail` is the RFC 3463 subject and detail."""
 
     detail = "4.2"
 
 
-class LostError(WireError):
+class ConnectionLostError(ProtocolError):
     """Connection lost"""
 
 
-class SilentError(WireError):
+class ReplyTimeoutError(ProtocolError):
     """Timed out"""
 
 
-class Wire(asyncio.Protocol):
+class ClientProtocol(asyncio.Protocol):
     """Owns an open transport; `on_lost` is called exactly once, when the socket is gone."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Wire(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         if self._transport.is_closing():
-            raise LostError
+            raise ConnectionLostError
         self._transport.write(data)
 
     def acknowledge_at_once(self) -> None:
@@ -132,7 +132,7 @@ class Wire(asyncio.Protocol):
     async def reply(self, timeout: float) -> Reply:
         """The next reply, when `next_reply` had none; `timeout` covers all of it.
 
-        Raises LostError, SilentError or PeerError.
+        Raises ConnectionLostError, ReplyTimeoutError or PeerError.
         """
         if not self.lost:
             self._start_clock(timeout)
@@ -141,7 +141,7 @@ class Wire(asyncio.Protocol):
             reply = self.next_reply()
             if reply is not None:
                 return reply
-        raise LostError
+        raise ConnectionLostError
 
     async def drain(self, timeout: float) -> None:
         """Wait while the peer reads slower than we write, until it does, says something, or is gone."""
@@ -150,7 +150,7 @@ class Wire(asyncio.Protocol):
         while self._paused and not self.lost and not self._parser.has_input:
             await self._change()
         if self.lost and not self._parser.has_input:
-            raise LostError
+            raise ConnectionLostError
 
     async def flush(self, timeout: float) -> None:
         """Like `drain`, until everything written has left (with TLS: all but what one write may hold)."""
@@ -190,9 +190,9 @@ class Wire(asyncio.Protocol):
                 waiter.set_result(None)
 
     def _change(self) -> asyncio.Future[None]:
-        """Done when anything has happened; only while the clock runs. Raises SilentError after its time."""
+        """Done when anything has happened, while the clock runs. Raises ReplyTimeoutError after its time."""
         if self._timer is None:
-            raise SilentError
+            raise ReplyTimeoutError
         waiter = self._waiter = self._loop.create_future()
         return waiter
 

@@ -1,7 +1,7 @@
 """Connections between transactions: which wait for more mail, which make room, which are closed.
 
 - The connection that became idle last is reused first: few stay warm, the others time out.
-- A connection serves mail of its own destination and way only: same TLS demand, same source, same log-in.
+- A connection serves mail of its own destination and key only: same TLS demand, same source, same log-in.
 - An idle connection never keeps a new one from opening. When a limit is reached the one that has been
   idle longest makes room: at the same site if that is full, else of the zone, and there those that were used
   once go first, or a crowd of hosts with a message each would close what others' next mail goes by, and those
@@ -24,7 +24,7 @@ from collections import defaultdict
 
 from zonerelay.delivery.connection.session import Session
 from zonerelay.delivery.connection.slots import AllowanceOf, Slot, Slots
-from zonerelay.delivery.peer.connection_key import Kind, Terms
+from zonerelay.delivery.peer.connection_key import PoolKey, Terms
 from zonerelay.routing.destinations.nexthop import Route
 
 NOTICE_TIME = 0.3
@@ -46,7 +46,7 @@ class Pool:
     def __init__(self, *, quit_timeout: float, shared: AllowanceOf | None = None) -> None:
         self._quit_timeout = quit_timeout
         self._slots = Slots(self._on_release, shared)
-        self._idle_of: dict[Kind, _Idle] = {}
+        self._idle_of: dict[PoolKey, _Idle] = {}
         self._idle_in: defaultdict[str, _Idle] = defaultdict(dict)  # zones are few and stay
         self._used_once: defaultdict[str, _Idle] = defaultdict(dict)  # of those
         self._more: set[Slot] = set()  # also of those
@@ -90,8 +90,8 @@ class Pool:
         """The transaction is over and the connection is in step: keep it for the next one, or say goodbye.
         `more`: the next one is likely to come at once.
         """
-        if not session.wire.usable:
-            session.wire.abort()
+        if not session.protocol.usable:
+            session.protocol.abort()
         elif (
             self._closed
             or session.transactions >= session.max_transactions
@@ -152,16 +152,16 @@ class Pool:
 
     def take(self, terms: Terms) -> Session | None:
         """An idle connection, if there is one."""
-        kind = terms.kind
-        while waiting := self._idle_of.get(kind):
+        pool_key = terms.pool_key
+        while waiting := self._idle_of.get(pool_key):
             slot, session = waiting.popitem()
             if not waiting:
-                del self._idle_of[kind]  # destinations come and go by the million
+                del self._idle_of[pool_key]  # destinations come and go by the million
             self._leave_zone(slot)
-            wire = session.wire
-            wire.idle = False
-            if not wire.usable:
-                wire.abort()
+            protocol = session.protocol
+            protocol.idle = False
+            if not protocol.usable:
+                protocol.abort()
             elif session.suits(terms):
                 return session
             else:  # opened under settings that no longer hold: TLS, names, source
@@ -170,12 +170,12 @@ class Pool:
 
     def _keep(self, session: Session, timeout: float, *, more: bool) -> None:
         slot = session.slot
-        session.wire.idle = True
+        session.protocol.idle = True
         loop = asyncio.get_running_loop()
         session.idle_until = loop.time() + timeout
-        waiting = self._idle_of.get(session.kind)
+        waiting = self._idle_of.get(session.pool_key)
         if waiting is None:
-            self._idle_of[session.kind] = {slot: session}
+            self._idle_of[session.pool_key] = {slot: session}
         else:
             waiting[slot] = session
         self._idle_in[slot.zone][slot] = session
@@ -194,10 +194,10 @@ class Pool:
     def _forget(self, session: Session) -> None:
         slot = session.slot
         self._leave_zone(slot)
-        waiting = self._idle_of[session.kind]
+        waiting = self._idle_of[session.pool_key]
         del waiting[slot]
         if not waiting:
-            del self._idle_of[session.kind]
+            del self._idle_of[session.pool_key]
 
     def _leave_zone(self, slot: Slot) -> None:
         del self._idle_in[slot.zone][slot]
@@ -210,7 +210,7 @@ class Pool:
 
     def _quit(self, session: Session) -> None:
         self._closing[session.slot.zone][session.slot] = asyncio.get_running_loop().time()
-        session.wire.quit(self._quit_timeout)
+        session.protocol.quit(self._quit_timeout)
 
     def _sweep(self) -> None:
         """Close what has been idle too long; within a zone the first is always the oldest."""

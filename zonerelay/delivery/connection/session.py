@@ -1,7 +1,7 @@
 """Brings a connection from nothing to the point where transactions can start. aiosmtplib lives here only.
 
 aiosmtplib reads the greeting and does EHLO, HELO and STARTTLS on a socket that we opened; then our
-own `Wire` takes the transport over. What of aiosmtplib is avoided, and why:
+own `ClientProtocol` takes the transport over. What of aiosmtplib is avoided, and why:
 
 - Its opportunistic STARTTLS verifies certificates, fails hard and leaves the socket open when the
   handshake breaks, so it is told `start_tls=False` and the policy is applied here.
@@ -27,11 +27,10 @@ from typing import Protocol, cast
 import aiosmtplib
 
 from zonerelay.config.settings import DeliverySettings
-from zonerelay.delivery.auth.login import Login
-from zonerelay.delivery.auth.logins import Logins
-from zonerelay.delivery.connection.client_protocol import Wire
+from zonerelay.delivery.auth.logins import Login, Logins
+from zonerelay.delivery.connection.client_protocol import ClientProtocol
 from zonerelay.delivery.connection.slots import Slot
-from zonerelay.delivery.peer.connection_key import Kind, Terms
+from zonerelay.delivery.peer.connection_key import PoolKey, Terms
 from zonerelay.delivery.peer.sockets import HostTrouble, display_address, open_socket
 from zonerelay.delivery.tls.plan import TlsPlan
 from zonerelay.delivery.tls.policy import TlsPolicy
@@ -61,14 +60,14 @@ IN_CLEAR = Proof("none")
 class Session:
     """A connection ready for transactions, and what is known about the other end."""
 
-    wire: Wire
+    protocol: ClientProtocol
     peer: Peer
     capabilities: Capabilities
     terms: Terms
     slot: Slot
     transactions: int = 0
     idle_until: float = 0.0
-    kind: Kind = field(init=False)
+    pool_key: PoolKey = field(init=False)
     """What mail it may carry."""
     max_transactions: int = field(init=False)
     """What the zone and the peer (MAILMAX, RFC 9422) allow."""
@@ -81,7 +80,7 @@ class Session:
     proof: Proof = IN_CLEAR
 
     def __post_init__(self) -> None:
-        self.kind = self.terms.kind
+        self.pool_key = self.terms.pool_key
         most = self.terms.limits.max_messages_per_connection
         self.max_transactions = min(most, self.capabilities.limits.mailmax or most)
 
@@ -116,7 +115,7 @@ class SessionOpener:
 
     async def open(self, terms: Terms, host: MxHost, ip: str, slot: Slot, plan: TlsPlan) -> Session:
         """The session takes the slot and releases it with its socket; if this raises, it is the caller's."""
-        if terms.way.credential is None:
+        if terms.key.credential is None:
             return await self._open_as_planned(terms, host, ip, slot, plan)
 
         def open_with(login: Login) -> Awaitable[Session]:
@@ -151,19 +150,19 @@ class SessionOpener:
     ) -> Session:
         zone = terms.zone
         timeout = self._settings.connect_timeout
-        sock = await open_socket(zone, host.name, ip, host.port, timeout=timeout, source=terms.way.source)
+        sock = await open_socket(zone, host.name, ip, host.port, timeout=timeout, source=terms.key.source)
         ehlo_name = terms.ehlo_name(self._hostname)
         greeter = _Greeter(sock, host, ip, plan, ehlo_name=ehlo_name, settings=self._settings, tls=self._tls)
         try:
             capabilities = await greeter.run()
             if login is not None:
                 await login.run(greeter, capabilities, security=greeter.proof.security)
-            wire = Wire(greeter.hand_over(), asyncio.get_running_loop(), slot.release)
+            protocol = ClientProtocol(greeter.hand_over(), asyncio.get_running_loop(), slot.release)
         except BaseException:
             greeter.abort()
             raise
         peer = Peer(host.name, greeter.address, greeter.tls_words)
-        return Session(wire, peer, capabilities, terms, slot, proof=greeter.proof)
+        return Session(protocol, peer, capabilities, terms, slot, proof=greeter.proof)
 
 
 class _Greeter:

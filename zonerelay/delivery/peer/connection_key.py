@@ -1,6 +1,6 @@
 """In whose name a batch is sent, and all that an idle connection must match to carry it.
 
-The way is chosen once for a batch, before a connection is looked for: the source by `source_choice.py`, the
+The key is chosen once for a batch, before a connection is looked for: the source by `source_choice.py`, the
 credential by `logins.py`, the host by `host_order.py`.
 """
 
@@ -13,10 +13,10 @@ from zonerelay.routing.destinations.nexthop import DestinationKey, Limits, Route
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """`source` and `credential` are `None` in zones without any. `key` tells the ways of one zone apart.
+class ConnectionKey:
+    """`source` and `credential` are `None` in zones without any. `text` tells the keys of one zone apart.
 
-    `ipv4_only`: the source's IPv6 is not wanted for now, so a connection over it is none for this way.
+    `ipv4_only`: the source's IPv6 is not wanted for now, so a connection over it does not fit this key.
     `host` (`name:port`): the one of several equal next hops that this batch goes to if it can.
     """
 
@@ -24,25 +24,25 @@ class Way:
     credential: CredentialSettings | None = None
     ipv4_only: bool = False
     host: str = ""
-    key: str = field(init=False, repr=False, compare=False, default="")
+    text: str = field(init=False, repr=False, compare=False, default="")
 
     def __post_init__(self) -> None:
         if self.source is not None or self.credential is not None or self.host:
             source = "" if self.source is None else self.source.name
             credential = "" if self.credential is None else self.credential.name
             family = "/4" if self.ipv4_only else ""
-            object.__setattr__(self, "key", f"{source}{family} {credential} {self.host}")
+            object.__setattr__(self, "text", f"{source}{family} {credential} {self.host}")
 
-    def from_source(self, chosen: Way) -> Way:
+    def from_source(self, chosen: ConnectionKey) -> ConnectionKey:
         """The same from another source, as `source_ways.py` has chosen it."""
-        if self is ANY_WAY:
+        if self is ANY_CONNECTION:
             return chosen
         return replace(self, source=chosen.source, ipv4_only=chosen.ipv4_only)
 
 
-ANY_WAY = Way()
+ANY_CONNECTION = ConnectionKey()
 
-Kind = tuple[DestinationKey, str]
+PoolKey = tuple[DestinationKey, str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,12 +51,12 @@ class Terms:
 
     zone: ZoneSettings
     route: Route
-    way: Way = ANY_WAY
+    key: ConnectionKey = ANY_CONNECTION
 
     @property
-    def kind(self) -> Kind:
-        """Connections of one kind may serve each other's mail while the settings stay."""
-        return self.route.destination, self.way.key
+    def pool_key(self) -> PoolKey:
+        """Connections with equal pool keys may carry each other's mail while the settings stay."""
+        return self.route.destination, self.key.text
 
     @property
     def limits(self) -> Limits:
@@ -68,7 +68,7 @@ class Terms:
 
     def ehlo_name(self, hostname: str) -> str:
         """The source's own name, or the zone's, or the relay's."""
-        source = self.way.source
+        source = self.key.source
         return (source.ehlo_name if source is not None else "") or self.zone.ehlo_name or hostname
 
     def cover(self, other: Terms) -> bool:
@@ -77,5 +77,5 @@ class Terms:
         return (
             (self.zone is other.zone or self.zone == other.zone)
             and (mine is theirs or (mine.tls == theirs.tls and mine.limits == theirs.limits))
-            and (self.way is other.way or self.way == other.way)
+            and (self.key is other.key or self.key == other.key)
         )

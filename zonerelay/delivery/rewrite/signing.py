@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from zonerelay.message.dkim.signature import DkimKey, draft
+from zonerelay.message.dkim.signature import DkimKey, unsigned_fields
 
 
 class Signing:
@@ -25,7 +25,7 @@ class Signing:
     async def sign(self, header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) -> bytes:
         """As `message.dkim.sign`."""
         fields = []
-        for each in draft(header, body_hash, keys, now=now):
+        for each in unsigned_fields(header, body_hash, keys, now=now):
             if self._beside and each.key.slow:
                 signature = await self._in_thread(each.key, each.digest)
             else:

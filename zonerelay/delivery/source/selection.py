@@ -19,7 +19,7 @@ from ipaddress import ip_address
 from typing import Protocol
 
 from zonerelay.config.settings import SourceBy, SourceSettings, ZoneSettings
-from zonerelay.delivery.peer.connection_key import Terms, Way
+from zonerelay.delivery.peer.connection_key import ConnectionKey, Terms
 from zonerelay.delivery.peer.sockets import SourceTrouble, own_address
 from zonerelay.delivery.source.choice import in_order, key_of, shares
 from zonerelay.delivery.source.penalties import Penalty, SourceMemory
@@ -34,7 +34,7 @@ from zonerelay.routing.destinations.nexthop import Route, SiteKey
 from zonerelay.smtp.client.reputation import blame
 
 
-class Reports(Protocol):
+class SourceObserver(Protocol):
     """Who is told; `telemetry.events` has it."""
 
     def source_refused(
@@ -49,7 +49,7 @@ class Reports(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SourceStatus:
     """What is to be said of one source for one destination. `share` of the zone's mail, 0 to 1.
 
     `penalty`: it, or its IPv6, is passed over there. `absent`: those of its addresses that are not here now.
@@ -63,15 +63,15 @@ class Standing:
     first: bool | None
 
 
-class SourceWays:
+class SourceSelection:
     """One per worker, for all zones."""
 
-    def __init__(self, clock: Clock, reports: Reports) -> None:
+    def __init__(self, clock: Clock, observer: SourceObserver) -> None:
         self._clock = clock
-        self._reports = reports
+        self._observer = observer
         self._memory = SourceMemory(clock)
         self._sources: dict[str, SourceSettings] = {}
-        self._ways: dict[tuple[str, bool], Way] = {}
+        self._keys: dict[tuple[str, bool], ConnectionKey] = {}
 
     def configure(self, sources: Iterable[SourceSettings]) -> None:
         """A source whose addresses have changed starts afresh."""
@@ -83,7 +83,7 @@ class SourceWays:
         ]
         self._memory.keep(same)
         self._sources = new
-        self._ways.clear()
+        self._keys.clear()
         for source in new.values():
             for ip in source.address:
                 if not is_address_of_this_machine(ip_address(ip)):
@@ -91,27 +91,27 @@ class SourceWays:
 
     # The choice.
 
-    def way(
+    def choose(
         self, zone: ZoneSettings, route: Route, message: Message, unfit: Collection[str] = ()
-    ) -> Way | None:
+    ) -> ConnectionKey | None:
         """`None` when none of the zone's sources can be used now. `unfit` are not asked."""
-        key = key_of(zone.source_by, message.id, message.envelope.sender)
-        source = self._choose(self._usable(zone, unfit), key, _hosts(route.site))
+        drawn_by = key_of(zone.source_by, message.id, message.envelope.sender)
+        source = self._choose(self._usable(zone, unfit), drawn_by, _hosts(route.site))
         if source is None:
             return None
         ipv4_only = self._avoids_ipv6(source, _hosts(route.site))
-        way = self._ways.get((source.name, ipv4_only))
-        if way is None:
-            way = self._ways[source.name, ipv4_only] = Way(source=source, ipv4_only=ipv4_only)
-        return way
+        key = self._keys.get((source.name, ipv4_only))
+        if key is None:
+            key = self._keys[source.name, ipv4_only] = ConnectionKey(source=source, ipv4_only=ipv4_only)
+        return key
 
-    def reachable(self, way: Way, ips: Sequence[str]) -> tuple[str, ...]:
-        """Those of a host's addresses that this way leads to."""
-        source = way.source
+    def reachable(self, key: ConnectionKey, ips: Sequence[str]) -> tuple[str, ...]:
+        """Those of a host's addresses that this key leads to."""
+        source = key.source
         if source is None:
             return tuple(ips)
         four = tuple(ip for ip in ips if ":" not in ip) if self._has(source, ipv6=False) else ()
-        if not self._has(source, ipv6=True) or (way.ipv4_only and four):
+        if not self._has(source, ipv6=True) or (key.ipv4_only and four):
             return four
         return tuple(ip for ip in ips if ":" in ip or four)
 
@@ -126,8 +126,8 @@ class SourceWays:
         named = (self._sources.get(name) for name in zone.sources if name not in unfit)
         return [each for each in named if each is not None and each.weight and not self._is_absent(each)]
 
-    def _choose(self, usable: list[SourceSettings], key: str, hosts: str) -> SourceSettings | None:
-        ranked = in_order(usable, key) if len(usable) > 1 else usable
+    def _choose(self, usable: list[SourceSettings], drawn_by: str, hosts: str) -> SourceSettings | None:
+        ranked = in_order(usable, drawn_by) if len(usable) > 1 else usable
         refused: list[tuple[float, SourceSettings]] = []
         for source in ranked:
             at = self._memory.refused_at(source.name, hosts)
@@ -154,18 +154,18 @@ class SourceWays:
 
     def heard(self, terms: Terms, reply: Reply, peer: str) -> bool:
         """A refusal from the peer at this address. True when it is about our address, which is remembered."""
-        source = terms.way.source
+        source = terms.key.source
         if source is None or blame(reply) is None:
             return False
         zone, hosts = terms.zone, _hosts(terms.route.site)
         # One that was told to keep to IPv4 and went over IPv6 all the same has no IPv4 to go back to.
-        ipv6_alone = peer.startswith("[") and len(source.address) > 1 and not terms.way.ipv4_only
+        ipv6_alone = peer.startswith("[") and len(source.address) > 1 and not terms.key.ipv4_only
         seconds = zone.source_penalty
         if self._memory.refused(source.name, hosts, reply, seconds=seconds, ipv6=ipv6_alone):
             until = self._clock.now() + seconds
-            self._reports.source_refused(zone.name, source.name, hosts, reply, until)
+            self._observer.source_refused(zone.name, source.name, hosts, reply, until)
         else:
-            self._reports.source_refused_again(source.name)
+            self._observer.source_refused_again(source.name)
         return True
 
     def lost(self, source: SourceSettings, trouble: SourceTrouble) -> bool:
@@ -177,11 +177,11 @@ class SourceWays:
         """A connection to this address of a host stands."""
         ip = own_address(source, ipv6=":" in peer)
         if self._memory.present(source.name, ip):
-            self._reports.source_back(source.name, ip)
+            self._observer.source_back(source.name, ip)
 
     def _absent(self, source: str, ip: str, reason: str) -> None:
         if self._memory.absent(source, ip, reason):
-            self._reports.source_absent(source, ip, reason)
+            self._observer.source_absent(source, ip, reason)
 
     # For people.
 
@@ -191,7 +191,7 @@ class SourceWays:
         for name, ip, reason in self._memory.absences():
             if is_address_of_this_machine(ip_address(ip)):
                 self._memory.present(name, ip)
-                self._reports.source_back(name, ip)
+                self._observer.source_back(name, ip)
             else:
                 found.append(f"source {name}: the address {ip} cannot be sent from: {reason}")
         return tuple(found)
@@ -206,17 +206,17 @@ class SourceWays:
             counts[penalty.source] = counts.get(penalty.source, 0) + 1
         return counts
 
-    def standings(self, zone: ZoneSettings, site: SiteKey | None, sender: str) -> list[Standing]:
+    def statuses(self, zone: ZoneSettings, site: SiteKey | None, sender: str) -> list[SourceStatus]:
         """Every source of a zone, for mail of `sender` (`""`: unknown) to a site."""
         hosts = "" if site is None else _hosts(site)
         sources = [self._sources[name] for name in zone.sources if name in self._sources]
         usable = self._usable(zone, ())
         settled = len(usable) < 2 or (zone.source_by is SourceBy.SENDER and sender != "")
-        key = key_of(zone.source_by, MessageId(""), Mailbox(sender))
-        first = self._choose(usable, key, hosts)
+        drawn_by = key_of(zone.source_by, MessageId(""), Mailbox(sender))
+        first = self._choose(usable, drawn_by, hosts)
         penalties = {each.source: each for each in self.penalties() if each.hosts == hosts}
         return [
-            Standing(
+            SourceStatus(
                 source,
                 share,
                 penalties.get(source.name),

@@ -8,11 +8,10 @@ that a refusal can say what the certificate has instead.
 from __future__ import annotations
 
 import ssl
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zonerelay.delivery.tls import dane
 from zonerelay.delivery.tls.certificate_facts import fingerprint, matching_name, names_in, shown_names
-from zonerelay.delivery.tls.peer_chain import peer_chain
 from zonerelay.delivery.tls.plan import MTA_STS, TlsPlan
 from zonerelay.smtp.client.replies import printable
 
@@ -90,3 +89,14 @@ def _check_fingerprint(plan: TlsPlan, tls: ssl.SSLObject) -> None:
         raise WrongPeerError("the server has shown no certificate")
     if fingerprint(shown) not in plan.certificates:
         raise WrongPeerError(f"its certificate is not one of those expected: it is {fingerprint(shown)}")
+
+
+_ENCODING_DER = 2  # X509_FILETYPE_ASN1
+
+
+def peer_chain(tls: ssl.SSLObject) -> list[bytes]:
+    """DER, the server's own certificate first; empty when it has shown none."""
+    # `Any`: what it is differs between versions of Python, which is why it is asked.
+    connection: Any = tls if hasattr(tls, "get_unverified_chain") else tls._sslobj  # type: ignore[attr-defined]
+    found = connection.get_unverified_chain() or ()
+    return [each if isinstance(each, bytes) else each.public_bytes(_ENCODING_DER) for each in found]

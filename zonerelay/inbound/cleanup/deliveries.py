@@ -14,8 +14,7 @@ from zonerelay.inbound.state.transaction import Transaction
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.priority import queue_of
-from zonerelay.routing.zones.zone_notes import zone_notes
-from zonerelay.routing.zones.zones import Choice, ZoneOf
+from zonerelay.routing.zones.zones import Choice, ZoneOf, zone_notes
 
 BY_POLICY = "policy"
 

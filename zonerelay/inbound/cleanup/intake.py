@@ -33,7 +33,7 @@ from zonerelay.inbound.state.questions import Verdict
 from zonerelay.inbound.state.replies import MAX_DRAINED, Answer, decided
 from zonerelay.inbound.state.rewriting import Rewrites, notes_of
 from zonerelay.inbound.state.transaction import NO_EDITS, Edits, Transaction, mailboxes
-from zonerelay.message.dkim.body_hash import BodyHash
+from zonerelay.message.dkim.body import BodyHash
 from zonerelay.message.header.headers import Header, HeaderScanner, HeaderTooLargeError, authors, parse_header
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from email.utils import format_datetime
 
 from zonerelay.message.compose import mime
-from zonerelay.message.compose.base64_text import Base64Text
+from zonerelay.message.compose.mime import Base64Text
 from zonerelay.model.address import Mailbox
 
 _FOLD = 76

@@ -69,3 +69,32 @@ class RelaxedBody:
             self._hash.update(_CRLF * _BLANK_LINES)
         self._hash.update(_CRLF * rest)
         self._blank_lines = 0
+
+
+_LINE_END = b"\r\n"
+_EMPTY_LINE = b"\r\n\r\n"
+
+
+class BodyHash:
+    """Feed it what follows our own header fields, `Header.lead` first, cut in any way."""
+
+    __slots__ = ("_body", "_tail")
+
+    def __init__(self) -> None:
+        self._body = RelaxedBody()
+        self._tail: bytes | None = _LINE_END  # the last of our fields'; None: the body has begun
+
+    def feed(self, piece: bytes) -> None:
+        if self._tail is None:
+            self._body.feed(piece)
+            return
+        seen = self._tail + piece
+        end = seen.find(_EMPTY_LINE)
+        if end >= 0:
+            self._tail = None
+            self._body.feed(seen[end + len(_EMPTY_LINE) :])
+        else:
+            self._tail = seen[1 - len(_EMPTY_LINE) :]
+
+    def digest(self) -> str:
+        return self._body.digest()

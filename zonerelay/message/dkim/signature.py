@@ -60,7 +60,7 @@ class DkimKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class UnsignedField:
     """A field that lacks its signature: `key.sign` of `digest`. What is left to do is the expensive part."""
 
     key: DkimKey
@@ -79,11 +79,13 @@ def sign(header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) 
     `header` is all of it as it will be sent, without the empty line at its end; `body_hash` is from
     `RelaxedBody`.
     """
-    drafts = draft(header, body_hash, keys, now=now)
+    drafts = unsigned_fields(header, body_hash, keys, now=now)
     return b"".join(each.signed(each.key.sign(each.digest)) for each in drafts)
 
 
-def draft(header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) -> list[Draft]:
+def unsigned_fields(
+    header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float
+) -> list[UnsignedField]:
     """As `sign`, up to the signatures."""
     names, canonical = _signed_fields(header)
     middle = b"\r\n t=%d; bh=%b;\r\n %b\r\n b=" % (now, body_hash.encode("ascii"), _names_tag(names))
@@ -93,7 +95,7 @@ def draft(header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float)
         unsigned = _first_tags(key.algorithm, key.domain, key.selector) + middle
         whole = hashed.copy()
         whole.update(b"dkim-signature:" + _relaxed(unsigned).partition(b":")[2].strip(b" "))
-        drafts.append(Draft(key, whole.digest(), unsigned))
+        drafts.append(UnsignedField(key, whole.digest(), unsigned))
     return drafts
 
 

@@ -16,8 +16,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import IO
 
-from zonerelay.message.compose.base64_text import Base64Error
 from zonerelay.message.compose.compose import compose_pieces
+from zonerelay.message.compose.mime import Base64Error
 from zonerelay.message.header.headers import parse_header
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId

@@ -14,8 +14,8 @@ from typing import cast
 
 import msgspec
 
-from zonerelay.message.compose.base64_text import Base64Text
 from zonerelay.message.compose.compose import Address, Draft, File
+from zonerelay.message.compose.mime import Base64Text
 from zonerelay.message.header.folding import MAX_WORD
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.routing.idna import ascii_domain, is_literal

@@ -21,7 +21,7 @@ from zonerelay.routing.zones.address_patterns import AddressPatterns
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DestinationEntry:
     """`number` counts from 0, as in the paths of configuration problems."""
 
     number: int
@@ -74,9 +74,9 @@ class DestinationTable:
     """Raises ValueError in words when a pattern is no domain. Immutable: a reload makes another one."""
 
     def __init__(self, destinations: Sequence[DestinationSettings] = ()) -> None:
-        self._rules = tuple(_Rule(Entry(at, each)) for at, each in enumerate(destinations))
+        self._rules = tuple(_Rule(DestinationEntry(at, each)) for at, each in enumerate(destinations))
 
-    def find(self, zone: str, domain: str, hosts: Sequence[MxHost]) -> Entry | None:
+    def find(self, zone: str, domain: str, hosts: Sequence[MxHost]) -> DestinationEntry | None:
         """`domain` is `""` in a zone with a next hop."""
         for rule in self._rules:
             if rule.holds(zone, domain, hosts):
@@ -87,7 +87,7 @@ class DestinationTable:
 class _Rule:
     __slots__ = ("_domains", "_hosts", "_zones", "entry")
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: DestinationEntry) -> None:
         self.entry = entry
         settings = entry.settings
         self._zones = frozenset(settings.zone)

@@ -16,8 +16,10 @@ import asyncio
 import ipaddress
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+
+from msgspec import structs
 
 from zonerelay.config.options.endpoints import NextHop, NextHopKind, parse_next_hop, split_next_hops
 from zonerelay.config.settings import ZoneSettings
@@ -25,14 +27,13 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.addresses import OwnAddresses
-from zonerelay.routing.destinations.destination_table import DestinationTable, Entry
-from zonerelay.routing.destinations.next_hops import one_route
+from zonerelay.routing.destinations.destination_table import DestinationEntry, DestinationTable
 from zonerelay.routing.destinations.nexthop import MxHost, Route, Unroutable
 from zonerelay.routing.destinations.terms import by_policy, on_terms
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, MxRecord
 from zonerelay.routing.dns.resolver import FAILURE_TTL, Resolver
 from zonerelay.routing.idna import ascii_domain, is_literal, literal_address
-from zonerelay.routing.mta_sts.policies import Found, StsPolicies
+from zonerelay.routing.mta_sts.policies import PolicyLookup, StsPolicies
 
 STATIC_TTL = 3600.0
 """How long a route that no DNS answer stands behind may be reused."""
@@ -41,12 +42,12 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class ExaminedRoute:
     """A route and what decided its terms: `entry` of [[destination]], `sts` where a policy was asked for."""
 
     answer: Route | Unroutable
-    entry: Entry | None = None
-    sts: Found | None = None
+    entry: DestinationEntry | None = None
+    sts: PolicyLookup | None = None
 
 
 class MxRouter:
@@ -82,7 +83,7 @@ class MxRouter:
         """Hosts by preference, equal ones in a new random order at every call."""
         return (await self.examine(zone, domain)).answer
 
-    async def examine(self, zone: ZoneSettings, domain: str) -> Findings:
+    async def examine(self, zone: ZoneSettings, domain: str) -> ExaminedRoute:
         """The route, and what decided its terms, for who explains it."""
         try:
             if zone.next_hop:
@@ -94,32 +95,32 @@ class MxRouter:
         except Exception:  # noqa: BLE001 - unknown trouble is temporary (rule 3)
             _log.exception("unexpected error while routing")
             outcome = _deferred("3.0", "internal error while routing")
-            return Findings(self._no(zone, domain, outcome, FAILURE_TTL))
+            return ExaminedRoute(self._no(zone, domain, outcome, FAILURE_TTL))
 
     # ---- terms -------------------------------------------------------------------------------
 
-    def _on_terms(self, zone: ZoneSettings, domain: str, found: Route | Unroutable) -> Findings:
+    def _on_terms(self, zone: ZoneSettings, domain: str, found: Route | Unroutable) -> ExaminedRoute:
         if isinstance(found, Unroutable):
-            return Findings(found)
+            return ExaminedRoute(found)
         entry = self._table.find(zone.name, domain, found.hosts)
-        return Findings(on_terms(zone, found, entry), entry)
+        return ExaminedRoute(on_terms(zone, found, entry), entry)
 
-    async def _with_policy(self, zone: ZoneSettings, domain: str, sts: StsPolicies) -> Findings:
+    async def _with_policy(self, zone: ZoneSettings, domain: str, sts: StsPolicies) -> ExaminedRoute:
         """The policy is looked up while the MX is; who has no use for it does not wait for it."""
         asking = asyncio.get_running_loop().create_task(_policy(zone, domain, sts))
         try:
             found = await self._to_domain(zone, domain)
             if isinstance(found, Unroutable):
-                return Findings(found)
+                return ExaminedRoute(found)
             entry = self._table.find(zone.name, domain, found.hosts)
             if entry is not None and entry.has_tls:
-                return Findings(on_terms(zone, found, entry), entry)
+                return ExaminedRoute(on_terms(zone, found, entry), entry)
             policy = await asking
         finally:
             asking.cancel()
         if policy is None:
-            return Findings(on_terms(zone, found, entry), entry)
-        return Findings(by_policy(zone, found, entry, policy, sts), entry, policy)
+            return ExaminedRoute(on_terms(zone, found, entry), entry)
+        return ExaminedRoute(by_policy(zone, found, entry, policy, sts), entry, policy)
 
     # ---- a configured next hop ---------------------------------------------------------------
 
@@ -243,7 +244,7 @@ class MxRouter:
         return Unroutable(zone.name, name, outcome, self._clock.now() + max(ttl, 0.0))
 
 
-async def _policy(zone: ZoneSettings, domain: str, sts: StsPolicies) -> Found | None:
+async def _policy(zone: ZoneSettings, domain: str, sts: StsPolicies) -> PolicyLookup | None:
     try:
         name = ascii_domain(domain)
     except ValueError:  # which is what the look-up of its MX says, too
@@ -273,3 +274,53 @@ def _deferred(detail: str, text: str) -> Outcome:
 
 def _loop(name: str) -> Outcome:
     return _bounced(554, "4.6", f"mail for {name} loops back to this relay")
+
+
+STEP = 65_536
+"""Preferences of MX records are below that (RFC 1035 3.3.9)."""
+
+
+def one_route(zone: ZoneSettings, found: Sequence[Route | Unroutable], *, soon: float) -> Route | Unroutable:
+    """`found`: what each next hop leads to, in order. `soon`: until when a route with gaps may be used."""
+    routes = [each for each in found if isinstance(each, Route)]
+    if not routes:
+        return _none(zone, [each for each in found if isinstance(each, Unroutable)])
+    expires = min(route.expires for route in routes)
+    if len(routes) < len(found):
+        expires = min(expires, soon)
+    hosts = _shared(routes) if zone.next_hop_share else _ranked(routes)
+    secure = all(route.secure for route in routes)
+    return Route(zone.name, zone.next_hop, hosts, expires, secure=secure)
+
+
+def _ranked(routes: Iterable[Route]) -> tuple[MxHost, ...]:
+    """Each next hop's hosts after all those of the one before, by their own preferences."""
+    return _once(
+        structs.replace(host, preference=at * STEP + host.preference)
+        for at, route in enumerate(routes)
+        for host in route.hosts
+    )
+
+
+def _shared(routes: Iterable[Route]) -> tuple[MxHost, ...]:
+    """The best hosts of each next hop are equal, then the second-best, as MX records rank them."""
+    ranked = []
+    for route in routes:
+        ranks = sorted({host.preference for host in route.hosts})
+        ranked += [structs.replace(host, preference=ranks.index(host.preference)) for host in route.hosts]
+    return _once(sorted(ranked, key=lambda host: host.preference))
+
+
+def _once(hosts: Iterable[MxHost]) -> tuple[MxHost, ...]:
+    """A host that two next hops lead to is tried where it is wanted most."""
+    first: dict[tuple[str, int], MxHost] = {}
+    for host in hosts:
+        first.setdefault((host.name, host.port), host)
+    return tuple(first.values())
+
+
+def _none(zone: ZoneSettings, found: Sequence[Unroutable]) -> Unroutable:
+    text = "; ".join(each.outcome.reply.text for each in found)
+    reply = Reply(451, found[0].outcome.reply.detail, text)
+    outcome = replace(found[0].outcome, reply=reply, scope=Scope.LOCAL)
+    return Unroutable(zone.name, zone.next_hop, outcome, min(each.expires for each in found))

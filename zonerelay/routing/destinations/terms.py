@@ -20,9 +20,9 @@ from msgspec import structs
 from zonerelay.config.settings import TlsMode, ZoneSettings
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.routing.destinations.destination_table import Entry
+from zonerelay.routing.destinations.destination_table import DestinationEntry
 from zonerelay.routing.destinations.nexthop import MxHost, Route, TlsDemand, Unroutable
-from zonerelay.routing.mta_sts.policies import Found, StsPolicies
+from zonerelay.routing.mta_sts.policies import PolicyLookup, StsPolicies
 from zonerelay.routing.mta_sts.policy_text import HeldPolicy, StsMode
 
 _VERIFYING = (TlsMode.VERIFY, TlsMode.DANE)
@@ -30,7 +30,9 @@ MTA_STS = "mta-sts"
 _MAX_NAMED = 3  # hosts in a text
 
 
-def on_terms(zone: ZoneSettings, route: Route, entry: Entry | None, *, enforced: bool = False) -> Route:
+def on_terms(
+    zone: ZoneSettings, route: Route, entry: DestinationEntry | None, *, enforced: bool = False
+) -> Route:
     """`enforced`: by the domain's MTA-STS policy, which the hosts have passed."""
     words = [entry.name] if entry is not None and not entry.changes_nothing else []
     if entry is not None and entry.has_tls:
@@ -49,7 +51,11 @@ def on_terms(zone: ZoneSettings, route: Route, entry: Entry | None, *, enforced:
 
 
 def by_policy(
-    zone: ZoneSettings, route: Route, entry: Entry | None, found: Found, policies: StsPolicies
+    zone: ZoneSettings,
+    route: Route,
+    entry: DestinationEntry | None,
+    found: PolicyLookup,
+    policies: StsPolicies,
 ) -> Route | Unroutable:
     """The terms with what was found about the domain's policy."""
     route = structs.replace(route, expires=min(route.expires, found.expires))

@@ -23,7 +23,7 @@ SILENT = "they do not answer, or cannot be reached"
 FAILING = "they answer every question with a failure"
 
 
-class Reports(Protocol):
+class NameServerObserver(Protocol):
     """Who is told; `telemetry.name_servers` has it."""
 
     def lost(self, servers: str, reason: str) -> None: ...
@@ -34,10 +34,12 @@ class Reports(Protocol):
 class NameServerWatch:
     """`ask(name)` asks the servers for that name. `servers` is for people."""
 
-    def __init__(self, servers: str, ask: Callable[[str], Awaitable[DnsStatus]], reports: Reports) -> None:
+    def __init__(
+        self, servers: str, ask: Callable[[str], Awaitable[DnsStatus]], observer: NameServerObserver | None
+    ) -> None:
         self._servers = servers
         self._ask = ask
-        self._reports = reports
+        self._observer = observer
         self._failed: dict[str, None] = {}
         self._answers = 0
         self._reason = ""
@@ -93,7 +95,8 @@ class NameServerWatch:
             return
         loop = asyncio.get_running_loop()
         self._reason, self._since = reason, loop.time()
-        self._reports.lost(self._servers, reason)
+        if self._observer is not None:
+            self._observer.lost(self._servers, reason)
         if self._task is not None:
             self._task.cancel()
         self._task = loop.create_task(self._look_again())
@@ -111,18 +114,9 @@ class NameServerWatch:
         if not self._reason:
             return
         self._reason = ""
-        self._reports.restored(self._servers, asyncio.get_running_loop().time() - self._since)
+        if self._observer is not None:
+            self._observer.restored(self._servers, asyncio.get_running_loop().time() - self._since)
         # It may be the task itself that has heard the answer: then its loop ends here.
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         self._task = None
-
-
-class Nobody:
-    """Is told, and does nothing."""
-
-    def lost(self, servers: str, reason: str) -> None:
-        """Nothing."""
-
-    def restored(self, servers: str, seconds: float) -> None:
-        """Nothing."""

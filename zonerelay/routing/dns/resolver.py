@@ -35,7 +35,7 @@ from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, MxRecord, Record
 from zonerelay.routing.dns.cache import AnswerCache
 from zonerelay.routing.dns.dnspython_client import ThoroughDns
 from zonerelay.routing.dns.hosts import Hosts, is_localhost, read_hosts
-from zonerelay.routing.dns.name_server_watch import NameServerWatch, Nobody, Reports
+from zonerelay.routing.dns.name_server_watch import NameServerObserver, NameServerWatch
 from zonerelay.routing.dns.name_servers import TRY_TIMEOUT, NameServers, NotPlain
 from zonerelay.routing.dns.packets import Reading
 from zonerelay.routing.dns.records import AAAA, CNAME, MX, TLSA, TXT, A, Kind, is_plain_name
@@ -63,16 +63,16 @@ class Resolver:
         *,
         hosts: Hosts | None = None,
         random: Random | None = None,
-        reports: Reports | None = None,
+        observer: NameServerObserver | None = None,
     ) -> None:
-        """`reports` is told when no name server answers, and when one does again."""
+        """`observer` is told when no name server answers, and when one does again."""
         self._settings = settings
         self._clock = clock
         self._hosts = read_hosts() if hosts is None else hosts
         self._thorough = ThoroughDns(settings)
         servers = self._thorough.servers
         names = ", ".join(map(str, servers)) or "the system's"
-        self._watch = NameServerWatch(names, self._probe, reports or Nobody())
+        self._watch = NameServerWatch(names, self._probe, observer)
         self._probe_time = TRY_TIMEOUT * max(1, len(servers))
         self._servers = NameServers(
             servers,

@@ -57,7 +57,7 @@ class Fetch(Protocol):
     async def __call__(self, url: str, *, timeout: float, max_size: int, resolve: Resolve) -> Response: ...
 
 
-class Reports(Protocol):
+class StsObserver(Protocol):
     """What `telemetry.mta_sts.StsEvents` does."""
 
     def looked_up(self, result: str) -> None: ...
@@ -72,7 +72,7 @@ class Reports(Protocol):
 
 
 class StsUntold:
-    """Reports for a look from outside the relay: `Found` says what there is to say."""
+    """The observer of a look-up from outside the relay: `PolicyLookup` has all that there is to report."""
 
     def looked_up(self, result: str) -> None: ...
 
@@ -86,7 +86,7 @@ class StsUntold:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PolicyLookup:
     """`held` is the policy in force. Without one, `problem` says why there may be one that we do not have.
     `expires` is Unix time: when to look again.
     """
@@ -107,7 +107,7 @@ class StsPolicies:
     def __init__(
         self,
         names: Names,
-        reports: Reports,
+        observer: StsObserver,
         clock: Clock,
         *,
         files: StsFiles | None = None,
@@ -115,7 +115,7 @@ class StsPolicies:
         fetch: Fetch = fetch,
     ) -> None:
         self._names = names
-        self._reports = reports
+        self._observer = observer
         self._clock = clock
         self._files = files
         self._port = port
@@ -126,7 +126,7 @@ class StsPolicies:
         self._slots = asyncio.Semaphore(MAX_FETCHES)
         self._loading: asyncio.Task[None] | None = None
 
-    async def look_up(self, zone: ZoneSettings, domain: str) -> Found:
+    async def look_up(self, zone: ZoneSettings, domain: str) -> PolicyLookup:
         """The policy of a domain (an ASCII name). `zone` says which addresses its server may have."""
         await self._loaded()
         if len(domain) > MAX_NAME:
@@ -140,7 +140,7 @@ class StsPolicies:
         elif held is not None and held.refresh_from <= self._clock.now():
             self._start_fetch(zone, domain, announced or held.id)
         found = self._found(held, answer, domain if announced else "")
-        self._reports.looked_up(_result(found, answer))
+        self._observer.looked_up(_result(found, answer))
         return found
 
     def held(self, domain: str) -> HeldPolicy | None:
@@ -153,7 +153,7 @@ class StsPolicies:
 
     def mismatch(self, held: HeldPolicy, hosts: Sequence[str]) -> None:
         """These MX hosts of the domain are not in its policy."""
-        self._reports.mismatch(held.domain, hosts, mode=held.policy.mode.value)
+        self._observer.mismatch(held.domain, hosts, mode=held.policy.mode.value)
 
     async def close(self) -> None:
         tasks = [*self._fetching.values(), *([self._loading] if self._loading is not None else [])]
@@ -163,19 +163,19 @@ class StsPolicies:
 
     # ---- what to answer --------------------------------------------------------------------------
 
-    def _found(self, held: HeldPolicy | None, answer: DnsAnswer[str], announced: str = "") -> Found:
+    def _found(self, held: HeldPolicy | None, answer: DnsAnswer[str], announced: str = "") -> PolicyLookup:
         now = self._clock.now()
         expires = now + max(answer.expires - self._clock.monotonic(), 0.0)
         if held is not None:
-            return Found(held, min(expires, held.expires))
+            return PolicyLookup(held, min(expires, held.expires))
         if not answer.status.is_definite:
-            return Found(None, expires, f"TXT of the domain: {answer.status}")
+            return PolicyLookup(None, expires, f"TXT of the domain: {answer.status}")
         if not announced:
-            return Found(None, expires)
+            return PolicyLookup(None, expires)
         failure = self._failures.get(announced)
         if failure is not None and failure.until > now:
-            return Found(None, min(expires, failure.until), failure.problem)
-        return Found(None, min(expires, now + PENDING_LIFE), "its policy is still being fetched")
+            return PolicyLookup(None, min(expires, failure.until), failure.problem)
+        return PolicyLookup(None, min(expires, now + PENDING_LIFE), "its policy is still being fetched")
 
     # ---- fetching --------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class StsPolicies:
         if len(self._failures) > MAX_POLICIES:
             self._failures.popitem(last=False)
         held = self.held(domain)
-        self._reports.failed(domain, problem, kept_until=held.expires if held is not None else None)
+        self._observer.failed(domain, problem, kept_until=held.expires if held is not None else None)
 
     # ---- keeping ---------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class StsPolicies:
         self._held.move_to_end(held.domain)
         self._failures.pop(held.domain, None)
         oldest = self._held.popitem(last=False)[0] if len(self._held) > MAX_POLICIES else ""
-        self._reports.fetched(
+        self._observer.fetched(
             held.domain, mode=held.policy.mode.value, policy_id=held.id, expires=held.expires
         )
         if self._files is None:
@@ -266,7 +266,7 @@ class StsPolicies:
             if oldest:
                 await asyncio.to_thread(self._files.remove, oldest)
         except OSError as error:
-            self._reports.files(f"the policy of {held.domain} cannot be kept: {error}")
+            self._observer.files(f"the policy of {held.domain} cannot be kept: {error}")
 
     async def _loaded(self) -> None:
         """What was kept is known, once."""
@@ -283,11 +283,11 @@ class StsPolicies:
         except OSError as error:
             loaded = Loaded((), (str(error),))
         for problem in loaded.problems:
-            self._reports.files(problem)
+            self._observer.files(problem)
         self._held.update((held.domain, held) for held in reversed(loaded.policies))
 
 
-def _result(found: Found, answer: DnsAnswer[str]) -> str:
+def _result(found: PolicyLookup, answer: DnsAnswer[str]) -> str:
     if found.held is not None:
         return found.held.policy.mode.value
     return "failed" if found.problem or not answer.status.is_definite else "absent"

@@ -12,7 +12,7 @@ Everything is prepared when the settings are loaded; choosing never raises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -170,3 +170,34 @@ def _default(recipient: str) -> Choice:
 
 def _always(choice: Choice) -> ZoneOf:
     return lambda recipient: choice
+
+
+MAX_NOTES = 20
+MAX_NAMED = 5  # recipients in one note
+MAX_NOTE = 500  # characters
+
+
+def zone_notes(choices: Iterable[tuple[str, Choice]]) -> tuple[str, ...]:
+    """None where there was nothing to choose."""
+    chosen: dict[Choice, list[str]] = {}
+    for recipient, choice in choices:
+        if choice.why:
+            chosen.setdefault(choice, []).append(recipient)
+    if len(chosen) == 1:
+        (choice,) = chosen
+        return (_note(choice, ()),)
+    most_first = sorted(chosen.items(), key=lambda item: -len(item[1]))
+    notes = [_note(choice, recipients) for choice, recipients in most_first[:MAX_NOTES]]
+    left = sum(len(recipients) for _, recipients in most_first[MAX_NOTES:])
+    if left:
+        notes.append(f"{left} more recipients, by other routes")
+    return tuple(notes)
+
+
+def _note(choice: Choice, recipients: Iterable[str]) -> str:
+    names = list(recipients)
+    whom = f": {', '.join(names[:MAX_NAMED])}" if names else ""
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    text = f"zone={choice.zone} {choice.why}{whom}"
+    room = MAX_NOTE - len(more)
+    return (text if len(text) <= room else f"{text[: room - 1]}…") + more

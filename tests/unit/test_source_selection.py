@@ -9,10 +9,10 @@ import pytest
 
 from tests.support.mail import Reported, make_message, make_sources, route_to
 from zonerelay.config.settings import SourceBy, SourceSettings, ZoneSettings
-from zonerelay.delivery.peer.connection_key import Terms, Way
+from zonerelay.delivery.peer.connection_key import ConnectionKey, Terms
 from zonerelay.delivery.peer.sockets import SourceTrouble
 from zonerelay.delivery.source.penalties import ABSENT_FOR, MAX_REMEMBERED, SourceMemory
-from zonerelay.delivery.source.selection import SourceWays, from_elsewhere
+from zonerelay.delivery.source.selection import SourceSelection, from_elsewhere
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
@@ -33,25 +33,27 @@ class Stage:
     def __init__(self, *sources: SourceSettings, penalty: float = 3600.0) -> None:
         self.clock = ManualClock()
         self.told = Reported()
-        self.ways: SourceWays = make_sources(self.clock, sources, self.told)
+        self.selection: SourceSelection = make_sources(self.clock, sources, self.told)
         self.zone = ZoneSettings(sources=tuple(each.name for each in sources), source_penalty=penalty)
 
-    def way(self, route: Route = HERE, unfit: Collection[str] = ()) -> Way | None:
-        return self.ways.way(self.zone, route, MESSAGE, unfit)
+    def choose(self, route: Route = HERE, unfit: Collection[str] = ()) -> ConnectionKey | None:
+        return self.selection.choose(self.zone, route, MESSAGE, unfit)
 
     def name(self, route: Route = HERE) -> str:
-        way = self.way(route)
-        assert way is not None
-        assert way.source is not None
-        return way.source.name
+        key = self.choose(route)
+        assert key is not None
+        assert key.source is not None
+        return key.source.name
 
     def refuse(
         self, name: str, reply: Reply = BLOCKED, *, route: Route = HERE, peer: str = "127.0.0.1:25"
     ) -> None:
         source = next(each for each in (A, B, C) if each.name == name)
-        way = self.way(route)
-        ipv4_only = way is not None and way.source == source and way.ipv4_only
-        assert self.ways.heard(Terms(self.zone, route, Way(source=source, ipv4_only=ipv4_only)), reply, peer)
+        key = self.choose(route)
+        ipv4_only = key is not None and key.source == source and key.ipv4_only
+        assert self.selection.heard(
+            Terms(self.zone, route, ConnectionKey(source=source, ipv4_only=ipv4_only)), reply, peer
+        )
 
 
 def test_a_refused_source_makes_way_at_that_destination_until_its_penalty_is_over() -> None:
@@ -64,7 +66,7 @@ def test_a_refused_source_makes_way_at_that_destination_until_its_penalty_is_ove
     assert stage.name() != own
     stage.clock.advance(2.0)
     assert stage.name() == own
-    assert stage.ways.penalties() == []
+    assert stage.selection.penalties() == []
 
 
 def test_setting_the_clock_neither_lengthens_nor_ends_a_penalty() -> None:
@@ -73,7 +75,7 @@ def test_setting_the_clock_neither_lengthens_nor_ends_a_penalty() -> None:
     stage.refuse(own)
     stage.clock.step(-86_400.0)
     assert stage.name() != own
-    [penalty] = stage.ways.penalties()
+    [penalty] = stage.selection.penalties()
     assert penalty.until == pytest.approx(stage.clock.now() + 3600.0)
     stage.clock.step(2 * 86_400.0)
     assert stage.name() != own
@@ -92,9 +94,9 @@ def test_when_all_are_refused_the_oldest_refusal_goes_first() -> None:
     terms = Terms(stage.zone, HERE)
     stage.refuse("b")
     stage.clock.advance(1.0)
-    assert stage.ways.another_left(terms)
+    assert stage.selection.another_left(terms)
     stage.refuse("a")
-    assert not stage.ways.another_left(terms)
+    assert not stage.selection.another_left(terms)
     assert stage.name() == "b"
     stage.clock.advance(1.0)
     stage.refuse("b")
@@ -109,15 +111,15 @@ def test_a_refusal_is_told_once_and_counted_each_time() -> None:
     stage.clock.advance(4000.0)
     stage.refuse("a")
     assert stage.told.events[-1] == ("refused", "a")
-    assert stage.ways.penalty_counts() == {"a": 1, "b": 0}
+    assert stage.selection.penalty_counts() == {"a": 1, "b": 0}
 
 
 def test_what_is_not_about_our_address_is_not_held_against_it() -> None:
     stage = Stage(A, B)
-    terms = Terms(stage.zone, HERE, Way(source=A))
-    assert not stage.ways.heard(terms, Reply(550, "1.1", "user unknown"), "127.0.0.1:25")
-    assert not stage.ways.heard(Terms(stage.zone, HERE), BLOCKED, "127.0.0.1:25")
-    assert stage.ways.penalties() == []
+    terms = Terms(stage.zone, HERE, ConnectionKey(source=A))
+    assert not stage.selection.heard(terms, Reply(550, "1.1", "user unknown"), "127.0.0.1:25")
+    assert not stage.selection.heard(Terms(stage.zone, HERE), BLOCKED, "127.0.0.1:25")
+    assert stage.selection.penalties() == []
 
 
 def test_reputation_is_lost_with_hosts_whichever_zone_sent_the_mail() -> None:
@@ -125,10 +127,10 @@ def test_reputation_is_lost_with_hosts_whichever_zone_sent_the_mail() -> None:
     own = stage.name()
     stage.refuse(own)
     other = replace(stage.zone, name="other")
-    way = stage.ways.way(other, Route("other", "example.com", HERE.hosts, 1e12), MESSAGE)
-    assert way is not None
-    assert way.source is not None
-    assert way.source.name != own
+    key = stage.selection.choose(other, Route("other", "example.com", HERE.hosts, 1e12), MESSAGE)
+    assert key is not None
+    assert key.source is not None
+    assert key.source.name != own
 
 
 def test_weight_0_takes_nothing_even_when_all_others_are_refused() -> None:
@@ -136,15 +138,15 @@ def test_weight_0_takes_nothing_even_when_all_others_are_refused() -> None:
     assert stage.name() == "a"
     stage.refuse("a")
     assert stage.name() == "a"
-    assert not stage.ways.another_left(Terms(stage.zone, HERE))
-    assert Stage(replace(A, weight=0)).way() is None
+    assert not stage.selection.another_left(Terms(stage.zone, HERE))
+    assert Stage(replace(A, weight=0)).choose() is None
 
 
 def test_a_sender_keeps_his_source() -> None:
     stage = Stage(A, B, C)
     zone = replace(stage.zone, source_by=SourceBy.SENDER)
     found = {
-        stage.ways.way(zone, HERE, make_message(sender=sender))
+        stage.selection.choose(zone, HERE, make_message(sender=sender))
         for sender in ("ann@example.org", "ANN@example.org")
     }
     assert len(found) == 1
@@ -152,7 +154,7 @@ def test_a_sender_keeps_his_source() -> None:
 
 def test_the_same_way_is_the_same_object_so_that_comparing_costs_nothing() -> None:
     stage = Stage(A)
-    assert stage.way() is stage.way()
+    assert stage.choose() is stage.choose()
 
 
 # IPv6
@@ -160,26 +162,26 @@ def test_the_same_way_is_the_same_object_so_that_comparing_costs_nothing() -> No
 
 def test_a_refusal_over_ipv6_costs_ipv6_alone_where_there_is_ipv4() -> None:
     stage = Stage(C)
-    assert stage.way() == Way(source=C)
+    assert stage.choose() == ConnectionKey(source=C)
     stage.refuse("c", NO_NAME, peer="[::1]:25")
-    way = stage.way()
-    assert way == Way(source=C, ipv4_only=True)
-    assert way.key != Way(source=C).key
-    assert stage.ways.reachable(way, ("::1", "127.0.0.9")) == ("127.0.0.9",)
+    key = stage.choose()
+    assert key == ConnectionKey(source=C, ipv4_only=True)
+    assert key.text != ConnectionKey(source=C).text
+    assert stage.selection.reachable(key, ("::1", "127.0.0.9")) == ("127.0.0.9",)
     # The other address of the same source is one that is left.
-    assert stage.ways.another_left(Terms(stage.zone, HERE))
-    [penalty] = stage.ways.penalties()
+    assert stage.selection.another_left(Terms(stage.zone, HERE))
+    [penalty] = stage.selection.penalties()
     assert penalty.ipv6
 
 
 def test_a_host_without_ipv4_is_sent_to_over_ipv6_all_the_same_and_then_the_refusal_counts_in_full() -> None:
     stage = Stage(C)
     stage.refuse("c", NO_NAME, peer="[::1]:25")
-    way = stage.way()
-    assert way is not None
-    assert stage.ways.reachable(way, ("::1",)) == ("::1",)
+    key = stage.choose()
+    assert key is not None
+    assert stage.selection.reachable(key, ("::1",)) == ("::1",)
     stage.refuse("c", NO_NAME, peer="[::1]:25")
-    assert not stage.ways.another_left(Terms(stage.zone, HERE))
+    assert not stage.selection.another_left(Terms(stage.zone, HERE))
 
 
 def test_a_refusal_over_ipv4_costs_the_source() -> None:
@@ -200,19 +202,19 @@ def test_only_families_that_the_source_has_are_reached(
     address: tuple[str, ...], reached: tuple[str, ...]
 ) -> None:
     stage = Stage(SourceSettings(name="a", address=address))
-    way = stage.way()
-    assert way is not None
-    assert stage.ways.reachable(way, ("::2", "127.0.0.9")) == reached
+    key = stage.choose()
+    assert key is not None
+    assert stage.selection.reachable(key, ("::2", "127.0.0.9")) == reached
 
 
 def test_unfit_sources_are_not_asked_again() -> None:
     stage = Stage(A, B)
     own = stage.name()
-    other = stage.way(unfit={own})
+    other = stage.choose(unfit={own})
     assert other is not None
     assert other.source is not None
     assert other.source.name != own
-    assert stage.way(unfit={"a", "b"}) is None
+    assert stage.choose(unfit={"a", "b"}) is None
 
 
 # Addresses that are not here
@@ -223,10 +225,10 @@ def test_an_address_that_this_machine_has_not_got_is_told_at_once_and_passed_ove
     stage = Stage(lost, B)
     assert stage.told.events == [("absent", "a", "198.51.100.1")]
     assert stage.name(HERE) == stage.name(THERE) == "b"
-    assert stage.ways.problems() == (
+    assert stage.selection.problems() == (
         "source a: the address 198.51.100.1 cannot be sent from: no interface of this machine has it",
     )
-    assert Stage(lost).way() is None
+    assert Stage(lost).choose() is None
     own = Stage(replace(A, name="a"), B).name()
     stage.clock.advance(ABSENT_FOR + 1)
     assert stage.name() == own
@@ -234,35 +236,35 @@ def test_an_address_that_this_machine_has_not_got_is_told_at_once_and_passed_ove
 
 def test_an_address_that_is_lost_later_is_passed_over_and_told_when_it_is_back() -> None:
     stage = Stage(A, B)
-    assert stage.ways.lost(A, SourceTrouble("a", "127.0.0.2", "cannot assign"))
-    assert stage.ways.lost(A, SourceTrouble("a", "127.0.0.2", "cannot assign"))
+    assert stage.selection.lost(A, SourceTrouble("a", "127.0.0.2", "cannot assign"))
+    assert stage.selection.lost(A, SourceTrouble("a", "127.0.0.2", "cannot assign"))
     assert stage.name() == "b"
-    stage.ways.bound(A, "127.0.0.9")
-    stage.ways.bound(A, "127.0.0.9")
+    stage.selection.bound(A, "127.0.0.9")
+    stage.selection.bound(A, "127.0.0.9")
     assert stage.told.events == [("absent", "a", "127.0.0.2"), ("back", "a", "127.0.0.2")]
 
 
 def test_status_asks_the_system_again() -> None:
     stage = Stage(A)
-    stage.ways.lost(A, SourceTrouble("a", "127.0.0.2", "cannot assign"))
-    assert stage.ways.problems() == ()
+    stage.selection.lost(A, SourceTrouble("a", "127.0.0.2", "cannot assign"))
+    assert stage.selection.problems() == ()
     assert stage.name() == "a"
     assert stage.told.events[-1] == ("back", "a", "127.0.0.2")
 
 
 def test_without_its_ipv6_a_source_goes_on_over_ipv4() -> None:
     stage = Stage(C)
-    assert not stage.ways.lost(C, SourceTrouble("c", "::1", "cannot assign"))
-    way = stage.way()
-    assert way is not None
-    assert way.ipv4_only
-    assert stage.ways.reachable(way, ("::2", "127.0.0.9")) == ("127.0.0.9",)
-    assert stage.ways.reachable(way, ("::2",)) == ()
+    assert not stage.selection.lost(C, SourceTrouble("c", "::1", "cannot assign"))
+    key = stage.choose()
+    assert key is not None
+    assert key.ipv4_only
+    assert stage.selection.reachable(key, ("::2", "127.0.0.9")) == ("127.0.0.9",)
+    assert stage.selection.reachable(key, ("::2",)) == ()
 
 
 def test_without_its_ipv4_a_source_is_passed_over() -> None:
     stage = Stage(C, A)
-    assert stage.ways.lost(C, SourceTrouble("c", "127.0.0.4", "cannot assign"))
+    assert stage.selection.lost(C, SourceTrouble("c", "127.0.0.4", "cannot assign"))
     assert stage.name() == "a"
 
 
@@ -272,23 +274,23 @@ def test_without_its_ipv4_a_source_is_passed_over() -> None:
 def test_a_reload_keeps_what_is_known_of_sources_that_stay() -> None:
     stage = Stage(A, B)
     stage.refuse("a")
-    stage.ways.configure((replace(A, weight=7, ehlo_name="new.example.org"), B))
+    stage.selection.configure((replace(A, weight=7, ehlo_name="new.example.org"), B))
     assert stage.name() == "b"
-    stage.ways.configure((replace(A, address=("127.0.0.5",)), B))
-    assert stage.ways.penalties() == []
+    stage.selection.configure((replace(A, address=("127.0.0.5",)), B))
+    assert stage.selection.penalties() == []
 
 
 def test_a_zone_of_yesterday_whose_sources_are_gone_sends_nothing() -> None:
     stage = Stage(A)
-    stage.ways.configure((B,))
-    assert stage.way() is None
+    stage.selection.configure((B,))
+    assert stage.choose() is None
 
 
 def test_a_new_name_makes_new_connections() -> None:
     stage = Stage(A)
-    before = stage.way()
-    stage.ways.configure((replace(A, ehlo_name="new.example.org"),))
-    after = stage.way()
+    before = stage.choose()
+    stage.selection.configure((replace(A, ehlo_name="new.example.org"),))
+    after = stage.choose()
     assert before is not None
     assert after is not None
     assert not Terms(stage.zone, HERE, before).cover(Terms(stage.zone, HERE, after))
