@@ -14,7 +14,7 @@ class Alarm:
 
     def __init__(self, now: Callable[[], float], ring: Callable[[], None]) -> None:
         self._now = now
-        self._ring = ring
+        self._round_robin = ring
         self._when: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -42,4 +42,4 @@ class Alarm:
             self._arm()
             return
         self._when = None
-        self._ring()
+        self._round_robin()

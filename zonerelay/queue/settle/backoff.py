@@ -22,7 +22,7 @@ _Function = Callable[[Envelope, int], float | None]
 _Job = tuple[Envelope, int, asyncio.AbstractEventLoop, "asyncio.Future[float | None]"]
 
 
-class Isolated:
+class IsolatedBackoff:
     """One function, its thread, and what to answer when it fails."""
 
     def __init__(

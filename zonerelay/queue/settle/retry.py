@@ -48,7 +48,7 @@ from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.outbox import is_outbox
-from zonerelay.queue.settle.backoff import Isolated
+from zonerelay.queue.settle.backoff import IsolatedBackoff
 from zonerelay.telemetry.events.events import Events
 
 Backoff = Callable[[Envelope, int], float | None]
@@ -79,10 +79,12 @@ class RetryPolicy(Protocol):
         """
 
 
-class Horizon:
+class ZoneRetryPolicy:
     """The policy of one zone: a back-off, bounded by attempts and by age."""
 
-    def __init__(self, settings: RetrySettings, bounce_max_age: float, backoff: Isolated | Backoff) -> None:
+    def __init__(
+        self, settings: RetrySettings, bounce_max_age: float, backoff: IsolatedBackoff | Backoff
+    ) -> None:
         self._max_age = settings.max_age
         self._bounce_max_age = bounce_max_age
         self._backoff = backoff
@@ -99,7 +101,7 @@ class Horizon:
         return self._max_attempts is not None and attempts >= self._max_attempts
 
     async def delay(self, envelope: Envelope, attempts: int, random: _random.Random) -> float | None:
-        if isinstance(self._backoff, Isolated):
+        if isinstance(self._backoff, IsolatedBackoff):
             return await self._backoff.delay(envelope, attempts)
         delay = self._backoff(envelope, attempts)
         spread = self._jitter
@@ -108,10 +110,12 @@ class Horizon:
         return delay * (1 + random.uniform(-spread, spread))
 
 
-class Retries:
+class RetryPolicies:
     """The built-in policies: that of [retry], and of zones that have their own."""
 
-    def __init__(self, otherwise: Horizon, zones: dict[str, Horizon], random: _random.Random) -> None:
+    def __init__(
+        self, otherwise: ZoneRetryPolicy, zones: dict[str, ZoneRetryPolicy], random: _random.Random
+    ) -> None:
         self._otherwise = otherwise
         self._zones = zones
         self._random = random
@@ -130,7 +134,7 @@ class Retries:
         delay = await horizon.delay(envelope, max(1, delivery.attempts), self._random)
         return None if delay is None else min(now + delay, last)
 
-    def _of(self, zone: str) -> Horizon:
+    def _of(self, zone: str) -> ZoneRetryPolicy:
         return self._zones.get(zone, self._otherwise)
 
 
@@ -163,20 +167,20 @@ def build(
     outbox: OutboxSettings | None = None,
 ) -> RetryPolicy:
     """The configured policies. Raises ValueError in words when `backoff` cannot be loaded."""
-    backoff: Isolated | Backoff
+    backoff: IsolatedBackoff | Backoff
     if settings.backoff:
-        backoff = Isolated(load_backoff(settings.backoff), FALLBACK_DELAY, events)
+        backoff = IsolatedBackoff(load_backoff(settings.backoff), FALLBACK_DELAY, events)
     else:
         backoff = _built_in(settings)
-    general = Horizon(settings, bounce.max_age, backoff)
+    general = ZoneRetryPolicy(settings, bounce.max_age, backoff)
     own = {zone.name: _of_zone(zone, settings, bounce, backoff) or general for zone in zones}
-    policy = Retries(own.get(DEFAULT_ZONE, general), own, random)
+    policy = RetryPolicies(own.get(DEFAULT_ZONE, general), own, random)
     return OutboxRetries(policy, outbox.max_attempts) if outbox is not None and outbox.url else policy
 
 
 def _of_zone(
-    zone: ZoneSettings, general: RetrySettings, bounce: BounceSettings, backoff: Isolated | Backoff
-) -> Horizon | None:
+    zone: ZoneSettings, general: RetrySettings, bounce: BounceSettings, backoff: IsolatedBackoff | Backoff
+) -> ZoneRetryPolicy | None:
     """`None` where the zone says nothing of its own."""
     if not (zone.schedule or zone.max_age or zone.max_attempts):
         return None
@@ -189,7 +193,7 @@ def _of_zone(
         settings = replace(settings, policy=RetryPolicyName.SCHEDULE, schedule=zone.schedule, backoff="")
         backoff = scheduled(zone.schedule)
     bounce_max_age = min(bounce.max_age, zone.max_age) if zone.max_age else bounce.max_age
-    return Horizon(settings, bounce_max_age, backoff)
+    return ZoneRetryPolicy(settings, bounce_max_age, backoff)
 
 
 def _built_in(settings: RetrySettings) -> Backoff:

@@ -1,4 +1,4 @@
-"""One zone at work: does what `ZoneQueue` decides. Looks up routes, runs couriers, sets the timers.
+"""One zone at work: does what `ZonePlan` decides. Looks up routes, runs couriers, sets the timers.
 
 Every task here belongs to the zone and ends in `stop`. What a task does between two awaits is one
 call on the queue's plan, so no two tasks ever see it half changed.
@@ -29,14 +29,14 @@ from zonerelay.queue.aio.tasks import Linger, Once, Tasks
 from zonerelay.queue.contract import Courier, Router
 from zonerelay.queue.destination.destinations import Destination, DestinationStatus, Work
 from zonerelay.queue.destination.suspension import PUT_OFF_MOST, PUT_OFF_RATE, Transition
-from zonerelay.queue.selection.backlog_throttle import Restraint
+from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
 from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.settle.disposition import TROUBLE
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone.attempts import Attempts
 from zonerelay.queue.zone.claimer import Claimer
 from zonerelay.queue.zone.lanes import Lanes
-from zonerelay.queue.zone.plan import WINDOW, ZoneQueue
+from zonerelay.queue.zone.plan import WINDOW, ZonePlan
 from zonerelay.queue.zone.suspended_refill import Rests
 from zonerelay.routing.destinations.nexthop import DestinationKey, Route, SiteKey
 from zonerelay.store.contract import QueueStore
@@ -48,7 +48,7 @@ out to share their hosts then share a transaction, where domains mix."""
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ZoneParts:
     """What every zone of one scheduler works with."""
 
     store: QueueStore
@@ -61,10 +61,10 @@ class Surroundings:
     random: Random
     limits: LimitKeeper | None = None
     """Where other workers go by the same limits."""
-    restraint: Restraint | None = None
+    throttle: BacklogThrottle | None = None
 
 
-class ZoneRunner:
+class Zone:
     """One zone. `notify` and `postponed` are the only ways in from outside; everything else follows.
 
     `rates`: the zone's, which a runner with newer settings takes over. The mail of a zone that is not served
@@ -74,7 +74,7 @@ class ZoneRunner:
     def __init__(
         self,
         zone: ZoneSettings,
-        around: Surroundings,
+        around: ZoneParts,
         rates: Rates,
         *,
         window: int = WINDOW,
@@ -98,8 +98,8 @@ class ZoneRunner:
         self._clock = around.clock
         self._rates = rates
         shared = None if around.limits is None else around.limits.zone(zone.name)
-        self._queue = ZoneQueue(
-            zone, around.retry, rates, window=window, shared=shared, restraint=around.restraint
+        self._queue = ZonePlan(
+            zone, around.retry, rates, window=window, shared=shared, throttle=around.throttle
         )
         self._lanes = Lanes(self._attempt, self._following, self._drop, around.events)
         self._errands = Tasks("queue.errand", around.events)
@@ -145,7 +145,7 @@ class ZoneRunner:
             self._queue.granted(self._clock.now())
             self._pump()
 
-    def unrestrained(self) -> None:
+    def unthrottled(self) -> None:
         """Mail that has waited before may start again."""
         self._pump()
 
