@@ -9,7 +9,7 @@ import pytest
 from tests.support.queueing import FlakyStore, Sink, deliveries_of, make_events, make_message
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.queue.aio.slices import SLICE, Slices
+from zonerelay.queue.aio import SLICE, Slices
 from zonerelay.queue.settle import outcome_log as journal
 from zonerelay.queue.settle.outcome_log import AtomicWrite, OutcomeLog
 from zonerelay.store.contract import Finish

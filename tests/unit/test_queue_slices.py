@@ -17,7 +17,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.queue.aio.slices import SLICE, in_slices
+from zonerelay.queue.aio import SLICE, in_slices
 from zonerelay.queue.destination.destinations import Destination
 from zonerelay.queue.selection.table import LOOKED_AT
 from zonerelay.queue.settle.bounces import DsnMaker
@@ -195,7 +195,7 @@ async def test_an_error_half_way_puts_the_rest_off() -> None:
 async def test_what_waits_is_handed_to_the_new_settings_although_an_old_attempt_never_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("zonerelay.queue.aio.slices.SLICE", 0.0)
+    monkeypatch.setattr("zonerelay.queue.aio.SLICE", 0.0)
     relay = Relay(zones=[ZoneSettings(max_connections=1)])
     relay.courier.gate = asyncio.Event()
     await relay.scheduler.start()

@@ -21,7 +21,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Body, Envelope, Message, Origin, Recipient, Ret
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.priority import queue_of
-from zonerelay.queue.aio.streams import closing
+from zonerelay.queue.aio import closing
 from zonerelay.queue.contract import ChooseZone
 from zonerelay.routing.zones.zone_notes import zone_notes
 from zonerelay.store.contract import CHUNK_SIZE, QueueStore, StoreError, Submit

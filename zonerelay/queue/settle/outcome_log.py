@@ -20,8 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zonerelay.model.delivery import DeliveryKey
-from zonerelay.queue.aio.slices import Slices
-from zonerelay.queue.aio.tasks import Once, Tasks
+from zonerelay.queue.aio import Once, Slices, Tasks
 from zonerelay.store.contract import Change, QueueStore, StoreError, Submit
 from zonerelay.telemetry.events.events import Events
 

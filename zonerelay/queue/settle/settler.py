@@ -26,8 +26,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.queue.aio.slices import Slices
-from zonerelay.queue.aio.tasks import Tasks
+from zonerelay.queue.aio import Slices, Tasks
 from zonerelay.queue.contract import ChooseZone, NotifyZone
 from zonerelay.queue.settle.bounces import DsnError, DsnMaker
 from zonerelay.queue.settle.disposition import (

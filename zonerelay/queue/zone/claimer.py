@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.priority import Priority, queue_of
-from zonerelay.queue.aio.alarm import Alarm
-from zonerelay.queue.aio.tasks import Tasks
+from zonerelay.queue.aio import Alarm, Tasks
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.queue.zone.window_shares import Claim, NewClaim, Question, Refill

@@ -23,9 +23,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.priority import Priority
 from zonerelay.model.reply import Reply
-from zonerelay.queue.aio.alarm import Alarm
-from zonerelay.queue.aio.slices import in_slices
-from zonerelay.queue.aio.tasks import Linger, Once, Tasks
+from zonerelay.queue.aio import Alarm, Linger, Once, Tasks, Timers, in_slices
 from zonerelay.queue.contract import Courier, Router
 from zonerelay.queue.destination.destinations import Destination, DestinationStatus, Work
 from zonerelay.queue.destination.suspension import PUT_OFF_MOST, PUT_OFF_RATE, Transition
@@ -37,7 +35,6 @@ from zonerelay.queue.zone.attempts import Attempts
 from zonerelay.queue.zone.claimer import Claimer
 from zonerelay.queue.zone.lanes import Lanes
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan
-from zonerelay.queue.zone.suspended_refill import Rests
 from zonerelay.routing.destinations.nexthop import DestinationKey, Route, SiteKey
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
@@ -119,7 +116,7 @@ class Zone:
         rates.changed = self._turns_changed
         self._stopping = False
         self._linger = Linger(LINGER, self._pump)
-        self._rests = Rests(self._rested)
+        self._rests: Timers[Destination] = Timers(self._rested)
 
     # From outside
 
@@ -296,7 +293,7 @@ class Zone:
         pause = max(1, len(deliveries)) / PUT_OFF_RATE
         if suspension.put_off >= PUT_OFF_MOST and not is_old:
             pause = max(pause, suspension.until - now)
-        self._rests.begin(destination, pause)
+        self._rests.start(destination, pause)
 
         def until() -> float:
             if self.zone.next_hop:
@@ -319,7 +316,7 @@ class Zone:
     def _resumed(self, destination: Destination) -> None:
         """What waits for it may leave at once."""
         self._events.resumed(self.zone.name, destination.label)
-        self._rests.end(destination)
+        self._rests.stop(destination)
         self._queue.rested(destination)
         self._claimer.wake()
 
