@@ -19,7 +19,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Envelope, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.queue.settle import retry
-from zonerelay.queue.settle.backoff import IsolatedBackoff
+from zonerelay.queue.settle.retry import IsolatedBackoff
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 EXACT = RetrySettings(jitter=0.0)

@@ -22,8 +22,7 @@ from zonerelay.queue.destination.destinations import Destination
 from zonerelay.queue.selection.table import LOOKED_AT
 from zonerelay.queue.settle.bounces import DsnMaker
 from zonerelay.queue.settle.disposition import UNREADABLE_DELAY
-from zonerelay.queue.settle.settler import AT_ONCE
-from zonerelay.queue.settle.unattempted import TOGETHER, Unattempted
+from zonerelay.queue.settle.settler import AT_ONCE, TOGETHER, Unattempted
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.store.contract import Submit
 

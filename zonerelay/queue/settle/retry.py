@@ -30,9 +30,13 @@ Failure: a `backoff` function that raises, hangs or answers nonsense costs nobod
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib
 import math
+import queue
 import random as _random
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -48,7 +52,6 @@ from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.outbox import is_outbox
-from zonerelay.queue.settle.backoff import IsolatedBackoff
 from zonerelay.telemetry.events.events import Events
 
 Backoff = Callable[[Envelope, int], float | None]
@@ -58,6 +61,9 @@ EXPONENTIAL_ATTEMPTS = 6
 QUADRATIC_ATTEMPTS = 10
 FALLBACK_DELAY = 15 * 60.0
 DEFAULT_ZONE = "default"
+BACKOFF_TIMEOUT = 5.0
+
+_Job = tuple[Envelope, int, asyncio.AbstractEventLoop, "asyncio.Future[float | None]"]
 
 _TOO_CLOSE = 1.0
 """A last attempt this near to the previous one is the same attempt (and absorbs rounded stored times)."""
@@ -77,6 +83,88 @@ class RetryPolicy(Protocol):
 
         `delivery.attempts` counts the attempt that was just deferred. Raises only CancelledError.
         """
+
+
+class IsolatedBackoff:
+    """Runs an operator's back-off function in a thread of its own: a slow one does not stop the event loop.
+
+    `delay` returns within `BACKOFF_TIMEOUT` and raises only CancelledError. While a call hangs the function
+    is not called again, so one thread is lost at most; every delivery gets the fallback delay.
+    """
+
+    def __init__(
+        self, function: Backoff, fallback: float, events: Events, *, timeout: float = BACKOFF_TIMEOUT
+    ) -> None:
+        self._function = function
+        self._fallback = fallback
+        self._events = events
+        self._timeout = timeout
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._hanging: asyncio.Future[float | None] | None = None
+
+    async def delay(self, envelope: Envelope, attempts: int) -> float | None:
+        if self._hanging is not None and not self._hanging.done():
+            return self._fallback
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[float | None] = loop.create_future()
+        answer.add_done_callback(_retrieve)  # nobody may be left to look at it
+        self._start()
+        self._jobs.put((envelope, attempts, loop, answer))
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await asyncio.shield(answer)
+        except TimeoutError as error:
+            self._hanging = answer
+            self._events.trouble("retry.backoff", error, message_id=envelope.id)
+        except Exception as error:  # noqa: BLE001 - a stranger's function may raise anything
+            self._events.trouble("retry.backoff", error, message_id=envelope.id)
+        return self._fallback
+
+    def _start(self) -> None:
+        if self._thread is None:
+            # A daemon: a function that hangs for ever must not keep the process from leaving.
+            self._thread = threading.Thread(target=self._run, name="backoff", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            envelope, attempts, loop, answer = self._jobs.get()
+            try:
+                delay = self._function(envelope, attempts)
+            except BaseException as error:  # noqa: BLE001 - the thread must outlive it
+                self._answer_later(loop, answer, None, error)
+            else:
+                self._answer_later(loop, answer, delay, None)
+
+    @staticmethod
+    def _answer_later(
+        loop: asyncio.AbstractEventLoop,
+        answer: asyncio.Future[float | None],
+        delay: float | None,
+        error: BaseException | None,
+    ) -> None:
+        # A closed loop means that nobody waits any more.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_resolve, answer, delay, error)
+
+
+def _resolve(answer: asyncio.Future[float | None], delay: float | None, error: BaseException | None) -> None:
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(delay)
+    elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+        answer.set_exception(error)
+    else:
+        # SystemExit in a stranger's function is not ours to obey, and futures refuse StopIteration.
+        answer.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def _retrieve(answer: asyncio.Future[float | None]) -> None:
+    """Look at a late answer's exception: asyncio complains about those that nobody saw."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 class ZoneRetryPolicy:

@@ -14,8 +14,9 @@ Callers wait in `room` before they start another attempt: see `outcome_log.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 
 from zonerelay.config.tables.models import BounceSettings, InDoubt, ZoneSettings
 from zonerelay.message.dsn.report import DsnKind, RecipientReport
@@ -40,7 +41,6 @@ from zonerelay.queue.settle.disposition import (
 )
 from zonerelay.queue.settle.outcome_log import AtomicWrite, OutcomeLog
 from zonerelay.queue.settle.retry import RetryPolicy
-from zonerelay.queue.settle.unattempted import Unattempted
 from zonerelay.store.contract import Change, Finish, QueueStore, Submit
 from zonerelay.telemetry.events.events import Events
 
@@ -52,6 +52,10 @@ RefusedStranger = Callable[[Mailbox, Reply, float], None]
 
 AT_ONCE = 20
 """Messages that are read, and perhaps reported, at the same time for deliveries without an attempt."""
+
+
+TOGETHER = 100
+"""Deferrals that are written as one entry."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +76,41 @@ class _Dsn:
     kind: DsnKind
     submit: Submit
     about: Sequence[Delivery]
+
+
+@dataclass(slots=True, eq=False)
+class Unattempted:
+    """Deliveries with an outcome but no attempt, in message order: what waits for a suspended or an
+    unroutable destination. There may be thousands, which are worked through a few at a time; the first `done`
+    have been handed on. `until`: when to look again at the next one.
+    """
+
+    all: Sequence[Delivery]
+    outcome: Outcome
+    destination: str
+    until: Callable[[], float] | None
+    done: int = 0
+
+    @property
+    def deliveries(self) -> Iterator[Delivery]:
+        """Those that are left."""
+        return islice(self.all, self.done, None)
+
+    def parts(self, needs_message: Callable[[Delivery], bool]) -> Iterator[tuple[Sequence[Delivery], bool]]:
+        """In order: about `TOGETHER` of which no message has to be read (true), or those of one message."""
+        together: list[Delivery] = []
+        for _, group in groupby(self.all, key=_message_id):
+            some = list(group)
+            is_needed = any(map(needs_message, some))
+            if not is_needed:
+                together += some
+            if together and (is_needed or len(together) >= TOGETHER):
+                yield together, True
+                together = []
+            if is_needed:
+                yield some, False
+        if together:
+            yield together, True
 
 
 class Settler:
@@ -372,3 +411,7 @@ class Settler:
 
 def _nobody(zone: str, when: float) -> None:
     """Until a scheduler listens."""
+
+
+def _message_id(delivery: Delivery) -> MessageId:
+    return delivery.message_id

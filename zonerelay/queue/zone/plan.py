@@ -31,7 +31,7 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
   → dead hosts cost neither connections nor window.
 - Comeback: mail for a suspended destination is due, at the latest with the next probe; when the destination
   answers all of it can be claimed → it leaves as fast as new mail from the first second on.
-- Probes (`probes.py`): once the window is half full, few more destinations begin to wait for a probe
+- Probes (`probation.py`): once the window is half full, few more destinations begin to wait for a probe
   → thousands of domains that died together do not fill the window with mail that cannot go.
 - Rest: where there is much of that, nothing is fetched before the next probe, but old mail, at a steady rate
   → a dead host's hundreds of thousands do not use up the time of the others' mail.
@@ -59,7 +59,7 @@ from zonerelay.queue.destination.destinations import (
     Unrouted,
     Work,
 )
-from zonerelay.queue.destination.probes import Probes
+from zonerelay.queue.destination.probation import Probes
 from zonerelay.queue.destination.route_lookups import LookUps
 from zonerelay.queue.destination.suspension import Transition, learn
 from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
