@@ -15,7 +15,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.queue.operator import operations as module
 from zonerelay.queue.operator.operations import Operations, QueueFilter, Result
 from zonerelay.queue.zone import claimer
-from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.store.contract import MessageNotFoundError
 
 ALL = QueueFilter()
@@ -162,7 +162,7 @@ async def put_off_soon(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
     await deferred(relay, "b@dead.example")
     monkeypatch.setattr(claimer, "CLAIM_PAUSE", 0.2)
-    monkeypatch.setattr(ZoneQueue, "is_crowded", True)
+    monkeypatch.setattr(ZonePlan, "is_crowded", True)
     relay.accept("c@dead.example")
     await relay.until(lambda: relay.store.asked["claim"] > 1)
     await asyncio.sleep(0.02)

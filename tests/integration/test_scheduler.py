@@ -733,19 +733,19 @@ async def test_mail_that_has_waited_makes_way_on_a_busy_loop_and_leaves_all_the_
     for delivery in await relay.stored():
         await relay.store.update([delivery.key], lambda each: replace(each, next_attempt=1.0))
     await relay.scheduler.start()
-    restrainer = relay.scheduler._restrainer
-    assert restrainer is not None
+    throttle_timer = relay.scheduler._throttle_timer
+    assert throttle_timer is not None
     sent, slowest = relay.courier.recipients, math.inf
     async with asyncio.timeout(10):
         while sum(recipient.startswith("old") for recipient in sent()) < 100:
             relay.accept("new@new.example")
             await asyncio.sleep(0.005)
-            slowest = min(slowest, restrainer.restraint.rate)
+            slowest = min(slowest, throttle_timer.throttle.rate)
     assert slowest <= LEAST
-    assert relay.scheduler.restrained_seconds > 0.5
+    assert relay.scheduler.throttled_seconds > 0.5
     assert "new@new.example" in sent()[:50]
     await relay.until_empty()
-    await relay.until(lambda: not restrainer.restraint.is_looked_at)
+    await relay.until(lambda: not throttle_timer.throttle.is_looked_at)
 
 
 async def test_nothing_is_sent_while_too_many_outcomes_are_not_stored_yet(

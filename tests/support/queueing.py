@@ -20,7 +20,7 @@ from zonerelay.queue.contract import Batch
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle import retry as retries
 from zonerelay.queue.settle.settler import Settler
-from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.routing.destinations.mx import ExaminedRoute
 from zonerelay.routing.destinations.nexthop import MxHost, Route, Unroutable
 from zonerelay.routing.zones.zones import Choice, ZoneOf
@@ -148,9 +148,9 @@ class FlakyStore(MemoryStore):
 Script = Callable[[Batch], Sequence[Outcome]]
 
 
-def prove(queue: ZoneQueue) -> None:
+def prove(queue: ZonePlan) -> None:
     """All destinations that are known by now have answered before: none is on probation."""
-    for destination in queue._directory.destinations.values():
+    for destination in queue._table.destinations.values():
         destination.suspension.succeeded(destination.suspension.epoch)
 
 

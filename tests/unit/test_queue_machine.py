@@ -23,7 +23,7 @@ from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority, priority_of, queue_of
 from zonerelay.queue.destination.destinations import Destination, Work
 from zonerelay.queue.selection.rates import Rates
-from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.queue.zone.window_shares import Claim, Refill
 from zonerelay.routing.destinations.nexthop import Limits, MxHost, Route, SiteKey
 
@@ -50,7 +50,7 @@ class Runner:
 
     def __init__(self, zone: ZoneSettings, rates: Rates) -> None:
         self.zone = zone
-        self.queue = ZoneQueue(zone, RETRY, rates, window=WINDOW)
+        self.queue = ZonePlan(zone, RETRY, rates, window=WINDOW)
         self.looking_up: list[str] = []
         self.works: list[Work] = []
         self.resting: dict[Destination, float] = {}

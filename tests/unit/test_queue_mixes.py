@@ -22,7 +22,7 @@ from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority, queue_of
 from zonerelay.queue.contract import Batch
 from zonerelay.queue.operator.operations import Operations, QueueFilter
-from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.routing.destinations.nexthop import Route, Unroutable
 from zonerelay.store.contract import StoreError
 
@@ -182,9 +182,9 @@ class Mix:
         await self.relay.close()
 
 
-def _left_in(queue: ZoneQueue) -> dict[str, object]:
+def _left_in(queue: ZonePlan) -> dict[str, object]:
     """What a queue that has nothing to do holds all the same."""
-    ring, probation = queue._ring, queue._ring._probation
+    ring, probation = queue._round_robin, queue._round_robin._probation
     held: dict[str, object] = {
         "waiting": queue.waiting,
         "active": queue.active,

@@ -16,10 +16,10 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId, MessageIdSource, first_at
 from zonerelay.model.priority import Priority
-from zonerelay.queue.destination.rows import FRESH_TURNS
+from zonerelay.queue.destination.rows import FRESH_WEIGHT
 from zonerelay.queue.zone.claim_plan import CLAIM_LIMIT, LOW_MARK
 from zonerelay.queue.zone.newcomers import AGAIN, Newcomers
-from zonerelay.queue.zone.plan import WINDOW, ZoneQueue
+from zonerelay.queue.zone.plan import WINDOW, ZonePlan
 from zonerelay.queue.zone.window_shares import Claim, NewClaim, Refill
 from zonerelay.store.common.fresh_order import FreshOrder
 
@@ -33,7 +33,7 @@ class Relay:
     def __init__(self, zone: ZoneSettings | None = None, window: int = WINDOW) -> None:
         self.clock = ManualClock()
         self.ids = MessageIdSource(self.clock)
-        self.queue = ZoneQueue(zone or ZoneSettings(max_connections=2), RetrySettings(), window=window)
+        self.queue = ZonePlan(zone or ZoneSettings(max_connections=2), RetrySettings(), window=window)
         self.newcomers = self.queue._claims.of(Priority.NORMAL).newcomers
 
     def mail(self, *domains: str) -> list[Delivery]:
@@ -111,7 +111,7 @@ def test_the_backlog_has_its_part_of_the_turns_and_no_more_however_much_new_mail
         relay.add(*(f"new{number}-{n}.example" for n in range(2)))
         sent += relay.send(1)
     assert len(sent) == 100
-    assert 100 // (FRESH_TURNS + 1) <= len(sent) - sum(is_new(sent)) <= 20
+    assert 100 // (FRESH_WEIGHT + 1) <= len(sent) - sum(is_new(sent)) <= 20
     list(relay.queue.drain())
     assert relay.queue.waiting == relay.newcomers.waiting == 0
 

@@ -18,7 +18,7 @@ from zonerelay.model.priority import Priority
 from zonerelay.model.reply import Reply
 from zonerelay.queue.destination.destinations import Backlog, Destination, Work
 from zonerelay.queue.destination.suspension import Suspension, Transition
-from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.queue.zone.window_shares import Claim, NewClaim, Refill
 
 NOW = 1_700_000_000.0
@@ -30,17 +30,17 @@ def number(n: int, recipient: str = "b@example.com") -> Delivery:
     return delivery(recipient, message_id=f"{n:016x}")
 
 
-def make(window: int = 4000, **zone: object) -> ZoneQueue:
-    return ZoneQueue(ZoneSettings(**zone), RETRY, window=window)  # type: ignore[arg-type]  # fields by name
+def make(window: int = 4000, **zone: object) -> ZonePlan:
+    return ZonePlan(ZoneSettings(**zone), RETRY, window=window)  # type: ignore[arg-type]  # fields by name
 
 
-def resolve(queue: ZoneQueue, *hosts: str, now: float = NOW) -> None:
+def resolve(queue: ZonePlan, *hosts: str, now: float = NOW) -> None:
     while domains := queue.take_look_ups():
         for domain in domains:
             queue.found(domain, route_to("default", *(hosts or (f"mx.{domain}",))), now)
 
 
-def start_all(queue: ZoneQueue, now: float = NOW) -> list[Work]:
+def start_all(queue: ZonePlan, now: float = NOW) -> list[Work]:
     works = []
     while (work := queue.next_work(now)) is not None:
         works.append(work)
@@ -301,7 +301,7 @@ def test_idle_destinations_are_forgotten_and_suspended_ones_are_not(monkeypatch:
         resolve(queue)
         for work in start_all(queue):
             queue.finished(work, [NO_HOST if n == 0 else DELIVERED], NOW)
-    assert len(queue._directory.destinations) < 30
+    assert len(queue._table.destinations) < 30
     assert queue.destination_of("d0.example") == "default mx.d0.example:25"
 
 
@@ -466,7 +466,7 @@ class World:
     """A store in its simplest form around the plan, checking the rules at every step."""
 
     def __init__(self, zone: ZoneSettings, mail: Sequence[tuple[int, int]], window: int) -> None:
-        self.queue = ZoneQueue(zone, RETRY, window=window)
+        self.queue = ZonePlan(zone, RETRY, window=window)
         self.zone = zone
         self.now = NOW
         self.resting: list[Destination] = []

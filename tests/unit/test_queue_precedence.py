@@ -13,7 +13,7 @@ from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.priority import Priority, priority_of, queue_of, queues_of, zone_of
 from zonerelay.queue.destination.precedence import STRIDE, Precedence
-from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.queue.zone.plan import ZonePlan
 
 NOW = 1_700_000_000.0
 HIGH, NORMAL, BULK = Priority
@@ -23,21 +23,21 @@ def mail(n: int, priority: Priority, domain: str = "example.com") -> Delivery:
     return delivery(f"u@{domain}", message_id=f"{n:016x}", queue=queue_of("default", priority))
 
 
-def plan(*claims: tuple[Priority, int], connections: int = 1, **zone: object) -> ZoneQueue:
+def plan(*claims: tuple[Priority, int], connections: int = 1, **zone: object) -> ZonePlan:
     """One window each of so many deliveries, to one destination each where `domains` is not given."""
-    queue = ZoneQueue(ZoneSettings(max_connections=connections, **zone), RetrySettings())  # type: ignore[arg-type]  # fields by name
+    queue = ZonePlan(ZoneSettings(max_connections=connections, **zone), RetrySettings())  # type: ignore[arg-type]  # fields by name
     for priority, count in claims:
         add(queue, priority, count)
     return queue
 
 
-def add(queue: ZoneQueue, priority: Priority, count: int, *, domain: str = "example.com") -> None:
+def add(queue: ZonePlan, priority: Priority, count: int, *, domain: str = "example.com") -> None:
     queue.add([mail(n, priority, domain) for n in range(count)], NOW, priority)
     for each in queue.take_look_ups():
         queue.found(each, route_to("default", each), NOW)
 
 
-def sent(queue: ZoneQueue, count: int) -> list[Priority]:
+def sent(queue: ZonePlan, count: int) -> list[Priority]:
     """The priorities of the next messages, with one connection."""
     order = []
     for _ in range(count):
@@ -117,7 +117,7 @@ def test_a_destination_that_stands_in_the_ring_already_is_hastened() -> None:
 
 
 def test_a_full_window_of_bulk_mail_leaves_room_for_urgent_mail() -> None:
-    queue = ZoneQueue(ZoneSettings(next_hop="hop"), RetrySettings(), window=100)
+    queue = ZonePlan(ZoneSettings(next_hop="hop"), RetrySettings(), window=100)
     queue.add([mail(n, BULK) for n in range(100)], NOW, BULK)
     assert not queue.wants_claim({BULK})
     claim = queue.plan_claim({HIGH, BULK})
@@ -126,7 +126,7 @@ def test_a_full_window_of_bulk_mail_leaves_room_for_urgent_mail() -> None:
 
 
 def test_claims_take_turns_too() -> None:
-    queue = ZoneQueue(ZoneSettings(), RetrySettings())
+    queue = ZonePlan(ZoneSettings(), RetrySettings())
     plans = [queue.plan_claim(set(Priority)) for _ in range(31)]
     assert Counter(each.priority for each in plans if each is not None) == {HIGH: 25, NORMAL: 5, BULK: 1}
 

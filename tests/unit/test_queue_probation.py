@@ -17,7 +17,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope
 from zonerelay.model.reply import Reply
 from zonerelay.queue.destination.destinations import Work
-from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.queue.zone.plan import ZonePlan
 
 IN_DOUBT = replace(
     DEFERRED, reply=Reply(451, "4.2", "timed out"), scope=Scope.MESSAGE, local=True, in_doubt=True
@@ -30,7 +30,7 @@ class Plan:
     """The defaults: 20 connections, 10 to one destination."""
 
     def __init__(self, **zone: object) -> None:
-        self.queue = ZoneQueue(ZoneSettings(**zone), RETRY)  # type: ignore[arg-type]  # fields by name
+        self.queue = ZonePlan(ZoneSettings(**zone), RETRY)  # type: ignore[arg-type]  # fields by name
         self.now = NOW
         self.works: list[Work] = []
         self._number = 0
@@ -266,8 +266,8 @@ def test_what_is_known_of_a_destination_outlives_its_place_in_memory() -> None:
     plan.add("good", 1)
     plan.start()
     plan.finish("good")
-    plan.queue._directory.forget_some(plan.now)
-    assert not plan.queue._directory.destinations
+    plan.queue._table.forget_some(plan.now)
+    assert not plan.queue._table.destinations
     for n in range(7):
         plan.add(f"silent{n}")
         plan.start()
@@ -282,7 +282,7 @@ def test_no_more_is_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch
         plan.add(name, 1)
         plan.start()
         plan.finish(name)
-    plan.queue._directory.forget_some(plan.now)
+    plan.queue._table.forget_some(plan.now)
     for name in ("a", "c"):
         plan.add(name)
     assert plan.start() == {"a": 2, "c": 10}
@@ -291,7 +291,7 @@ def test_no_more_is_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch
 def test_thousands_of_domains_that_died_together_do_not_fill_the_window() -> None:
     """As the simulation showed: all of the window waited for probes, and nothing else came in."""
     plan = Plan()
-    plan.queue = ZoneQueue(ZoneSettings(), RETRY, window=1000)
+    plan.queue = ZonePlan(ZoneSettings(), RETRY, window=1000)
     names = [f"dead{n}" for n in range(100)]
     for name in names:
         plan.add(name, 1)
@@ -320,7 +320,7 @@ class Sharing(Plan):
     def __init__(self) -> None:
         super().__init__()
         self.allowance = ZoneAllowance("default", lambda: None, lambda: 0.0)
-        self.queue = ZoneQueue(ZoneSettings(), RETRY, shared=self.allowance)
+        self.queue = ZonePlan(ZoneSettings(), RETRY, shared=self.allowance)
 
     @property
     def wished(self) -> int:
@@ -376,7 +376,7 @@ def test_a_queue_of_replaced_settings_that_ends_takes_no_wish_from_its_successor
     old = plan.queue
     list(old.drain())
     assert not plan.wished, "what the old one waited for is not needed"
-    plan.queue = ZoneQueue(ZoneSettings(), RETRY, shared=plan.allowance)
+    plan.queue = ZonePlan(ZoneSettings(), RETRY, shared=plan.allowance)
     plan.add("a", 2)
     plan.add("b", 1)
     plan.start()

@@ -10,7 +10,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.priority import Priority
 from zonerelay.queue.destination.destinations import Destination
 from zonerelay.queue.destination.suspension import PUT_OFF_RATE, Suspension
-from zonerelay.queue.zone.plan import MANY_PUT_OFF, ZoneQueue
+from zonerelay.queue.zone.plan import MANY_PUT_OFF, ZonePlan
 from zonerelay.queue.zone.window_shares import Claim, Refill
 from zonerelay.routing.destinations.nexthop import MxHost, Route
 
@@ -23,9 +23,9 @@ def mail(count: int, *, first: int = 0) -> list[Delivery]:
     return [delivery(f"u@{DEAD}", message_id=f"{number:016x}") for number in range(first, first + count)]
 
 
-def suspended(more: int = 0) -> tuple[ZoneQueue, Destination]:
+def suspended(more: int = 0) -> tuple[ZonePlan, Destination]:
     """A queue whose one destination has just been found dead, with `more` deliveries waiting for it."""
-    queue = ZoneQueue(ZoneSettings(), RETRY, window=4000)
+    queue = ZonePlan(ZoneSettings(), RETRY, window=4000)
     queue.add(mail(1 + more), NOW)
     (domain,) = queue.take_look_ups()
     queue.found(domain, Route("default", domain, (MxHost("mx.dead.example", 25),), NOW + 3600), NOW)

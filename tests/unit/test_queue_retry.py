@@ -19,7 +19,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Envelope, Recipient
 from zonerelay.model.message_id import MessageId
 from zonerelay.queue.settle import retry
-from zonerelay.queue.settle.backoff import Isolated
+from zonerelay.queue.settle.retry import IsolatedBackoff
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 EXACT = RetrySettings(jitter=0.0)
@@ -224,7 +224,7 @@ async def test_a_function_that_hangs_is_left_alone_until_it_returns() -> None:
         released.wait()
         return 5.0
 
-    isolated = Isolated(backoff, 900.0, make_events(sink, ManualClock()), timeout=0.01)
+    isolated = IsolatedBackoff(backoff, 900.0, make_events(sink, ManualClock()), timeout=0.01)
     assert await isolated.delay(ENVELOPE, 1) == 900.0
     assert await isolated.delay(ENVELOPE, 2) == 900.0
     assert calls == [1]

@@ -10,8 +10,8 @@ from tests.support.queueing import DELIVERED, delivery, prove, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.queue.destination.destinations import Backlog
-from zonerelay.queue.destination.rows import FRESH_TURNS, Row, Turns
-from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.queue.destination.rows import FRESH_WEIGHT, FairQueue, Row
+from zonerelay.queue.zone.plan import ZonePlan
 
 NOW = ManualClock().now()
 
@@ -34,24 +34,24 @@ def names(line: Backlog) -> list[str]:
 
 
 def test_those_with_fresh_mail_have_most_turns_and_the_others_each_eighth_and_all_that_are_left() -> None:
-    turns: Turns[Waiting] = Turns()
-    fresh = [f"fresh{number}" for number in range(FRESH_TURNS + 2)]
+    turns: FairQueue[Waiting] = FairQueue()
+    fresh = [f"fresh{number}" for number in range(FRESH_WEIGHT + 2)]
     for name in ("later1", "later2", "later3", *fresh):
         turns.append(Waiting(name, name.startswith("fresh")))
     assert turns.is_of_fresh
-    popped = [turns.pop().name for _ in range(FRESH_TURNS)]
+    popped = [turns.pop().name for _ in range(FRESH_WEIGHT)]
     assert not turns.is_of_fresh
     while turns:
         popped.append(turns.pop().name)
-    assert popped == [*fresh[:FRESH_TURNS], "later1", *fresh[FRESH_TURNS:], "later2", "later3"]
+    assert popped == [*fresh[:FRESH_WEIGHT], "later1", *fresh[FRESH_WEIGHT:], "later2", "later3"]
 
 
 def test_who_comes_first_uses_up_a_turn_of_its_kind() -> None:
-    turns: Turns[Waiting] = Turns()
-    for number in range(FRESH_TURNS):
+    turns: FairQueue[Waiting] = FairQueue()
+    for number in range(FRESH_WEIGHT):
         turns.put_first(Waiting(f"first{number}", True))
     turns.append(Waiting("fresh", True))
-    for _ in range(FRESH_TURNS):
+    for _ in range(FRESH_WEIGHT):
         turns.pop()
     assert not turns.is_of_fresh
     turns.put_first(Waiting("later", False))
@@ -60,7 +60,7 @@ def test_who_comes_first_uses_up_a_turn_of_its_kind() -> None:
 
 
 def test_one_that_had_its_turn_elsewhere_comes_before_all() -> None:
-    turns: Turns[Waiting] = Turns()
+    turns: FairQueue[Waiting] = FairQueue()
     turns.append(Waiting("fresh", True))
     turns.put_first(Waiting("first", False))
     assert turns.pop().name == "first"
@@ -69,7 +69,7 @@ def test_one_that_had_its_turn_elsewhere_comes_before_all() -> None:
 
 
 def test_who_is_new_with_fresh_mail_comes_before_the_others_and_overtakes_no_two_running() -> None:
-    turns: Turns[Waiting] = Turns()
+    turns: FairQueue[Waiting] = FairQueue()
     for name in ("a", "b", "c"):
         turns.append(Waiting(name, True))
     for name in ("new1", "new2", "new3"):
@@ -83,7 +83,7 @@ def test_who_is_new_with_fresh_mail_comes_before_the_others_and_overtakes_no_two
 
 
 def test_who_is_new_and_came_first_has_its_place() -> None:
-    turns: Turns[Waiting] = Turns()
+    turns: FairQueue[Waiting] = FairQueue()
     for number in range(3):
         turns.append(Waiting(f"new{number}", True), new=True)
     turns.append(Waiting("a", True))
@@ -159,7 +159,7 @@ def test_a_row_of_domains_apart_gives_one_domain_of_a_message_at_a_time_or_as_ma
 @pytest.mark.parametrize("proven", [True, False])
 def test_a_single_message_passes_hundreds_of_destinations_with_deferred_mail(*, proven: bool) -> None:
     """As the simulation showed: it waited a quarter of a minute behind 4,000 that had come due together."""
-    queue = ZoneQueue(ZoneSettings(max_connections=2), RetrySettings())
+    queue = ZonePlan(ZoneSettings(max_connections=2), RetrySettings())
     for number in range(300):
         mail = delivery(f"u@d{number}.example", message_id=message(number), next_attempt=NOW - 1)
         queue.add([mail], NOW)

@@ -17,14 +17,13 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
-from zonerelay.queue.aio.slices import SLICE, in_slices
+from zonerelay.queue.aio import SLICE, in_slices
 from zonerelay.queue.destination.destinations import Destination
 from zonerelay.queue.selection.table import LOOKED_AT
-from zonerelay.queue.settle.bounces import Reporter
+from zonerelay.queue.settle.bounces import DsnMaker
 from zonerelay.queue.settle.disposition import UNREADABLE_DELAY
-from zonerelay.queue.settle.settler import AT_ONCE
-from zonerelay.queue.settle.unattempted import TOGETHER, Unattempted
-from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.queue.settle.settler import AT_ONCE, TOGETHER, Unattempted
+from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.store.contract import Submit
 
 
@@ -32,7 +31,7 @@ def to_domains(start: int, stop: int) -> list[Delivery]:
     return [number(n, f"u@d{n}.example") for n in range(start, stop)]
 
 
-def known(count: int, *hosts: str, suspended: bool = False) -> ZoneQueue:
+def known(count: int, *hosts: str, suspended: bool = False) -> ZonePlan:
     """A plan that has sent to so many domains, each a destination unless they share `hosts`."""
     queue = make(max_connections=count)
     queue.add(to_domains(0, count), NOW)
@@ -74,13 +73,13 @@ def test_idle_destinations_behind_many_suspended_ones_are_found_in_the_end(
         resolve(queue)
         for work in start_all(queue):
             queue.finished(work, [DELIVERED], NOW)
-    assert 100 < len(queue._directory.destinations) < 150
+    assert 100 < len(queue._table.destinations) < 150
 
 
 def test_domains_of_many_destinations_are_tidied_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zonerelay.queue.selection.table.TIDIED", 50)
     queue = known(90)
-    monkeypatch.setattr(queue._directory, "_max_domains", 10)
+    monkeypatch.setattr(queue._table, "_max_domains", 10)
     before = len(queue._lines)
     queue.add((), NOW)
     assert 0 < before - len(queue._lines) <= 50
@@ -147,7 +146,7 @@ async def test_many_that_expire_are_read_and_reported_a_few_at_a_time(
     for n in range(100):
         relay.accept(f"u{n}@example.com", age=6 * 86400.0, tell=False)
     busy = Counter[str]()
-    read, report = relay.store.read_message, Reporter.report
+    read, report = relay.store.read_message, DsnMaker.report
 
     async def reading(message_id: MessageId) -> Message:
         busy["now"] += 1
@@ -166,7 +165,7 @@ async def test_many_that_expire_are_read_and_reported_a_few_at_a_time(
         return await report(*given, **more)
 
     monkeypatch.setattr(relay.store, "read_message", reading)
-    monkeypatch.setattr(Reporter, "report", reporting)
+    monkeypatch.setattr(DsnMaker, "report", reporting)
     relay.settler.post_unattempted(await relay.stored(), NO_HOST, destination="mx", until=relay.clock.now)
     assert len(relay.settler.unsettled_keys()) == 100
     await relay.settler.drain()
@@ -195,7 +194,7 @@ async def test_an_error_half_way_puts_the_rest_off() -> None:
 async def test_what_waits_is_handed_to_the_new_settings_although_an_old_attempt_never_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("zonerelay.queue.aio.slices.SLICE", 0.0)
+    monkeypatch.setattr("zonerelay.queue.aio.SLICE", 0.0)
     relay = Relay(zones=[ZoneSettings(max_connections=1)])
     relay.courier.gate = asyncio.Event()
     await relay.scheduler.start()

@@ -18,8 +18,8 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.priority import Priority, queue_of
 from zonerelay.queue.destination.destinations import Work
 from zonerelay.queue.selection.rates import Pacer, Rates
-from zonerelay.queue.selection.round_robin import MOST_IN_TURN, TURN_SECONDS
-from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.queue.selection.round_robin import MOST_IN_VISIT, VISIT_SECONDS
+from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.routing.destinations.nexthop import Limits, MxHost, Route, SiteKey
 
 NOW = 1_700_000_000.0
@@ -37,7 +37,7 @@ class Plan:
         self._proven = proven
         self.zone = ZoneSettings(**zone)  # type: ignore[arg-type]  # fields by name
         self.rates = rates or Rates()
-        self.queue = ZoneQueue(self.zone, RETRY, self.rates)
+        self.queue = ZonePlan(self.zone, RETRY, self.rates)
         self.rates.changed = self._changed
         self.limits: dict[str, Limits] = {}
         self.site: dict[str, str] = {}
@@ -125,15 +125,15 @@ def test_a_turn_goes_on_for_some_batches_and_then_it_is_anothers() -> None:
     while plan.follow("a.example", seconds=0.0):
         assert plan.start() == []
         batches += 1
-    assert batches == MOST_IN_TURN
+    assert batches == MOST_IN_VISIT
     assert plan.start() == ["b.example"]
 
 
 def test_a_turn_goes_on_for_a_part_of_a_second_after_its_first_batch() -> None:
     plan = crowd()
     assert plan.follow("a.example", seconds=2.0)  # the connection took so long
-    assert plan.follow("a.example", seconds=TURN_SECONDS * 0.6)
-    assert not plan.follow("a.example", seconds=TURN_SECONDS * 0.6)
+    assert plan.follow("a.example", seconds=VISIT_SECONDS * 0.6)
+    assert not plan.follow("a.example", seconds=VISIT_SECONDS * 0.6)
     assert plan.start() == ["b.example"]
 
 

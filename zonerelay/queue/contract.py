@@ -17,7 +17,7 @@ from zonerelay.queue.selection.turn import Turn
 from zonerelay.routing.destinations.nexthop import Route, Unroutable
 from zonerelay.routing.zones.zones import ZoneOf
 
-Notify = Callable[[str], None]
+NotifyZone = Callable[[str], None]
 """`notify(zone)`: there may be something to claim. Cheap, synchronous, never raises."""
 
 

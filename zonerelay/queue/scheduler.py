@@ -1,6 +1,6 @@
 """All zones of one worker: who is woken, what an operator may touch, how it ends.
 
-STRATEGIES (policy → the harm it prevents). Those inside a zone head `zone_queue.py`; here:
+STRATEGIES (policy → the harm it prevents). Those inside a zone head `zone/plan.py`; here:
 
 - Zones share nothing but the store and the settler → no zone waits for another's destinations.
 - Nothing polls: a zone wakes on new mail, on its earliest due time and on a freed connection
@@ -28,11 +28,11 @@ from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
 from zonerelay.model.priority import Priority, priority_of, queues_of, zone_of
 from zonerelay.queue.contract import Courier, Router
 from zonerelay.queue.destination.destinations import DestinationStatus
-from zonerelay.queue.selection.backlog_throttle import Restrainer
+from zonerelay.queue.selection.backlog_throttle import ThrottleTimer
 from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone.plan import WINDOW
-from zonerelay.queue.zone.runner import Surroundings, ZoneRunner
+from zonerelay.queue.zone.runner import Zone, ZoneParts
 from zonerelay.routing.destinations.nexthop import DestinationKey
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
@@ -69,13 +69,13 @@ class Scheduler:
         limits: LimitKeeper | None = None,
         busy: Callable[[], float] | None = None,
     ) -> None:
-        """`busy`: as `Restrainer`'s; without it what has waited before is sent without restraint."""
+        """`busy`: as `ThrottleTimer`'s; without it what has waited before is sent without restraint."""
         self._settler = settler
         self._store = store
         self._events = events
         self._window = window
-        self._restrainer = None if busy is None else Restrainer(busy, self._unrestrained)
-        self._around = Surroundings(
+        self._throttle_timer = None if busy is None else ThrottleTimer(busy, self._unthrottled)
+        self._around = ZoneParts(
             store=store,
             router=router,
             courier=courier,
@@ -85,7 +85,7 @@ class Scheduler:
             clock=clock,
             random=random,
             limits=limits,
-            restraint=None if self._restrainer is None else self._restrainer.restraint,
+            throttle=None if self._throttle_timer is None else self._throttle_timer.throttle,
         )
         self._default = _default(zones)
         # They outlive runners, too: an operator's change goes on while settings are replaced.
@@ -96,7 +96,7 @@ class Scheduler:
         self._provided: dict[str, ZoneSettings] = {}
         self._runners = {zone.name: self._runner(zone) for zone in zones}
         # Of settings that were replaced, while their last attempts end.
-        self._retired: dict[ZoneRunner, asyncio.Task[None]] = {}
+        self._retired: dict[Zone, asyncio.Task[None]] = {}
         self._running = False
         self.resumed: Callable[[str], None] = _nobody
         """Told that a zone's mail is wanted to be tried now, whatever has kept it back."""
@@ -117,8 +117,8 @@ class Scheduler:
         and one second more.
         """
         self._running = False
-        if self._restrainer is not None:
-            self._restrainer.stop()
+        if self._throttle_timer is not None:
+            self._throttle_timer.stop()
         deadline = asyncio.get_running_loop().time() + timeout
         for retirement in self._retired.values():
             retirement.cancel()
@@ -152,7 +152,7 @@ class Scheduler:
                 self._retire(old)
             self.wake(name)
 
-    def _is_in_force(self, runner: ZoneRunner, zone: ZoneSettings | None, other_routes: bool) -> bool:
+    def _is_in_force(self, runner: Zone, zone: ZoneSettings | None, other_routes: bool) -> bool:
         if zone is None:
             return True
         return not other_routes and runner.zone == zone and runner.retry == self._around.retry
@@ -179,21 +179,21 @@ class Scheduler:
         self._rates.pop(zone, None)
         return True
 
-    def _retire(self, runner: ZoneRunner) -> None:
+    def _retire(self, runner: Zone) -> None:
         given_back = partial(self._wake_successor, runner)
         retirement = asyncio.get_running_loop().create_task(runner.retire(given_back))
         self._retired[runner] = retirement
         retirement.add_done_callback(lambda _: self._succeeded(runner))
 
-    def _succeeded(self, runner: ZoneRunner) -> None:
+    def _succeeded(self, runner: Zone) -> None:
         self._retired.pop(runner, None)
         self._wake_successor(runner)
 
-    def _wake_successor(self, runner: ZoneRunner) -> None:
+    def _wake_successor(self, runner: Zone) -> None:
         if runner.zone.name in self._runners:
             self.wake(runner.zone.name)
 
-    def _all_runners(self) -> tuple[ZoneRunner, ...]:
+    def _all_runners(self) -> tuple[Zone, ...]:
         return (*self._runners.values(), *self._retired)
 
     # Reasons to wake
@@ -225,9 +225,9 @@ class Scheduler:
         if self._running and runner is not None:
             runner.granted()
 
-    def _unrestrained(self) -> None:
+    def _unthrottled(self) -> None:
         for runner in self._all_runners():
-            runner.unrestrained()
+            runner.unthrottled()
 
     def _postponed(self, queue: str, when: float) -> None:
         # A mailbox is looked at again by the outbox, which may have dismissed it.
@@ -273,9 +273,9 @@ class Scheduler:
     # For status
 
     @property
-    def restrained_seconds(self) -> float:
+    def throttled_seconds(self) -> float:
         """How long what has waited before was held back for new mail."""
-        return 0.0 if self._restrainer is None else self._restrainer.seconds
+        return 0.0 if self._throttle_timer is None else self._throttle_timer.seconds
 
     def problems(self) -> tuple[str, ...]:
         """For people: mail that waits for a zone which the configuration does not name."""
@@ -315,10 +315,10 @@ class Scheduler:
 
     # Zones
 
-    def _of(self, zone: str) -> ZoneRunner:
+    def _of(self, zone: str) -> Zone:
         return self._runners.get(zone) or self._adopt(zone)
 
-    def _adopt(self, name: str) -> ZoneRunner:
+    def _adopt(self, name: str) -> Zone:
         zone = self._provided.get(name) or self._implied(name)
         if zone is None and not is_mailbox_zone(name):  # which has no mail before it is provided
             self._tell_missing(name)
@@ -339,11 +339,11 @@ class Scheduler:
         counts = self._store.counts()
         return sum(counts[queue].total for queue in queues_of(zone) if queue in counts)
 
-    def _runner(self, zone: ZoneSettings, *, is_served: bool = True) -> ZoneRunner:
+    def _runner(self, zone: ZoneSettings, *, is_served: bool = True) -> Zone:
         rates, limits = self._rates[zone.name], self._around.limits
         if limits is not None:
             rates.lessor = partial(limits.turns, zone.name)
-        runner = ZoneRunner(zone, self._around, rates, window=self._window, is_served=is_served)
+        runner = Zone(zone, self._around, rates, window=self._window, is_served=is_served)
         runner.withdraw([key for key in self._withdrawn if zone_of(key.queue) == zone.name])
         return runner
 

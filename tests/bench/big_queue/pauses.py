@@ -34,7 +34,7 @@ from tests.support.ports import free_port
 from tests.support.process import PROGRAM, RelayProcess
 from tests.support.toml import Table
 from zonerelay.model.delivery import DeliveryKey
-from zonerelay.queue.aio.streams import closing
+from zonerelay.queue.aio import closing
 
 TOGETHER = 100_000
 """Deliveries that come due in the same second."""

@@ -3,9 +3,8 @@ message first.
 
 Pure bookkeeping: nothing here awaits, and `now` is a parameter. A `Backlog` holds deliveries grouped by
 message; an `Unrouted` line waits for a look-up of its domain; a `Destination` has a route, counts its
-active transactions and knows whether it is suspended. Limits and turns between destinations are
-`ring.py`'s; what they are about at the hosts is counted by `Site`, which lines of mail for the same hosts
-share.
+active transactions and knows whether it is suspended. `selection/round_robin.py` chooses between
+destinations and applies their limits; `Site` counts the transactions at the hosts that several lines share.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Backlog:
     """The deliveries of one priority in a line, in message order (`rows.py`). `domains` are the line's.
 
     `passed_over` are the domains that claims skip because this backlog is long enough; the store
-    holds more for them. `is_new`: what came last was new (`newcomers.py`), so what the store holds behind it
+    holds more for them. `is_new`: what came last was new (`window.py`), so what the store holds behind it
     is, too. `apart`: what is taken together has one domain.
     """
 
@@ -80,7 +79,7 @@ class Backlog:
         return bool(self._fresh)
 
     def add(self, delivery: Delivery, since: MessageId | None = None) -> None:
-        """`since`: what is older is backlog (`newcomers.py`)."""
+        """`since`: what is older is backlog (`window.py`)."""
         if delivery.next_attempt > 0 or (since is not None and delivery.message_id < since):
             if self._again is None:
                 self._again = Row(apart=self._apart)
@@ -244,7 +243,7 @@ class Unrouted(Line):
         super().__init__()
         self.domains[domain] = None
         self.sought = False
-        """A look-up is wanted or under way; the others say where it waits (`look_ups.py`)."""
+        """A look-up is wanted or under way; the others say where it waits (`route_lookups.py`)."""
         self.sought_fresh = False
         self.is_hurried = False
         self.is_looked_up = False
@@ -298,7 +297,7 @@ class Destination(Line):
     __slots__ = (
         "active",
         "counted",
-        "in_ring",
+        "is_queued",
         "is_slow",
         "key",
         "label",
@@ -318,9 +317,9 @@ class Destination(Line):
         self.site = site
         self.label = self.key.partition(" ")[2] or route.name
         self.active = 0
-        self.in_ring = False
+        self.is_queued = False
         self.stands_as: Priority | None = None
-        """In which of the zone's rings (`ring.py`)."""
+        """In which of the zone's rings (`round_robin.py`)."""
         self.counted: tuple[Standing, ...] = ()
         """Transactions that were started while little good was known of it (`probation.py`)."""
         self.is_slow = False
@@ -380,7 +379,7 @@ class Work:
     seconds: float = 0.0
     """How long the attempt took, once it is over."""
     number: int = 1
-    """In its turn (`ring.py`): the first may have to open a connection, which the others use."""
+    """In its turn (`round_robin.py`): the first may have to open a connection, which the others use."""
     used: float = 0.0
     """Seconds of its turn that were used before, without those of the first."""
     more: bool = False

@@ -22,6 +22,11 @@ Where workers share the zone's connections each goes by its part of them, or tog
 Who was admitted and waits until its worker is given a connection for it counts as if it had one: or those
 connections would come for destinations that may not use them.
 
+When thousands of domains have died together, the suspensions of many are over while few connections are for
+such. What is claimed for them would fill the window with mail that cannot go. So once the window is half full
+no more of them begin to wait for a probe than can hold a quarter of it (`Probes`); the suspension of the
+others begins again, and costs no connection. A destination that waits already goes on waiting.
+
 What is known outlives the destination, up to `KNOWN`: with more destinations than are kept in memory, each
 would else be new again and again.
 """
@@ -170,3 +175,26 @@ class Probation:
     def clear(self) -> None:
         for _, row in self._rows:
             row.clear()
+
+
+class Probes:
+    """Which destinations that have failed may wait for the probe that ends their suspension, in one zone."""
+
+    def __init__(self, window: int) -> None:
+        # Each may hold a sixty-fourth of a window that is half full (`window.py`).
+        self._most = max(1, window // 256)
+        self._waiting: set[Destination] = set()
+        """Begun since the window was half full; some may have had their probe."""
+
+    def may_wait(self, destination: Destination, *, is_half_full: bool) -> bool:
+        """Its suspension, if it had one, is over, and something waits for it."""
+        if not is_half_full or destination.is_queued or destination.active:
+            return True
+        if not destination.suspension.is_troubled:
+            return True
+        if len(self._waiting) >= self._most:
+            self._waiting = {each for each in self._waiting if each.is_queued and each.suspension.is_troubled}
+            if len(self._waiting) >= self._most:
+                return False
+        self._waiting.add(destination)
+        return True

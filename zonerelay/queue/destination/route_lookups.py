@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 from zonerelay.model.priority import Priority
 from zonerelay.queue.destination.destinations import Unrouted
-from zonerelay.queue.destination.rows import Turns
+from zonerelay.queue.destination.rows import FairQueue
 
 AT_ONCE = 50
 AGAIN_AT_ONCE = AT_ONCE // 5
@@ -24,7 +24,7 @@ class LookUps:
     """Of one zone."""
 
     def __init__(self) -> None:
-        self._waiting: Turns[Unrouted] = Turns()
+        self._waiting: FairQueue[Unrouted] = FairQueue()
         self._under_way = 0
         self._failed: OrderedDict[str, None] = OrderedDict()
         """Domains whose last look-up brought no route."""

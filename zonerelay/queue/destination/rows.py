@@ -1,9 +1,9 @@
 """Who comes first where fresh mail and mail that has been put off wait for the same thing. Pure.
 
 Fresh mail, and mail that was put off (deferred, one of very many recipients of its message, or backlog,
-`newcomers.py`), stand in two rows and take turns, oldest message first in each. So a single message passes a
+`window.py`), stand in two rows and take turns, oldest message first in each. So a single message passes a
 hundred thousand that have come due together, or a list of a million, and these get half of the turns of their
-destination all the same. Of the turns between destinations those with fresh mail have `FRESH_TURNS` for one
+destination all the same. Of the turns between destinations those with fresh mail have `FRESH_WEIGHT` for one
 of the others: who sends in the ordinary way hardly notices that a long queue is worked off beside, which
 has all the turns that are left.
 """
@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 
-FRESH_TURNS = 7
+FRESH_WEIGHT = 7
 """Of those with fresh mail, for one of the others. Half were too few for what comes as fast as it can be sent
 (seen with a million queued: it was delivered at a tenth of its rate until the backlog had gone).
 """
@@ -121,7 +121,7 @@ class Freshness(Protocol):
 Waiting = TypeVar("Waiting", bound=Freshness)
 
 
-class _Standing(OrderedDict[Waiting, bool]):
+class _NewFirst(OrderedDict[Waiting, bool]):
     """In the order in which they came, but who is `new` comes before the others, and overtakes no two of them
     running.
     """
@@ -166,15 +166,15 @@ class _Standing(OrderedDict[Waiting, bool]):
         self._new.clear()
 
 
-class Turns(Generic[Waiting]):
+class FairQueue(Generic[Waiting]):
     """A queue of those that wait: with fresh mail and without it, by turns; nobody twice."""
 
     __slots__ = ("_first", "_fresh", "_other", "_turns")
 
     def __init__(self) -> None:
         self._first: OrderedDict[Waiting, None] = OrderedDict()
-        self._fresh: _Standing[Waiting] = _Standing()
-        self._other: _Standing[Waiting] = _Standing()
+        self._fresh: _NewFirst[Waiting] = _NewFirst()
+        self._other: _NewFirst[Waiting] = _NewFirst()
         self._turns = 0
         """Of those with fresh mail since one of the others had its turn."""
 
@@ -213,7 +213,7 @@ class Turns(Generic[Waiting]):
     @property
     def is_of_fresh(self) -> bool:
         """The next turn is one of those with fresh mail, which waits."""
-        return bool(self._fresh) and self._turns < FRESH_TURNS
+        return bool(self._fresh) and self._turns < FRESH_WEIGHT
 
     def pop(self, *, fresh_only: bool = False) -> Waiting:
         """The next; there must be one, and `has_fresh` if only those are wanted."""
@@ -221,7 +221,7 @@ class Turns(Generic[Waiting]):
             waiting = self._first.popitem(last=False)[0]
             self._turns = self._turns + 1 if waiting.has_fresh else 0
             return waiting
-        if self._other and not fresh_only and (self._turns >= FRESH_TURNS or not self._fresh):
+        if self._other and not fresh_only and (self._turns >= FRESH_WEIGHT or not self._fresh):
             self._turns = 0
             return self._other.take()
         self._turns += 1

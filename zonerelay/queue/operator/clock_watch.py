@@ -17,7 +17,7 @@ from dataclasses import replace
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId, first_at
-from zonerelay.queue.aio.tasks import Tasks
+from zonerelay.queue.aio import Tasks
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.store.contract import StoreError
 from zonerelay.telemetry.events.events import Events

@@ -30,7 +30,7 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.priority import queues_of, zone_of
 from zonerelay.model.reply import Reply
-from zonerelay.queue.aio.streams import closing
+from zonerelay.queue.aio import closing
 from zonerelay.queue.operator.filters import Matcher, QueueFilter
 from zonerelay.queue.operator.trace import Shown, Step, steps
 from zonerelay.queue.scheduler import Scheduler

@@ -1,4 +1,4 @@
-"""How fast what has waited before may start while new mail needs the processor. `Restraint` is pure.
+"""How fast what has waited before may start while new mail needs the processor. `BacklogThrottle` is pure.
 
 Turns (`rows.py`) are of no use where the processor is what is short: a message of a backlog for thousands of
 hosts, with look-ups and a connection of its own, takes five times as much of it as one that comes in and
@@ -21,7 +21,7 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from zonerelay.queue.destination.rows import FRESH_TURNS
+from zonerelay.queue.destination.rows import FRESH_WEIGHT
 
 LOOK = 0.1
 """Seconds."""
@@ -30,7 +30,7 @@ BUSY = 0.8
 interpreter and the disk: a loop that has no time shows 0.85 to 0.95."""
 SHARE = 4
 FRESH_STARTS = 30
-FRESH_STARTS_AT_LAST = FRESH_TURNS
+FRESH_STARTS_AT_LAST = FRESH_WEIGHT
 PATIENCE = 300.0
 LEAST = 50.0
 """Starts a second, whatever comes: new mail would hardly feel it if they were fewer, and it may be other
@@ -44,7 +44,7 @@ MEMORY = 0.2
 """Weight of the last look in a rate: about half a second is remembered."""
 
 
-class Restraint:
+class BacklogThrottle:
     """Counts what starts. `is_used_up`: nothing that has waited before may start until the next look."""
 
     __slots__ = (
@@ -110,13 +110,13 @@ class Restraint:
         return math.inf if rate > (fresh + other) * SHARE else rate
 
 
-class Restrainer:
+class ThrottleTimer:
     """Looks in time. `busy` says what part of the time since it was last asked the loop's thread needed a
     processor; `refilled` is called when something may start that might not before.
     """
 
     def __init__(self, busy: Callable[[], float], refilled: Callable[[], None]) -> None:
-        self.restraint = Restraint(self._begin)
+        self.throttle = BacklogThrottle(self._begin)
         self._busy = busy
         self._refilled = refilled
         self.seconds = 0.0
@@ -140,12 +140,12 @@ class Restrainer:
             self._timer = loop.call_later(LOOK, self._look, loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        was_used_up = self.restraint.is_used_up
+        was_used_up = self.throttle.is_used_up
         passed = max(loop.time() - self._looked_at, LOOK / 2)
-        if self.restraint.rate < math.inf:
+        if self.throttle.rate < math.inf:
             self.seconds += passed
-        self.restraint.look(passed, self._busy())
-        if self.restraint.is_looked_at:
+        self.throttle.look(passed, self._busy())
+        if self.throttle.is_looked_at:
             self._arm(loop)
         if was_used_up:
             self._refilled()

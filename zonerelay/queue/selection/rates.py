@@ -13,7 +13,7 @@ All times are readings of a monotonic clock, handed in. Policy:
   more than `count`, while delays vary by less than ¾ margin; by less than ⅗ where turns are leased.
 - A site's lines may have different rates. A turn of a line counts for its own rate and for every faster one
   there: a line never exceeds its own, all together never the fastest. A line without a rate counts nowhere.
-- Where several workers go by the same rates their turns are leased (`limits/turns.py`): a line has
+- Where several workers go by the same rates their turns are leased (`limits/worker/turns.py`): a line has
   `LeasedTurns`, those of its site and its zone in one, in the place of its pacers.
 - A batch *starts* when a turn is due and takes it when its connection stands. Starts have a grid of their
   own, so that batches do not wait with an open connection for each other's turns; where connections are slow
@@ -94,7 +94,7 @@ class Pacer:
         return (due if now - due <= self._grace else now) + self.interval
 
 
-Turns = Pacer | LeasedTurns
+AnyPacer = Pacer | LeasedTurns
 
 
 class Lessor(Protocol):
@@ -147,11 +147,11 @@ class Pace:
         self.leased = leased
 
     @property
-    def at_site(self) -> tuple[Turns, ...]:
+    def at_site(self) -> tuple[AnyPacer, ...]:
         return self.site.pacers(self._line) if self.leased is None else (self.leased,)
 
     @property
-    def pacers(self) -> tuple[Turns, ...]:
+    def pacers(self) -> tuple[AnyPacer, ...]:
         if self.leased is not None:
             return (self.leased,)
         zone = self._rates.zone

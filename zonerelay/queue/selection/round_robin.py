@@ -3,8 +3,8 @@
 - Destinations with work stand in a ring and take turns. There is a ring for each priority, and
   a destination stands in that of the most urgent mail that it has; between rings `precedence.py` chooses.
   Within one, destinations with fresh mail and those without it go by turns (`rows.py`).
-- In a zone routed by MX a turn goes on for up to `MOST_IN_TURN` batches, as long as the later ones take less
-  than `TURN_SECONDS` together: with more destinations than connections each turn costs a new connection. It
+- In a zone routed by MX a turn goes on for up to `MOST_IN_VISIT` batches, as long as the later ones take less
+  than `VISIT_SECONDS` together: with more destinations than connections each turn costs a new connection. It
   ends at once when what waits is more urgent, or fresh where its own mail is not, or for the same hosts on
   other terms; only destinations that answer in time go on.
 - One that has no room at its hosts leaves the ring and returns, before the one that made room, when there
@@ -15,7 +15,7 @@
   some (`granted`).
 - In a zone routed by MX, those that do not answer, or take long, have a part of the connections
   (`probation.py`).
-- While new mail needs the processor, destinations without fresh mail stand still at times (`restraint.py`).
+- While new mail needs the processor, destinations without fresh mail stand still at times (`throttle.py`).
 
 `now` is the wall clock, `tick` a monotonic one, needed where a rate is set.
 """
@@ -30,17 +30,17 @@ from zonerelay.model.priority import Priority
 from zonerelay.queue.destination.destinations import Destination, Site, Standing
 from zonerelay.queue.destination.precedence import STRIDE, Precedence
 from zonerelay.queue.destination.probation import Probation
-from zonerelay.queue.destination.rows import Turns
-from zonerelay.queue.selection.backlog_throttle import Restraint
+from zonerelay.queue.destination.rows import FairQueue
+from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
 from zonerelay.queue.selection.rates import Rates, Ticket
 from zonerelay.routing.destinations.nexthop import SiteKey
 
-MOST_IN_TURN = 10
-TURN_SECONDS = 0.25
+MOST_IN_VISIT = 10
+VISIT_SECONDS = 0.25
 """A turn that took the longest that it may, and one batch more, delays the others by this much each round."""
 
 
-class Ring:
+class RoundRobin:
     """The turns of one zone. `active` counts transactions."""
 
     def __init__(
@@ -48,18 +48,18 @@ class Ring:
         zone: ZoneSettings,
         rates: Rates,
         shared: ZoneAllowance | None = None,
-        restraint: Restraint | None = None,
+        throttle: BacklogThrottle | None = None,
     ) -> None:
         self._most = zone.max_connections
-        self._restraint = restraint
+        self._throttle = throttle
         self._shared = shared
         self._ungranted: dict[Destination, None] = {}
         self._has_ended = False
         """Nothing starts any more, and wishes for the same lines are a successor's."""
         self._rates = rates
         self._probation = None if zone.next_hop else Probation(zone.max_connections)
-        self._rings: dict[Priority, Turns[Destination]] = {each: Turns() for each in Priority}
-        self._normal = self._rings[Priority.NORMAL]
+        self._queues: dict[Priority, FairQueue[Destination]] = {each: FairQueue() for each in Priority}
+        self._normal = self._queues[Priority.NORMAL]
         self._urgencies = False
         """A destination has stood in another ring than the normal one."""
         self._precedence = Precedence()
@@ -103,7 +103,7 @@ class Ring:
         for destination in self._ungranted:
             self._give_up(destination)
         self._has_ended = True
-        for ring in self._rings.values():
+        for ring in self._queues.values():
             ring.clear()
         self._aside.clear()
         self._ungranted.clear()
@@ -112,8 +112,8 @@ class Ring:
         self.next_turn = None
 
     def sort(self) -> None:
-        """What was fresh may be backlog now (`newcomers.py`)."""
-        for ring in self._rings.values():
+        """What was fresh may be backlog now (`window.py`)."""
+        for ring in self._queues.values():
             ring.sort()
         if self._probation is not None:
             self._probation.sort()
@@ -122,12 +122,12 @@ class Ring:
         """It may have work, or there may be room for it. `new`: it has just got work."""
         if not destination.waiting:
             return
-        if destination.in_ring:
+        if destination.is_queued:
             self._hasten(destination)
             return
         # Among several lines one without room stands in the ring all the same: that keeps their order.
         if len(destination.site.lines) > 1 or destination.site.has_room(destination, now):
-            destination.in_ring = True
+            destination.is_queued = True
             self._append(destination, new=new and not destination.active)
 
     def next(self, now: float, tick: float) -> Destination | None:
@@ -144,7 +144,7 @@ class Ring:
             if zone is not None and zone.due > tick:
                 self.next_turn = min(zone.due, self._aside[0][0]) if self._aside else zone.due
                 return None
-            fresh_only = self._restraint is not None and self._restraint.is_used_up
+            fresh_only = self._throttle is not None and self._throttle.is_used_up
             if fresh_only and not self._stands(fresh_only=True):
                 break
             destination = self._pop(fresh_only=fresh_only)
@@ -217,8 +217,8 @@ class Ring:
             return True
         if destination.has_fresh:
             return False
-        restraint = self._restraint
-        return self._rings[urgency].has_fresh or (restraint is not None and restraint.is_used_up)
+        throttle = self._throttle
+        return self._queues[urgency].has_fresh or (throttle is not None and throttle.is_used_up)
 
     def quick(self, destination: Destination) -> None:
         """It has answered in time, for the first time or again."""
@@ -275,7 +275,7 @@ class Ring:
         """It stands in a ring now; nothing may wait there any more (it is withdrawn, or has gone)."""
         priority = destination.urgency if destination.waiting else Priority.NORMAL
         destination.stands_as = priority
-        ring = self._rings[priority]
+        ring = self._queues[priority]
         self._urgencies = self._urgencies or priority is not Priority.NORMAL
         if first:
             ring.put_first(destination)
@@ -289,22 +289,22 @@ class Ring:
             return
         if STRIDE[destination.urgency] < STRIDE[stands]:
             # A place left behind would be a turn more in each round, for every urgent message one.
-            self._rings[stands].remove(destination)
+            self._queues[stands].remove(destination)
             self._append(destination)
         else:
-            self._rings[stands].hasten(destination)
+            self._queues[stands].hasten(destination)
 
     def _has_turn(self, destination: Destination) -> bool:
         """Or a backlog for thousands of hosts that nobody has heard of yet would stand before fresh mail."""
         if destination.has_fresh or not destination.waiting:
             return True
-        if self._restraint is not None and self._restraint.is_used_up:
+        if self._throttle is not None and self._throttle.is_used_up:
             return False
-        return not self._rings[destination.urgency].is_of_fresh
+        return not self._queues[destination.urgency].is_of_fresh
 
     def _stands(self, *, fresh_only: bool = False) -> list[Priority]:
         return [
-            priority for priority, ring in self._rings.items() if (ring.has_fresh if fresh_only else ring)
+            priority for priority, ring in self._queues.items() if (ring.has_fresh if fresh_only else ring)
         ]
 
     def _pop(self, *, fresh_only: bool) -> Destination:
@@ -313,8 +313,8 @@ class Ring:
             priority = stands[0] if len(stands) == 1 else self._precedence.pick(stands)
         else:
             priority = Priority.NORMAL
-        destination = self._rings[priority].pop(fresh_only=fresh_only)
-        destination.in_ring = False
+        destination = self._queues[priority].pop(fresh_only=fresh_only)
+        destination.is_queued = False
         destination.stands_as = None
         return destination
 
@@ -326,7 +326,7 @@ class Ring:
             destination.site.blocked[destination] = None
             return False
         if not probation.admits(destination):
-            destination.in_ring = True
+            destination.is_queued = True
             probation.put_aside(destination)
             return False
         return True
@@ -345,7 +345,7 @@ class Ring:
         pacers = destination.pace.at_site
         due = max((pacer.due for pacer in pacers), default=tick)
         if due > tick:
-            destination.in_ring = True
+            destination.is_queued = True
             self._count += 1
             heapq.heappush(self._aside, (due, self._count, destination))
             return False

@@ -18,7 +18,7 @@ from zonerelay.model.priority import Priority
 from zonerelay.queue.destination.destinations import Destination, DestinationStatus, Line
 from zonerelay.queue.destination.suspension import Transition
 from zonerelay.queue.selection.rates import Rates
-from zonerelay.queue.selection.round_robin import Ring
+from zonerelay.queue.selection.round_robin import RoundRobin
 from zonerelay.routing.destinations.nexthop import DestinationKey, Route
 
 MAX_DOMAINS = 10_000
@@ -30,17 +30,17 @@ TIDIED = 500
 """Domains and deliveries looked at in one go, when there are too many domains."""
 
 
-class Directory:
+class DestinationTable:
     """`lines` by domain (`""` in a zone that has one next hop), destinations by their key."""
 
-    def __init__(self, zone: ZoneSettings, retry: RetrySettings, rates: Rates, ring: Ring) -> None:
+    def __init__(self, zone: ZoneSettings, retry: RetrySettings, rates: Rates, ring: RoundRobin) -> None:
         self.lines: dict[str, Line] = {}
         # Not a dict: there the search for the first takes longer the more have left from the front.
         self.destinations: OrderedDict[DestinationKey, Destination] = OrderedDict()
         self._zone = zone
         self._retry = retry
         self._rates = rates
-        self._ring = ring
+        self._round_robin = ring
         self._max_domains = MAX_DOMAINS
         self._to_tidy: Iterator[DestinationKey] | None = None
 
@@ -53,11 +53,11 @@ class Directory:
             return destination
         if len(self.destinations) >= MAX_DESTINATIONS:
             self.forget_some(now)
-        site = self._ring.site(route.site)
+        site = self._round_robin.site(route.site)
         destination = Destination(route, site, self._retry, apart=not self._zone.mixes_domains)
         destination.renew(route, self._zone, self._rates, now)
         self.destinations[key] = destination
-        self._ring.enter(destination)
+        self._round_robin.enter(destination)
         return destination
 
     def key_of(self, domain: str) -> DestinationKey | None:
@@ -131,7 +131,7 @@ class Directory:
                 self.destinations.move_to_end(key)
 
     def _forget(self, destination: Destination) -> None:
-        self._ring.leave(destination)
+        self._round_robin.leave(destination)
         for domain in destination.domains:
             del self.lines[domain]
 
@@ -142,5 +142,5 @@ class Directory:
         self.lines.clear()
         while self.destinations:
             _, destination = self.destinations.popitem()
-            self._ring.leave(destination)
+            self._round_robin.leave(destination)
             yield

@@ -3,7 +3,7 @@
 A report goes from the null sender to the original one (RFC 3464 2, RFC 5321 4.5.5) and is an ordinary message
 afterwards: routed, queued and retried like any other. It returns the original's header, or all of it when a
 failure is reported, the sender asked for that (RET=FULL) and it is no larger than `bounce.return_size`
-(RFC 3461 6.2). When the original cannot be read, the report is made without it. `ReportError` means that
+(RFC 3461 6.2). When the original cannot be read, the report is made without it. `DsnError` means that
 no report can be made at all.
 """
 
@@ -21,7 +21,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Body, Envelope, Message, Origin, Recipient, Ret
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.priority import queue_of
-from zonerelay.queue.aio.streams import closing
+from zonerelay.queue.aio import closing
 from zonerelay.queue.contract import ChooseZone
 from zonerelay.routing.zones.zones import zone_notes
 from zonerelay.store.contract import CHUNK_SIZE, QueueStore, StoreError, Submit
@@ -33,11 +33,11 @@ PROTOCOL = "internal"
 _END_OF_HEADER = b"\r\n\r\n"
 
 
-class ReportError(Exception):
+class DsnError(Exception):
     """The report could not be made; what it reports must not be forgotten."""
 
 
-class Reporter:
+class DsnMaker:
     """One per settler."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Reporter:
             submit = made(b"") if whole and self._is_too_large(submit) else submit
             return replace(submit, about=tuple(report.delivery.key for report in reports))
         except Exception as error:
-            raise ReportError(f"{kind} report: {type(error).__name__}: {error}") from error
+            raise DsnError(f"{kind} report: {type(error).__name__}: {error}") from error
 
     def _is_too_large(self, submit: Submit) -> bool:
         size = submit.message.size

@@ -66,7 +66,7 @@ UNREADABLE = Outcome(
 
 
 @dataclass(frozen=True, slots=True)
-class Consequence:
+class Disposition:
     """`delivery` as it was, `outcome` as it is recorded (an expiry was a deferral before).
 
     `report` is what is owed to the sender; `silence` says why a failure, or a success somebody asked to hear
@@ -81,14 +81,14 @@ class Consequence:
     silence: str = ""
 
 
-class Judge:
+class DispositionPolicy:
     """Knows the policies; decides one recipient at a time."""
 
     def __init__(self, retry: RetryPolicy, bounce: BounceSettings) -> None:
         self._retry = retry
         self._bounce = bounce
 
-    async def judge(
+    async def decide(
         self,
         message: Message | None,
         delivery: Delivery,
@@ -97,7 +97,7 @@ class Judge:
         in_doubt: InDoubt,
         now: float,
         until: float | None = None,
-    ) -> Consequence:
+    ) -> Disposition:
         """`until`: when to look again at a delivery that was deferred without an attempt."""
         if message is None:
             return put_off(delivery, outcome, now)
@@ -147,13 +147,13 @@ class Judge:
 
     def _deferred(
         self, envelope: Envelope, delivery: Delivery, outcome: Outcome, next_attempt: float, now: float
-    ) -> Consequence:
+    ) -> Disposition:
         counts = outcome.counts and outcome.scope is not Scope.LOCAL
         later = delivery.deferred(next_attempt, outcome.attempt(now), counts=counts)
         if not self._owes_warning(envelope, delivery, now):
-            return Consequence(delivery, outcome, Postpone(later), next_attempt)
+            return Disposition(delivery, outcome, Postpone(later), next_attempt)
         change = Postpone(replace(later, warned=True))
-        return Consequence(delivery, outcome, change, next_attempt, DsnKind.DELAYED)
+        return Disposition(delivery, outcome, change, next_attempt, DsnKind.DELAYED)
 
     def _owes_warning(self, envelope: Envelope, delivery: Delivery, now: float) -> bool:
         return (
@@ -169,17 +169,17 @@ class Judge:
         bounce = self._bounce
         return bounce.enabled and 0 < bounce.delay_warning < now - delivery.created
 
-    def _delivered(self, envelope: Envelope, delivery: Delivery, outcome: Outcome) -> Consequence:
+    def _delivered(self, envelope: Envelope, delivery: Delivery, outcome: Outcome) -> Disposition:
         if not asks_for_success(delivery, outcome):
-            return Consequence(delivery, outcome, Finish(delivery))
+            return Disposition(delivery, outcome, Finish(delivery))
         silence = self._silence(envelope, delivery, Notify.SUCCESS)
         report = None if silence else DsnKind.RELAYED
-        return Consequence(delivery, outcome, Finish(delivery), report=report, silence=silence)
+        return Disposition(delivery, outcome, Finish(delivery), report=report, silence=silence)
 
-    def _failed(self, envelope: Envelope, delivery: Delivery, outcome: Outcome) -> Consequence:
+    def _failed(self, envelope: Envelope, delivery: Delivery, outcome: Outcome) -> Disposition:
         silence = self._silence(envelope, delivery, Notify.FAILURE)
         report = None if silence else DsnKind.FAILED
-        return Consequence(delivery, outcome, Finish(delivery, outcome), report=report, silence=silence)
+        return Disposition(delivery, outcome, Finish(delivery, outcome), report=report, silence=silence)
 
     def _silence(self, envelope: Envelope, delivery: Delivery, about: Notify) -> str:
         if envelope.origin.stranger:
@@ -198,35 +198,35 @@ def asks_for_success(delivery: Delivery, outcome: Outcome) -> bool:
     return not outcome.dsn_passed and bool(delivery.notify & Notify.SUCCESS)
 
 
-def deferred(delivery: Delivery, outcome: Outcome, until: float, now: float) -> Consequence:
+def deferred(delivery: Delivery, outcome: Outcome, until: float, now: float) -> Disposition:
     """Without an attempt, by somebody who knows that nothing else is due."""
     change = Postpone(delivery.deferred(until, outcome.attempt(now), counts=False))
-    return Consequence(delivery, outcome, change, until)
+    return Disposition(delivery, outcome, change, until)
 
 
-def put_off(delivery: Delivery, outcome: Outcome, now: float) -> Consequence:
+def put_off(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:
     """Stays for a while, whatever its age: something of ours must be repaired first."""
     if outcome.verdict is Verdict.DELIVERED:
-        return Consequence(delivery, outcome, Finish(delivery))
+        return Disposition(delivery, outcome, Finish(delivery))
     outcome = replace(outcome, verdict=Verdict.DEFERRED)
     return deferred(delivery, outcome, now + UNREADABLE_DELAY, now)
 
 
-def unreported(consequence: Consequence, now: float) -> Consequence:
+def unreported(disposition: Disposition, now: float) -> Disposition:
     """Its report cannot be made: a failure stays in the queue, a warning is owed the next time.
 
     A success leaves without its report: keeping it would deliver the message again.
     """
-    change = consequence.change
+    change = disposition.change
     if isinstance(change, Finish):
-        return put_off(consequence.delivery, consequence.outcome, now)
+        return put_off(disposition.delivery, disposition.outcome, now)
     change = Postpone(replace(change.delivery, warned=False))
-    return replace(consequence, change=change, report=None)
+    return replace(disposition, change=change, report=None)
 
 
-def _held(delivery: Delivery, outcome: Outcome, now: float) -> Consequence:
+def _held(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:
     held = replace(delivery.deferred(0.0, outcome.attempt(now), counts=outcome.counts), held=True)
-    return Consequence(delivery, outcome, Postpone(held))
+    return Disposition(delivery, outcome, Postpone(held))
 
 
 def _expired(delivery: Delivery, outcome: Outcome) -> Outcome:

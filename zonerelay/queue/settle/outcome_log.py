@@ -20,8 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zonerelay.model.delivery import DeliveryKey
-from zonerelay.queue.aio.slices import Slices
-from zonerelay.queue.aio.tasks import Once, Tasks
+from zonerelay.queue.aio import Once, Slices, Tasks
 from zonerelay.store.contract import Change, QueueStore, StoreError, Submit
 from zonerelay.telemetry.events.events import Events
 
@@ -39,7 +38,7 @@ RETRY_LONGEST = 30.0
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class AtomicWrite:
     """Changes that belong together. `lazy`: they may wait for company (nobody waits for them)."""
 
     changes: Sequence[Change]
@@ -56,7 +55,7 @@ class Entry:
         return sum(1 for change in self.changes if not isinstance(change, Submit))
 
 
-class Journal:
+class OutcomeLog:
     """One per settler."""
 
     def __init__(self, store: QueueStore, events: Events, slices: Slices) -> None:
@@ -66,10 +65,10 @@ class Journal:
         self._tasks = Tasks("queue.journal", events)
         self._flush_once = Once(self._flush)
         self._timer: asyncio.TimerHandle | None = None
-        self._gathered: list[Entry] = []
+        self._gathered: list[AtomicWrite] = []
         self._gathered_changes = 0
-        self._entries: set[Entry] = set()
-        self._failed: list[Entry] = []
+        self._entries: set[AtomicWrite] = set()
+        self._failed: list[AtomicWrite] = []
         self._unsettled = 0
         self._refusing = False
         self._late: set[int] = set()
@@ -93,7 +92,7 @@ class Journal:
         """Deliveries with an outcome that is not durable yet."""
         return {key for entry in self._entries for key in entry.delivery_keys()}
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: AtomicWrite) -> None:
         """Write it soon."""
         self._entries.add(entry)
         self._gathered.append(entry)
@@ -129,12 +128,12 @@ class Journal:
             return
         self._tasks.start(self._write(entries))
 
-    async def _write(self, entries: list[Entry]) -> None:
+    async def _write(self, entries: list[AtomicWrite]) -> None:
         for part in _parts(entries):
             if not await self._settle(part):
                 self._keep(part)
 
-    async def _settle(self, entries: list[Entry]) -> bool:
+    async def _settle(self, entries: list[AtomicWrite]) -> bool:
         changes = [change for entry in entries for change in entry.changes]
         lazy = len(changes) < COMPANY and all(entry.lazy for entry in entries)
         silence = asyncio.get_running_loop().call_later(SILENT, self._is_late, id(entries))
@@ -154,7 +153,7 @@ class Journal:
         await self._announce(deque(entries))
         return True
 
-    async def _announce(self, written: deque[Entry]) -> None:
+    async def _announce(self, written: deque[AtomicWrite]) -> None:
         """A line in the log for each of hundreds of deliveries takes its time."""
         try:
             while written:
@@ -169,7 +168,7 @@ class Journal:
         self._late.add(write)
         self._update_room()
 
-    def _settled(self, entry: Entry) -> None:
+    def _settled(self, entry: AtomicWrite) -> None:
         self._entries.discard(entry)
         self.unreserve(entry.count())
         if entry.then is None:
@@ -181,7 +180,7 @@ class Journal:
 
     # Trying again
 
-    def _keep(self, entries: list[Entry]) -> None:
+    def _keep(self, entries: list[AtomicWrite]) -> None:
         trying = bool(self._failed)
         self._failed += entries
         self._refusing = True
@@ -241,11 +240,11 @@ class Journal:
             self._room.clear()
 
 
-def _parts(entries: list[Entry]) -> list[list[Entry]]:
+def _parts(entries: list[AtomicWrite]) -> list[list[AtomicWrite]]:
     """Entries in parts of at most about `MAX_CHANGES` changes."""
     if sum(len(entry.changes) for entry in entries) <= MAX_CHANGES:
         return [entries]
-    parts: list[list[Entry]] = [[]]
+    parts: list[list[AtomicWrite]] = [[]]
     size = 0
     for entry in entries:
         if size and size + len(entry.changes) > MAX_CHANGES:

@@ -30,9 +30,13 @@ Failure: a `backoff` function that raises, hangs or answers nonsense costs nobod
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib
 import math
+import queue
 import random as _random
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -48,7 +52,6 @@ from zonerelay.model.address import NULL_SENDER
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope
 from zonerelay.model.outbox import is_outbox
-from zonerelay.queue.settle.backoff import Isolated
 from zonerelay.telemetry.events.events import Events
 
 Backoff = Callable[[Envelope, int], float | None]
@@ -58,6 +61,9 @@ EXPONENTIAL_ATTEMPTS = 6
 QUADRATIC_ATTEMPTS = 10
 FALLBACK_DELAY = 15 * 60.0
 DEFAULT_ZONE = "default"
+BACKOFF_TIMEOUT = 5.0
+
+_Job = tuple[Envelope, int, asyncio.AbstractEventLoop, "asyncio.Future[float | None]"]
 
 _TOO_CLOSE = 1.0
 """A last attempt this near to the previous one is the same attempt (and absorbs rounded stored times)."""
@@ -79,10 +85,94 @@ class RetryPolicy(Protocol):
         """
 
 
-class Horizon:
+class IsolatedBackoff:
+    """Runs an operator's back-off function in a thread of its own: a slow one does not stop the event loop.
+
+    `delay` returns within `BACKOFF_TIMEOUT` and raises only CancelledError. While a call hangs the function
+    is not called again, so one thread is lost at most; every delivery gets the fallback delay.
+    """
+
+    def __init__(
+        self, function: Backoff, fallback: float, events: Events, *, timeout: float = BACKOFF_TIMEOUT
+    ) -> None:
+        self._function = function
+        self._fallback = fallback
+        self._events = events
+        self._timeout = timeout
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._hanging: asyncio.Future[float | None] | None = None
+
+    async def delay(self, envelope: Envelope, attempts: int) -> float | None:
+        if self._hanging is not None and not self._hanging.done():
+            return self._fallback
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[float | None] = loop.create_future()
+        answer.add_done_callback(_retrieve)  # nobody may be left to look at it
+        self._start()
+        self._jobs.put((envelope, attempts, loop, answer))
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await asyncio.shield(answer)
+        except TimeoutError as error:
+            self._hanging = answer
+            self._events.trouble("retry.backoff", error, message_id=envelope.id)
+        except Exception as error:  # noqa: BLE001 - a stranger's function may raise anything
+            self._events.trouble("retry.backoff", error, message_id=envelope.id)
+        return self._fallback
+
+    def _start(self) -> None:
+        if self._thread is None:
+            # A daemon: a function that hangs for ever must not keep the process from leaving.
+            self._thread = threading.Thread(target=self._run, name="backoff", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            envelope, attempts, loop, answer = self._jobs.get()
+            try:
+                delay = self._function(envelope, attempts)
+            except BaseException as error:  # noqa: BLE001 - the thread must outlive it
+                self._answer_later(loop, answer, None, error)
+            else:
+                self._answer_later(loop, answer, delay, None)
+
+    @staticmethod
+    def _answer_later(
+        loop: asyncio.AbstractEventLoop,
+        answer: asyncio.Future[float | None],
+        delay: float | None,
+        error: BaseException | None,
+    ) -> None:
+        # A closed loop means that nobody waits any more.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_resolve, answer, delay, error)
+
+
+def _resolve(answer: asyncio.Future[float | None], delay: float | None, error: BaseException | None) -> None:
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(delay)
+    elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+        answer.set_exception(error)
+    else:
+        # SystemExit in a stranger's function is not ours to obey, and futures refuse StopIteration.
+        answer.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def _retrieve(answer: asyncio.Future[float | None]) -> None:
+    """Look at a late answer's exception: asyncio complains about those that nobody saw."""
+    if not answer.cancelled():
+        answer.exception()
+
+
+class ZoneRetryPolicy:
     """The policy of one zone: a back-off, bounded by attempts and by age."""
 
-    def __init__(self, settings: RetrySettings, bounce_max_age: float, backoff: Isolated | Backoff) -> None:
+    def __init__(
+        self, settings: RetrySettings, bounce_max_age: float, backoff: IsolatedBackoff | Backoff
+    ) -> None:
         self._max_age = settings.max_age
         self._bounce_max_age = bounce_max_age
         self._backoff = backoff
@@ -99,7 +189,7 @@ class Horizon:
         return self._max_attempts is not None and attempts >= self._max_attempts
 
     async def delay(self, envelope: Envelope, attempts: int, random: _random.Random) -> float | None:
-        if isinstance(self._backoff, Isolated):
+        if isinstance(self._backoff, IsolatedBackoff):
             return await self._backoff.delay(envelope, attempts)
         delay = self._backoff(envelope, attempts)
         spread = self._jitter
@@ -108,10 +198,12 @@ class Horizon:
         return delay * (1 + random.uniform(-spread, spread))
 
 
-class Retries:
+class RetryPolicies:
     """The built-in policies: that of [retry], and of zones that have their own."""
 
-    def __init__(self, otherwise: Horizon, zones: dict[str, Horizon], random: _random.Random) -> None:
+    def __init__(
+        self, otherwise: ZoneRetryPolicy, zones: dict[str, ZoneRetryPolicy], random: _random.Random
+    ) -> None:
         self._otherwise = otherwise
         self._zones = zones
         self._random = random
@@ -130,7 +222,7 @@ class Retries:
         delay = await horizon.delay(envelope, max(1, delivery.attempts), self._random)
         return None if delay is None else min(now + delay, last)
 
-    def _of(self, zone: str) -> Horizon:
+    def _of(self, zone: str) -> ZoneRetryPolicy:
         return self._zones.get(zone, self._otherwise)
 
 
@@ -163,20 +255,20 @@ def build(
     outbox: OutboxSettings | None = None,
 ) -> RetryPolicy:
     """The configured policies. Raises ValueError in words when `backoff` cannot be loaded."""
-    backoff: Isolated | Backoff
+    backoff: IsolatedBackoff | Backoff
     if settings.backoff:
-        backoff = Isolated(load_backoff(settings.backoff), FALLBACK_DELAY, events)
+        backoff = IsolatedBackoff(load_backoff(settings.backoff), FALLBACK_DELAY, events)
     else:
         backoff = _built_in(settings)
-    general = Horizon(settings, bounce.max_age, backoff)
+    general = ZoneRetryPolicy(settings, bounce.max_age, backoff)
     own = {zone.name: _of_zone(zone, settings, bounce, backoff) or general for zone in zones}
-    policy = Retries(own.get(DEFAULT_ZONE, general), own, random)
+    policy = RetryPolicies(own.get(DEFAULT_ZONE, general), own, random)
     return OutboxRetries(policy, outbox.max_attempts) if outbox is not None and outbox.url else policy
 
 
 def _of_zone(
-    zone: ZoneSettings, general: RetrySettings, bounce: BounceSettings, backoff: Isolated | Backoff
-) -> Horizon | None:
+    zone: ZoneSettings, general: RetrySettings, bounce: BounceSettings, backoff: IsolatedBackoff | Backoff
+) -> ZoneRetryPolicy | None:
     """`None` where the zone says nothing of its own."""
     if not (zone.schedule or zone.max_age or zone.max_attempts):
         return None
@@ -189,7 +281,7 @@ def _of_zone(
         settings = replace(settings, policy=RetryPolicyName.SCHEDULE, schedule=zone.schedule, backoff="")
         backoff = scheduled(zone.schedule)
     bounce_max_age = min(bounce.max_age, zone.max_age) if zone.max_age else bounce.max_age
-    return Horizon(settings, bounce_max_age, backoff)
+    return ZoneRetryPolicy(settings, bounce_max_age, backoff)
 
 
 def _built_in(settings: RetrySettings) -> Backoff:

@@ -8,14 +8,15 @@ Owns a delivery from the moment its outcome is known until that is durable. Prom
 - A `delivered` event is emitted at once, for it is a fact about the peer, recorded by us or not; every other
   event tells a decision of ours and follows the write that holds it.
 
-Callers wait in `room` before they start another attempt: see `journal.py`.
+Callers wait in `room` before they start another attempt: see `outcome_log.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 
 from zonerelay.config.settings import BounceSettings, InDoubt, ZoneSettings
 from zonerelay.message.dsn.report import DsnKind, RecipientReport
@@ -26,22 +27,20 @@ from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId, MessageIdSource
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
-from zonerelay.queue.aio.slices import Slices
-from zonerelay.queue.aio.tasks import Tasks
-from zonerelay.queue.contract import ChooseZone, Notify
-from zonerelay.queue.settle.bounces import Reporter, ReportError
+from zonerelay.queue.aio import Slices, Tasks
+from zonerelay.queue.contract import ChooseZone, NotifyZone
+from zonerelay.queue.settle.bounces import DsnError, DsnMaker
 from zonerelay.queue.settle.disposition import (
     STRANGER,
-    Consequence,
-    Judge,
+    Disposition,
+    DispositionPolicy,
     asks_for_success,
     deferred,
     put_off,
     unreported,
 )
-from zonerelay.queue.settle.outcome_log import Entry, Journal
+from zonerelay.queue.settle.outcome_log import AtomicWrite, OutcomeLog
 from zonerelay.queue.settle.retry import RetryPolicy
-from zonerelay.queue.settle.unattempted import Unattempted
 from zonerelay.store.contract import Change, Finish, QueueStore, Submit
 from zonerelay.telemetry.events.events import Events
 
@@ -53,6 +52,10 @@ RefusedStranger = Callable[[Mailbox, Reply, float], None]
 
 AT_ONCE = 20
 """Messages that are read, and perhaps reported, at the same time for deliveries without an attempt."""
+
+
+TOGETHER = 100
+"""Deferrals that are written as one entry."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,10 +72,45 @@ class _Parcel:
 
 
 @dataclass(slots=True)
-class _Report:
+class _Dsn:
     kind: DsnKind
     submit: Submit
     about: Sequence[Delivery]
+
+
+@dataclass(slots=True, eq=False)
+class Unattempted:
+    """Deliveries with an outcome but no attempt, in message order: what waits for a suspended or an
+    unroutable destination. There may be thousands, which are worked through a few at a time; the first `done`
+    have been handed on. `until`: when to look again at the next one.
+    """
+
+    all: Sequence[Delivery]
+    outcome: Outcome
+    destination: str
+    until: Callable[[], float] | None
+    done: int = 0
+
+    @property
+    def deliveries(self) -> Iterator[Delivery]:
+        """Those that are left."""
+        return islice(self.all, self.done, None)
+
+    def parts(self, needs_message: Callable[[Delivery], bool]) -> Iterator[tuple[Sequence[Delivery], bool]]:
+        """In order: about `TOGETHER` of which no message has to be read (true), or those of one message."""
+        together: list[Delivery] = []
+        for _, group in groupby(self.all, key=_message_id):
+            some = list(group)
+            is_needed = any(map(needs_message, some))
+            if not is_needed:
+                together += some
+            if together and (is_needed or len(together) >= TOGETHER):
+                yield together, True
+                together = []
+            if is_needed:
+                yield some, False
+        if together:
+            yield together, True
 
 
 class Settler:
@@ -88,7 +126,7 @@ class Settler:
         zones: Sequence[ZoneSettings],
         bounce: BounceSettings,
         hostname: str,
-        notify: Notify,
+        notify: NotifyZone,
         events: Events,
         clock: Clock,
     ) -> None:
@@ -96,7 +134,7 @@ class Settler:
         self._notify = notify
         self._events = events
         self._clock = clock
-        self._reporter = Reporter(
+        self._dsn_maker = DsnMaker(
             store=store,
             ids=ids,
             choose_zone=choose_zone,
@@ -107,7 +145,7 @@ class Settler:
         )
         self.configure(zones=zones, retry=retry, bounce=bounce)
         self._slices = Slices(clock.monotonic)
-        self._journal = Journal(store, events, self._slices)
+        self._outcome_log = OutcomeLog(store, events, self._slices)
         self._tasks = Tasks("queue.settle", events)
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._in_work: set[_Parcel | Unattempted] = set()
@@ -119,9 +157,9 @@ class Settler:
         """Judge by these settings from now on."""
         self._in_doubt = {zone.name: zone.in_doubt for zone in zones}
         self._default_in_doubt = self._in_doubt.get("default", InDoubt.RETRY)
-        self._judge = Judge(retry, bounce)
-        self._reporter.bounce = bounce
-        self._reporter.zone_sizes = {
+        self._policy = DispositionPolicy(retry, bounce)
+        self._dsn_maker.bounce = bounce
+        self._dsn_maker.zone_sizes = {
             zone.name: zone.max_message_size for zone in zones if zone.max_message_size
         }
 
@@ -133,20 +171,20 @@ class Settler:
 
     @property
     def has_room(self) -> bool:
-        return self._journal.has_room
+        return self._outcome_log.has_room
 
     async def room(self) -> None:
         """Wait until another outcome may be produced: few are under way, and the store takes them."""
-        await self._journal.room()
+        await self._outcome_log.room()
 
     def is_old(self, delivery: Delivery) -> bool:
-        """As `Judge.is_old`."""
-        return self._judge.is_old(delivery, self._clock.now())
+        """As `DispositionPolicy.is_old`."""
+        return self._policy.is_old(delivery, self._clock.now())
 
     def unsettled_keys(self) -> set[DeliveryKey]:
         """Deliveries with an outcome that is not durable yet."""
         working = {delivery.key for parcel in self._in_work for delivery in parcel.deliveries}
-        return working | self._journal.keys()
+        return working | self._outcome_log.keys()
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Wait until every outcome is durable; false when the time is over first."""
@@ -154,12 +192,12 @@ class Settler:
         deadline = None if timeout is None else loop.time() + timeout
         done = await self._tasks.wait(timeout)
         left = None if deadline is None else max(0.0, deadline - loop.time())
-        return await self._journal.drain(left) and done
+        return await self._outcome_log.drain(left) and done
 
     async def close(self) -> None:
         """Give up on what is left; those deliveries are attempted again after a restart."""
         await self._tasks.cancel()
-        await self._journal.close()
+        await self._outcome_log.close()
 
     # Outcomes
 
@@ -181,10 +219,10 @@ class Settler:
                     simple = False
             else:
                 simple = False
-        self._journal.reserve(len(deliveries))
+        self._outcome_log.reserve(len(deliveries))
         if simple:
             # Nobody has to be told any more, and nobody waits.
-            self._journal.put(Entry([Finish(delivery) for delivery in deliveries], lazy=True))
+            self._outcome_log.put(AtomicWrite([Finish(delivery) for delivery in deliveries], lazy=True))
             return
         parcel = _Parcel(message, deliveries, outcomes, destination, seconds)
         self._start(parcel, self._settle(parcel))
@@ -202,14 +240,14 @@ class Settler:
         `until`: when to look again at each, for those of a suspended destination.
         """
         work = Unattempted(list(deliveries), outcome, destination, until)
-        self._journal.reserve(len(work.all))
+        self._outcome_log.reserve(len(work.all))
         self._start(work, self._settle_unattempted(work))
 
     async def settle(
         self, message: Message, deliveries: Sequence[Delivery], outcomes: Sequence[Outcome]
     ) -> None:
         """Like `post`, and returns when everything is durable: operators wait for it."""
-        self._journal.reserve(len(deliveries))
+        self._outcome_log.reserve(len(deliveries))
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         parcel = _Parcel(message, deliveries, outcomes, "", durable=durable)
         self._start(parcel, self._settle(parcel))
@@ -233,7 +271,7 @@ class Settler:
 
     async def _divide(self, work: Unattempted) -> None:
         def needs_message(delivery: Delivery) -> bool:
-            return work.until is None or self._judge.needs_message(delivery, self._clock.now())
+            return work.until is None or self._policy.needs_message(delivery, self._clock.now())
 
         for some, together in work.parts(needs_message):
             await self._slices.next()
@@ -265,21 +303,21 @@ class Settler:
 
     async def _settle(self, parcel: _Parcel) -> None:
         try:
-            consequences = await self._judged(parcel)
-            consequences, reports = await self._reported(parcel.message, consequences)
+            dispositions = await self._decided(parcel)
+            dispositions, reports = await self._reported(parcel.message, dispositions)
         except Exception as error:  # noqa: BLE001 - a bug of ours must not cost the outcome
             self._events.trouble("queue.settle", error, message_id=parcel.deliveries[0].message_id)
             now = self._clock.now()
             pairs = zip(parcel.deliveries, parcel.outcomes, strict=True)
-            consequences, reports = [put_off(delivery, outcome, now) for delivery, outcome in pairs], []
+            dispositions, reports = [put_off(delivery, outcome, now) for delivery, outcome in pairs], []
         finally:
             self._in_work.discard(parcel)
-        self._put(consequences, reports, parcel.destination, parcel.seconds, parcel.durable)
+        self._put(dispositions, reports, parcel.destination, parcel.seconds, parcel.durable)
 
-    async def _judged(self, parcel: _Parcel) -> list[Consequence]:
+    async def _decided(self, parcel: _Parcel) -> list[Disposition]:
         now = self._clock.now()
         return [
-            await self._judge.judge(
+            await self._policy.decide(
                 parcel.message,
                 delivery,
                 outcome,
@@ -291,41 +329,41 @@ class Settler:
         ]
 
     async def _reported(
-        self, message: Message | None, consequences: list[Consequence]
-    ) -> tuple[list[Consequence], list[_Report]]:
+        self, message: Message | None, dispositions: list[Disposition]
+    ) -> tuple[list[Disposition], list[_Dsn]]:
         """One report of each kind that is owed; consequences change when it cannot be made."""
-        reports: list[_Report] = []
+        reports: list[_Dsn] = []
         for kind in DsnKind:
-            owed = [c for c in consequences if c.report is kind]
+            owed = [c for c in dispositions if c.report is kind]
             if not owed or message is None:
                 continue
             try:
                 reports.append(await self._report(kind, message, owed))
-            except ReportError as error:
+            except DsnError as error:
                 self._events.trouble("queue.report", error, message_id=message.id)
                 now = self._clock.now()
-                consequences = [unreported(c, now) if c.report is kind else c for c in consequences]
-        return consequences, reports
+                dispositions = [unreported(c, now) if c.report is kind else c for c in dispositions]
+        return dispositions, reports
 
-    async def _report(self, kind: DsnKind, message: Message, owed: Sequence[Consequence]) -> _Report:
+    async def _report(self, kind: DsnKind, message: Message, owed: Sequence[Disposition]) -> _Dsn:
         lines = [RecipientReport(c.delivery, c.outcome) for c in owed]
-        until = max(self._judge.expiry(message.envelope, c.delivery) for c in owed)
+        until = max(self._policy.expiry(message.envelope, c.delivery) for c in owed)
         retry_until = until if kind is DsnKind.DELAYED else None
         await self._slices.next()
-        submit = await self._reporter.report(kind, message, lines, retry_until=retry_until)
-        return _Report(kind, submit, [c.delivery for c in owed])
+        submit = await self._dsn_maker.report(kind, message, lines, retry_until=retry_until)
+        return _Dsn(kind, submit, [c.delivery for c in owed])
 
     # Writing and telling
 
     def _put(
         self,
-        consequences: Sequence[Consequence],
-        reports: Sequence[_Report],
+        dispositions: Sequence[Disposition],
+        reports: Sequence[_Dsn],
         destination: str,
         seconds: float | None = None,
         durable: asyncio.Future[None] | None = None,
     ) -> None:
-        changes: list[Change] = [c.change for c in consequences]
+        changes: list[Change] = [c.change for c in dispositions]
         changes += [report.submit for report in reports]
 
         def then() -> None:
@@ -333,12 +371,12 @@ class Settler:
                 durable.set_result(None)
             for report in reports:
                 self._tell_report(report)
-            self._tell(consequences, destination, seconds)
+            self._tell(dispositions, destination, seconds)
 
-        self._journal.put(Entry(changes, then))
+        self._outcome_log.put(AtomicWrite(changes, then))
 
-    def _tell(self, consequences: Sequence[Consequence], destination: str, seconds: float | None) -> None:
-        for c in consequences:
+    def _tell(self, dispositions: Sequence[Disposition], destination: str, seconds: float | None) -> None:
+        for c in dispositions:
             if c.outcome.verdict is not Verdict.DELIVERED:
                 self._events.settled(
                     c.delivery,
@@ -347,24 +385,24 @@ class Settler:
                     next_attempt=c.next_attempt,
                     seconds=seconds,
                 )
-        first = consequences[0].delivery
-        for silence in {c.silence for c in consequences if c.silence}:
+        first = dispositions[0].delivery
+        for silence in {c.silence for c in dispositions if c.silence}:
             self._events.no_dsn(first.message_id, silence)
             if self.refused_stranger is not None and silence == STRANGER:
-                self._tell_refused(self.refused_stranger, consequences)
-        due = [c.next_attempt for c in consequences if c.next_attempt is not None]
+                self._tell_refused(self.refused_stranger, dispositions)
+        due = [c.next_attempt for c in dispositions if c.next_attempt is not None]
         if due:
             self._postponed(first.queue, min(due))
 
-    def _tell_refused(self, tell: RefusedStranger, consequences: Sequence[Consequence]) -> None:
+    def _tell_refused(self, tell: RefusedStranger, dispositions: Sequence[Disposition]) -> None:
         now = self._clock.monotonic()
-        for c in consequences:
+        for c in dispositions:
             outcome = c.outcome
             about_it = outcome.verdict is Verdict.BOUNCED and outcome.scope is Scope.RECIPIENT
             if about_it and not outcome.local:
                 tell(c.delivery.recipient, outcome.reply, now)
 
-    def _tell_report(self, report: _Report) -> None:
+    def _tell_report(self, report: _Dsn) -> None:
         message_id, about = report.submit.message.id, report.about
         self._events.dsn(report.kind, message_id, about[0].message_id, [d.recipient for d in about])
         for delivery in report.submit.deliveries:
@@ -373,3 +411,7 @@ class Settler:
 
 def _nobody(zone: str, when: float) -> None:
     """Until a scheduler listens."""
+
+
+def _message_id(delivery: Delivery) -> MessageId:
+    return delivery.message_id

@@ -1,7 +1,7 @@
 """What to ask the store for next: is there room, whose turn is it, which domains are passed over. Pure.
 
-There is a window for each priority (`shares.py`), made when the first mail of it comes; their claims take
-turns (`precedence.py`). While there is a backlog new mail has claims of its own (`newcomers.py`), every
+There is a window for each priority (`window.py`), made when the first mail of it comes; their claims take
+turns (`precedence.py`). While there is a backlog new mail has claims of its own (`window.py`), every
 other one where both have something to ask for. A zone with one route asks for more only when little waits,
 because then one claim brings hundreds of deliveries, not one each; for nothing while its next hop is
 suspended; and for little until the probe has succeeded, because all of it is put off if the probe fails.

@@ -1,4 +1,4 @@
-"""Claims the deliveries of one zone: what to ask the store for is `ZoneQueue`'s to say, when is decided here.
+"""Claims the deliveries of one zone: what to ask the store for is `ZonePlan`'s to say, when is decided here.
 
 One task for the life of the zone. It goes on while there is room and a reason (new mail, a due time, a line
 that has drained), then waits for the next one; nothing is asked of the store when nothing has happened.
@@ -13,10 +13,9 @@ from collections.abc import Callable, Collection, Iterable
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.priority import Priority, queue_of
-from zonerelay.queue.aio.alarm import Alarm
-from zonerelay.queue.aio.tasks import Tasks
+from zonerelay.queue.aio import Alarm, Tasks
 from zonerelay.queue.settle.settler import Settler
-from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.queue.zone.window_shares import Claim, NewClaim, Question, Refill
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
@@ -42,7 +41,7 @@ class Claimer:
     def __init__(
         self,
         zone: str,
-        queue: ZoneQueue,
+        queue: ZonePlan,
         *,
         store: QueueStore,
         settler: Settler,

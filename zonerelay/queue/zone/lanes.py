@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 
-from zonerelay.queue.aio.tasks import Tasks
+from zonerelay.queue.aio import Tasks
 from zonerelay.queue.destination.destinations import Work
 from zonerelay.telemetry.events.events import Events
 

@@ -1,13 +1,13 @@
 """One zone's plan: what waits in memory, what to claim next, which batch goes next. Pure and synchronous.
 
-Nothing here awaits, reads a clock or touches a store: the driver (`zone_runner.py`) reports what happened
+Nothing here awaits, reads a clock or touches a store: the driver (`zone.py`) reports what happened
 and asks what to do. Between two calls the state is consistent, so there is nothing to lock.
 
 STRATEGIES (policy → the harm it prevents; compare the list at the head of Postfix's qmgr.c)
 
-- Fair turns (`ring.py`): destinations with work and a free slot stand in a ring; a turn is a few batches on
-  one connection, bounded in number and time → a destination with a long line cannot starve the others of the
-  zone's connections, and not every message pays for a connection of its own.
+- Round robin (`round_robin.py`): destinations with work and a free slot are visited one after the other; a
+  visit is a few batches on one connection, bounded in number and time → a destination with a long line cannot
+  starve the others of the zone's connections, and not every message pays for a connection of its own.
 - Probation (`probation.py`): destinations that have not answered yet, or take long, have a part of the zone's
   connections → hosts that accept connections and say nothing, and tarpits, cannot hold all of them.
 - Rates (`rates.py`): who has to wait for the next turn of a rate waits aside
@@ -19,11 +19,11 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
   queue, and no queue keeps what is more urgent out of it.
 - Precedence (`precedence.py`): urgent mail first, in claims, in the ring and in each line → a newsletter does
   not delay a password reset, and a flood of those does not starve the newsletter.
-- Newcomers (`newcomers.py`): in a zone routed by MX much that waits is backlog: new mail takes turns with it
+- Newcomers (`window.py`): in a zone routed by MX much that waits is backlog: new mail takes turns with it
   → a hundred thousand fresh messages do not hold up one for an idle host.
-- Restraint (`restraint.py`): while new mail keeps the processor busy, other mail starts at a limited rate
+- Restraint (`throttle.py`): while new mail keeps the processor busy, other mail starts at a limited rate
   → where the processor is short, a backlog does not slow down what comes in.
-- Shares (`shares.py`): in a zone routed by MX a line may hold only its share of the window
+- Shares (`window.py`): in a zone routed by MX a line may hold only its share of the window
   → a slow destination cannot fill the window and hide the others' mail.
 - Company: a zone with one route and `LOW_MARK` waiting claims no more until fewer wait → hundreds at once.
 - Suspension (`suspension.py`): nothing waits for a suspended destination; what is claimed for it is
@@ -31,7 +31,7 @@ STRATEGIES (policy → the harm it prevents; compare the list at the head of Pos
   → dead hosts cost neither connections nor window.
 - Comeback: mail for a suspended destination is due, at the latest with the next probe; when the destination
   answers all of it can be claimed → it leaves as fast as new mail from the first second on.
-- Probes (`probes.py`): once the window is half full, few more destinations begin to wait for a probe
+- Probes (`probation.py`): once the window is half full, few more destinations begin to wait for a probe
   → thousands of domains that died together do not fill the window with mail that cannot go.
 - Rest: where there is much of that, nothing is fetched before the next probe, but old mail, at a steady rate
   → a dead host's hundreds of thousands do not use up the time of the others' mail.
@@ -59,13 +59,13 @@ from zonerelay.queue.destination.destinations import (
     Unrouted,
     Work,
 )
-from zonerelay.queue.destination.probes import Probes
+from zonerelay.queue.destination.probation import Probes
 from zonerelay.queue.destination.route_lookups import LookUps
 from zonerelay.queue.destination.suspension import Transition, learn
-from zonerelay.queue.selection.backlog_throttle import Restraint
+from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
 from zonerelay.queue.selection.rates import Rates
-from zonerelay.queue.selection.round_robin import MOST_IN_TURN, TURN_SECONDS, Ring
-from zonerelay.queue.selection.table import Directory
+from zonerelay.queue.selection.round_robin import MOST_IN_VISIT, VISIT_SECONDS, RoundRobin
+from zonerelay.queue.selection.table import DestinationTable
 from zonerelay.queue.zone.claim_plan import ClaimPlan
 from zonerelay.queue.zone.window_shares import Question, Refill
 from zonerelay.routing.destinations.nexthop import DestinationKey, Route, SiteKey
@@ -75,7 +75,7 @@ MANY_PUT_OFF = 50
 """Put off together for a suspended destination: there may be any number more, so claims pass over it."""
 
 
-class ZoneQueue:
+class ZonePlan:
     """Deliveries enter by `add` and leave by what takes, starts or withdraws them; each is in one place."""
 
     def __init__(
@@ -86,19 +86,19 @@ class ZoneQueue:
         *,
         window: int = WINDOW,
         shared: ZoneAllowance | None = None,
-        restraint: Restraint | None = None,
+        throttle: BacklogThrottle | None = None,
     ) -> None:
         self.zone = zone
         self._rates = Rates() if rates is None else rates
         self._rates.configure(zone.max_rate)
-        self._restraint = restraint
-        self._ring = Ring(zone, self._rates, shared, restraint)
+        self._throttle = throttle
+        self._round_robin = RoundRobin(zone, self._rates, shared, throttle)
         self._by_domain = not zone.next_hop
         self._claims = ClaimPlan(window, by_domain=self._by_domain)
         self.wants_claim = self._claims.wants
         self._probes = Probes(window)
-        self._directory = Directory(zone, retry, self._rates, self._ring)
-        self._lines = self._directory.lines
+        self._table = DestinationTable(zone, retry, self._rates, self._round_robin)
+        self._lines = self._table.lines
         self._works: set[Work] = set()
         self._look_ups = LookUps()
         self._parked: dict[Destination, list[Delivery]] = {}
@@ -123,7 +123,7 @@ class ZoneQueue:
             self._returned += [delivery for delivery in claimed if delivery.key in self._given_back]
             claimed = [delivery for delivery in claimed if delivery.key not in self._given_back]
         self._enter(claimed, now, priority)
-        self._directory.tidy()
+        self._table.tidy()
 
     def claimed(self, plan: Question, count: int) -> None:
         """The answer to a plan held `count` deliveries, which have been added."""
@@ -141,7 +141,7 @@ class ZoneQueue:
         """A look-up ended with a route."""
         self._look_ups.ended(domain, found=True)
         line = self._lines[domain]
-        destination = self._directory.destination(route, now)
+        destination = self._table.destination(route, now)
         self._lines[domain] = destination
         destination.domains[domain] = None
         for priority in line.backlogs:
@@ -164,8 +164,8 @@ class ZoneQueue:
     def finished(self, work: Work, outcomes: Sequence[Outcome], now: float) -> Transition:
         """An attempt ended; no outcomes: it never reached out, and nothing was learned about the hosts."""
         destination = work.destination
-        work.yields = not outcomes or self._ring.is_awaited(destination)
-        self._ring.end(destination, work.ticket, now)
+        work.yields = not outcomes or self._round_robin.is_awaited(destination)
+        self._round_robin.end(destination, work.ticket, now)
         self._works.discard(work)
         suspension = destination.suspension
         was = destination.standing
@@ -179,22 +179,22 @@ class ZoneQueue:
             now=now,
         )
         if was is not Standing.QUICK and destination.standing is Standing.QUICK:
-            self._ring.quick(destination)
+            self._round_robin.quick(destination)
         if transition is not Transition.NONE:
             self._probes_next_hop(destination)
         if transition is Transition.SUSPENDED:
             self._park(destination)
         else:
-            self._ring.offer(destination, now)
+            self._round_robin.offer(destination, now)
         return transition
 
     def turns_changed(self, site: SiteKey, now: float, *, earlier: bool) -> None:
         """As `Rates.changed`, also for batches of settings that were replaced."""
-        self._ring.changed(site, now, earlier=earlier)
+        self._round_robin.changed(site, now, earlier=earlier)
 
     def granted(self, now: float) -> None:
         """Of limits that are shared with other workers there may be more."""
-        self._ring.granted(now)
+        self._round_robin.granted(now)
 
     # What to do
 
@@ -212,7 +212,7 @@ class ZoneQueue:
 
         `tick` is a monotonic clock's reading, needed where `Rates.used`.
         """
-        while (destination := self._ring.next(now, tick)) is not None:
+        while (destination := self._round_robin.next(now, tick)) is not None:
             if destination.usable_until > now:
                 return self._start(destination, now, tick)
             self._reroute(destination, now)
@@ -224,21 +224,21 @@ class ZoneQueue:
             return None
         destination = work.destination
         used = work.used + work.seconds if work.number > 1 else 0.0
-        if used >= TURN_SECONDS or destination.usable_until <= now:
+        if used >= VISIT_SECONDS or destination.usable_until <= now:
             return None
-        if not self._ring.goes_on(destination, now, tick):
+        if not self._round_robin.goes_on(destination, now, tick):
             return None
         return self._start(destination, now, tick, number=work.number + 1, used=used)
 
     @property
     def next_turn(self) -> float | None:
         """After `next_work` gave nothing: the `tick` at which it may give something again by itself."""
-        return self._ring.next_turn
+        return self._round_robin.next_turn
 
     @property
     def active(self) -> int:
         """Transactions."""
-        return self._ring.active
+        return self._round_robin.active
 
     @property
     def has_requests(self) -> bool:
@@ -312,18 +312,18 @@ class ZoneQueue:
 
     def resume(self, key: DestinationKey | None) -> list[Destination]:
         """Lift the suspension of one destination or all; the ones that were troubled."""
-        resumed = self._directory.resume(key)
+        resumed = self._table.resume(key)
         for destination in resumed:
             self._probes_next_hop(destination)
         return resumed
 
     def destination_of(self, domain: str) -> DestinationKey | None:
         """Where mail for a domain goes, if that is known without asking."""
-        return self._directory.key_of(domain if self._by_domain else "")
+        return self._table.key_of(domain if self._by_domain else "")
 
     def drain(self) -> Iterator[list[Delivery]]:
         """Everything that waits or is to be handed back, a line at each step, for a stop."""
-        self._ring.clear()
+        self._round_robin.clear()
         self._look_ups.clear()
         for line in dict.fromkeys(self._lines.values()):
             if line.waiting:
@@ -335,10 +335,10 @@ class ZoneQueue:
 
     def clear(self) -> Iterator[None]:
         """Forget what is known of destinations, a little at each step; nothing waits or is active."""
-        return self._directory.clear()
+        return self._table.clear()
 
     def status(self, now: float, tick: float = 0.0) -> tuple[DestinationStatus, ...]:
-        return self._directory.status(now, tick)
+        return self._table.status(now, tick)
 
     # Lines
 
@@ -365,9 +365,9 @@ class ZoneQueue:
         """What waits of the priority is backlog, what comes from now on is new."""
         newcomers = self._claims.of(priority).newcomers
         is_earlier = newcomers.is_drawn_earlier(now)
-        newcomers.waiting = self._directory.sort(priority, newcomers.draw(now), is_earlier=is_earlier)
+        newcomers.waiting = self._table.sort(priority, newcomers.draw(now), is_earlier=is_earlier)
         self._look_ups.sort()
-        self._ring.sort()
+        self._round_robin.sort()
 
     def _placed(self, line: Line, now: float) -> None:
         """Something was added to a line."""
@@ -382,7 +382,7 @@ class ZoneQueue:
                 self._park(line)
                 return
             suspension.end()
-            self._ring.offer(line, now, new=True)
+            self._round_robin.offer(line, now, new=True)
         elif isinstance(line, Unrouted):
             self._look_ups.want(line)
 
@@ -455,9 +455,9 @@ class ZoneQueue:
         )
         shares = self._claims.of(priority)
         shares.left(deliveries)
-        if self._restraint is not None:
-            self._restraint.started(is_fresh=shares.newcomers.is_fresh(deliveries[0]))
-        ticket = self._ring.start(destination, tick)
+        if self._throttle is not None:
+            self._throttle.started(is_fresh=shares.newcomers.is_fresh(deliveries[0]))
+        ticket = self._round_robin.start(destination, tick)
         work = Work(
             destination,
             destination.route,
@@ -466,10 +466,10 @@ class ZoneQueue:
             ticket,
             number=number,
             used=used,
-            more=self._by_domain and number < MOST_IN_TURN and destination.waiting > 0,
+            more=self._by_domain and number < MOST_IN_VISIT and destination.waiting > 0,
         )
         self._works.add(work)
-        self._ring.offer(destination, now)
+        self._round_robin.offer(destination, now)
         if self._by_domain:
             shares.shortened(destination.backlog(priority))
         return work

@@ -1,4 +1,4 @@
-"""One zone at work: does what `ZoneQueue` decides. Looks up routes, runs couriers, sets the timers.
+"""One zone at work: does what `ZonePlan` decides. Looks up routes, runs couriers, sets the timers.
 
 Every task here belongs to the zone and ends in `stop`. What a task does between two awaits is one
 call on the queue's plan, so no two tasks ever see it half changed.
@@ -23,21 +23,18 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.priority import Priority
 from zonerelay.model.reply import Reply
-from zonerelay.queue.aio.alarm import Alarm
-from zonerelay.queue.aio.slices import in_slices
-from zonerelay.queue.aio.tasks import Linger, Once, Tasks
+from zonerelay.queue.aio import Alarm, Linger, Once, Tasks, Timers, in_slices
 from zonerelay.queue.contract import Courier, Router
 from zonerelay.queue.destination.destinations import Destination, DestinationStatus, Work
 from zonerelay.queue.destination.suspension import PUT_OFF_MOST, PUT_OFF_RATE, Transition
-from zonerelay.queue.selection.backlog_throttle import Restraint
+from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
 from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.settle.disposition import TROUBLE
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone.attempts import Attempts
 from zonerelay.queue.zone.claimer import Claimer
 from zonerelay.queue.zone.lanes import Lanes
-from zonerelay.queue.zone.plan import WINDOW, ZoneQueue
-from zonerelay.queue.zone.suspended_refill import Rests
+from zonerelay.queue.zone.plan import WINDOW, ZonePlan
 from zonerelay.routing.destinations.nexthop import DestinationKey, Route, SiteKey
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
@@ -48,7 +45,7 @@ out to share their hosts then share a transaction, where domains mix."""
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ZoneParts:
     """What every zone of one scheduler works with."""
 
     store: QueueStore
@@ -61,10 +58,10 @@ class Surroundings:
     random: Random
     limits: LimitKeeper | None = None
     """Where other workers go by the same limits."""
-    restraint: Restraint | None = None
+    throttle: BacklogThrottle | None = None
 
 
-class ZoneRunner:
+class Zone:
     """One zone. `notify` and `postponed` are the only ways in from outside; everything else follows.
 
     `rates`: the zone's, which a runner with newer settings takes over. The mail of a zone that is not served
@@ -74,7 +71,7 @@ class ZoneRunner:
     def __init__(
         self,
         zone: ZoneSettings,
-        around: Surroundings,
+        around: ZoneParts,
         rates: Rates,
         *,
         window: int = WINDOW,
@@ -98,8 +95,8 @@ class ZoneRunner:
         self._clock = around.clock
         self._rates = rates
         shared = None if around.limits is None else around.limits.zone(zone.name)
-        self._queue = ZoneQueue(
-            zone, around.retry, rates, window=window, shared=shared, restraint=around.restraint
+        self._queue = ZonePlan(
+            zone, around.retry, rates, window=window, shared=shared, throttle=around.throttle
         )
         self._lanes = Lanes(self._attempt, self._following, self._drop, around.events)
         self._errands = Tasks("queue.errand", around.events)
@@ -119,7 +116,7 @@ class ZoneRunner:
         rates.changed = self._turns_changed
         self._stopping = False
         self._linger = Linger(LINGER, self._pump)
-        self._rests = Rests(self._rested)
+        self._rests: Timers[Destination] = Timers(self._rested)
 
     # From outside
 
@@ -145,7 +142,7 @@ class ZoneRunner:
             self._queue.granted(self._clock.now())
             self._pump()
 
-    def unrestrained(self) -> None:
+    def unthrottled(self) -> None:
         """Mail that has waited before may start again."""
         self._pump()
 
@@ -296,7 +293,7 @@ class ZoneRunner:
         pause = max(1, len(deliveries)) / PUT_OFF_RATE
         if suspension.put_off >= PUT_OFF_MOST and not is_old:
             pause = max(pause, suspension.until - now)
-        self._rests.begin(destination, pause)
+        self._rests.start(destination, pause)
 
         def until() -> float:
             if self.zone.next_hop:
@@ -319,7 +316,7 @@ class ZoneRunner:
     def _resumed(self, destination: Destination) -> None:
         """What waits for it may leave at once."""
         self._events.resumed(self.zone.name, destination.label)
-        self._rests.end(destination)
+        self._rests.stop(destination)
         self._queue.rested(destination)
         self._claimer.wake()
 

@@ -3,9 +3,9 @@
 Each priority has its own, with a window of its own: a long bulk queue leaves room for urgent mail.
 
 A line may hold an eighth of the window, and a sixty-fourth while the window is half full, or more of new
-mail (`newcomers.py`) while that has places. The
+mail (`window.py`) while that has places. The
 domains of a line that holds its share are passed over by claims; when the line has drained to half of it,
-they are fetched by name, in turns, until the store has no more of them. For new mail (`newcomers.py`) that is
+they are fetched by name, in turns, until the store has no more of them. For new mail (`window.py`) that is
 done in the places of newcomers, or the backlog, which takes all other room, would stand before it after all.
 Promise: a domain that is passed over belongs to a line, and a line that is short and has such domains is in
 `_hungry`, so what was passed over is always fetched.

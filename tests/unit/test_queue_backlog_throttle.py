@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 from tests.support.queueing import DELIVERED, delivery, prove, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.priority import Priority
-from zonerelay.queue.destination.rows import FRESH_TURNS
-from zonerelay.queue.selection.backlog_throttle import BUSY, FRESH_STARTS, LEAST, LOOK, PATIENCE, Restraint
-from zonerelay.queue.zone.plan import ZoneQueue
+from zonerelay.queue.destination.rows import FRESH_WEIGHT
+from zonerelay.queue.selection.backlog_throttle import (
+    BUSY,
+    FRESH_STARTS,
+    LEAST,
+    LOOK,
+    PATIENCE,
+    BacklogThrottle,
+)
+from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.telemetry.load.cpu_demand import CpuDemand
 from zonerelay.telemetry.metrics.metrics import Metrics
 
@@ -23,110 +30,110 @@ PUT_OFF = 1.0
 """`next_attempt` of what was deferred before."""
 
 
-def run(restraint: Restraint, seconds: float, *, fresh: int, other: int, busy: float) -> int:
+def run(throttle: BacklogThrottle, seconds: float, *, fresh: int, other: int, busy: float) -> int:
     """So many want to start in each look; how many of the others did."""
     started = 0
     for _ in range(round(seconds / LOOK)):
         for number in range(max(fresh, other)):
             if number < fresh:
-                restraint.started(is_fresh=True)
-            if number < other and not restraint.is_used_up:
-                restraint.started(is_fresh=False)
+                throttle.started(is_fresh=True)
+            if number < other and not throttle.is_used_up:
+                throttle.started(is_fresh=False)
                 started += 1
-        restraint.look(LOOK, busy)
+        throttle.look(LOOK, busy)
     return started
 
 
 def test_a_backlog_is_slowed_down_to_its_least_while_new_mail_saturates_the_loop() -> None:
-    restraint = Restraint()
-    run(restraint, 2.0, fresh=90, other=60, busy=SATURATED)
-    assert restraint.rate == LEAST
-    assert run(restraint, 10.0, fresh=90, other=60, busy=SATURATED) == pytest.approx(10 * LEAST, rel=0.1)
-    run(restraint, 10.0, fresh=300, other=60, busy=SATURATED)
-    assert restraint.rate == pytest.approx(3000 / FRESH_STARTS, rel=0.1)
+    throttle = BacklogThrottle()
+    run(throttle, 2.0, fresh=90, other=60, busy=SATURATED)
+    assert throttle.rate == LEAST
+    assert run(throttle, 10.0, fresh=90, other=60, busy=SATURATED) == pytest.approx(10 * LEAST, rel=0.1)
+    run(throttle, 10.0, fresh=300, other=60, busy=SATURATED)
+    assert throttle.rate == pytest.approx(3000 / FRESH_STARTS, rel=0.1)
 
 
 def test_where_it_lasts_the_rest_gets_the_part_that_it_has_of_the_turns() -> None:
-    restraint = Restraint()
-    run(restraint, PATIENCE + 10.0, fresh=100, other=60, busy=SATURATED)
-    assert restraint.rate == pytest.approx(1000 / FRESH_TURNS, rel=0.01)
-    run(restraint, PATIENCE + 10.0, fresh=0, other=60, busy=SATURATED)
-    run(restraint, 5.0, fresh=200, other=60, busy=SATURATED)
-    assert restraint.rate == pytest.approx(2000 / FRESH_STARTS, rel=0.1)
+    throttle = BacklogThrottle()
+    run(throttle, PATIENCE + 10.0, fresh=100, other=60, busy=SATURATED)
+    assert throttle.rate == pytest.approx(1000 / FRESH_WEIGHT, rel=0.01)
+    run(throttle, PATIENCE + 10.0, fresh=0, other=60, busy=SATURATED)
+    run(throttle, 5.0, fresh=200, other=60, busy=SATURATED)
+    assert throttle.rate == pytest.approx(2000 / FRESH_STARTS, rel=0.1)
 
 
 def test_a_queue_that_is_restrained_by_little_new_mail_keeps_its_least() -> None:
-    restraint = Restraint()
-    run(restraint, 5.0, fresh=20, other=60, busy=SATURATED)
-    assert run(restraint, 1.0, fresh=20, other=60, busy=SATURATED) == pytest.approx(LEAST, rel=0.1)
+    throttle = BacklogThrottle()
+    run(throttle, 5.0, fresh=20, other=60, busy=SATURATED)
+    assert run(throttle, 1.0, fresh=20, other=60, busy=SATURATED) == pytest.approx(LEAST, rel=0.1)
 
 
 @pytest.mark.parametrize(("fresh", "busy"), [(0, SATURATED), (10, SATURATED), (90, BUSY - 0.01)])
 def test_without_new_mail_with_a_trickle_of_it_or_with_time_left_nothing_is_held_back(
     fresh: int, busy: float
 ) -> None:
-    restraint = Restraint()
-    assert run(restraint, 5.0, fresh=fresh, other=60, busy=busy) == 50 * 60
-    assert restraint.rate == math.inf
+    throttle = BacklogThrottle()
+    assert run(throttle, 5.0, fresh=fresh, other=60, busy=busy) == 50 * 60
+    assert throttle.rate == math.inf
 
 
 def test_the_rate_rises_when_the_loop_has_time_again_and_ends_with_the_new_mail() -> None:
-    restraint = Restraint()
-    run(restraint, 3.0, fresh=90, other=60, busy=SATURATED)
-    assert run(restraint, 3.0, fresh=90, other=60, busy=IDLE) > 900
-    assert restraint.rate == math.inf
-    run(restraint, 3.0, fresh=90, other=60, busy=SATURATED)
-    assert restraint.rate < 100
-    run(restraint, 3.0, fresh=0, other=60, busy=SATURATED)
-    assert restraint.rate == math.inf
+    throttle = BacklogThrottle()
+    run(throttle, 3.0, fresh=90, other=60, busy=SATURATED)
+    assert run(throttle, 3.0, fresh=90, other=60, busy=IDLE) > 900
+    assert throttle.rate == math.inf
+    run(throttle, 3.0, fresh=90, other=60, busy=SATURATED)
+    assert throttle.rate < 100
+    run(throttle, 3.0, fresh=0, other=60, busy=SATURATED)
+    assert throttle.rate == math.inf
 
 
 def test_it_is_looked_at_while_mail_that_has_waited_starts_and_not_longer() -> None:
     begun = []
-    restraint = Restraint(lambda: begun.append(True))
-    restraint.started(is_fresh=True)
+    throttle = BacklogThrottle(lambda: begun.append(True))
+    throttle.started(is_fresh=True)
     assert not begun
     for _ in range(3):
-        restraint.started(is_fresh=False)
+        throttle.started(is_fresh=False)
     assert len(begun) == 1
-    restraint.look(LOOK, IDLE)
-    assert restraint.is_looked_at
-    restraint.look(LOOK, IDLE)
-    assert not restraint.is_looked_at
-    restraint.started(is_fresh=False)
+    throttle.look(LOOK, IDLE)
+    assert throttle.is_looked_at
+    throttle.look(LOOK, IDLE)
+    assert not throttle.is_looked_at
+    throttle.started(is_fresh=False)
     assert len(begun) == 2
 
 
 def test_what_started_while_nobody_looked_is_not_taken_for_a_flood() -> None:
-    restraint = Restraint()
+    throttle = BacklogThrottle()
     for _ in range(100_000):
-        restraint.started(is_fresh=True)
-    run(restraint, 1.0, fresh=0, other=60, busy=SATURATED)
-    assert restraint.rate == math.inf
+        throttle.started(is_fresh=True)
+    run(throttle, 1.0, fresh=0, other=60, busy=SATURATED)
+    assert throttle.rate == math.inf
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.floats(0, 1), st.floats(0.01, 5))))
 def test_nothing_stands_still_longer_than_until_the_next_look(
     looks: list[tuple[int, int, float, float]],
 ) -> None:
-    restraint = Restraint()
+    throttle = BacklogThrottle()
     for fresh, other, busy, seconds in looks:
         for _ in range(fresh):
-            restraint.started(is_fresh=True)
+            throttle.started(is_fresh=True)
         for _ in range(other):
-            if not restraint.is_used_up:
-                restraint.started(is_fresh=False)
-        assert restraint.is_looked_at or not restraint.is_used_up
-        restraint.look(seconds, busy)
-        assert not restraint.is_used_up
+            if not throttle.is_used_up:
+                throttle.started(is_fresh=False)
+        assert throttle.is_looked_at or not throttle.is_used_up
+        throttle.look(seconds, busy)
+        assert not throttle.is_used_up
 
 
 class Zone:
     """A zone's plan for ten known hosts and more, some with deferred mail, some with fresh."""
 
     def __init__(self, *, known: bool = True) -> None:
-        self.restraint = Restraint()
-        self.queue = ZoneQueue(ZoneSettings(max_connections=4), RetrySettings(), restraint=self.restraint)
+        self.throttle = BacklogThrottle()
+        self.queue = ZonePlan(ZoneSettings(max_connections=4), RetrySettings(), throttle=self.throttle)
         self._known = known
         self._count = 0
 
@@ -143,13 +150,13 @@ class Zone:
                     prove(self.queue)
 
     def use_up(self) -> None:
-        run(self.restraint, 3.0, fresh=50, other=50, busy=SATURATED)
-        while not self.restraint.is_used_up:
-            self.restraint.started(is_fresh=False)
+        run(self.throttle, 3.0, fresh=50, other=50, busy=SATURATED)
+        while not self.throttle.is_used_up:
+            self.throttle.started(is_fresh=False)
 
     def let_go(self) -> None:
         for _ in range(40):
-            self.restraint.look(LOOK, IDLE)
+            self.throttle.look(LOOK, IDLE)
 
     def send(self) -> list[str]:
         """The names that batches go to until nothing may start any more."""
@@ -186,9 +193,9 @@ def test_starts_are_counted_by_what_is_sent() -> None:
     zone = Zone()
     zone.add("old", 3, deferred=True)
     zone.add("new", 2, deferred=False)
-    zone.restraint.started(is_fresh=False)
+    zone.throttle.started(is_fresh=False)
     zone.send()
-    assert (zone.restraint._fresh, zone.restraint._other) == (2, 1 + 3)
+    assert (zone.throttle._fresh, zone.throttle._other) == (2, 1 + 3)
 
 
 def test_a_thread_that_works_needs_a_processor_and_one_that_sleeps_does_not(tmp_path: Path) -> None:

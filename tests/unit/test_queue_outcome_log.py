@@ -9,9 +9,9 @@ import pytest
 from tests.support.queueing import FlakyStore, Sink, deliveries_of, make_events, make_message
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.queue.aio.slices import SLICE, Slices
+from zonerelay.queue.aio import SLICE, Slices
 from zonerelay.queue.settle import outcome_log as journal
-from zonerelay.queue.settle.outcome_log import Entry, Journal
+from zonerelay.queue.settle.outcome_log import AtomicWrite, OutcomeLog
 from zonerelay.store.contract import Finish
 
 
@@ -21,14 +21,16 @@ class Bench:
         self.sink = Sink()
         self.store = FlakyStore()
         self.ids = MessageIdSource(self.clock)
-        self.journal = Journal(self.store, make_events(self.sink, self.clock), Slices(self.clock.monotonic))
+        self.journal = OutcomeLog(
+            self.store, make_events(self.sink, self.clock), Slices(self.clock.monotonic)
+        )
         self.done: list[str] = []
 
-    def put(self, name: str, count: int = 1) -> Entry:
+    def put(self, name: str, count: int = 1) -> AtomicWrite:
         message = make_message(self.ids, [f"{name}{n}@example.com" for n in range(count)], created=0.0)
         deliveries = deliveries_of(message)
         self.store.add(message, [b""], deliveries)
-        entry = Entry([Finish(delivery) for delivery in deliveries], lambda: self.done.append(name))
+        entry = AtomicWrite([Finish(delivery) for delivery in deliveries], lambda: self.done.append(name))
         self.journal.reserve(count)
         self.journal.put(entry)
         return entry
@@ -141,7 +143,7 @@ async def test_an_announcement_that_raises_stops_nobody(bench: Bench) -> None:
     message = make_message(bench.ids, ["x@example.com"], created=0.0)
     bench.store.add(message, [b""], deliveries_of(message))
     bench.journal.reserve(1)
-    bench.journal.put(Entry([Finish(deliveries_of(message)[0])], broken))
+    bench.journal.put(AtomicWrite([Finish(deliveries_of(message)[0])], broken))
     bench.put("b")
     await bench.journal.drain(1.0)
     assert bench.done == ["a", "b"]
@@ -166,7 +168,7 @@ def put_lazily(bench: Bench, count: int) -> None:
         deliveries = deliveries_of(message)
         bench.store.add(message, [b""], deliveries)
         bench.journal.reserve(1)
-        bench.journal.put(Entry([Finish(delivery) for delivery in deliveries], lazy=True))
+        bench.journal.put(AtomicWrite([Finish(delivery) for delivery in deliveries], lazy=True))
 
 
 async def test_lazy_entries_of_several_turns_are_written_together(

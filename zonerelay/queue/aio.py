@@ -1,0 +1,209 @@
+"""The event-loop tools of the queue: owned tasks, work in slices, timers, and streams that are left early.
+
+Nothing that `Tasks` starts outlives its `cancel`, and an error of such a task is reported as a `trouble`
+event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable, Iterable
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
+
+from zonerelay.telemetry.events.events import Events
+
+LONGEST_TIMER = 60.0
+"""Seconds after which the clock is looked at again: a wall clock may have been set meanwhile."""
+SLICE = 0.005
+"""Seconds. A piece of work that takes longer is a slice of its own."""
+
+_Step = TypeVar("_Step")
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class Tasks:
+    """A set of running tasks. A TaskGroup would end them all when one fails; here each stands alone."""
+
+    def __init__(self, where: str, events: Events) -> None:
+        self._where = where
+        self._events = events
+        self._running: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    async def wait(self, timeout: float | None) -> bool:
+        """Until every task has ended, those started meanwhile included; false when the time is over first."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        while self._running:
+            left = None if deadline is None else deadline - loop.time()
+            if left is not None and left <= 0:
+                return False
+            await asyncio.wait(self._running, timeout=left)
+        return True
+
+    async def cancel(self) -> None:
+        """Cancel what is left and wait until it has ended."""
+        while self._running:
+            for task in self._running:
+                task.cancel()
+            await asyncio.wait(self._running)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._events.trouble(self._where, error)
+
+
+class Once:
+    """Runs a callable at the next turn of the loop, however often it is asked to until then."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self._asked = False
+
+    def ask(self) -> None:
+        if not self._asked:
+            self._asked = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        self._asked = False
+        self._call()
+
+
+class Linger:
+    """Runs a callable after `seconds`, or `now`; once for all who asked until then."""
+
+    def __init__(self, seconds: float, call: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._call = call
+        self._timer: asyncio.TimerHandle | None = None
+
+    def soon(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self.now)
+
+    def now(self) -> None:
+        self.cancel()
+        self._call()
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Slices:
+    """One slice in each turn of the loop, for all tasks that share this."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._is_open = False
+        self._until = 0.0
+
+    async def next(self) -> None:
+        """Before each piece of work: waits for the next turn of the loop when this one's slice is used up."""
+        while self._is_open and self._monotonic() >= self._until:  # noqa: ASYNC110 - for a turn, not an event
+            await asyncio.sleep(0)
+        if not self._is_open:
+            self._is_open = True
+            self._until = self._monotonic() + SLICE
+            asyncio.get_running_loop().call_soon(self._close)
+
+    def _close(self) -> None:
+        """The loop has come round."""
+        self._is_open = False
+
+
+async def in_slices(steps: Iterable[_Step], monotonic: Callable[[], float]) -> AsyncIterator[_Step]:
+    """Each step's result; whoever takes them does its part of the work within the slice.
+
+    What the work is about may change between two slices.
+    """
+    slices = Slices(monotonic)
+    for step in steps:
+        await slices.next()
+        yield step
+
+
+class Alarm:
+    """Calls `ring` when the clock, read with `now`, has reached the earliest time it was set to."""
+
+    def __init__(self, now: Callable[[], float], ring: Callable[[], None]) -> None:
+        self._now = now
+        self._round_robin = ring
+        self._when: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, when: float) -> None:
+        if self._when is None or when < self._when:
+            self._when = when
+            self._arm()
+
+    def cancel(self) -> None:
+        self._when = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._when is not None:
+            delay = min(max(0.0, self._when - self._now()), LONGEST_TIMER)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._when is not None and self._now() < self._when:
+            self._arm()
+            return
+        self._when = None
+        self._round_robin()
+
+
+class Timers(Generic[_Key]):
+    """One timer for each key. `call(key)` is called when its time is over."""
+
+    def __init__(self, call: Callable[[_Key], None]) -> None:
+        self._call = call
+        self._running: dict[_Key, asyncio.TimerHandle] = {}
+
+    def start(self, key: _Key, seconds: float) -> None:
+        """Starts the key's timer; one that runs already is cancelled."""
+        self.stop(key)
+        self._running[key] = asyncio.get_running_loop().call_later(seconds, self._over, key)
+
+    def stop(self, key: _Key) -> None:
+        running = self._running.pop(key, None)
+        if running is not None:
+            running.cancel()
+
+    def cancel(self) -> None:
+        """Stops all timers."""
+        for timer in self._running.values():
+            timer.cancel()
+        self._running.clear()
+
+    def _over(self, key: _Key) -> None:
+        del self._running[key]
+        self._call(key)
+
+
+@asynccontextmanager
+async def closing(stream: AsyncIterator[_Item]) -> AsyncIterator[AsyncIterator[_Item]]:
+    """Stores promise iterators; most are generators, which hold a snapshot until they are closed."""
+    try:
+        yield stream
+    finally:
+        if isinstance(stream, AsyncGenerator):
+            await stream.aclose()
