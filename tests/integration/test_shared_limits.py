@@ -25,7 +25,7 @@ from zonerelay.config.tables.models import (
     ZoneSettings,
 )
 from zonerelay.limits.authority.table import LimitTable
-from zonerelay.limits.server import LimitServer
+from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.identity import Place
 

@@ -25,7 +25,7 @@ from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.paths import control_socket_path, limits_socket_path
 from zonerelay.control.socket.server import ControlServer
 from zonerelay.limits.authority.table import LimitTable
-from zonerelay.limits.server import LimitServer
+from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.process.setup import (
     StartError,
