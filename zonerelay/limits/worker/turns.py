@@ -30,7 +30,7 @@ CLOCK_MEMORY = 60.0
 
 
 class ClockBounds:
-    """Bounds of the difference between the authority's clock and ours: `low <= theirs - ours <= high`, in seconds.
+    """Bounds, in seconds, of how far the authority's clock is ahead of ours: `low <= theirs - ours <= high`.
 
     Each answer bounds the difference: the authority read its clock after the request was sent and before the
     answer arrived. The tightest bounds of the last `CLOCK_MEMORY` seconds count. When a clock is set, old and
