@@ -27,7 +27,7 @@ from zonerelay.config.load import ConfigError, load
 from zonerelay.config.settings import Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.gc import CycleRounds
-from zonerelay.process.identity import STARTED_WITH, Place, place_of
+from zonerelay.process.identity import STARTED_WITH, Identity, identity_of
 from zonerelay.process.setup import (
     StartError,
     allow_reload,
@@ -59,13 +59,13 @@ def serve(config: Path) -> int:
             from zonerelay.supervisor.run import supervise  # noqa: PLC0415 - one worker needs none
 
             return supervise(config, settings)
-        place, _ = place_of(0, heir=False, environment=os.environ)
-        return _run(config, settings, place, None)
+        identity, _ = identity_of(0, drains_spool=False, environment=os.environ)
+        return _run(config, settings, identity, None)
     except (StartError, RedactKeyError, OSError, ValueError) as error:
         return _failed(error)
 
 
-def run_worker(config: Path, index: int, *, heir: bool) -> int:
+def run_worker(config: Path, index: int, *, drains_spool: bool) -> int:
     """One of several, by its supervisor or by hand."""
     try:
         settings = load(config)
@@ -77,12 +77,12 @@ def run_worker(config: Path, index: int, *, heir: bool) -> int:
         return 2
     channel: socket.socket | None = None
     try:
-        place, channel = place_of(index, heir=heir, environment=os.environ)
-        if not place.supervised:
+        identity, channel = identity_of(index, drains_spool=drains_spool, environment=os.environ)
+        if not identity.supervised:
             from zonerelay.supervisor.lock import take_alone  # noqa: PLC0415 - only by hand
 
             take_alone(settings)
-        return _run(config, settings, place, channel)
+        return _run(config, settings, identity, channel)
     except (StartError, RedactKeyError, OSError, ValueError) as error:
         Notifier({}, _ignore, channel).status(str(error))
         return _failed(error)
@@ -100,21 +100,24 @@ def _failed(error: Exception) -> int:
     return 1
 
 
-def _run(config: Path, settings: Settings, place: Place, channel: socket.socket | None) -> int:
+def _run(config: Path, settings: Settings, identity: Identity, channel: socket.socket | None) -> int:
     put_off_reload()
     close_to_others()
     prepare_home(settings)
     raise_limits()
     tune_for_mail()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, settings, place, channel))
+        return runner.run(_serve(config, settings, identity, channel))
 
 
-async def _serve(config: Path, settings: Settings, place: Place, channel: socket.socket | None) -> int:
+async def _serve(config: Path, settings: Settings, identity: Identity, channel: socket.socket | None) -> int:
     clock = SystemClock()
     redactor = build_redactor(settings)
     log = configure_logs(
-        settings.log, clock=clock, redact=redactor.text, worker=place.index if place.supervised else None
+        settings.log,
+        clock=clock,
+        redact=redactor.text,
+        worker=identity.index if identity.supervised else None,
     )
     worker = Worker(
         settings,
@@ -124,24 +127,24 @@ async def _serve(config: Path, settings: Settings, place: Place, channel: socket
         clock=clock,
         randomness=random.Random(),
         environment=os.environ,
-        place=place,
+        identity=identity,
     )
     cycles = CycleRounds()
     notifier = Notifier(os.environ, lambda error: worker.events.trouble("systemd", error), channel)
-    if not place.supervised:
+    if not identity.supervised:
         for note in advice(settings, worker.hostname):
             worker.events.lifecycle("advice", note=note)
     try:
         await worker.start()
         cycles.start()
-        await _Life(worker, notifier, config, channel, log.flush).run()
+        await _Lifecycle(worker, notifier, config, channel, log.flush).run()
     finally:
         cycles.stop()
         log.flush()
     return 0
 
 
-class _Life:
+class _Lifecycle:
     """From ready to stopped: what signals, and the end of a supervisor, do to a worker."""
 
     def __init__(
@@ -188,7 +191,7 @@ class _Life:
         """Until there is a reason to stop; true when that is an empty spool of a worker that is no more."""
         told: asyncio.Future[object] = asyncio.ensure_future(self._stop.wait())
         waits: set[asyncio.Future[object]] = {told}
-        if self._worker.place.heir:
+        if self._worker.identity.drains_spool:
             assert self._worker.store is not None
             waits.add(asyncio.ensure_future(until_empty(self._worker.store, self._worker.note_left_over)))
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -15,9 +15,9 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.process.sockets import NOTHING
 from zonerelay.supervisor.sockets import Sockets
 from zonerelay.supervisor.workers.launching import Launcher
-from zonerelay.supervisor.workers.restart_policy import Patience, Phase
-from zonerelay.supervisor.workers.workers import Crew, Launch
-from zonerelay.telemetry.metrics.families import Accounts
+from zonerelay.supervisor.workers.restart_policy import Phase, WorkerTimeouts
+from zonerelay.supervisor.workers.workers import Launch, Workers
+from zonerelay.telemetry.metrics.families import MetricTotals
 
 STAYS = """
 import os, signal, socket, time
@@ -51,27 +51,27 @@ channel.send(b"EMPTY=1")
 
 
 def launch_of(program: str) -> Launch:
-    def launch(index: int, *, heir: bool) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]:
-        return [sys.executable, "-S", "-c", EMPTIES if heir else program], {}, ()
+    def launch(index: int, *, drains_spool: bool) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]:
+        return [sys.executable, "-S", "-c", EMPTIES if drains_spool else program], {}, ()
 
     return launch
 
 
 @asynccontextmanager
-async def a_crew(program: str = STAYS) -> AsyncIterator[Crew]:
-    patience = Patience(start=20.0, silence=20.0, stop=20.0)
-    crew = Crew(
+async def supervised(program: str = STAYS) -> AsyncIterator[Workers]:
+    patience = WorkerTimeouts(start=20.0, silence=20.0, stop=20.0)
+    relay = Workers(
         launch=launch_of(program),
         patience=patience,
         log=Sink(),
-        accounts=Accounts(),
+        accounts=MetricTotals(),
         now=SystemClock().monotonic,
     )
-    running = asyncio.create_task(crew.run())
+    running = asyncio.create_task(relay.run())
     try:
-        yield crew
+        yield relay
     finally:
-        crew.stop()
+        relay.stop()
         await running
 
 
@@ -81,47 +81,49 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def phase(crew: Crew, index: int) -> Phase:
-    return crew.members[index].life.phase
+def phase(relay: Workers, index: int) -> Phase:
+    return relay.members[index].policy.phase
 
 
-def runs(crew: Crew, workers: int) -> bool:
-    return [each.life.phase for each in crew.members.values() if not each.heir] == [Phase.RUNNING] * workers
+def runs(relay: Workers, workers: int) -> bool:
+    return [each.policy.phase for each in relay.members.values() if not each.drains_spool] == [
+        Phase.RUNNING
+    ] * workers
 
 
 async def test_one_that_is_wanted_again_before_it_has_stopped_is_started_again() -> None:
-    async with a_crew() as crew:
-        crew.employ(2)
-        await until(lambda: runs(crew, 2))
-        before = crew.members[1].life.starts
-        crew.dismiss(1, heirs=False)
-        crew.employ(2)
-        await until(lambda: runs(crew, 2) and crew.members[1].life.starts > before)
+    async with supervised() as relay:
+        relay.employ(2)
+        await until(lambda: runs(relay, 2))
+        before = relay.members[1].policy.starts
+        relay.dismiss(1, drain=False)
+        relay.employ(2)
+        await until(lambda: runs(relay, 2) and relay.members[1].policy.starts > before)
 
 
 async def test_an_heir_that_has_just_emptied_its_spool_is_a_worker_again_when_one_is_wanted() -> None:
-    async with a_crew() as crew:
-        crew.employ(1, heirs=[1])
-        await until(lambda: phase(crew, 1) is Phase.STOPPING)
-        crew.employ(2)
-        await until(lambda: runs(crew, 2))
+    async with supervised() as relay:
+        relay.employ(1, draining=[1])
+        await until(lambda: phase(relay, 1) is Phase.STOPPING)
+        relay.employ(2)
+        await until(lambda: runs(relay, 2))
         await asyncio.sleep(0.1)
-        assert runs(crew, 2)
+        assert runs(relay, 2)
 
 
 async def test_an_heir_with_an_empty_spool_is_over() -> None:
-    async with a_crew() as crew:
-        crew.employ(1, heirs=[1])
-        await until(lambda: crew.members.keys() == {0})
+    async with supervised() as relay:
+        relay.employ(1, draining=[1])
+        await until(lambda: relay.members.keys() == {0})
 
 
 async def test_one_that_is_being_started_hears_of_a_new_configuration_when_it_is_ready() -> None:
-    async with a_crew(HEARS) as crew:
-        crew.employ(1)
-        await until(lambda: crew.members[0].child is not None and crew.members[0].child.pid > 0)
-        crew.edition += 1
-        await until(lambda: crew.members[0].last_words == "told")
-        assert crew.members[0].edition == crew.edition
+    async with supervised(HEARS) as relay:
+        relay.employ(1)
+        await until(lambda: relay.members[0].child is not None and relay.members[0].child.pid > 0)
+        relay.edition += 1
+        await until(lambda: relay.members[0].last_words == "told")
+        assert relay.members[0].edition == relay.edition
 
 
 def test_the_copies_of_the_configuration_are_written_again_when_somebody_removes_them(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_the_copies_of_the_configuration_are_written_again_when_somebody_removes
     launcher.put_in_force(b"# two")
     for each in tmp_path.iterdir():
         each.unlink()
-    launcher(0, heir=False)
+    launcher(0, drains_spool=False)
     assert (tmp_path / "at-start.toml").read_text() == "# one"
     assert (tmp_path / "in-force.toml").read_text() == "# two"
 

@@ -14,7 +14,7 @@ from zonerelay.control.messages.answers import Acknowledged, Count, DeliveryRow,
 from zonerelay.control.messages.requests import QueueCount, QueueList, Request, SpoolAcknowledge
 from zonerelay.control.socket.errors import NotFoundError
 from zonerelay.control.socket.server import Answer, ControlServer, Handler
-from zonerelay.supervisor.merge.asking import ask, frames
+from zonerelay.supervisor.merge.control_client import ask, frames
 from zonerelay.supervisor.merge.fan_out import FanOut
 
 ROWS = 2000

@@ -25,9 +25,9 @@ from zonerelay.config.settings import (
     ZoneSettings,
 )
 from zonerelay.limits.authority.table import LimitTable
-from zonerelay.limits.server import LimitServer
+from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.model.clock import SystemClock
-from zonerelay.process.identity import Place
+from zonerelay.process.identity import Identity
 
 MESSAGE = b"From: a@example.org\r\nSubject: x\r\n\r\nbody\r\n"
 LIMIT = 4
@@ -66,7 +66,7 @@ async def workers_of_a_supervisor(
             await stack.enter_async_context(
                 relay_with(
                     private(tmp_path / str(number), chosen),
-                    place=Place(limits=socket),
+                    identity=Identity(limits=socket),
                 )
             )
             for number in range(count)
@@ -155,10 +155,10 @@ def shared_spool(backend: Backend, directory: Path, chosen: ZoneSettings) -> lis
     name = uuid.uuid4().hex[:16]
     found = []
     for node in range(2):
-        place = directory / str(node)
-        place.mkdir()
+        identity = directory / str(node)
+        identity.mkdir()
         base = settings(
-            place, zone=chosen, spool=SpoolSettings(backend=backend, path=place, min_free_space=0)
+            identity, zone=chosen, spool=SpoolSettings(backend=backend, path=identity, min_free_space=0)
         )
         if backend is Backend.REDIS:
             base = replace(base, redis=RedisSettings(url=shared_server().url, prefix=f"{name}:"))

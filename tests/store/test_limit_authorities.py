@@ -16,10 +16,9 @@ import pytest
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from zonerelay.limits.authority.table import LimitTable, MemoryAuthority
-from zonerelay.limits.server import LimitServer
 from zonerelay.limits.shared import SharedAuthority
+from zonerelay.limits.unix_socket import LimitServer, SocketAuthority
 from zonerelay.limits.values import Answer, AuthorityError, Claim, LimitAuthority, Request, TurnAsk
-from zonerelay.limits.worker.client import SocketAuthority
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.postgres.driver import Access, Link
 from zonerelay.store.postgres.limits import PostgresShelf

@@ -36,7 +36,7 @@ from zonerelay.control.messages.requests import Request, Status
 from zonerelay.control.socket.client import ControlClient
 from zonerelay.control.socket.paths import control_socket_path
 from zonerelay.model.clock import SystemClock
-from zonerelay.process.identity import Place
+from zonerelay.process.identity import Identity
 from zonerelay.routing.mta_sts.policies import HTTPS_PORT
 from zonerelay.telemetry.events.events import Field
 from zonerelay.telemetry.logs.redact import Redactor
@@ -151,7 +151,7 @@ async def relay_with(
     chosen: Settings,
     *,
     policy_port: int = HTTPS_PORT,
-    place: Place = ALONE,
+    identity: Identity = ALONE,
     trouble_expected: bool = False,
 ) -> AsyncIterator[Running]:
     log = MemoryLog()
@@ -163,7 +163,7 @@ async def relay_with(
         clock=SystemClock(),
         randomness=random.Random(1),
         policy_port=policy_port,
-        place=place,
+        identity=identity,
     )
     await worker.start()
     try:

@@ -17,10 +17,9 @@ from tests.unit.test_rates import fullest
 from zonerelay.config.options.units import Rate, parse_rate
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.limits.authority.book import Book
-from zonerelay.limits.clocks import ClockBounds
 from zonerelay.limits.rates import interval, leased_grace, margin
 from zonerelay.limits.values import Request, TurnAsk
-from zonerelay.limits.worker.turns import LeasedTurns
+from zonerelay.limits.worker.turns import ClockBounds, LeasedTurns
 from zonerelay.model.clock import ManualClock
 
 RATE = Rate(4, 1.0)

@@ -9,9 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from zonerelay.limits.authority.book import Book
-from zonerelay.limits.authority.calendar import Calendar
-from zonerelay.limits.authority.share import QUANTUM
+from zonerelay.limits.authority.book import Book, Calendar
+from zonerelay.limits.authority.ledger import QUANTUM
 from zonerelay.limits.values import Answer, Claim, Held, Request, TurnAsk
 
 ZONE = 6

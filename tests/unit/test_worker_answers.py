@@ -14,9 +14,9 @@ from zonerelay.control.messages.answers import Changed, RelayStatus
 from zonerelay.control.messages.standings import DestinationStatus, ZoneStatus
 from zonerelay.store.spool_paths import remove_spool, spool_of, spools_beyond
 from zonerelay.supervisor.merge.merging import merge_changed, merge_status
-from zonerelay.supervisor.reload.reload_plan import plan
+from zonerelay.supervisor.reload import plan
 from zonerelay.telemetry.metrics.collectors import ZoneQueue
-from zonerelay.telemetry.metrics.families import Accounts, Family, exposition
+from zonerelay.telemetry.metrics.families import Family, MetricTotals, exposition
 from zonerelay.telemetry.metrics.metrics import Metrics
 
 
@@ -24,13 +24,13 @@ def counted(value: float) -> Family:
     return Family("zonerelay_x", "counter", "X.", (("zonerelay_x_total", (), value),))
 
 
-def total(accounts: Accounts) -> float:
+def total(accounts: MetricTotals) -> float:
     return sum(value for family in accounts.families() for _, _, value in family.samples)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["count", "scrape", "die"])), max_size=60))
 def test_a_counter_never_goes_backwards_whoever_dies(steps: list[tuple[int, str]]) -> None:
-    accounts, numbers, lives, before = Accounts(), [0, 0, 0], [0, 0, 0], 0.0
+    accounts, numbers, lives, before = MetricTotals(), [0, 0, 0], [0, 0, 0], 0.0
     really = 0
     for worker, step in steps:
         if step == "count":
@@ -51,7 +51,7 @@ def test_a_counter_never_goes_backwards_whoever_dies(steps: list[tuple[int, str]
 
 
 def test_another_worker_with_the_number_of_one_that_was_forgotten_is_counted() -> None:
-    accounts = Accounts()
+    accounts = MetricTotals()
     for life in (1, 2, 3):
         accounts.take(1, life, (counted(10),))
     accounts.forget(1)
@@ -61,7 +61,7 @@ def test_another_worker_with_the_number_of_one_that_was_forgotten_is_counted() -
 
 
 def test_counters_and_histograms_add_up_ages_do_not_and_the_text_is_prometheus() -> None:
-    accounts = Accounts()
+    accounts = MetricTotals()
     for worker, oldest in ((0, 30.0), (1, 90.0)):
         metrics = Metrics()
         metrics.accepted(1000, 2)
@@ -96,7 +96,7 @@ def families_of(*, ready: int, is_counted: bool) -> tuple[Family, ...]:
 
 
 def test_a_queue_that_is_being_counted_again_is_the_one_before_it() -> None:
-    accounts = Accounts()
+    accounts = MetricTotals()
     ready = 'zonerelay_queue_deliveries{state="ready",zone="default"}'
     for life, is_counted, said, shown in (
         (1, False, 0, None),

@@ -1,4 +1,4 @@
-"""A worker's life as its supervisor sees it: pure, with times that are passed in."""
+"""A worker's policy as its supervisor sees it: pure, with times that are passed in."""
 
 from __future__ import annotations
 
@@ -6,100 +6,100 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonerelay.supervisor.reload.rolling import HOPELESS, STEADY, Roll
-from zonerelay.supervisor.workers.endings import ending
+from zonerelay.supervisor.workers.child import ending
 from zonerelay.supervisor.workers.restart_policy import (
     FIRST_PAUSE,
     HUNG_GRACE,
     LONGEST_PAUSE,
     WELL_AFTER,
-    Act,
-    Life,
-    Patience,
+    Action,
     Phase,
+    RestartPolicy,
+    WorkerTimeouts,
     pause,
 )
+from zonerelay.supervisor.workers.rolling import HOPELESS, STEADY, RollingRestart
 
-PATIENCE = Patience(start=600.0, silence=20.0, stop=40.0)
+PATIENCE = WorkerTimeouts(start=600.0, silence=20.0, stop=40.0)
 STABLE = 50.0
 """A time at which every process of these tests has run for long."""
 
 
-def running(now: float = 0.0) -> Life:
-    life = Life(PATIENCE, now)
-    assert life.due(now) is Act.START
-    life.started(now)
-    life.ready(now)
-    return life
+def running(now: float = 0.0) -> RestartPolicy:
+    policy = RestartPolicy(PATIENCE, now)
+    assert policy.due(now) is Action.START
+    policy.started(now)
+    policy.ready(now)
+    return policy
 
 
 def test_a_worker_that_dies_again_and_again_is_started_later_and_later() -> None:
-    life, now, waits = running(), 0.0, []
+    policy, now, waits = running(), 0.0, []
     for _ in range(9):
-        life.ended(now)
-        waits.append(life.next_start - now)
-        assert life.due(life.next_start - 0.01) is None
-        now = life.next_start
-        assert life.due(now) is Act.START
-        life.started(now)
-        life.ready(now)
+        policy.ended(now)
+        waits.append(policy.next_start - now)
+        assert policy.due(policy.next_start - 0.01) is None
+        now = policy.next_start
+        assert policy.due(now) is Action.START
+        policy.started(now)
+        policy.ready(now)
     assert waits[:4] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE]
     assert waits[-1] == LONGEST_PAUSE
-    life.ended(now + WELL_AFTER + 1)
-    assert life.next_start - now - WELL_AFTER - 1 == FIRST_PAUSE, "it had been well"
+    policy.ended(now + WELL_AFTER + 1)
+    assert policy.next_start - now - WELL_AFTER - 1 == FIRST_PAUSE, "it had been well"
 
 
 def test_silence_is_a_hang_term_comes_first_and_kill_once() -> None:
-    life = running()
-    life.heard(10.0)
-    assert life.due(29.0) is None
-    assert life.due(31.0) is Act.TERMINATE
-    assert life.phase is Phase.HUNG
-    assert life.due(31.0 + HUNG_GRACE) is None
-    assert life.due(32.0 + HUNG_GRACE) is Act.KILL
-    assert life.due(90.0) is None
-    life.ended(91.0)
-    assert life.due(91.0) is None
-    assert life.due(91.0 + FIRST_PAUSE) is Act.START
-    assert life.deaths == 1
+    policy = running()
+    policy.heard(10.0)
+    assert policy.due(29.0) is None
+    assert policy.due(31.0) is Action.TERMINATE
+    assert policy.phase is Phase.HUNG
+    assert policy.due(31.0 + HUNG_GRACE) is None
+    assert policy.due(32.0 + HUNG_GRACE) is Action.KILL
+    assert policy.due(90.0) is None
+    policy.ended(91.0)
+    assert policy.due(91.0) is None
+    assert policy.due(91.0 + FIRST_PAUSE) is Action.START
+    assert policy.deaths == 1
 
 
 def test_a_supervisor_that_was_held_up_itself_takes_nobodys_silence_for_a_hang() -> None:
-    life = running()
-    assert life.due(4000.0, late=True) is None
-    assert life.due(4019.0) is None
-    assert life.due(4021.0) is Act.TERMINATE
+    policy = running()
+    assert policy.due(4000.0, late=True) is None
+    assert policy.due(4019.0) is None
+    assert policy.due(4021.0) is Action.TERMINATE
 
 
 def test_who_does_not_stop_in_time_is_killed_and_who_was_asked_comes_back_at_once() -> None:
-    life = running()
-    assert life.replace(5.0) is Act.TERMINATE
-    assert life.due(44.0) is None
-    assert life.due(46.0) is Act.KILL
-    life.ended(46.0)
-    assert life.due(46.0) is Act.START
-    assert life.deaths == 0
+    policy = running()
+    assert policy.replace(5.0) is Action.TERMINATE
+    assert policy.due(44.0) is None
+    assert policy.due(46.0) is Action.KILL
+    policy.ended(46.0)
+    assert policy.due(46.0) is Action.START
+    assert policy.deaths == 0
 
 
 def test_a_worker_that_never_becomes_ready_is_killed() -> None:
-    life = Life(PATIENCE, 0.0)
-    life.started(0.0)
-    assert life.due(599.0) is None
-    assert life.due(601.0) is Act.KILL
+    policy = RestartPolicy(PATIENCE, 0.0)
+    policy.started(0.0)
+    assert policy.due(599.0) is None
+    assert policy.due(601.0) is Action.KILL
 
 
 @pytest.mark.parametrize("phase", ["down", "starting", "running"])
 def test_one_that_is_stopped_is_never_started_again(phase: str) -> None:
-    life = Life(PATIENCE, 0.0)
+    policy = RestartPolicy(PATIENCE, 0.0)
     if phase != "down":
-        life.started(0.0)
+        policy.started(0.0)
     if phase == "running":
-        life.ready(0.0)
-    life.stop(1.0)
+        policy.ready(0.0)
+    policy.stop(1.0)
     if phase != "down":
-        life.ended(2.0)
-    assert life.phase is Phase.OVER
-    assert life.due(1000.0) is None
+        policy.ended(2.0)
+    assert policy.phase is Phase.OVER
+    assert policy.due(1000.0) is None
 
 
 @settings(max_examples=200)
@@ -107,34 +107,34 @@ def test_one_that_is_stopped_is_never_started_again(phase: str) -> None:
     st.lists(st.sampled_from(["wait", "start", "ready", "heard", "end", "replace", "stopping"]), max_size=40)
 )
 def test_there_is_never_a_second_start_before_an_end(steps: list[str]) -> None:
-    life, now, alive = Life(PATIENCE, 0.0), 0.0, False
+    policy, now, alive = RestartPolicy(PATIENCE, 0.0), 0.0, False
     for step in steps:
         now += 7.0
-        act = life.due(now)
-        assert not (act is Act.START and alive)
-        if act is Act.START:
+        act = policy.due(now)
+        assert not (act is Action.START and alive)
+        if act is Action.START:
             alive = True
-            life.started(now)
+            policy.started(now)
         elif step == "end" and alive:
             alive = False
-            life.ended(now)
+            policy.ended(now)
         elif step == "replace":
-            assert life.replace(now) in ((Act.TERMINATE, None) if alive else (None,))
+            assert policy.replace(now) in ((Action.TERMINATE, None) if alive else (None,))
         elif step in ("ready", "heard", "stopping") and alive:
-            getattr(life, step)(now)
-    assert pause(life.deaths) <= LONGEST_PAUSE
+            getattr(policy, step)(now)
+    assert pause(policy.deaths) <= LONGEST_PAUSE
 
 
-def come_back(life: Life, now: float = 1.0) -> None:
-    life.replace(now)
-    life.ended(now)
-    life.started(now)
-    life.ready(now)
+def come_back(policy: RestartPolicy, now: float = 1.0) -> None:
+    policy.replace(now)
+    policy.ended(now)
+    policy.started(now)
+    policy.ready(now)
 
 
 def test_a_roll_replaces_one_at_a_time_while_another_takes_the_clients() -> None:
     lives = {0: running(), 1: running(), 2: running()}
-    roll = Roll(lives)
+    roll = RollingRestart(lives)
     order = []
     while (worker := roll.step(lives, STABLE)) is not None:
         order.append(worker)
@@ -151,19 +151,19 @@ def test_a_roll_replaces_one_at_a_time_while_another_takes_the_clients() -> None
 
 def test_a_roll_waits_while_nobody_else_takes_clients_and_goes_on_with_one_worker_alone() -> None:
     lives = {0: running(), 1: running()}
-    roll = Roll(lives)
+    roll = RollingRestart(lives)
     lives[1].ended(1.0)
     assert roll.step(lives, STABLE) == 1, "it is down anyway"
     assert roll.step(lives, STABLE) is None
     come_back(lives[1])
     assert roll.step(lives, STABLE) == 0
     alone = {0: running()}
-    assert Roll(alone).step(alone, STABLE) == 0
+    assert RollingRestart(alone).step(alone, STABLE) == 0
 
 
 def test_a_roll_ends_when_the_new_process_does_not_come_up() -> None:
     lives = {0: running(), 1: running()}
-    roll = Roll(lives)
+    roll = RollingRestart(lives)
     assert roll.step(lives, STABLE) == 0
     come_back(lives[0])
     assert roll.step(lives, STABLE) == 1
@@ -179,7 +179,7 @@ def test_a_roll_ends_when_the_new_process_does_not_come_up() -> None:
 
 def test_a_roll_goes_on_with_one_that_had_died_and_come_back_before_its_turn() -> None:
     lives = {0: running(), 1: running()}
-    roll = Roll(lives)
+    roll = RollingRestart(lives)
     assert roll.step(lives, STABLE) == 0
     lives[1].ended(1.0)
     lives[1].started(2.0)
@@ -194,7 +194,7 @@ def test_a_roll_goes_on_with_one_that_had_died_and_come_back_before_its_turn() -
 
 def test_one_that_dies_with_its_first_clients_has_not_come_up() -> None:
     lives = {0: running(), 1: running()}
-    roll = Roll(lives)
+    roll = RollingRestart(lives)
     assert roll.step(lives, 1.0) == 0
     come_back(lives[0], 1.0)
     assert roll.step(lives, 1.0 + STEADY - 0.01) is None, "the other one is not touched yet"
@@ -205,7 +205,7 @@ def test_one_that_dies_with_its_first_clients_has_not_come_up() -> None:
 
 def test_one_that_came_up_and_dies_while_the_next_is_replaced_stops_the_roll() -> None:
     lives = {0: running(), 1: running(), 2: running()}
-    roll = Roll(lives)
+    roll = RollingRestart(lives)
     assert roll.step(lives, STABLE) == 0
     come_back(lives[0])
     assert roll.step(lives, STABLE) == 1
@@ -217,7 +217,7 @@ def test_one_that_came_up_and_dies_while_the_next_is_replaced_stops_the_roll() -
 
 def test_a_replaced_one_that_somebody_asks_to_stop_does_not_stop_the_roll() -> None:
     lives = {0: running(), 1: running()}
-    roll = Roll(lives)
+    roll = RollingRestart(lives)
     assert roll.step(lives, STABLE) == 0
     come_back(lives[0])
     assert roll.step(lives, STABLE) == 1
@@ -230,7 +230,7 @@ def test_a_replaced_one_that_somebody_asks_to_stop_does_not_stop_the_roll() -> N
 def test_one_that_was_in_trouble_before_does_not_stop_the_roll() -> None:
     lives = {0: running(), 1: running(), 2: running()}
     lives[1].ended(1.0)
-    roll = Roll(lives)
+    roll = RollingRestart(lives)
     assert roll.step(lives, STABLE) == 0
     come_back(lives[0])
     assert roll.step(lives, STABLE) == 1
@@ -247,7 +247,7 @@ def test_one_that_was_in_trouble_before_does_not_stop_the_roll() -> None:
 def test_who_was_in_trouble_before_may_die_again_while_others_are_replaced() -> None:
     lives = {0: running(), 1: running()}
     lives[0].ended(1.0)
-    roll = Roll(lives)
+    roll = RollingRestart(lives)
     assert roll.step(lives, STABLE) == 0
     lives[0].started(2.0)
     lives[0].ready(2.0)
@@ -259,16 +259,16 @@ def test_who_was_in_trouble_before_may_die_again_while_others_are_replaced() -> 
 
 
 def test_who_is_well_runs_and_has_not_just_died() -> None:
-    life = Life(PATIENCE, 0.0)
-    assert not life.is_well(0.0)
-    life.started(0.0)
-    life.ready(0.0)
-    assert life.is_well(0.0)
-    life.ended(1.0)
-    life.started(2.0)
-    life.ready(2.0)
-    assert not life.is_well(2.0 + WELL_AFTER)
-    assert life.is_well(2.1 + WELL_AFTER)
+    policy = RestartPolicy(PATIENCE, 0.0)
+    assert not policy.is_well(0.0)
+    policy.started(0.0)
+    policy.ready(0.0)
+    assert policy.is_well(0.0)
+    policy.ended(1.0)
+    policy.started(2.0)
+    policy.ready(2.0)
+    assert not policy.is_well(2.0 + WELL_AFTER)
+    assert policy.is_well(2.1 + WELL_AFTER)
 
 
 def test_nobody_waits_for_workers_that_die_at_each_start() -> None:
@@ -276,7 +276,7 @@ def test_nobody_waits_for_workers_that_die_at_each_start() -> None:
     for death in range(1, HOPELESS + 1):
         lives[1].ended(float(death))
         lives[1].started(float(death))
-    roll = Roll({0: lives[0]})
+    roll = RollingRestart({0: lives[0]})
     assert roll.step(lives, STABLE) == 0
 
 
@@ -284,7 +284,7 @@ def test_nobody_waits_for_workers_that_die_at_each_start() -> None:
     ("status", "because", "words", "expected"),
     [
         (-9, "", "", "killed by SIGKILL"),
-        (-9, "no sign of life for 20 s", "", "no sign of life for 20 s; killed by SIGKILL"),
+        (-9, "no sign of policy for 20 s", "", "no sign of policy for 20 s; killed by SIGKILL"),
         (1, "", "the spool is locked", "exited with status 1: the spool is locked"),
         (-99, "", "", "killed by signal 99"),
     ],

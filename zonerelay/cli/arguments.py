@@ -62,7 +62,9 @@ def build() -> argparse.ArgumentParser:
     _command(commands, "serve", "run the relay in the foreground")
     worker = _command(commands, "worker", "run one worker, as serve does with several; by hand to debug it")
     worker.add_argument("--index", type=_worker, required=True, metavar="N", help="which one, from 0")
-    worker.add_argument("--heir", action="store_true", help="empty the spool of a worker that is no more")
+    worker.add_argument(
+        "--heir", dest="drains_spool", action="store_true", help="empty the spool of a worker that is no more"
+    )
     _command(commands, "check-config", "check the configuration file and say everything that is wrong")
     _json(_command(commands, "status", "what the running relay is doing"))
     _queue(commands)

@@ -65,7 +65,7 @@ def _run_relay(arguments: Namespace) -> int:
     config = config_path(arguments.config)
     if arguments.command == "serve":
         return serve(config)
-    return run_worker(config, arguments.index, heir=arguments.heir)
+    return run_worker(config, arguments.index, drains_spool=arguments.drains_spool)
 
 
 def _run_question(arguments: Namespace) -> int:

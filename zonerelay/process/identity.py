@@ -1,4 +1,4 @@
-"""A worker's place in its relay: which one it is, and what it was handed by who started it.
+"""The identity of a worker in its relay: its number, and what its starter hands over to it.
 
 A relay with one worker is its own master: it serves HTTP and has the control socket that commands know. One
 of several is a part: the supervisor does both for all of them, and hears over `channel` (inherited, one
@@ -26,33 +26,37 @@ socket, the configuration that the supervisor was started with.
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """`heir`: nobody listens here; the spool is emptied, and removed in the end. `limits` is the socket where
-    the totals of limits are kept, `None` where this process has them to itself.
+class Identity:
+    """`drains_spool`: the worker listens nowhere, empties its spool and removes it in the end. `limits` is
+    the socket of the supervisor's limits, `None` where this process has its limits to itself.
     """
 
     index: int = 0
     supervised: bool = False
-    heir: bool = False
+    drains_spool: bool = False
     inherited: Inherited = field(default_factory=Inherited)
     limits: Path | None = None
 
 
-def place_of(index: int, *, heir: bool, environment: Mapping[str, str]) -> tuple[Place, socket.socket | None]:
+def identity_of(
+    index: int, *, drains_spool: bool, environment: Mapping[str, str]
+) -> tuple[Identity, socket.socket | None]:
     """What the supervisor says in the environment, and its channel. Raises ValueError."""
     number = environment.get(CHANNEL)
     if number is None:
-        return Place(index, heir=heir, inherited=Inherited.of_systemd(environment, os.getpid())), None
+        return Identity(
+            index, drains_spool=drains_spool, inherited=Inherited.of_systemd(environment, os.getpid())
+        ), None
     given: dict[str, list[list[int]]] = json.loads(environment.get(SOCKETS, "{}"))
     limits = environment.get(LIMITS)
-    place = Place(
+    identity = Identity(
         index,
         supervised=True,
-        heir=heir,
+        drains_spool=drains_spool,
         inherited=Inherited.of_supervisor(given),
         limits=None if limits is None else Path(limits),
     )
     channel = socket.socket(fileno=int(number))
     channel.setblocking(False)
     os.set_inheritable(channel.fileno(), False)
-    return place, channel
+    return identity, channel

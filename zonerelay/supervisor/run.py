@@ -25,7 +25,7 @@ from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.paths import control_socket_path, limits_socket_path
 from zonerelay.control.socket.server import ControlServer
 from zonerelay.limits.authority.table import LimitTable
-from zonerelay.limits.server import LimitServer
+from zonerelay.limits.unix_socket import LimitServer
 from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.process.setup import (
     StartError,
@@ -40,18 +40,17 @@ from zonerelay.process.sockets import Inherited
 from zonerelay.process.systemd import Notifier
 from zonerelay.store.spool_paths import spools_beyond
 from zonerelay.supervisor import lock
-from zonerelay.supervisor.merge.board import Board
 from zonerelay.supervisor.merge.fan_out import FanOut
-from zonerelay.supervisor.merge.health import Readinesses
-from zonerelay.supervisor.merge.metrics import CrewMetrics
-from zonerelay.supervisor.reload.reloading import Reloading
+from zonerelay.supervisor.merge.http import RelayMetrics, RelayReadiness
+from zonerelay.supervisor.merge.relay_state import RelayState
+from zonerelay.supervisor.reload import RelayReload
 from zonerelay.supervisor.sockets import BindError, Sockets
 from zonerelay.supervisor.workers.launching import Launcher
-from zonerelay.supervisor.workers.restart_policy import Patience
-from zonerelay.supervisor.workers.workers import Crew
+from zonerelay.supervisor.workers.restart_policy import WorkerTimeouts
+from zonerelay.supervisor.workers.workers import Workers
 from zonerelay.telemetry.logs.logs import LogWriter
 from zonerelay.telemetry.logs.logs import configure as configure_logs
-from zonerelay.telemetry.metrics.families import Accounts
+from zonerelay.telemetry.metrics.families import MetricTotals
 
 START_PATIENCE = 600.0
 """A spool that a crash left is read before its worker is ready: as long as the unit's TimeoutStartSec."""
@@ -93,8 +92,8 @@ def count_of(settings: Settings) -> int:
     return settings.workers if settings.workers != AUTO else len(os.sched_getaffinity(0))
 
 
-def patience_of(settings: Settings) -> Patience:
-    return Patience(
+def patience_of(settings: Settings) -> WorkerTimeouts:
+    return WorkerTimeouts(
         start=START_PATIENCE, silence=settings.worker_timeout, stop=settings.shutdown_timeout + STOP_GRACE
     )
 
@@ -112,25 +111,25 @@ class Supervisor:
         self._launcher = Launcher(
             home, held, self._sockets, os.environ, silence=settings.worker_timeout, workers=count_of(settings)
         )
-        accounts = Accounts()
-        self._crew = Crew(
+        accounts = MetricTotals()
+        self._workers = Workers(
             launch=self._launcher,
             patience=patience_of(settings),
             log=log,
             accounts=accounts,
             now=clock.monotonic,
         )
-        self._board = Board(self._crew, settings, self._sockets, clock)
-        self._metrics = CrewMetrics(
+        self._board = RelayState(self._workers, settings, self._sockets, clock)
+        self._metrics = RelayMetrics(
             accounts,
             sockets=self._board.sockets,
             members=self._board.members,
             shared=lambda: self._board.shared,
         )
         self._notifier = Notifier(os.environ, self._deaf)
-        self._reloading = Reloading(
+        self._reloading = RelayReload(
             config,
-            crew=self._crew,
+            workers=self._workers,
             board=self._board,
             launcher=self._launcher,
             sockets=self._sockets,
@@ -153,18 +152,18 @@ class Supervisor:
         self._log.emit("info", "starting", {"version": __version__, "workers": count_of(self.settings)})
         for note in advice(self.settings, resolve_hostname(self.settings, socket.getfqdn)):
             self._log.emit("info", "advice", {"note": note})
-        crew: asyncio.Task[None] | None = None
+        running: asyncio.Task[None] | None = None
         try:
             self._open_sockets()
             self._launcher.begin(self._config.read_bytes())
             await self._limits.start()
-            crew = asyncio.get_running_loop().create_task(self._crew.run())
-            await self._start(crew)
-            await self._until_told(crew)
+            running = asyncio.get_running_loop().create_task(self._workers.run())
+            await self._start(running)
+            await self._until_told(running)
         except (BindError, ControlError, AdminError) as error:
             raise StartError(str(error)) from error
         finally:
-            await self._close(crew)
+            await self._close(running)
             self._log.flush()
         return 0
 
@@ -177,19 +176,19 @@ class Supervisor:
             )
         self._sockets.open(wanted, count_of(self.settings))
 
-    async def _start(self, crew: asyncio.Task[None]) -> None:
+    async def _start(self, running: asyncio.Task[None]) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
         workers = count_of(self.settings)
-        self._crew.employ(workers, spools_beyond(self.settings.spool, workers))
+        self._workers.employ(workers, spools_beyond(self.settings.spool, workers))
         self._control = ControlServer(
             control_socket_path(self.settings), FanOut(self._board), trouble=self._trouble
         )
         await self._control.start()
-        await asyncio.wait({self._crew.ready, crew}, return_when=asyncio.FIRST_COMPLETED)
-        if self._crew.ready.done():
-            self._crew.ready.result()
+        await asyncio.wait({self._workers.ready, running}, return_when=asyncio.FIRST_COMPLETED)
+        if self._workers.ready.done():
+            self._workers.ready.result()
         if self.settings.admin.address and not self._board.draining:
             await self._serve_http()
 
@@ -197,7 +196,7 @@ class Supervisor:
         admin = AdminServer(
             self.settings.admin.address,
             metrics=self._metrics.exposition,
-            readiness=Readinesses(self._board.running, lambda: self._board.draining),
+            readiness=RelayReadiness(self._board.running, lambda: self._board.draining),
             trouble=self._trouble,
             before_metrics=self._metrics.refresh,
             hosts=self.settings.admin.hosts,
@@ -206,7 +205,7 @@ class Supervisor:
         await admin.start()
         self._admin = admin
 
-    async def _until_told(self, crew: asyncio.Task[None]) -> None:
+    async def _until_told(self, running: asyncio.Task[None]) -> None:
         loop = asyncio.get_running_loop()
         if not self._board.draining:
             where = " ".join(self._sockets.addresses())
@@ -215,24 +214,24 @@ class Supervisor:
             allow_reload()
             self._notifier.ready(self._board.where())
             self._notifier.start_watchdog(loop)
-        await crew
+        await running
 
     def _stop(self) -> None:
         if self._board.draining:
             self._log.emit("info", "killed", {"why": "a second signal while stopping"})
-            self._crew.kill()
+            self._workers.kill()
             self._log.flush()
             os._exit(1)
         self._board.draining = True
         self._log.emit("info", "stopping", {})
         self._notifier.stopping()
         self._reloading.cancel()
-        self._crew.stop()
+        self._workers.stop()
 
-    async def _close(self, crew: asyncio.Task[None] | None) -> None:
-        if crew is not None and not crew.done():
-            self._crew.stop()
-            await asyncio.wait({crew})
+    async def _close(self, running: asyncio.Task[None] | None) -> None:
+        if running is not None and not running.done():
+            self._workers.stop()
+            await asyncio.wait({running})
         if self._control is not None:
             await self._control.close()
         if self._admin is not None:

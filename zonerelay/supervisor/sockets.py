@@ -61,7 +61,7 @@ class Sockets:
         return tuple(each.fileno() for group in self._open.values() for each in group)
 
     def as_text(self, worker: int, workers: int) -> str:
-        """For its environment (`place.SOCKETS`): which are its own, which are the others'."""
+        """For its environment (`identity.SOCKETS`): which are its own, which are the others'."""
         return json.dumps({address: _dealt(group, worker, workers) for address, group in self._open.items()})
 
     def _listen(self, text: str, workers: int) -> list[socket.socket]:

@@ -12,18 +12,18 @@ from zonerelay.control.socket.paths import control_socket_path
 from zonerelay.control.socket.server import ControlServer, Handler
 from zonerelay.control.status import StatusBoard
 from zonerelay.model.clock import Clock
-from zonerelay.process.identity import Place
+from zonerelay.process.identity import Identity
 from zonerelay.store.contract import Store
 from zonerelay.telemetry.events.events import Events
 
 
-class Doors:
+class Endpoints:
     """`open` once, `close` whether or not that went well. `accepting` and `draining` are asked at /readyz."""
 
     def __init__(
         self,
         settings: Settings,
-        place: Place,
+        identity: Identity,
         *,
         store: Store,
         board: StatusBoard,
@@ -33,7 +33,7 @@ class Doors:
         draining: Callable[[], bool],
     ) -> None:
         self._settings = settings
-        self._place = place
+        self._identity = identity
         self._board = board
         self._events = events
         self._readiness = ReadinessCheck(
@@ -49,12 +49,12 @@ class Doors:
 
     async def open(self, handler: Handler) -> None:
         """Raises ControlError and AdminError."""
-        place = self._place
-        path = control_socket_path(self._settings, place.index if place.supervised else None)
+        identity = self._identity
+        path = control_socket_path(self._settings, identity.index if identity.supervised else None)
         control = ControlServer(path, handler, trouble=self._events.trouble)
         await control.start()
         self._control = control
-        if self._settings.admin.address and not place.supervised:
+        if self._settings.admin.address and not identity.supervised:
             await self._serve_http()
 
     async def _serve_http(self) -> None:
@@ -63,7 +63,7 @@ class Doors:
             metrics=self._events.metrics.exposition,
             readiness=self._readiness,
             hosts=self._settings.admin.hosts,
-            inherited=self._place.inherited,
+            inherited=self._identity.inherited,
             trouble=self._events.trouble,
             before_metrics=self._board.refresh,
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from zonerelay.config.settings import Settings
 from zonerelay.delivery.batch.courier import SmtpCourier
-from zonerelay.limits.worker.client import SocketAuthority
+from zonerelay.limits.unix_socket import SocketAuthority
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.queue.scheduler import Scheduler

@@ -1,6 +1,6 @@
 """What operators see of a worker and do to it: its status, `explain`, the operations of its queue.
 
-`worker` builds the parts, `doors` are where operators come in. Nothing is kept here, and whatever may be
+`worker` builds the parts, `endpoints` are where operators connect. Nothing is kept here, and whatever may be
 replaced on reload is asked for when it is needed.
 """
 

@@ -29,7 +29,7 @@ from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.message_id import MessageIdSource
-from zonerelay.process.identity import Place
+from zonerelay.process.identity import Identity
 from zonerelay.process.setup import StartError
 from zonerelay.queue.operator.clock_watch import ClockWatch
 from zonerelay.queue.scheduler import Scheduler
@@ -44,14 +44,14 @@ from zonerelay.telemetry.events.events import Events, LogSink
 from zonerelay.telemetry.load.cpu_demand import CpuDemand
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
-from zonerelay.worker.endpoints import Doors
+from zonerelay.worker.endpoints import Endpoints
 from zonerelay.worker.operators import Parts, build_board, build_handler, build_operations
 from zonerelay.worker.outbound import Sending
 from zonerelay.worker.queue import MailQueue, open_queue
 
 __all__ = ["StartError", "Worker"]
 
-ALONE = Place()
+ALONE = Identity()
 
 
 class Worker:
@@ -68,10 +68,10 @@ class Worker:
         randomness: random.Random,
         environment: Mapping[str, str] | None = None,
         policy_port: int = HTTPS_PORT,
-        place: Place = ALONE,
+        identity: Identity = ALONE,
     ) -> None:
         self.settings = settings
-        self.place = place
+        self.identity = identity
         self.hostname = hostname
         self.clock = clock
         self.problems: Sequence[str] = ()
@@ -90,7 +90,7 @@ class Worker:
         self._scheduler: Scheduler | None = None
         self._settler: Settler | None = None
         self._ids: MessageIdSource | None = None
-        self._doors: Doors | None = None
+        self._endpoints: Endpoints | None = None
         self._clock_watch: ClockWatch | None = None
         self._reloads = asyncio.Lock()
 
@@ -114,8 +114,8 @@ class Worker:
         self._zones.configure(self.settings.zone, self.settings.route)
         queue = self._queue = await open_queue(
             self.settings,
-            self.place.index,
-            takes_rows=not self.place.heir,
+            self.identity.index,
+            takes_rows=not self.identity.drains_spool,
             environment=self._environment,
             redactor=self._redactor,
             events=self.events,
@@ -141,12 +141,12 @@ class Worker:
         self._clock_watch.start(store.last_message_id())
         self.metrics.loop_lag.start()
         await queue.start(scheduler, sending.logins)
-        if not self.place.heir:
+        if not self.identity.drains_spool:
             await listeners.start(self.settings)
 
     def _number(self, store: Store) -> int:
         """In message ids: those that share a store have it from there."""
-        return store.node if is_shared(self.settings.spool) else self.place.index
+        return store.node if is_shared(self.settings.spool) else self.identity.index
 
     def _build_sending(self, store: Store) -> Sending:
         return Sending(
@@ -158,7 +158,7 @@ class Worker:
             random=self._random,
             environment=self._environment,
             policy_port=self._policy_port,
-            limits_socket=self.place.limits,
+            limits_socket=self.identity.limits,
             holder=secrets.token_hex(8),
         )
 
@@ -211,7 +211,7 @@ class Worker:
             clock=self.clock,
             secret=secrets.token_bytes(32),
             srs=lambda: sending.srs,
-            inherited=self.place.inherited,
+            inherited=self.identity.inherited,
         )
 
     async def _open_to_operators(
@@ -236,13 +236,18 @@ class Worker:
         )
         board = build_board(self.settings, parts, self.surface)
         self.metrics.attach_queue(board.queues, queue.store.is_counted)
+<<<<<<< HEAD
         self.metrics.attach_store(self.place.index, queue.store.unhealthy)
         self.metrics.attach_restraint(lambda: scheduler.throttled_seconds)
+=======
+        self.metrics.attach_store(self.identity.index, queue.store.unhealthy)
+        self.metrics.attach_restraint(lambda: scheduler.restrained_seconds)
+>>>>>>> prest
         self.metrics.attach_sources(parts.sending.sources.penalty_counts)
         self.metrics.declare_zones(self._zones.names)
-        doors = self._doors = Doors(
+        endpoints = self._endpoints = Endpoints(
             self.settings,
-            self.place,
+            self.identity,
             store=parts.queue.store,
             board=board,
             events=self.events,
@@ -252,7 +257,7 @@ class Worker:
         )
         operations = build_operations(parts)
         self._clock_watch = ClockWatch(operations, events=self.events, clock=self.clock)
-        await doors.open(build_handler(lambda: self.settings, parts, operations, board, doors.part))
+        await endpoints.open(build_handler(lambda: self.settings, parts, operations, board, endpoints.part))
 
     # ---- reload -----------------------------------------------------------------------------------
 
@@ -289,7 +294,7 @@ class Worker:
         other_routes = settings.destination != self.settings.destination
         self._scheduler.configure(settings.zone, settings.retry, other_routes=other_routes)
         self.settings = taken_up(self.settings, settings)
-        if not self.place.heir:
+        if not self.identity.drains_spool:
             assert self._listeners is not None
             self.problems = (*self.problems, *await self._listeners.reload(self.settings))
         self.events.lifecycle("reloaded", restart_for=" ".join(later))
@@ -315,8 +320,8 @@ class Worker:
             await self._settler.close()
         if self._sending is not None:
             await self._sending.close()
-        if self._doors is not None:
-            await self._doors.close()
+        if self._endpoints is not None:
+            await self._endpoints.close()
         if self.store is not None:
             await self.store.close()
         self.metrics.loop_lag.stop()
@@ -325,7 +330,7 @@ class Worker:
 
     def note_left_over(self, left: str) -> None:
         """Why the spool of a worker that is no more is kept although no delivery is in it."""
-        spool = name_of(self.place.index)
+        spool = name_of(self.identity.index)
         self._left_over = (
             left and f"the spool {spool} is kept: it has no delivery that can be read, but {left}"
         )
@@ -334,8 +339,8 @@ class Worker:
 
     def remove_spool(self) -> None:
         """Of a worker that is no more, when it is empty and closed. Blocks. Raises OSError."""
-        remove_spool(self.settings.spool, self.place.index)
-        self.events.lifecycle("spool-removed", spool=name_of(self.place.index))
+        remove_spool(self.settings.spool, self.identity.index)
+        self.events.lifecycle("spool-removed", spool=name_of(self.identity.index))
 
     # ---- what the parts ask of each other ---------------------------------------------------------
 
@@ -345,7 +350,7 @@ class Worker:
 
     @property
     def http_port(self) -> int | None:
-        return None if self._doors is None else self._doors.http_port
+        return None if self._endpoints is None else self._endpoints.http_port
 
     def _notify(self, zone: str, due: float = 0.0) -> None:
         if self._scheduler is not None:

@@ -1,16 +1,90 @@
-"""All of one zone that an authority keeps: units and turns, and how it is written down. Pure.
+"""The book of one zone: its ledger of units, its calendars of turns, and their written form. Pure.
 
-The same code decides in every authority: in memory, behind a socket, and over a row or a key that several
-machines share.
+The same code decides in every authority: in memory, behind a Unix socket, and over a row or a key that
+several machines share. A calendar holds the turns of the rates at one site, or of the whole zone, over all
+workers:
+
+- Two turns of one line are at least an interval of that line apart; two turns of different lines are apart by
+  the shorter of their intervals. So no line exceeds its own rate, and all lines together never exceed the
+  fastest rate.
+- The authority gives turns in the order of the requests. It also gives a turn that fits into a gap between
+  turns of a slower line.
+- The calendar only assigns moments; the holder takes them in time (`worker/turns`).
 """
 
 from __future__ import annotations
 
-import msgspec
+from bisect import bisect_left, insort
 
-from zonerelay.limits.authority.calendar import Calendar, Turn
+import msgspec
+from msgspec import Struct
+
 from zonerelay.limits.authority.ledger import Ledger
 from zonerelay.limits.values import Answer, Request, TurnAsk
+
+LAST_KEPT = 10.0
+"""Seconds that the last turn is known at least: a rate that has just become slower counts from it."""
+
+_ROUNDING = 1e-6
+"""Sums of clock readings are no more exact than this."""
+
+
+class Turn(Struct, frozen=True, array_like=True, order=True):
+    """`at` is a reading of the authority's clock."""
+
+    at: float
+    interval: float
+    line: str
+
+
+class Calendar:
+    """Turns in their order. Those so old that they bind nobody are forgotten."""
+
+    def __init__(self, turns: list[Turn] | None = None) -> None:
+        self.turns = turns or []
+        self._longest = max((turn.interval for turn in self.turns), default=0.0)
+
+    @property
+    def binds_until(self) -> float:
+        return self.turns[-1].at + self._longest if self.turns else float("-inf")
+
+    def earliest(self, at: float, interval: float, line: str) -> float:
+        """The first moment from `at` on that a turn may have."""
+        self._longest = max(self._longest, interval)
+        turns = self.turns
+        index = bisect_left(turns, at - self._longest, key=_moment)
+        while index < len(turns) and turns[index].at < at + self._longest:
+            turn = turns[index]
+            apart = interval if turn.line == line else min(interval, turn.interval)
+            index += 1
+            if abs(turn.at - at) < apart - _ROUNDING:
+                at = turn.at + apart
+                index = bisect_left(turns, at - self._longest, key=_moment)
+        return at
+
+    def add(self, at: float, interval: float, line: str) -> None:
+        # Also of one that was given before this calendar was begun: it binds as long as any other.
+        self._longest = max(self._longest, interval)
+        insort(self.turns, Turn(at, interval, line))
+
+    def has(self, at: float, line: str) -> bool:
+        return any(turn.at == at and turn.line == line for turn in self.turns)
+
+    def remove(self, at: float) -> None:
+        self.turns = [turn for turn in self.turns if turn.at != at]
+
+    def forget(self, now: float) -> None:
+        old = bisect_left(self.turns, now - self._longest, key=_moment)
+        if old == len(self.turns) and old and self.turns[-1].at > now - LAST_KEPT:
+            old -= 1
+        del self.turns[:old]
+        if not self.turns:
+            self._longest = 0.0
+
+
+def _moment(turn: Turn) -> float:
+    return turn.at
+
 
 MAX_TURNS = 200
 """Turns that are given in one answer to one question."""

@@ -1,27 +1,151 @@
-"""Who holds how many units of one zone, who waits for more, and who is to give way. Pure: `now` is handed in.
+"""The ledger of one zone: which holder has how many units, which wait for more, which give way. Pure.
 
-- Units are given as long as the zone's limit and the line's allow. Lines at one site share it: a limit counts
-  the units of all lines there whose limit is no larger. Holders may go by different configurations for a
-  moment: of one line, and of the zone, the smallest limit counts.
-- A unit goes to the line that has fewest of those that wait, then to the holder that has fewest, then to who
-  has waited longest. One whose site is full is passed by those whose is not.
-- Somebody waits and a limit is used up: who has most of it is told to surrender some (`share.py`).
-- What a holder says it keeps is believed even beyond a limit: those connections exist. Nothing is given then,
-  and what is too much (a limit has been lowered) is asked back from whoever has most, also if nobody waits.
+- The ledger gives units as far as the limits of the zone and of the line allow. Lines at one site share it: a
+  limit counts the units of all lines there whose limit is no larger. Holders may run different configurations
+  for a moment; the smallest limit of a line, and of the zone, then counts.
+- A free unit goes to the waiting line with the fewest units, among equals to the holder with the fewest, then
+  to the line that has waited longest. A line whose site is full is passed over.
+- When a limit is used up and a line waits, the holder that has at least two units more than the waiting
+  holder surrenders units until both are equal (`Share`); the lines of one holder do the same among
+  themselves. Where there are fewer units than waiting holders the units circulate: a holder keeps its only
+  unit for `QUANTUM`.
+- The ledger believes what a holder says it keeps, even beyond a limit, because those connections exist. It
+  then gives nothing, and asks the excess (after a limit was lowered) back from the largest holdings.
 
-Promise: units are only ever given within the limits, and no one waits for ever while units are given back.
-What a question costs does not grow with what others hold, but with what has changed and with who waits: a
-worker may hold connections to thousands of destinations, and ask hundreds of times in a second.
+Promise: units are given within the limits only, and no line waits for ever while units are given back. The
+cost of a question grows with what has changed and with the lines that wait, not with what other holders have:
+a worker may hold connections to thousands of destinations and ask hundreds of times a second.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 
-from zonerelay.limits.authority.entries import Entry, Holder
-from zonerelay.limits.authority.share import Share
 from zonerelay.limits.values import Claim, Held
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """What one holder has of one line. `told`: units, surrender and pressed as the holder was told last."""
+
+    holder: Holder = field(repr=False)
+    site: str
+    line: str
+    limit: int = 0
+    units: int = 0
+    want: int = 0
+    since: float = 0.0
+    surrender: int = 0
+    pressed: int = 0
+    told: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def left(self) -> int:
+        """Units that are not asked back."""
+        return self.units - self.surrender
+
+    @property
+    def is_news(self) -> bool:
+        """The holder ought to ask: there is more for it, or others need what it has."""
+        units, surrender, pressed = self.told
+        return self.units != units or self.surrender > surrender or bool(self.pressed and not pressed)
+
+
+@dataclass(slots=True, eq=False)
+class Holder:
+    """`until`: when what it has ends unless it is heard of. `pressed_told`: as it was told last. `unheard`:
+    entries that may be otherwise than it was told.
+    """
+
+    name: str
+    zone_limit: int = 0
+    until: float = float("inf")
+    units: int = 0
+    pressed_told: int = 0
+    entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
+    unheard: dict[Entry, None] = field(default_factory=dict)
+
+
+QUANTUM = 1.0
+"""Seconds that a unit is left to a holder that has only this one."""
+
+_Place = tuple[int, int, Entry]
+
+
+class Share:
+    """All units of the limit, and who has how many of them, less what is asked back. `mark` is told of each
+    entry that surrenders.
+    """
+
+    def __init__(self, entries: Iterable[Entry], mark: Callable[[Entry], None]) -> None:
+        # What has most is first. A place may be out of date: others take from the same entries.
+        self._of: dict[Holder, list[_Place]] = {}
+        self._held: Counter[Holder] = Counter()
+        self._mark = mark
+        for number, entry in enumerate(entries):
+            self._of.setdefault(entry.holder, []).append((-entry.left, number, entry))
+            self._held[entry.holder] += entry.left
+        for places in self._of.values():
+            heapq.heapify(places)
+
+    def ask(self, waiting: Entry, wanted: int, now: float) -> None:
+        """So many for a line of one holder."""
+        for more in range(wanted):
+            other = self._richest(waiting.holder)
+            if other is None:
+                # Nobody has more: then one of its own lines that has.
+                if not self._take(waiting.holder, now, least=waiting.units + more + 1, spare=waiting):
+                    return
+            elif self._take(other, now, least=0, spare=None):
+                self._held[waiting.holder] += 1
+            else:
+                return
+
+    def _richest(self, than: Holder) -> Holder | None:
+        """Who has two more; or the only one, where the other has none."""
+        mine = self._held[than]
+        other = max(
+            (each for each in self._of if each is not than), key=lambda each: self._held[each], default=None
+        )
+        if other is None or (self._held[other] < mine + 2 and (mine or self._held[other] != 1)):
+            return None
+        return other
+
+    def _take(self, holder: Holder, now: float, *, least: int, spare: Entry | None) -> bool:
+        """One unit of a holder's richest line but `spare`."""
+        places = self._of.get(holder, [])
+        kept = self._pop(places)
+        place = kept
+        if kept is not None and kept[2] is spare:
+            place = self._pop(places)
+            heapq.heappush(places, kept)
+        if place is None:
+            return False
+        _, number, entry = place
+        left = entry.left
+        is_due = left > 1 or now - entry.since >= QUANTUM
+        if left <= 0 or (least and left < least + (least > 1)) or not is_due:
+            heapq.heappush(places, place)
+            return False
+        entry.surrender += 1
+        self._mark(entry)
+        heapq.heappush(places, (-entry.left, number, entry))
+        self._held[holder] -= 1
+        return True
+
+    @staticmethod
+    def _pop(places: list[_Place]) -> _Place | None:
+        """The first that is up to date."""
+        while places:
+            negative, number, entry = place = heapq.heappop(places)
+            if negative == -entry.left:
+                return place
+            heapq.heappush(places, (-entry.left, number, entry))
+        return None
+
 
 MOST_AT_ONCE = 8
 """Units that are asked back for one who waits: there is a next time."""

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from zonerelay.config.options.units import Rate
-from zonerelay.limits.clocks import ClockBounds
 from zonerelay.limits.values import Answer, AuthorityError, LimitAuthority, Request, TurnAsk
 from zonerelay.limits.worker.allowance import ZoneAllowance
-from zonerelay.limits.worker.turns import LeasedTurns
+from zonerelay.limits.worker.turns import ClockBounds, LeasedTurns
 from zonerelay.model.clock import Clock
 
 TICK = 0.1

@@ -1,28 +1,70 @@
-"""Turns that were leased: what stands in a rate's place where several workers share it. Pure but for a clock.
+"""The turns that a worker has leased: they replace its own pace where several workers share a rate.
 
-`LeasedTurns` is asked like a `Pacer` (`queue/rates.py`): when may the next batch start, when may its MAIL be
-written. The answers are turns that the authority has given; each may be taken from its moment on until the
-grace is over, by whatever clock of the two is further.
+`LeasedTurns` answers the questions of a `Pacer` (`queue/selection/rates`): when may the next batch start, and
+when may its MAIL be written. Each answer is a turn that the authority has given. A turn may be taken from its
+moment on until its grace is over, by the later and the earlier bound of the authority's clock
+(`ClockBounds`).
 
-- Only as many are asked for as batches wait, and of these a *block* at most: twice as many as before when
-  more wait, half as many when some were of no use, never more than those of `AHEAD` seconds. The next ones
-  are asked for while half a block is left.
-- Batches start ahead of their turn by what it lately took to have a connection, so that the turn is not over
-  when it stands; and turns are asked for no earlier than such a batch can be ready.
-- What turns out not to be needed goes back, so that others have it; what was missed goes back as well, with
-  the next question, because nobody has taken it.
+- A worker asks for as many turns as batches wait, at most a *block*: the block doubles when more batches
+  wait, halves when turns went unused, and never exceeds the turns of `AHEAD` seconds. The worker asks for the
+  next block while half of the present one is left.
+- A batch starts ahead of its turn by the time that recent connections took, so that its turn is not over when
+  the connection stands; turns are asked for no earlier than such a batch can be ready.
+- Turns that no batch needs go back, so that other workers have them. Missed turns go back as well, with the
+  next request, because no transaction used them.
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Hashable
 
 from zonerelay.config.options.units import Rate
-from zonerelay.limits.clocks import ClockBounds
 from zonerelay.limits.rates import interval, leased_grace
 from zonerelay.limits.values import TurnAsk
 from zonerelay.model.clock import Clock
+
+CLOCK_MEMORY = 60.0
+"""Seconds for which the bounds that an answer gave are used."""
+
+
+class ClockBounds:
+    """Bounds, in seconds, of how far the authority's clock is ahead of ours: `low <= theirs - ours <= high`.
+
+    Each answer bounds the difference: the authority read its clock after the request was sent and before the
+    answer arrived. The tightest bounds of the last `CLOCK_MEMORY` seconds count. When a clock is set, old and
+    new bounds contradict each other, and only the newest count.
+    """
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float, float]] = deque()
+        self.low = float("-inf")
+        self.high = float("inf")
+
+    def note(self, asked: float, theirs: float, heard: float) -> None:
+        low, high = theirs - heard, theirs - asked
+        while self._seen and self._seen[0][0] < heard - CLOCK_MEMORY:
+            self._seen.popleft()
+        if self._seen and (low > self.high or high < self.low):
+            self._seen.clear()
+        # Only what is tighter than before is worth its place.
+        if (
+            not self._seen
+            or low > self.low
+            or high < self.high
+            or heard > self._seen[-1][0] + CLOCK_MEMORY / 4
+        ):
+            self._seen.append((heard, low, high))
+        self.low = max(low for _, low, _ in self._seen)
+        self.high = min(high for _, _, high in self._seen)
+
+    def window(self, theirs: float, grace: float) -> tuple[float, float]:
+        """Returns the first moment of our clock that is surely not before `theirs`, and the last one that is
+        surely not `grace` seconds after it.
+        """
+        return theirs - self.low, theirs + grace - self.high
+
 
 AHEAD = 0.25
 """Seconds of turns that one worker asks for at once, if that is more than one: the others wait meanwhile."""
@@ -32,7 +74,7 @@ HORIZON = 5.0
 TOO_LATE = 0.01
 """Seconds: a turn that is so near is over before anybody else can have it."""
 
-MEMORY = 15.0
+LEAD_MEMORY = 15.0
 """Seconds in which half of a lead is forgotten, or a few turns if that is longer."""
 
 _FEW = 5
@@ -128,7 +170,7 @@ class LeasedTurns:
     def arrived(self, seconds: float) -> None:
         """So long after its start a batch had its connection."""
         now = self._clock.monotonic()
-        half = max(MEMORY, _FEW * self.interval)
+        half = max(LEAD_MEMORY, _FEW * self.interval)
         self._lead = max(seconds, self._lead * 0.5 ** ((now - self._arrived_at) / half))
         self._arrived_at = now
 

@@ -1,0 +1,1 @@
+"""Answers of all workers, merged into those of one relay: status, lists, metrics, readiness."""

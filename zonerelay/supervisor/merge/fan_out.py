@@ -41,7 +41,7 @@ from zonerelay.control.messages.requests import (
 )
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 from zonerelay.control.socket.server import Answer
-from zonerelay.supervisor.merge.asked import Asked, Relay
+from zonerelay.supervisor.merge.control_client import Relay, WorkerAnswers
 from zonerelay.supervisor.merge.merging import merge_changed, merge_explained, merge_status
 
 MAX_RESOLVED = 100
@@ -57,7 +57,7 @@ class FanOut:
         self._relay = relay
 
     async def handle(self, request: Request, answer: Answer) -> End:
-        asked = Asked(self._relay)
+        asked = WorkerAnswers(self._relay)
         match request:
             case QueueList():
                 return await self._list(request, asked, answer)
@@ -82,13 +82,13 @@ class FanOut:
                 raise ControlError("that is for one worker, not for all of them")
         return End(missing=asked.missing)
 
-    async def _status(self, asked: Asked, answer: Answer) -> None:
+    async def _status(self, asked: WorkerAnswers, answer: Answer) -> None:
         found = await asked.all(Status(), RelayStatus)
         own = self._relay.status()
         own = msgspec.structs.replace(own, problems=(*own.problems, *asked.missing))
         await answer.send(merge_status(found, own, shared=self._relay.shared))
 
-    async def _list(self, request: QueueList, asked: Asked, answer: Answer) -> End:
+    async def _list(self, request: QueueList, asked: WorkerAnswers, answer: Answer) -> End:
         limit = request.limit + 1 if request.limit else 0
         async with AsyncExitStack() as stack:
             heads: dict[int, DeliveryRow] = {}
@@ -106,7 +106,7 @@ class FanOut:
                 await _advance(worker, streams, heads)
         return End(count=answer.done, missing=asked.missing)
 
-    async def _count(self, request: QueueCount, asked: Asked, answer: Answer) -> None:
+    async def _count(self, request: QueueCount, asked: WorkerAnswers, answer: Answer) -> None:
         rows: list[DeliveryRow] = []
         counts: list[int] = []
 
@@ -123,7 +123,7 @@ class FanOut:
             await answer.send(row)
         await answer.send(Count(matched=sum(counts)))
 
-    async def _change(self, request: QueueChange, asked: Asked, answer: Answer) -> None:
+    async def _change(self, request: QueueChange, asked: WorkerAnswers, answer: Answer) -> None:
         # Of a shared queue one worker after the other: each changes what the others do not attempt.
         put = asked.in_turn if self._relay.shared else asked.all
         found = await put(request, Changed)
@@ -132,7 +132,12 @@ class FanOut:
         await answer.send(merge_changed(request.action, list(found.values()), shared=self._relay.shared))
 
     async def _find(
-        self, request: QueueShow | QueueTrace | SpoolAcknowledge, asked: Asked, answer: Answer, *, first: int
+        self,
+        request: QueueShow | QueueTrace | SpoolAcknowledge,
+        asked: WorkerAnswers,
+        answer: Answer,
+        *,
+        first: int,
     ) -> None:
         """From the one worker that has it."""
         not_found: NotFoundError | None = None
@@ -151,13 +156,13 @@ class FanOut:
             raise ControlError(f"no worker that answers has it; asked in vain: {'; '.join(asked.missing)}")
         raise not_found
 
-    async def _explain(self, request: Explain, asked: Asked, answer: Answer) -> None:
+    async def _explain(self, request: Explain, asked: WorkerAnswers, answer: Answer) -> None:
         found = await asked.all(request, Explanation)
         if not found:
             raise ControlError(f"no worker answers: {'; '.join(asked.missing)}")
         await answer.send(merge_explained(list(found.values())))
 
-    async def _resolve(self, request: Resolve, asked: Asked, answer: Answer) -> End:
+    async def _resolve(self, request: Resolve, asked: WorkerAnswers, answer: Answer) -> End:
         seen = set[str]()
         for worker in self._readers(asked):
             async with aclosing(asked.of(worker, request)) as answered:
@@ -170,7 +175,7 @@ class FanOut:
                     await answer.send(frame)
         return End(count=len(seen), missing=asked.missing)
 
-    def _readers(self, asked: Asked) -> list[int]:
+    def _readers(self, asked: WorkerAnswers) -> list[int]:
         """Whom to ask what is in the queue."""
         workers = list(asked.workers())
         return workers[:1] if self._relay.shared else workers

@@ -1,7 +1,8 @@
-"""One process of a worker: started, heard over its channel, signalled, waited for. It decides nothing.
+"""One process of a worker: its start, its channel, its signals, its exit status in words. It takes no
+decisions.
 
-The channel is a pair of sockets that keep packets apart; the worker says over it what a service would say to
-systemd. When either side dies the other one sees its end.
+The channel is a pair of sockets that keep packet boundaries; the worker sends over it what a service sends to
+systemd (sd_notify(3)). When either process dies the other one reads the end of the channel.
 """
 
 from __future__ import annotations
@@ -87,3 +88,18 @@ class Child:
         if channel is not None:
             asyncio.get_running_loop().remove_reader(channel)
             channel.close()
+
+
+def ending(status: int, *, killed_because: str = "", last_words: str = "") -> str:
+    """`status` as asyncio has it: negative is a signal."""
+    if status < 0:
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = f"signal {-status}"
+        why = f"killed by {name}"
+    else:
+        why = f"exited with status {status}"
+    if killed_because:
+        why = f"{killed_because}; {why}"
+    return f"{why}: {last_words}" if last_words else why

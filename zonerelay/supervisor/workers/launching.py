@@ -32,8 +32,8 @@ _NOT_FOR_WORKERS = (
 
 
 class Launcher:
-    """Satisfies `crew.Launch`; `begin` comes first. `held` is the lock that lives as long as any process of
-    the relay.
+    """Satisfies `workers.Launch`; call `begin` first. `held` is the descriptor of the lock, which all
+    processes of the relay inherit.
     """
 
     def __init__(
@@ -57,24 +57,26 @@ class Launcher:
         self.limits: Path | None = None
         """The socket where the totals of limits are kept."""
 
-    def __call__(self, index: int, *, heir: bool) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]:
+    def __call__(
+        self, index: int, *, drains_spool: bool
+    ) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]:
         for path, text in self._texts.items():
             if not path.exists():  # somebody has tidied up
                 _write(path, text)
         program = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]]
         command = [*program, "worker", "--index", str(index), "--config", str(self._config)]
-        if heir:
+        if drains_spool:
             command.append("--heir")
         environment = {
             **self._environment,
             STARTED_WITH: str(self._at_start),
-            SOCKETS: "{}" if heir else self._sockets.as_text(index, self.workers),
+            SOCKETS: "{}" if drains_spool else self._sockets.as_text(index, self.workers),
             # sd_watchdog_enabled(3): a sign of life in half of the time.
             "WATCHDOG_USEC": str(int(min(self.silence / BEATS, LONGEST_BEAT) * 2_000_000)),
         }
         if self.limits is not None:
             environment[LIMITS] = str(self.limits)
-        descriptors = () if heir else self._sockets.descriptors()
+        descriptors = () if drains_spool else self._sockets.descriptors()
         return command, environment, (self._held, *descriptors)
 
     def begin(self, text: bytes) -> None:

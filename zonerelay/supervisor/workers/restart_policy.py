@@ -27,14 +27,14 @@ class Phase(enum.StrEnum):
     OVER = "over"
 
 
-class Act(enum.Enum):
+class Action(enum.Enum):
     START = enum.auto()
     TERMINATE = enum.auto()
     KILL = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class WorkerTimeouts:
     """Seconds: until ready, of silence, until stopped."""
 
     start: float
@@ -42,10 +42,10 @@ class Patience:
     stop: float
 
 
-class Life:
+class RestartPolicy:
     """One worker, over all its processes. `starts` counts them."""
 
-    def __init__(self, patience: Patience, now: float) -> None:
+    def __init__(self, patience: WorkerTimeouts, now: float) -> None:
         self.patience = patience
         self.phase = Phase.DOWN
         self.since = now
@@ -76,32 +76,32 @@ class Life:
 
     # What is due
 
-    def due(self, now: float, *, late: bool = False) -> Act | None:
+    def due(self, now: float, *, late: bool = False) -> Action | None:
         """`late`: the caller itself was held up since it asked last."""
         if late:
             self._heard = now
         match self.phase:
             case Phase.DOWN if self._wanted and now >= self._next:
-                return Act.START
+                return Action.START
             case Phase.STARTING if now - self.since > self.patience.start:
                 return self._kill()
             case Phase.RUNNING if now - self._heard > self.patience.silence:
                 self._enter(Phase.HUNG, now)
-                return Act.TERMINATE
+                return Action.TERMINATE
             case Phase.HUNG if now - self.since > min(HUNG_GRACE, self.patience.silence):
                 return self._kill()
             case Phase.STOPPING if now - self.since > self.patience.stop:
                 return self._kill()
         return None
 
-    def _kill(self) -> Act | None:
+    def _kill(self) -> Action | None:
         """Once: a process in the kernel's hands dies when it does."""
         first, self._killed = not self._killed, True
-        return Act.KILL if first else None
+        return Action.KILL if first else None
 
     # What is wanted
 
-    def stop(self, now: float) -> Act | None:
+    def stop(self, now: float) -> Action | None:
         """For good. Returns what to do."""
         self._wanted = False
         return self._end(now)
@@ -110,14 +110,14 @@ class Life:
         """It is to run, also when it is being stopped: then it is started again. Not when it is over."""
         self._wanted = True
 
-    def replace(self, now: float) -> Act | None:
+    def replace(self, now: float) -> Action | None:
         """Stop, then start again at once."""
         return self._end(now)
 
-    def _end(self, now: float) -> Act | None:
+    def _end(self, now: float) -> Action | None:
         if self.phase in (Phase.STARTING, Phase.RUNNING):
             self._enter(Phase.STOPPING, now)
-            return Act.TERMINATE
+            return Action.TERMINATE
         if self.phase is Phase.DOWN:
             self._next = now
             if not self._wanted:

@@ -1,8 +1,8 @@
-"""All workers: their processes started, watched, restarted, replaced and stopped, as their lives say.
+"""All workers of the relay: the supervisor starts, watches, restarts, replaces and stops their processes.
 
-One task (`run`) does everything; signals, ends and packets only wake it. Promise: no process is left behind,
-whatever happens to it, and none is started twice for one spool, for a successor is started only when the one
-before it has been waited for.
+One task (`run`) takes every step that the restart policies ask for; signals, exits and packets only wake it.
+Promise: no process outlives the supervisor's run unnoticed, and no spool ever has two processes, because a
+successor is started only after its predecessor has been waited for.
 """
 
 from __future__ import annotations
@@ -10,18 +10,67 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
+from zonerelay.control.messages.standings import WorkerStatus
 from zonerelay.process.setup import StartError
-from zonerelay.supervisor.reload.rolling import Roll
-from zonerelay.supervisor.workers.child import Child
-from zonerelay.supervisor.workers.endings import ending
-from zonerelay.supervisor.workers.member import MAX_WORDS, Member
-from zonerelay.supervisor.workers.restart_policy import Act, Life, Patience, Phase
+from zonerelay.supervisor.workers.child import Child, ending
+from zonerelay.supervisor.workers.restart_policy import Action, Phase, RestartPolicy, WorkerTimeouts
+from zonerelay.supervisor.workers.rolling import RollingRestart
 from zonerelay.telemetry.events.events import Field, LogSink
-from zonerelay.telemetry.metrics.families import Accounts, Family
+from zonerelay.telemetry.metrics.families import Family, MetricTotals
+
+MAX_WORDS = 500
+
+
+@dataclass(slots=True)
+class SupervisedWorker:
+    """`drains_spool`: it listens nowhere and ends when its spool is empty. `edition`: that of its
+    configuration. `verdict`: what it said of a reload.
+    """
+
+    index: int
+    policy: RestartPolicy
+    drains_spool: bool = False
+    edition: int = 0
+    child: Child | None = None
+    emptied: bool = False
+    last_words: str = ""
+    metrics: str = ""
+    because: str = ""
+    problem: str = ""
+    verdict: str | None = None
+    verdicts: int = field(default=0)
+
+    @property
+    def name(self) -> str:
+        return f"worker {self.index}"
+
+    @property
+    def answers(self) -> bool:
+        """Its control socket is open."""
+        return self.policy.phase in (Phase.RUNNING, Phase.HUNG, Phase.STOPPING)
+
+    def status(self, now: float) -> WorkerStatus:
+        state = (
+            "emptying" if self.drains_spool and self.policy.phase is Phase.RUNNING else str(self.policy.phase)
+        )
+        return WorkerStatus(
+            worker=self.index,
+            pid=0 if self.child is None else self.child.pid,
+            state=state,
+            uptime=max(now - self.policy.since, 0.0),
+            restarts=self.policy.restarts,
+            problem=self.problem + self._next_start(now),
+        )
+
+    def _next_start(self, now: float) -> str:
+        left = self.policy.next_start - now
+        return f"; started again in {left:.0f} s" if self.policy.phase is Phase.DOWN and left >= 1 else ""
+
 
 TICK = 0.25
 HELD_UP = 2.0
@@ -32,24 +81,24 @@ class Launch(Protocol):
     """Command line, environment and descriptors of a new process."""
 
     def __call__(
-        self, index: int, *, heir: bool
+        self, index: int, *, drains_spool: bool
     ) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]: ...
 
 
-class Crew:
+class Workers:
     def __init__(
         self,
         *,
         launch: Launch,
-        patience: Patience,
+        patience: WorkerTimeouts,
         log: LogSink,
-        accounts: Accounts,
+        accounts: MetricTotals,
         now: Callable[[], float],
     ) -> None:
-        self.members: dict[int, Member] = {}
+        self.members: dict[int, SupervisedWorker] = {}
         self.accounts = accounts
         self.patience = patience
-        self.roll: Roll | None = None
+        self.roll: RollingRestart | None = None
         self.edition = 0
         """Of the configuration in force: one more whenever that changes."""
         self._launch = launch
@@ -63,52 +112,54 @@ class Crew:
     # ---- who there is -----------------------------------------------------------------------------
 
     @property
-    def lives(self) -> dict[int, Life]:
+    def policies(self) -> dict[int, RestartPolicy]:
         """Of those that take connections."""
-        return {index: each.life for index, each in self.members.items() if not each.heir}
+        return {index: each.policy for index, each in self.members.items() if not each.drains_spool}
 
-    def employ(self, workers: int, heirs: Sequence[int] = ()) -> None:
+    def employ(self, workers: int, draining: Sequence[int] = ()) -> None:
         """Have so many workers from now on, and these for the spools of others."""
-        for index in (*range(workers), *heirs):
+        for index in (*range(workers), *draining):
             member = self.members.get(index)
-            heir = index >= workers
-            if member is None or member.life.phase is Phase.OVER:
-                self.members[index] = Member(index, Life(self.patience, self._now()), heir)
+            drains_spool = index >= workers
+            if member is None or member.policy.phase is Phase.OVER:
+                self.members[index] = SupervisedWorker(
+                    index, RestartPolicy(self.patience, self._now()), drains_spool
+                )
                 continue
-            member.life.want()
-            if member.heir != heir:
-                member.heir = heir
-                self._do(member, member.life.replace(self._now()))
+            member.policy.want()
+            if member.drains_spool != drains_spool:
+                member.drains_spool = drains_spool
+                self._do(member, member.policy.replace(self._now()))
         self.wake()
 
-    def dismiss(self, workers: int, *, heirs: bool) -> None:
-        """Have so many workers only. `heirs`: the others stay until their spools are empty."""
+    def dismiss(self, workers: int, *, drain: bool) -> None:
+        """Have so many workers only. `drain`: the others stay until their spools are empty."""
         for index, member in self.members.items():
-            if index < workers or member.heir:
+            if index < workers or member.drains_spool:
                 continue
-            if heirs:
-                member.heir = True
-                self._do(member, member.life.replace(self._now()))
+            if drain:
+                member.drains_spool = True
+                self._do(member, member.policy.replace(self._now()))
             else:
-                self._do(member, member.life.stop(self._now()))
+                self._do(member, member.policy.stop(self._now()))
         self.wake()
 
-    def replace_heirs(self) -> None:
+    def replace_draining(self) -> None:
         """Those that have another configuration. They take no clients, so at once."""
         for member in self.members.values():
-            if member.heir and member.edition != self.edition:
-                self._do(member, member.life.replace(self._now()))
+            if member.drains_spool and member.edition != self.edition:
+                self._do(member, member.policy.replace(self._now()))
         self.wake()
 
-    def tell_to_reload(self, member: Member) -> None:
+    def tell_to_reload(self, member: SupervisedWorker) -> None:
         member.edition = self.edition
         if member.child is not None:
             member.child.signal(signal.SIGHUP)
 
-    def change_patience(self, patience: Patience) -> None:
+    def change_patience(self, patience: WorkerTimeouts) -> None:
         self.patience = patience
         for member in self.members.values():
-            member.life.patience = patience
+            member.policy.patience = patience
 
     # ---- the one task -----------------------------------------------------------------------------
 
@@ -120,7 +171,7 @@ class Crew:
         self._stopping = True
         self.roll = None
         for member in self.members.values():
-            self._do(member, member.life.stop(self._now()))
+            self._do(member, member.policy.stop(self._now()))
         self.wake()
 
     def kill(self) -> None:
@@ -131,7 +182,7 @@ class Crew:
 
     async def run(self) -> None:
         last = self._now()
-        while not (self._stopping and all(each.life.phase is Phase.OVER for each in self.members.values())):
+        while not (self._stopping and all(each.policy.phase is Phase.OVER for each in self.members.values())):
             now = self._now()
             late, last = now - last > HELD_UP, now
             for member in list(self.members.values()):
@@ -145,77 +196,77 @@ class Crew:
             except TimeoutError:
                 pass
 
-    async def _step(self, member: Member, now: float, *, late: bool) -> None:
-        act = member.life.due(now, late=late)
-        if act is Act.START:
+    async def _step(self, member: SupervisedWorker, now: float, *, late: bool) -> None:
+        act = member.policy.due(now, late=late)
+        if act is Action.START:
             await self._start(member)
         elif act is not None:
             self._do(member, act)
-        if member.life.phase is Phase.OVER and not self._stopping:
+        if member.policy.phase is Phase.OVER and not self._stopping:
             del self.members[member.index]
             self.accounts.forget(member.index)
 
     def _step_roll(self) -> None:
         if self.roll is None:
             return
-        worker = self.roll.step(self.lives, self._now())
+        worker = self.roll.step(self.policies, self._now())
         if worker is not None:
             member = self.members[worker]
             self._log.emit("info", "worker-replaced", {"worker": worker, "pid": _pid(member)})
-            self._do(member, member.life.replace(self._now()))
+            self._do(member, member.policy.replace(self._now()))
 
     def _tell_ready(self) -> None:
         if self.ready.done():
             return
-        if all(life.phase is Phase.RUNNING for life in self.lives.values()):
+        if all(policy.phase is Phase.RUNNING for policy in self.policies.values()):
             self.ready.set_result(None)
 
-    async def _start(self, member: Member) -> None:
+    async def _start(self, member: SupervisedWorker) -> None:
         child = Child(
             lambda child, packet: self._heard(member, child, packet),
             lambda child, status: self._ended(member, child, status),
         )
         member.child, member.because, member.last_words, member.metrics = child, "", "", ""
         member.emptied, member.edition = False, self.edition
-        member.life.started(self._now())
+        member.policy.started(self._now())
         try:
-            command, environment, descriptors = self._launch(member.index, heir=member.heir)
+            command, environment, descriptors = self._launch(member.index, drains_spool=member.drains_spool)
             await child.start(command, environment, descriptors)
         except OSError as error:
             member.last_words = str(error)
             self._ended(member, child, 127)
             return
         self._log.emit("info", "worker-started", {"worker": member.index, "pid": child.pid})
-        if member.life.phase is Phase.STOPPING:  # somebody wanted that before there was a process to tell
+        if member.policy.phase is Phase.STOPPING:  # somebody wanted that before there was a process to tell
             child.signal(signal.SIGTERM)
 
-    def _do(self, member: Member, act: Act | None) -> None:
-        if member.child is None or act is None or act is Act.START:
+    def _do(self, member: SupervisedWorker, act: Action | None) -> None:
+        if member.child is None or act is None or act is Action.START:
             return
-        if act is Act.TERMINATE and member.life.phase is Phase.HUNG:
+        if act is Action.TERMINATE and member.policy.phase is Phase.HUNG:
             member.because = f"no sign of life for {self.patience.silence:g} s"
             self._log.emit("error", "worker-hung", {"worker": member.index, "pid": _pid(member)})
-        elif act is Act.KILL and not member.because:
+        elif act is Action.KILL and not member.because:
             member.because = (
-                "it did not stop in time" if member.life.phase is Phase.STOPPING else "not ready in time"
+                "it did not stop in time" if member.policy.phase is Phase.STOPPING else "not ready in time"
             )
-        member.child.signal(signal.SIGTERM if act is Act.TERMINATE else signal.SIGKILL)
+        member.child.signal(signal.SIGTERM if act is Action.TERMINATE else signal.SIGKILL)
 
     # ---- what the processes say -------------------------------------------------------------------
 
-    def _heard(self, member: Member, child: Child, packet: str) -> None:
+    def _heard(self, member: SupervisedWorker, child: Child, packet: str) -> None:
         if child is not member.child:
             return
         now = self._now()
         key, _, value = packet.partition("=")
         match key:
             case "READY":
-                member.life.ready(now)
+                member.policy.ready(now)
                 if member.edition != self.edition:  # it had read the former one when it was started
                     self.tell_to_reload(member)
                 self.wake()
             case "STOPPING":
-                member.life.stopping(now)
+                member.policy.stopping(now)
             case "STATUS":
                 member.last_words = value[:MAX_WORDS]
             case "TAKEN" | "REFUSED":
@@ -228,33 +279,33 @@ class Crew:
             case "METRICS":
                 self._last_metrics(member, value)
             case _:
-                member.life.heard(now)
+                member.policy.heard(now)
 
-    def _last_metrics(self, member: Member, text: str) -> None:
+    def _last_metrics(self, member: SupervisedWorker, text: str) -> None:
         text, member.metrics = member.metrics + text, ""
         families = msgspec.json.decode(text, type=tuple[Family, ...])
-        self.accounts.take(member.index, member.life.starts, families)
+        self.accounts.take(member.index, member.policy.starts, families)
         # An answer to a scrape that was on its way has less.
-        self.accounts.bury(member.index, member.life.starts)
+        self.accounts.bury(member.index, member.policy.starts)
 
-    def _ended(self, member: Member, child: Child, status: int) -> None:
-        asked = member.life.phase is Phase.STOPPING and not member.because
-        first_time = member.life.phase is Phase.STARTING and not self.ready.done()
+    def _ended(self, member: SupervisedWorker, child: Child, status: int) -> None:
+        asked = member.policy.phase is Phase.STOPPING and not member.because
+        first_time = member.policy.phase is Phase.STARTING and not self.ready.done()
         why = ending(status, killed_because=member.because, last_words=member.last_words)
         member.child = None
-        # An empty spool is the end of an heir only: it may be wanted as a worker again by now.
-        member.emptied = member.emptied and member.heir
-        member.life.ended(self._now(), finished=member.emptied)
-        self.accounts.bury(member.index, member.life.starts)
+        # An empty spool ends a worker that drains it only; its number may be wanted again by now.
+        member.emptied = member.emptied and member.drains_spool
+        member.policy.ended(self._now(), finished=member.emptied)
+        self.accounts.bury(member.index, member.policy.starts)
         fields: dict[str, Field] = {"worker": member.index, "pid": child.pid, "why": why}
-        if member.life.phase is Phase.DOWN and not asked:
-            fields["restart_in"] = round(max(member.life.next_start - self._now(), 0.0), 3)
+        if member.policy.phase is Phase.DOWN and not asked:
+            fields["restart_in"] = round(max(member.policy.next_start - self._now(), 0.0), 3)
         member.problem = "" if asked or member.emptied else why
         self._log.emit("info" if asked or member.emptied else "error", "worker-ended", fields)
-        if first_time and not member.heir and not self.ready.done():
+        if first_time and not member.drains_spool and not self.ready.done():
             self.ready.set_exception(StartError(f"{member.name} {why}"))
         self.wake()
 
 
-def _pid(member: Member) -> int:
+def _pid(member: SupervisedWorker) -> int:
     return 0 if member.child is None else member.child.pid

@@ -1,7 +1,8 @@
 """Metrics as plain values that travel between processes, and one relay's out of those of its workers.
 
 Counters and histograms add up. A worker that starts again counts from 0, so the last values of the one before
-are kept: `Accounts` never goes backwards. Gauges add up too, but for those that are ages, times or answers.
+are kept: `MetricTotals` never goes backwards. Gauges add up too, but for those that are ages, times or
+answers.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class _Given(Collector):
         return iter(())  # registering must not ask: the names are not known before
 
 
-class Accounts:
+class MetricTotals:
     """The latest metrics of each worker, and what those before it had counted in the end."""
 
     def __init__(self) -> None:

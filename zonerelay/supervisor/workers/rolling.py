@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zonerelay.supervisor.workers.restart_policy import Life, Phase
+from zonerelay.supervisor.workers.restart_policy import Phase, RestartPolicy
 
 STEADY = 1.0
 """Seconds for which a successor runs before the next worker's turn."""
@@ -19,11 +19,11 @@ HOPELESS = 3
 """Deaths in a row after which nobody waits for a worker."""
 
 
-class Roll:
+class RollingRestart:
     """`failed` says who did not come up, `replaced` who did, `done` that nothing is left to do."""
 
-    def __init__(self, workers: Mapping[int, Life]) -> None:
-        self._starts = {worker: life.starts for worker, life in sorted(workers.items())}
+    def __init__(self, workers: Mapping[int, RestartPolicy]) -> None:
+        self._starts = {worker: policy.starts for worker, policy in sorted(workers.items())}
         self._current: int | None = None
         self._was_in_trouble = False
         self.failed: int | None = None
@@ -35,38 +35,38 @@ class Roll:
     def done(self) -> bool:
         return self.failed is not None or (self._current is None and not self._starts)
 
-    def step(self, lives: Mapping[int, Life], now: float) -> int | None:
+    def step(self, policies: Mapping[int, RestartPolicy], now: float) -> int | None:
         """The worker to replace now, if one is."""
-        self._look(lives, now)
+        self._look(policies, now)
         if self.done or self._current is not None:
             return None
         for worker in self._starts:
-            if not _can_be_spared(worker, lives):
+            if not _can_be_spared(worker, policies):
                 continue
-            life = lives[worker]
+            policy = policies[worker]
             self._current = worker
-            self._was_in_trouble = life.deaths > 0 and life.phase is not Phase.RUNNING
+            self._was_in_trouble = policy.deaths > 0 and policy.phase is not Phase.RUNNING
             # One that had died before its turn has started again since: that was not for us.
-            self._starts[worker] = life.starts
+            self._starts[worker] = policy.starts
             return worker
         return None
 
-    def _look(self, lives: Mapping[int, Life], now: float) -> None:
+    def _look(self, policies: Mapping[int, RestartPolicy], now: float) -> None:
         """Has the one that is being replaced come up, or failed to?"""
-        self._starts = {worker: starts for worker, starts in self._starts.items() if worker in lives}
+        self._starts = {worker: starts for worker, starts in self._starts.items() if worker in policies}
         if self.failed is None:
-            self.failed = self._fallen(lives)
-        if self._current is not None and self._current not in lives:
+            self.failed = self._fallen(policies)
+        if self._current is not None and self._current not in policies:
             self._current = None
         worker = self._current
-        if self.failed is not None or worker is None or lives[worker].starts <= self._starts[worker]:
+        if self.failed is not None or worker is None or policies[worker].starts <= self._starts[worker]:
             return
-        life = lives[worker]
-        if life.phase is Phase.RUNNING and now - life.since >= STEADY:
+        policy = policies[worker]
+        if policy.phase is Phase.RUNNING and now - policy.since >= STEADY:
             self.replaced.append(worker)
             if not self._was_in_trouble:
-                self._deaths[worker] = life.deaths
-        elif life.phase is not Phase.DOWN:
+                self._deaths[worker] = policy.deaths
+        elif policy.phase is not Phase.DOWN:
             return
         elif not self._was_in_trouble:
             self.failed = worker
@@ -74,15 +74,15 @@ class Roll:
         del self._starts[worker]
         self._current = None
 
-    def _fallen(self, lives: Mapping[int, Life]) -> int | None:
+    def _fallen(self, policies: Mapping[int, RestartPolicy]) -> int | None:
         """Who had come up, and has died since without being asked to."""
-        known = ((worker, deaths) for worker, deaths in self._deaths.items() if worker in lives)
-        return next((worker for worker, deaths in known if lives[worker].deaths > deaths), None)
+        known = ((worker, deaths) for worker, deaths in self._deaths.items() if worker in policies)
+        return next((worker for worker, deaths in known if policies[worker].deaths > deaths), None)
 
 
-def _can_be_spared(worker: int, lives: Mapping[int, Life]) -> bool:
+def _can_be_spared(worker: int, policies: Mapping[int, RestartPolicy]) -> bool:
     """Somebody else takes the clients, or nobody will soon: then they wait in the kernel's queue."""
-    others = [life for other, life in lives.items() if other != worker]
-    return any(life.phase is Phase.RUNNING for life in others) or all(
-        life.deaths >= HOPELESS for life in others
+    others = [policy for other, policy in policies.items() if other != worker]
+    return any(policy.phase is Phase.RUNNING for policy in others) or all(
+        policy.deaths >= HOPELESS for policy in others
     )

@@ -16,19 +16,18 @@ from zonerelay.control.socket.paths import control_socket_path
 from zonerelay.model.clock import Clock
 from zonerelay.store.spool_paths import is_shared
 from zonerelay.supervisor.sockets import Sockets
-from zonerelay.supervisor.workers.member import Member
 from zonerelay.supervisor.workers.restart_policy import Phase
-from zonerelay.supervisor.workers.workers import Crew
+from zonerelay.supervisor.workers.workers import SupervisedWorker, Workers
 
 
-class Board:
+class RelayState:
     """Satisfies `asked.Relay`. `settings` are those in force, `problems` are of the last reload."""
 
-    def __init__(self, crew: Crew, settings: Settings, sockets: Sockets, clock: Clock) -> None:
+    def __init__(self, workers: Workers, settings: Settings, sockets: Sockets, clock: Clock) -> None:
         self.settings = settings
         self.problems: tuple[str, ...] = ()
         self.draining = False
-        self._crew = crew
+        self._workers = workers
         self._listening = sockets
         self._clock = clock
         self._started = clock.now()
@@ -37,8 +36,8 @@ class Board:
     def shared(self) -> bool:
         return is_shared(self.settings.spool)
 
-    def members(self) -> Sequence[Member]:
-        return [member for _, member in sorted(self._crew.members.items())]
+    def members(self) -> Sequence[SupervisedWorker]:
+        return [member for _, member in sorted(self._workers.members.items())]
 
     def sockets(self) -> dict[int, Path]:
         """Of those who can be asked."""
@@ -49,18 +48,18 @@ class Board:
         return {
             m.index: control_socket_path(self.settings, m.index)
             for m in self.members()
-            if not m.heir and m.life.phase in (Phase.RUNNING, Phase.HUNG)
+            if not m.drains_spool and m.policy.phase in (Phase.RUNNING, Phase.HUNG)
         }
 
     def unreachable(self) -> dict[int, str]:
-        return {m.index: m.problem or f"it is {m.life.phase}" for m in self.members() if not m.answers}
+        return {m.index: m.problem or f"it is {m.policy.phase}" for m in self.members() if not m.answers}
 
     def where(self) -> str:
-        workers = sum(1 for each in self.members() if not each.heir)
+        workers = sum(1 for each in self.members() if not each.drains_spool)
         return f"listening on {' '.join(self._listening.addresses())}, {workers} workers"
 
     def status(self) -> RelayStatus:
-        now = self._crew_now()
+        now = self._now()
         return RelayStatus(
             software=__version__,
             pid=os.getpid(),
@@ -78,5 +77,5 @@ class Board:
             workers=tuple(member.status(now) for member in self.members()),
         )
 
-    def _crew_now(self) -> float:
+    def _now(self) -> float:
         return self._clock.monotonic()

@@ -1,20 +1,21 @@
-"""Asking a worker over its control socket: one request, frames as they come. asyncio's side of the client.
+"""The supervisor's client of the workers' control sockets: one request to one worker or to all, and the
+answers.
 
-A worker at work sends a sign of life every second, so one that is silent for `SILENCE` is not waited for.
-An answer is read no further than it is asked for: a list is as long as a queue.
+A worker at work sends a sign of life every second, so a worker that is silent for `SILENCE` seconds counts as
+unanswering. Frames are read no further than the caller asks for them, because a list is as long as a queue.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from zonerelay.control.messages import answers as messages
-from zonerelay.control.messages.answers import End, Failure, Frame
+from zonerelay.control.messages.answers import DeliveryRow, End, Failure, Frame, RelayStatus
 from zonerelay.control.messages.requests import Request
 from zonerelay.control.socket.errors import ControlError, NotFoundError
 
@@ -102,3 +103,76 @@ def _words(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "it does not answer"
     return f"it cannot be asked: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+
+
+class Relay(Protocol):
+    """What the supervisor knows: where its workers answer, and its own part of the status."""
+
+    @property
+    def shared(self) -> bool:
+        """All workers have one queue."""
+
+    def sockets(self) -> Mapping[int, Path]: ...
+
+    def unreachable(self) -> Mapping[int, str]:
+        """Workers that cannot be asked now, and why."""
+
+    def status(self) -> RelayStatus: ...
+
+
+class WorkerAnswers:
+    """`missing` names who did not answer, with the reason."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._sockets = dict(relay.sockets())
+        self._unreachable = dict(relay.unreachable())
+        self._missed = {} if relay.shared and self._sockets else dict(self._unreachable)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return tuple(f"worker {worker}: {why}" for worker, why in sorted(self._missed.items()))
+
+    def missed(self, worker: int) -> bool:
+        return worker in self._missed
+
+    def workers(self) -> Sequence[int]:
+        return sorted(self._sockets)
+
+    async def of(self, worker: int, request: Request) -> AsyncGenerator[Frame, None]:
+        """Its frames up to where it stops answering. Raises ControlError as the worker said it."""
+        try:
+            async with aclosing(frames(self._sockets[worker], request)) as answered:
+                async for frame in answered:
+                    if isinstance(frame, End) and frame.missing:
+                        self._missed[worker] = "; ".join(frame.missing)
+                    yield frame
+        except UnansweredError as error:
+            self._missed[worker] = str(error)
+
+    async def rows(self, worker: int, request: Request) -> AsyncGenerator[DeliveryRow, None]:
+        async with aclosing(self.of(worker, request)) as answered:
+            async for frame in answered:
+                if isinstance(frame, DeliveryRow):
+                    yield frame
+
+    async def one(self, worker: int, request: Request, answer: type[F]) -> F | None:
+        try:
+            return await ask(self._sockets[worker], request, answer)
+        except UnansweredError as error:
+            self._missed[worker] = str(error)
+            return None
+
+    async def all(self, request: Request, answer: type[F]) -> dict[int, F]:
+        """The answers of those who gave one, at the same time."""
+        workers = self.workers()
+        found = await asyncio.gather(*(self.one(worker, request, answer) for worker in workers))
+        return {worker: each for worker, each in zip(workers, found, strict=True) if each is not None}
+
+    async def in_turn(self, request: Request, answer: type[F]) -> dict[int, F]:
+        """The same, one after the other."""
+        found = {}
+        for worker in self.workers():
+            each = await self.one(worker, request, answer)
+            if each is not None:
+                found[worker] = each
+        return found

@@ -1,32 +1,57 @@
-"""SIGHUP to a relay with several workers.
+"""SIGHUP to a relay with several workers: the plan of a reload, and its execution.
 
-The new configuration is checked first; when it is wrong the old one stays, and `zonerelay status` says why.
-What running workers can take up is given to one of them, and when it agrees and has lived with it for a
-moment to the others; what needs new processes rolls through them one at a time (`rolling`). When a worker
-will not take it, does not come up with it or dies of it, the old configuration is in force again. One reload
-at a time; a signal meanwhile is another one after it.
+The supervisor checks the new configuration first; when it is wrong the old one stays in force, and `zonerelay
+status` says why. A changed table falls into one of three classes (`plan`): each worker takes it up as it
+runs, or new processes are needed, or it waits for the next start of the whole relay (where the queue is kept:
+mail would be left behind).
+
+What running workers can take up goes to one worker first, and to the others when that one agrees and has
+stayed up for a moment; what needs new processes rolls through the workers one at a time (`workers/rolling`).
+When a worker refuses the configuration, does not come up with it or dies of it, the old one is put in force
+again. One reload runs at a time; a signal meanwhile starts another one after it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from zonerelay.config.changes import NEXT_START, RESTART, kept_from
 from zonerelay.config.load import ConfigError, load_text
 from zonerelay.config.settings import Backend, Settings
 from zonerelay.model.clock import Clock
 from zonerelay.process.systemd import Notifier
 from zonerelay.store.spool_paths import is_shared, spools_beyond
-from zonerelay.supervisor.merge.board import Board
-from zonerelay.supervisor.reload.reload_plan import ReloadPlan, plan
-from zonerelay.supervisor.reload.rolling import STEADY, Roll
+from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.supervisor.sockets import BindError, Sockets
 from zonerelay.supervisor.workers.launching import Launcher
-from zonerelay.supervisor.workers.member import Member
-from zonerelay.supervisor.workers.restart_policy import Patience, Phase
-from zonerelay.supervisor.workers.workers import Crew
+from zonerelay.supervisor.workers.restart_policy import Phase, WorkerTimeouts
+from zonerelay.supervisor.workers.rolling import STEADY, RollingRestart
+from zonerelay.supervisor.workers.workers import SupervisedWorker, Workers
 from zonerelay.telemetry.events.events import LogSink
+
+ROLL = tuple(name for name in RESTART if name not in (*NEXT_START, "workers"))
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadPlan:
+    """`settings` are in force from now on. `roll` names what needs new processes."""
+
+    settings: Settings
+    later: tuple[str, ...]
+    roll: tuple[str, ...]
+
+
+def plan(old: Settings, new: Settings) -> ReloadPlan:
+    later = tuple(name for name in NEXT_START if getattr(old, name) != getattr(new, name))
+    settings = kept_from(old, new)
+    roll = [name for name in ROLL if getattr(old, name) != getattr(new, name)]
+    if {each.address for each in old.listener} != {each.address for each in new.listener}:
+        roll.append("listener")  # a running process cannot be handed a socket
+    return ReloadPlan(settings, later, tuple(roll))
+
 
 VERDICT_TIMEOUT = 30.0
 _LOOK_EVERY = 0.05
@@ -36,23 +61,23 @@ class RefusedError(Exception):
     """The new configuration is not taken; the text is for the operator."""
 
 
-class Reloading:
+class RelayReload:
     def __init__(
         self,
         config: Path,
         *,
-        crew: Crew,
-        board: Board,
+        workers: Workers,
+        board: RelayState,
         launcher: Launcher,
         sockets: Sockets,
         log: LogSink,
         clock: Clock,
         notifier: Notifier,
         count: Callable[[Settings], int],
-        patience: Callable[[Settings], Patience],
+        patience: Callable[[Settings], WorkerTimeouts],
     ) -> None:
         self._config = config
-        self._crew = crew
+        self._workers = workers
         self._board = board
         self._launcher = launcher
         self._sockets = sockets
@@ -95,7 +120,7 @@ class Reloading:
 
     async def _once(self) -> None:
         old = self._board.settings
-        before, edition = self._launcher.in_force(), self._crew.edition
+        before, edition = self._launcher.in_force(), self._workers.edition
         rolled = False
         try:
             text, new = self._read()
@@ -107,7 +132,7 @@ class Reloading:
             await self._bring_to_workers(found)
         except (RefusedError, BindError) as error:
             self._refuse(str(error))
-            if self._crew.edition != edition:
+            if self._workers.edition != edition:
                 await self._take_back(before, old, rolled=rolled)
             self._sockets.keep(each.address for each in old.listener)
             return
@@ -138,10 +163,10 @@ class Reloading:
             self._launcher.put_in_force(text)
         except OSError as error:
             raise RefusedError(f"the copy for the workers cannot be written: {error}") from error
-        self._crew.edition += 1
+        self._workers.edition += 1
         self._launcher.silence = settings.worker_timeout
         self._launcher.workers = self._count(settings)
-        self._crew.change_patience(self._patience(settings))
+        self._workers.change_patience(self._patience(settings))
         self._board.settings = settings
 
     def _refuse(self, why: str) -> None:
@@ -152,17 +177,17 @@ class Reloading:
         """Those that had taken it already, or were started meanwhile, get the old one again. One that is
         being started gets it when it is ready. Raises RefusedError.
         """
-        refused = self._crew.edition
+        refused = self._workers.edition
         self._put_in_force(text, old)
-        taken = [each for each in self._crew.members.values() if each.edition == refused]
+        taken = [each for each in self._workers.members.values() if each.edition == refused]
         if rolled:
             # Who has just died of it is started with the old one anyway.
-            run = [each for each in taken if not each.heir and each.life.phase is not Phase.DOWN]
-            await self._roll(Roll({each.index: each.life for each in run}))
-            self._crew.replace_heirs()
+            run = [each for each in taken if not each.drains_spool and each.policy.phase is not Phase.DOWN]
+            await self._roll(RollingRestart({each.index: each.policy for each in run}))
+            self._workers.replace_draining()
             return
         for member in taken:
-            if member.life.phase is Phase.RUNNING:
+            if member.policy.phase is Phase.RUNNING:
                 await self._tell(member)
 
     async def _bring_to_workers(self, found: ReloadPlan) -> None:
@@ -173,20 +198,20 @@ class Reloading:
         first = self._first()
         if first is not None:
             await self._try(first)
-        for member in list(self._crew.members.values()):
-            if member is first or member.life.phase is not Phase.RUNNING:
+        for member in list(self._workers.members.values()):
+            if member is first or member.policy.phase is not Phase.RUNNING:
                 continue  # it reads it when it is started, or is told when it is ready
             refusal = await self._tell(member)
             if refusal:
                 raise RefusedError(f"{member.name}: {refusal}")
 
-    def _first(self) -> Member | None:
+    def _first(self) -> SupervisedWorker | None:
         """Who is to try it. Of one in trouble it would not be known what it dies of."""
         now = self._clock.monotonic()
-        members = self._crew.members.values()
-        return next((each for each in members if not each.heir and each.life.is_well(now)), None)
+        members = self._workers.members.values()
+        return next((each for each in members if not each.drains_spool and each.policy.is_well(now)), None)
 
-    async def _try(self, member: Member) -> None:
+    async def _try(self, member: SupervisedWorker) -> None:
         """Raises RefusedError when the worker will not take it, or dies of it."""
         child = member.child
         refusal = await self._tell(member)
@@ -198,12 +223,12 @@ class Reloading:
         if member.child is not child and member.problem:
             raise RefusedError(f"{member.name} does not stay up with it: {member.problem}")
 
-    async def _tell(self, member: Member) -> str:
+    async def _tell(self, member: SupervisedWorker) -> str:
         """SIGHUP; what the worker has against it. One that ends meanwhile reads it at its next start."""
         child, before = member.child, member.verdicts
         if child is None:
             return ""
-        self._crew.tell_to_reload(member)
+        self._workers.tell_to_reload(member)
         deadline = self._clock.monotonic() + VERDICT_TIMEOUT
         while member.verdicts == before and member.child is child:
             if self._clock.monotonic() > deadline:
@@ -213,20 +238,20 @@ class Reloading:
 
     async def _replace_all(self) -> None:
         """One worker after the other. Raises RefusedError when one does not come up."""
-        roll = Roll(self._crew.lives)
+        roll = RollingRestart(self._workers.policies)
         await self._roll(roll)
         if roll.failed is not None:
-            member = self._crew.members.get(roll.failed)
+            member = self._workers.members.get(roll.failed)
             why = "" if member is None else member.problem
             raise RefusedError(f"worker {roll.failed} does not stay up with it: {why}")
-        self._crew.replace_heirs()
+        self._workers.replace_draining()
 
-    async def _roll(self, roll: Roll) -> None:
-        self._crew.roll = roll
-        self._crew.wake()
+    async def _roll(self, roll: RollingRestart) -> None:
+        self._workers.roll = roll
+        self._workers.wake()
         while not roll.done:  # noqa: ASYNC110 - what ends it are processes, some seconds from now
             await asyncio.sleep(_LOOK_EVERY)
-        self._crew.roll = None
+        self._workers.roll = None
 
     async def _resize(self, old: Settings, new: Settings) -> None:
         """More workers at once; of fewer, the others end when their spools are empty. Those that stay are
@@ -235,10 +260,10 @@ class Reloading:
         workers, before = self._count(new), self._count(old)
         if workers == before or self._stays_as_it_is(old, new):
             return
-        stay = {index: life for index, life in self._crew.lives.items() if index < workers}
-        self._crew.employ(workers, spools_beyond(new.spool, max(workers, before)))
-        self._crew.dismiss(workers, heirs=not is_shared(new.spool))
-        await self._roll(Roll(stay))
+        stay = {index: policy for index, policy in self._workers.policies.items() if index < workers}
+        self._workers.employ(workers, spools_beyond(new.spool, max(workers, before)))
+        self._workers.dismiss(workers, drain=not is_shared(new.spool))
+        await self._roll(RollingRestart(stay))
 
     def _stays_as_it_is(self, old: Settings, new: Settings) -> bool:
         """A queue in memory ends with its process, so nobody can be dismissed."""

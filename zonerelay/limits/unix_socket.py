@@ -1,0 +1,258 @@
+"""The limits that the supervisor leases to its workers over a Unix socket: the frames, the server, the
+client.
+
+The supervisor runs `LimitServer` around the table in memory; each worker talks to it through
+`SocketAuthority`. A frame is MessagePack behind its length (4 octets, big-endian); answers come in the order
+of the questions. The lease of a worker ends with its connection.
+
+Failure: the server cuts off a worker that sends a malformed frame or does not read, and the table frees its
+units as if the worker had died. While the supervisor is away every exchange of a worker fails at once and the
+worker goes on with the units it holds; after each reconnection `back` is called, and the worker declares what
+it holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from zonerelay.limits.authority.table import LimitTable
+from zonerelay.limits.values import Answer, AuthorityError, Request
+
+MAX_FRAME = 16 * 1024 * 1024
+"""Octets. The largest are those that say everything: a hundred for each line that has units."""
+
+_LENGTH = struct.Struct(">I")
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """First: who asks. `version`: of these frames."""
+
+    holder: str
+    version: int = 1
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    zone: str
+    request: Request
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
+    """Answers come in the order of the questions."""
+
+    answer: Answer
+
+
+class News(msgspec.Struct, frozen=True, array_like=True, tag="news"):
+    """A question about this zone would bring something."""
+
+    zone: str
+
+
+Said = Hello | Ask
+Heard = Told | News
+_Any = TypeVar("_Any")
+
+
+def _encode(frame: Said | Heard) -> bytes:
+    data = msgspec.msgpack.encode(frame)
+    return _LENGTH.pack(len(data)) + data
+
+
+async def _read_frame(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[_Any]) -> _Any:
+    """Raises AuthorityError when the other side has gone or says what makes no sense."""
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        if length > MAX_FRAME:
+            raise AuthorityError(f"a frame of {length} octets")
+        return decoder.decode(await reader.readexactly(length))
+    except asyncio.IncompleteReadError as error:
+        raise AuthorityError("the connection has ended") from error
+    except (OSError, msgspec.MsgspecError) as error:
+        raise AuthorityError(str(error) or type(error).__name__) from error
+
+
+MOST_UNREAD = 32 * 1024 * 1024
+_SOCKET_MODE = 0o600
+
+
+class LimitServer:
+    """`start`, then `close` once."""
+
+    def __init__(self, path: Path, table: LimitTable) -> None:
+        self._path = path
+        self._table = table
+        self._server: asyncio.Server | None = None
+        self._workers: dict[str, asyncio.StreamWriter] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Raises OSError: another server answers there, or there can be no socket."""
+        remove_stale(self._path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.setblocking(False)
+            listener.bind(str(self._path))
+            self._path.chmod(_SOCKET_MODE)
+            self._server = await asyncio.start_unix_server(self._serve, sock=listener)
+        except OSError:
+            listener.close()
+            raise
+
+    async def close(self) -> None:
+        """Workers go on with what they hold."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._path.unlink(missing_ok=True)
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        return tuple(self._workers)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            with contextlib.suppress(AuthorityError, asyncio.CancelledError):
+                await self._converse(reader, writer)
+        finally:
+            writer.transport.abort()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
+        hello = await _read_frame(reader, decoder)
+        if not isinstance(hello, Hello):
+            raise AuthorityError("the first frame must say who asks")
+        holder = hello.holder
+        self._workers[holder] = writer
+        self._table.enter(holder, lambda zone: self._write(writer, News(zone)))
+        try:
+            while True:
+                ask = await _read_frame(reader, decoder)
+                if not isinstance(ask, Ask):
+                    raise AuthorityError("a second greeting")
+                self._write(writer, Told(self._table.exchange(holder, ask.zone, ask.request)))
+        finally:
+            # Not when it has come back over another socket meanwhile.
+            if self._workers.get(holder) is writer:
+                del self._workers[holder]
+                self._table.leave(holder)
+
+    def _write(self, writer: asyncio.StreamWriter, frame: Heard) -> None:
+        if writer.transport.get_write_buffer_size() > MOST_UNREAD:
+            writer.transport.abort()
+        elif not writer.is_closing():
+            writer.write(_encode(frame))
+
+
+def remove_stale(path: Path) -> None:
+    """What a crash has left. Raises OSError when somebody answers there."""
+    if not path.is_socket():
+        return  # bind() says what is wrong, if anything is
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+    raise FileExistsError(f"another server of limits answers at {path}")
+
+
+RETRY_AFTER = 0.25
+"""Seconds between two attempts to connect; a restarted server waits several times as long for us."""
+
+TIMEOUT = 5.0
+"""Seconds for one answer: it comes from memory."""
+
+
+class SocketAuthority:
+    """`holder`: a name of this worker that no other process has had."""
+
+    lease = None
+
+    def __init__(self, path: Path, holder: str) -> None:
+        self.name = f"the supervisor at {path}"
+        self._path = path
+        self._holder = holder
+        self._writer: asyncio.StreamWriter | None = None
+        self._waiting: deque[asyncio.Future[Answer]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(
+        self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
+    ) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._stay_connected(news, back, gone))
+
+    async def exchange(self, zone: str, request: Request) -> Answer:
+        writer = self._writer
+        if writer is None:
+            raise AuthorityError(f"{self.name} does not answer")
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append(answer)
+        writer.write(_encode(Ask(zone, request)))
+        try:
+            return await asyncio.wait_for(answer, TIMEOUT)
+        except TimeoutError as error:
+            # Not cut off: all that we hold would be free, and would be given away.
+            raise AuthorityError(f"{self.name} does not answer in time") from error
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _stay_connected(
+        self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
+    ) -> None:
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(self._path)
+            except OSError as error:
+                gone(error.strerror or str(error))
+                await asyncio.sleep(RETRY_AFTER)
+                continue
+            try:
+                writer.write(_encode(Hello(self._holder)))
+                self._writer = writer
+                back()
+                await self._listen(reader, news)
+            except AuthorityError as error:
+                gone(str(error))
+                await asyncio.sleep(RETRY_AFTER)
+            finally:
+                self._cut(writer)
+
+    async def _listen(self, reader: asyncio.StreamReader, news: Callable[[str], None]) -> None:
+        decoder: msgspec.msgpack.Decoder[Heard] = msgspec.msgpack.Decoder(Heard)
+        while True:
+            frame = await _read_frame(reader, decoder)
+            if isinstance(frame, News):
+                news(frame.zone)
+            elif self._waiting:
+                answer = self._waiting.popleft()
+                if not answer.done():
+                    answer.set_result(frame.answer)
+
+    def _cut(self, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+        if self._writer is writer:
+            self._writer = None
+            waiting, self._waiting = self._waiting, deque()
+            for answer in waiting:
+                if not answer.done():
+                    answer.set_exception(AuthorityError(f"{self.name} has gone"))
+                    answer.exception()  # who asked may have gone as well
