@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zonerelay.inbound.policy.api import Decision, Mail, Policy, Rcpt
+from zonerelay.inbound.policy import Decision, Mail, Policy, Rcpt
 
 
 class Nothing(Policy):

@@ -34,12 +34,12 @@ from zonerelay.config.settings import (
     Settings,
     SrsSettings,
 )
+from zonerelay.inbound import policy
 from zonerelay.inbound.access.auth import Authenticator
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.access.sender_domain import SenderDomains
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.listen.unix_sockets import Shared
-from zonerelay.inbound.policy import api as policy
 from zonerelay.inbound.policy.runner import PolicyRunner
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.tls.certificates import Certificates

@@ -16,7 +16,7 @@ from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.cleanup.intake import BACKLOG
 from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
 from zonerelay.inbound.listen.unix_sockets import Shared
-from zonerelay.inbound.policy.api import (
+from zonerelay.inbound.policy import (
     ACCEPT,
     Connect,
     Decision,
@@ -261,7 +261,7 @@ async def test_commands_that_pile_up_behind_a_question_stop_the_reading() -> Non
         await gate.reached()
         talk.send(b"NOOP\r\n" * 50_000 + b"QUIT\r\n")
         session = next(iter(house.listener._sessions))
-        await until(lambda: session.link.is_paused)
+        await until(lambda: session.transport.is_paused)
         assert session.lines.waiting < MAX_PIPELINED + 256 * 1024
         gate.open()
         assert (await talk.closed()).count(b"250 2.0.0 OK\r\n") == 50_000
@@ -274,7 +274,7 @@ async def test_a_body_that_comes_while_the_policy_thinks_about_its_header_is_bou
         body = b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n"
         talk.send(body + b".\r\n")
         session = next(iter(house.listener._sessions))
-        await until(lambda: session.link.is_paused)
+        await until(lambda: session.transport.is_paused)
         intake = session.bodies.current
         assert intake is not None
         assert intake.backlog <= BACKLOG + 512 * 1024
@@ -290,7 +290,7 @@ async def test_a_body_whose_header_was_refused_is_read_to_its_end_all_the_same()
         await talk.begin()
         talk.send(b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n.\r\nNOOP\r\n")
         session = next(iter(house.listener._sessions))
-        await until(lambda: session.link.is_paused)
+        await until(lambda: session.transport.is_paused)
         gate.open()
         assert await talk.line() == b"550 5.7.1 No"
         assert await talk.line() == b"250 2.0.0 OK"
@@ -311,7 +311,7 @@ async def test_a_store_that_fails_while_much_waits_for_it_is_answered_at_the_end
         await talk.begin()
         talk.send(b"Subject: x\r\n\r\n" + b"y" * 4_000_000 + b"\r\n.\r\n")
         session = next(iter(house.listener._sessions))
-        await until(lambda: session.link.is_paused)
+        await until(lambda: session.transport.is_paused)
         go.set()
         assert await talk.line() == b"451 4.3.0 Local error, try again later"
         assert await talk.ask(b"NOOP") == b"250 2.0.0 OK"

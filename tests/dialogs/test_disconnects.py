@@ -280,9 +280,9 @@ async def test_chunks_wait_while_the_store_is_behind(size: int) -> None:
         await begin_chunks(talk)
         talk.send((b"BDAT %d\r\n" % size + b"z" * size) * count)
         session = next(iter(house.listener._sessions))
-        await until(lambda: session.link.is_paused)
+        await until(lambda: session.transport.is_paused)
         await asyncio.sleep(0.05)
-        assert session.link.is_paused
+        assert session.transport.is_paused
         assert session.held < 1_000_000
         go.set()
         for _ in range(count):

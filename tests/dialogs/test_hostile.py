@@ -13,12 +13,12 @@ import pytest
 
 from tests.support.inbound import EventLog, House, RememberingStore, Talk, listening, until
 from zonerelay.config.settings import CLEARTEXT_AUTH_WORDS, ListenerAuth, ListenerSettings
+from zonerelay.inbound import policy
 from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.limits import error_delay as errors
 from zonerelay.inbound.limits.large_bodies import FAST, LARGE
 from zonerelay.inbound.limits.memory import SESSION_COST, SessionMemory
 from zonerelay.inbound.listen.unix_sockets import Shared
-from zonerelay.inbound.policy import api as policy
 from zonerelay.smtp.server.sasl import Credentials
 
 HERE = ListenerSettings(address="127.0.0.1:0")
@@ -66,7 +66,7 @@ async def test_leaving_with_commands_behind_a_commit_gives_back_what_they_held_o
         talk.writer.write_eof()
         session = next(iter(house.listener._sessions))
         await until(lambda: session.ended)
-        session.link._transport.abort()  # type: ignore[union-attr]
+        session.transport._transport.abort()  # type: ignore[union-attr]
         await until(lambda: house.listener.connections == 0)
         go.set()
         await nobody_left(house)
@@ -226,7 +226,7 @@ async def test_a_client_that_is_being_closed_gives_its_turn_away() -> None:
     async with listening() as house, await house.connect() as talk:
         await talk.begin()
         session = next(iter(house.listener._sessions))
-        turns = house.listener._reception.turns
+        turns = house.listener._context.large_bodies
         session.data_received(b"Subject: x\r\n\r\n" + b"y" * LARGE)
         session.data_received(b"y" * FAST)
         assert session in turns._heard
@@ -243,7 +243,7 @@ async def test_a_client_that_does_not_take_replies_does_not_keep_its_turn() -> N
         session.data_received(b"y" * FAST)
         await until(lambda: session.bodies.current is not None and session.bodies.current.backlog == 0)
         session.pause_writing()
-        assert session.link.is_paused
+        assert session.transport.is_paused
         assert not session.held_up, "that is no reason of ours"
         await talk.close()
 
@@ -364,4 +364,4 @@ async def test_errors_of_clients_that_may_relay_have_no_delay() -> None:
         talk.send(b"FOO\r\n" * 100)
         for _ in range(100):
             await talk.reply()
-    assert len(shared.errors) == 0
+    assert len(shared.error_delays) == 0

@@ -149,8 +149,8 @@ async def test_reading_pauses_while_the_store_is_behind() -> None:
         talk.send(body)
         await writing.wait()
         session = next(iter(house.listener._sessions))
-        await until(lambda: session.link.is_paused)
-        transport, intake = session.link._transport, session.bodies.current
+        await until(lambda: session.transport.is_paused)
+        transport, intake = session.transport._transport, session.bodies.current
         assert transport is not None
         assert not transport.is_reading()
         assert intake is not None
@@ -173,7 +173,7 @@ async def test_reading_pauses_while_the_client_does_not_take_replies() -> None:
             if session._blocked:
                 break
             await asyncio.sleep(0.001)
-        await until(lambda: session.link.is_paused)
+        await until(lambda: session.transport.is_paused)
         talk.writer.transport.abort()
 
 

@@ -256,7 +256,7 @@ def test_the_same_under_uvloop() -> None:
 def test_small_replies_are_not_delayed_by_nagle(run: object) -> None:
     async def look() -> int:
         async with listening() as house, await house.connect():
-            transport = next(iter(house.listener._sessions)).link._transport
+            transport = next(iter(house.listener._sessions)).transport._transport
             assert transport is not None
             wire: socket.socket = transport.get_extra_info("socket")
             option: int = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -287,7 +287,7 @@ async def test_commands_that_pile_up_behind_a_slow_commit_stop_the_reading() -> 
         await talk.begin()
         talk.send(b".\r\n" + b"NOOP\r\n" * 90_000)
         session = next(iter(house.listener._sessions))
-        await until(lambda: session.link.is_paused)
+        await until(lambda: session.transport.is_paused)
         assert session.lines.waiting < 512 * 1024
         go.set()
         talk.send(b"QUIT\r\n")

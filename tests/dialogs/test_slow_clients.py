@@ -15,8 +15,8 @@ from tests.support.inbound import Talk, listening, until
 from tests.support.tls_client import trusting
 from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.session import timeouts as deadlines
-from zonerelay.inbound.session import transport as link
-from zonerelay.inbound.state import replies as answers
+from zonerelay.inbound.session import transport
+from zonerelay.inbound.state import replies
 
 pytestmark = pytest.mark.alone  # tenths of a second are to be told from each other
 
@@ -162,7 +162,7 @@ async def test_chunks_have_the_transaction_time_together() -> None:
 
 
 async def test_a_client_that_does_not_take_our_last_words_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "LINGER", 0.1)
+    monkeypatch.setattr(transport, "LINGER", 0.1)
     async with listening(replace(ANYWHERE, max_commands=10_000_000)) as house, await house.connect() as talk:
         # The stream's own reader stops at its limit, and then the kernel's buffers fill.
         session = next(iter(house.listener._sessions))
@@ -173,7 +173,7 @@ async def test_a_client_that_does_not_take_our_last_words_is_cut_off(monkeypatch
             await asyncio.sleep(0.001)
         await until(lambda: session._blocked)
         house.listener.stop_accepting()
-        session.say_goodbye(answers.IDLE)
+        session.say_goodbye(replies.IDLE)
         await until(lambda: house.listener.connections == 0)
 
 

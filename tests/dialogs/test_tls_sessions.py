@@ -133,7 +133,7 @@ async def test_reading_stops_in_tls_too_while_the_store_is_behind(tmp_path: Path
         body = b"Subject: x\r\n\r\n" + b"y" * 8_000_000 + b"\r\n"
         talk.send(body + b".\r\n")
         session = next(iter(house.listener._sessions))
-        await until(lambda: session.link.is_paused)
+        await until(lambda: session.transport.is_paused)
         assert session.held < 1_500_000
         go.set()
         assert b"queued" in await talk.line()

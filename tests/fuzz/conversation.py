@@ -19,9 +19,9 @@ from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.access.networks import AccessPolicy, Client
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state.context import Reception
+from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.questions import Consultants
-from zonerelay.inbound.state.replies import Answer
+from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.message_id import MessageIdSource
@@ -46,10 +46,10 @@ class Doorman:
         self._access = AccessPolicy(settings)
         self.forgotten = False
 
-    def welcome(self, session: Session, peer: object) -> tuple[Client, Answer | None]:
+    def welcome(self, session: Session, peer: object) -> tuple[Client, ServerReply | None]:
         return self._access.identify(peer), None
 
-    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, Answer | None]:
+    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, ServerReply | None]:
         return self._access.named(address, port, by=client), None
 
     def farewell(self, session: Session, client: Client) -> None:
@@ -82,7 +82,7 @@ async def converse(
 ) -> Conversation:
     clock, log, store = ManualClock(), EventLog(), RememberingStore()
     events = Events(log, _METRICS, Redactor(b"k" * 32, enabled=True), clock)
-    reception = Reception(
+    context = ListenerContext(
         settings=settings,
         hostname=HOSTNAME,
         store=store.as_store(),
@@ -97,7 +97,7 @@ async def converse(
         certificates=certificates,
     )
     wire, doorman = Wire(), Doorman(settings)
-    session = Session(reception, doorman, asyncio.get_running_loop())
+    session = Session(context, doorman, asyncio.get_running_loop())
     session.connection_made(wire)  # type: ignore[arg-type]  # the methods that the session uses
     for packet in packets:
         if wire.closed:
@@ -112,7 +112,7 @@ async def converse(
     await _settle()
     assert bytes(wire.out) == out, "nobody is there to be told"
     assert doorman.forgotten, "nothing of a session is left when it is over"
-    assert reception.memory.used == 0
+    assert context.memory.used == 0
     return Conversation(out, closed, log, store)
 
 

@@ -96,14 +96,14 @@ def settings(dice: random.Random) -> ListenerSettings:
 def what_is_next(client: Client, choice: int) -> bytes:
     """What a client that knows the protocol says now."""
     reply = client.said.rpartition(b"\r\n")[0].rpartition(b"\r\n")[2]
-    grants = client.session.dialog.standing.grants
+    grants = client.session.conversation.client_state.grants
     if not client.said:
         return b"PROXY TCP4 192.0.2.7 192.0.2.1 4711 25\r\n" if client.wire.address == BALANCER else b""
     if reply.startswith(b"354") or client.session.bodies.current:
         return BODIES[choice % len(BODIES)]
     if reply.startswith(b"334"):
         return PLAIN + b"\r\n"
-    if reply.startswith(b"220") or not client.session.dialog.standing.helo:
+    if reply.startswith(b"220") or not client.session.conversation.client_state.helo:
         return b"EHLO x\r\n"
     if client.session.bodies.parked or reply.endswith(b"Recipient OK"):
         return b"DATA\r\n" if choice % 2 else CHUNKS[choice // 2 % len(CHUNKS)]
@@ -178,5 +178,5 @@ def test_such_clients_come_everywhere() -> None:
     reasons = {reason for crowd in crowds for reason in crowd.log.reasons()}
     assert not MET - reasons
     assert sum(bool(crowd.store.stored) for crowd in crowds) > 20
-    assert any(client.session.link.secured for crowd in crowds for client in crowd.clients)
+    assert any(client.session.transport.secured for crowd in crowds for client in crowd.clients)
     assert any(crowd.log.named("reply-lost") for crowd in crowds)

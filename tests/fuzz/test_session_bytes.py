@@ -21,11 +21,11 @@ from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.limits.memory import SessionMemory
-from zonerelay.inbound.policy.api import ACCEPT, EVENTS, Decision, Event
+from zonerelay.inbound.policy import ACCEPT, EVENTS, Decision, Event
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state.context import Reception
+from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.questions import Consultants
-from zonerelay.inbound.state.replies import Answer
+from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.message_id import MessageIdSource
 from zonerelay.smtp.server.commands import MAX_LINE
@@ -80,10 +80,10 @@ class Doorman:
     def __init__(self) -> None:
         self.forgotten = False
 
-    def welcome(self, session: Session, peer: object) -> tuple[Client, Answer | None]:
+    def welcome(self, session: Session, peer: object) -> tuple[Client, ServerReply | None]:
         return Client("192.0.2.1", 4711, may_relay=True), None
 
-    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, Answer | None]:
+    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, ServerReply | None]:
         return client, None
 
     def farewell(self, session: Session, client: Client) -> None:
@@ -119,7 +119,7 @@ async def converse(
     clock, log, store = ManualClock(), EventLog(), RememberingStore()
     events = Events(log, METRICS, Redactor(b"k" * 32, enabled=True), clock)
     memory = SessionMemory(sys.maxsize)
-    reception = Reception(
+    context = ListenerContext(
         settings=settings,
         hostname="relay.example.org",
         store=store.as_store(),
@@ -133,7 +133,7 @@ async def converse(
         access=AccessRules(()),
     )
     wire, doorman = Wire(), Doorman()
-    session = Session(reception, doorman, asyncio.get_running_loop())
+    session = Session(context, doorman, asyncio.get_running_loop())
     session.connection_made(wire)  # type: ignore[arg-type]  # the methods that the session uses
     await settled(session)
     for packet in packets:

@@ -22,7 +22,7 @@ from zonerelay.inbound.access.auth import Login, LoginKind
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.listen.unix_sockets import Shared
-from zonerelay.inbound.policy.api import ACCEPT, EVENTS, Decision, EndOfData, Event, accept, refuse
+from zonerelay.inbound.policy import ACCEPT, EVENTS, Decision, EndOfData, Event, accept, refuse
 from zonerelay.inbound.session.session import Session
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.message_id import MessageIdSource
@@ -78,7 +78,7 @@ class Client:
     """One connection. `said` is what the server has said, without its TLS."""
 
     def __init__(self, listener: Listener, address: str) -> None:
-        self.session = Session(listener._reception, listener, asyncio.get_running_loop())
+        self.session = Session(listener._context, listener, asyncio.get_running_loop())
         self.wire = Wire(address)
         self.said = b""
         self.lost = False
@@ -90,7 +90,7 @@ class Client:
     def wants_tls(self) -> bool:
         if self.over or not self.wire.reading:
             return False
-        return self.session.link.has_tls and self.session.link.secured is None
+        return self.session.transport.has_tls and self.session.transport.secured is None
 
     async def send(self, data: bytes) -> None:
         if self._tls is not None:

@@ -12,9 +12,9 @@ import pytest
 
 from tests.support.ports import LOOPBACK
 from zonerelay.config.options.endpoints import ListenAddress
-from zonerelay.inbound.listen import sibling_sockets as neighbours_module
+from zonerelay.inbound.listen import sibling_sockets
 from zonerelay.inbound.listen.binding import bound_group
-from zonerelay.inbound.listen.sibling_sockets import PATIENCE, Neighbours
+from zonerelay.inbound.listen.sibling_sockets import PATIENCE, SiblingSockets
 
 
 class Greeter(asyncio.Protocol):
@@ -46,7 +46,7 @@ def listening() -> tuple[list[socket.socket], int]:
 async def test_who_waits_at_a_socket_that_nobody_serves_is_taken_in_by_a_neighbour() -> None:
     (own, other), port = listening()
     server = await asyncio.get_running_loop().create_server(lambda: Greeter(b"own"), sock=own)
-    neighbours = Neighbours([other], lambda: Greeter(b"neighbour"))
+    neighbours = SiblingSockets([other], lambda: Greeter(b"neighbour"))
     before = time.monotonic()
     names = await asyncio.gather(*(greeted(port) for _ in range(60)))
     assert set(names) == {b"own", b"neighbour"}, "the kernel has dealt them out to both"
@@ -63,7 +63,7 @@ async def test_a_worker_that_comes_for_its_clients_keeps_them() -> None:
         await loop.create_server(lambda: Greeter(b"one"), sock=one.dup()),
         await loop.create_server(lambda: Greeter(b"two"), sock=two.dup()),
     ]
-    neighbours = Neighbours([one, two], lambda: Greeter(b"neighbour"))
+    neighbours = SiblingSockets([one, two], lambda: Greeter(b"neighbour"))
     for _ in range(3):
         names = await asyncio.gather(*(greeted(port) for _ in range(20)))
         assert b"neighbour" not in names
@@ -77,17 +77,17 @@ async def test_a_worker_that_comes_for_its_clients_keeps_them() -> None:
 async def test_the_sockets_of_workers_that_are_no_more_are_served_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(neighbours_module, "PATIENCE", 30.0)
+    monkeypatch.setattr(sibling_sockets, "PATIENCE", 30.0)
     (own, spare), port = listening()
     own.close()
-    neighbours = Neighbours([], lambda: Greeter(b"heir"), spare=[spare])
+    neighbours = SiblingSockets([], lambda: Greeter(b"heir"), spare=[spare])
     before = time.monotonic()
     assert await greeted(port) == b"heir"
     assert time.monotonic() - before < 10
     neighbours.close()
 
 
-class Counted(Neighbours):
+class Counted(SiblingSockets):
     looks = 0
 
     def _look(self, at: socket.socket) -> None:

@@ -24,7 +24,7 @@ from zonerelay.config.settings import (
     SourceSettings,
     ZoneSettings,
 )
-from zonerelay.inbound.access.networks import Reason
+from zonerelay.inbound.refusal import Reason
 from zonerelay.message.dsn.text import DsnKind
 from zonerelay.sandbox.conversation import Manners
 from zonerelay.sandbox.sink import Sink

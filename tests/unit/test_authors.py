@@ -8,7 +8,7 @@ from tests.support.feeding import cuts
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import KB, ListenerSettings
 from zonerelay.inbound.access.networks import Client
-from zonerelay.inbound.state.client_state import Standing
+from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.permissions import GrantTable
 from zonerelay.message.header.headers import MAX_METADATA, HeaderScanner, authors
 
@@ -17,7 +17,7 @@ MAX_HEADER = 256 * KB
 
 def may_write(header: bytes, *, whole: bool = True) -> bool:
     settings = ListenerSettings()
-    standing = Standing(settings, GrantTable(settings), Client("", 0, may_relay=True), None)
+    standing = ClientState(settings, GrantTable(settings), Client("", 0, may_relay=True), None)
     standing.logged_in(User("app", "", ("me@example.org",)))
     message = header + b"\r\n\r\nFrom: somebody@example.com\r\n"
     for pieces in [[message]] if whole else cuts(message):

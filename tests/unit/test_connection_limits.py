@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.inbound.access.networks import Reason
 from zonerelay.inbound.limits.connections import ConnectionLimits, client_key
+from zonerelay.inbound.refusal import Reason
 
 ADDRESSES = [
     "", "192.0.2.1", "192.0.2.2", "192.0.3.1",

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.inbound.access.networks import Reason
+from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session.timeouts import HANDSHAKE, Deadlines
-from zonerelay.inbound.state import replies as answers
+from zonerelay.inbound.state import replies
 
 IDLE, TRANSACTION, RATE = 10.0, 100.0, 50
 # Sums of the same seconds in another order; the session looks again after at least as much.
@@ -264,4 +264,4 @@ def test_the_next_transaction_has_its_own_time_when_rset_and_mail_come_together(
     deadlines.answered(6000.0, same := object())
     deadlines.answered(6250.0, same)
     deadlines.answered(6500.0, same)
-    assert deadlines.late(6600.0) is answers.TRANSACTION_TIME
+    assert deadlines.late(6600.0) is replies.TRANSACTION_TIME

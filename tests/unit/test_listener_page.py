@@ -9,8 +9,9 @@ import pytest
 
 from zonerelay.config.load import load_text
 from zonerelay.inbound.access.networks import Reason
-from zonerelay.inbound.state import replies as answers
-from zonerelay.inbound.state.replies import Answer
+from zonerelay.inbound.refusal import Reason
+from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.replies import ServerReply
 
 PAGE = (Path(__file__).parents[2] / "docs" / "listener.md").read_text()
 EXAMPLES = re.findall(r"^```toml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -18,8 +19,8 @@ ROWS = [line for line in PAGE.splitlines() if line.startswith("| ")]
 
 REFUSALS = {
     name: answer
-    for name, answer in vars(answers).items()
-    if isinstance(answer, Answer) and answer.reason is not None and answer.wire
+    for name, answer in vars(replies).items()
+    if isinstance(answer, ServerReply) and answer.reason is not None and answer.wire
 }
 
 

@@ -28,7 +28,7 @@ from zonerelay.inbound.policy.api import (
     accept,
     refuse,
 )
-from zonerelay.inbound.policy.runner import load_policy
+from zonerelay.inbound.policy.loading import load_policy
 from zonerelay.message.header.edits import edit_header
 from zonerelay.model.reply import Reply
 from zonerelay.policies.quota import parse_limits

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonerelay.inbound.policy.api import ClientInfo, PolicyContext, Rcpt
-from zonerelay.inbound.policy.runner import load_policy
+from zonerelay.inbound.policy import ClientInfo, PolicyContext, Rcpt
+from zonerelay.inbound.policy.loading import load_policy
 from zonerelay.model.clock import ManualClock
 from zonerelay.policies import quota
 from zonerelay.policies.quota import DAY, HOUR, Limits, Quota, parse_limits

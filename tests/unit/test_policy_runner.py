@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.queueing import Sink, make_events
-from zonerelay.inbound.policy.api import (
+from zonerelay.inbound.policy import (
     ACCEPT,
     EVENTS,
     Auth,
@@ -495,7 +495,7 @@ async def test_after_close_events_are_busy_and_threads_end() -> None:
 HANGING = """
 import asyncio, sys, threading, time
 from zonerelay.inbound.policy import Mail, Helo, Rcpt, Policy, PolicyContext
-from zonerelay.inbound.policy_runner import PolicyRunner, NOT_AVAILABLE
+from zonerelay.inbound.policy.runner import PolicyRunner, NOT_AVAILABLE
 from tests.support.queueing import Sink, make_events
 from zonerelay.model.clock import ManualClock
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from zonerelay.inbound.limits.large_bodies import FAST, Turns
+from zonerelay.inbound.limits.large_bodies import FAST, LargeBodies
 
 
 class Upload:
@@ -12,7 +12,7 @@ class Upload:
         self.held_up = False
         self.turns = 0
 
-    def take_turn(self) -> None:
+    def resume_reading(self) -> None:
         self.turns += 1
 
 
@@ -21,7 +21,7 @@ def uploads(count: int) -> list[Upload]:
 
 
 async def test_as_many_as_allowed_read_and_the_next_waits_for_the_first_to_end() -> None:
-    turns = Turns(at_once=2, patience=60)
+    turns = LargeBodies(at_once=2, patience=60)
     first, second, third, fourth = uploads(4)
     assert turns.may_read(first, FAST, 0)
     assert turns.may_read(second, FAST, 0)
@@ -38,7 +38,7 @@ async def test_as_many_as_allowed_read_and_the_next_waits_for_the_first_to_end()
 
 
 async def test_a_newcomer_does_not_pass_those_who_wait() -> None:
-    turns = Turns(at_once=1, patience=60)
+    turns = LargeBodies(at_once=1, patience=60)
     first, second, third = uploads(3)
     assert turns.may_read(first, FAST, 0)
     assert not turns.may_read(second, FAST, 0)
@@ -51,7 +51,7 @@ async def test_a_newcomer_does_not_pass_those_who_wait() -> None:
 
 
 async def test_a_client_that_we_have_caught_up_with_needs_no_turn() -> None:
-    turns = Turns(at_once=1, patience=60)
+    turns = LargeBodies(at_once=1, patience=60)
     fast, slow = uploads(2)
     assert turns.may_read(fast, FAST, 0)
     assert turns.may_read(slow, FAST - 1, 0)
@@ -62,7 +62,7 @@ async def test_a_client_that_we_have_caught_up_with_needs_no_turn() -> None:
 
 
 async def test_a_silent_client_loses_its_turn_to_those_who_wait_but_not_for_our_own_delay() -> None:
-    turns = Turns(at_once=2, patience=0.01)
+    turns = LargeBodies(at_once=2, patience=0.01)
     silent, ours, waiting = uploads(3)
     ours.held_up = True
     now = asyncio.get_running_loop().time()

@@ -1,1 +1,6 @@
-"""Taking mail: the listener, its sessions, and the intake of one message."""
+"""Receives mail: listeners, SMTP sessions, and the way of one message into the store.
+
+`listen` accepts connections, `session` speaks SMTP on one of them, `cleanup` takes a message to the store.
+`access`, `limits`, `policy` and `tls` decide and protect; `state` holds what the commands of a session share.
+Code outside takes `listen.listeners` (all listeners of a worker) and, for operators' code, `policy`.
+"""

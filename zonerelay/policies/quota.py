@@ -29,7 +29,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 
-from zonerelay.inbound.policy.api import ClientInfo, Decision, Policy, PolicyContext, Rcpt, refuse
+from zonerelay.inbound.policy import ClientInfo, Decision, Policy, PolicyContext, Rcpt, refuse
 from zonerelay.policies.windows import Window
 
 HOUR = 3600.0

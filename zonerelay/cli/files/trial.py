@@ -185,7 +185,7 @@ def _unmatchable(patterns: Iterable[str]) -> Iterator[str]:
 def _policy(listener: ListenerSettings, hostname: str, path: KeyPath, report: Report) -> None:
     if not listener.policy:
         return
-    from zonerelay.inbound.policy.api import PolicyContext
+    from zonerelay.inbound.policy import PolicyContext
     from zonerelay.inbound.policy.loading import load_policy
 
     context = PolicyContext(listener=listener.address, hostname=hostname, file=listener.policy_file)

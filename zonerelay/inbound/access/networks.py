@@ -1,68 +1,20 @@
-"""Who a client is by its address, and the words for why somebody may not.
+"""Which client an address is, and what the listener lets that address do.
 
 Closed by default (rule 6): by its address a client relays when it is in the listener's `allow_networks`, when
 it came over the listener's Unix socket (file permissions decide who can), or when the
 configuration says the exact words that open the listener to anybody. Passwords and certificates come on
-top of that, in the dialog. Whom a PROXY header or XCLIENT names is judged by its own address alone: the
+top of that, in the conversation. Whom a PROXY header or XCLIENT names is judged by its own address alone: the
 balancer's never makes its clients trusted.
 """
 
 from __future__ import annotations
 
-import enum
 import ipaddress
 from dataclasses import dataclass, replace
 
 from zonerelay.config.settings import OPEN_RELAY_WORDS, ListenerSettings
 
 MAX_REMEMBERED = 1024
-
-
-class Reason(enum.StrEnum):
-    """Why something was refused: a metric label, so the list is fixed."""
-
-    ACCESS = "access"
-    ADDRESS = "address"
-    AUTH = "auth"
-    AUTH_NEEDED = "auth-needed"
-    AUTH_TROUBLE = "auth-trouble"
-    BARE_LINE_ENDS = "bare-line-ends"
-    CLIENT_CONNECTIONS = "client-connections"
-    CLIENT_LEFT = "client-left"
-    COMMANDS = "commands"
-    CONNECTIONS = "connections"
-    DATA_RATE = "data-rate"
-    ERRORS = "errors"
-    HEADER_CONTROLS = "header-controls"
-    HEADER_SIZE = "header-size"
-    IDLE = "idle-timeout"
-    LOOP = "loop"
-    MEMORY = "memory"
-    NETWORK_CONNECTIONS = "network-connections"
-    NOT_OFFERED = "not-offered"
-    OTHER_PROTOCOL = "other-protocol"
-    PARAMETER = "parameter"
-    PIPELINING = "pipelining"
-    POLICY = "policy"
-    PROXY = "proxy"
-    RECIPIENTS = "recipients"
-    RELAY = "relay"
-    SENDER = "sender"
-    SENDER_DOMAIN = "sender-domain"
-    SEQUENCE = "sequence"
-    SHUTDOWN = "shutdown"
-    SIZE = "size"
-    SMTPUTF8 = "smtputf8"
-    SRS = "srs"
-    SRS_GUESSES = "srs-guesses"
-    STORE = "store"
-    STORE_FULL = "store-full"
-    SYNTAX = "syntax"
-    TLS = "tls"
-    TLS_NEEDED = "tls-needed"
-    TRANSACTION_TIME = "transaction-timeout"
-    TROUBLE = "trouble"
-    UNKNOWN_COMMAND = "unknown-command"
 
 
 @dataclass(frozen=True, slots=True)

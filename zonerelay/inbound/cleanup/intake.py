@@ -25,12 +25,12 @@ from zonerelay.config.settings import BareLineEnds, HeaderControls
 from zonerelay.inbound.cleanup.deliveries import deliveries_of
 from zonerelay.inbound.cleanup.own_headers import edited, own_fields, with_other_addresses, without
 from zonerelay.inbound.limits.large_bodies import LARGE
-from zonerelay.inbound.policy.api import EndOfData, Headers
-from zonerelay.inbound.state import replies as answers
-from zonerelay.inbound.state.client_state import Standing
-from zonerelay.inbound.state.context import Reception
+from zonerelay.inbound.policy import EndOfData, Headers
+from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.client_state import ClientState
+from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.questions import Verdict
-from zonerelay.inbound.state.replies import MAX_DRAINED, Answer, decided
+from zonerelay.inbound.state.replies import MAX_DRAINED, ServerReply, decided
 from zonerelay.inbound.state.rewriting import Rewrites, notes_of
 from zonerelay.inbound.state.transaction import NO_EDITS, Edits, Transaction, mailboxes
 from zonerelay.message.dkim.body import BodyHash
@@ -58,20 +58,20 @@ class Intake:
         self,
         envelope: Envelope,
         transaction: Transaction,
-        standing: Standing,
-        reception: Reception,
+        client_state: ClientState,
+        context: ListenerContext,
         on_room: Callable[[], None],
     ) -> None:
-        settings = reception.settings
+        settings = context.settings
         self.envelope = envelope
         self.task: asyncio.Task[None] | None = None  # the session's, that runs `store`
-        self.refusal: Answer | None = None
+        self.refusal: ServerReply | None = None
         self.detail = ""
         self.complete = False  # the end of data has arrived
         self.backlog = 0  # octets taken from the wire that the store has not taken yet
         self.transaction = transaction
-        self._standing = standing
-        self._reception = reception
+        self._client_state = client_state
+        self._context = context
         self._on_room = on_room
         self._settings = settings
         self._chunks = ChunkReader() if transaction.chunked else None
@@ -81,7 +81,7 @@ class Intake:
             removes_controls=settings.header_controls is HeaderControls.REMOVE,
         )
         self._header = _NOTHING_YET
-        self._hash = BodyHash() if reception.hash_bodies else None
+        self._hash = BodyHash() if context.hash_bodies else None
         self._eight_bit = False
         self._size = 0
         self._stored = 0  # with our own fields
@@ -144,10 +144,10 @@ class Intake:
         if self._waiter is not None and (self.worth_storing or self.refusal is not None):
             self._wake()
 
-    async def store(self) -> Answer:
+    async def store(self) -> ServerReply:
         """Carry the body to the store; the answer to the client. Raises only CancelledError."""
         try:
-            async with self._reception.store.begin(self.envelope) as writer:
+            async with self._context.store.begin(self.envelope) as writer:
                 while self.refusal is None:
                     if self._undecided:
                         await self._decide_header()
@@ -158,9 +158,9 @@ class Intake:
                     else:
                         await self._wait()
         except StoreFullError as error:
-            self._refuse(answers.STORE_FULL, str(error))
+            self._refuse(replies.STORE_FULL, str(error))
         except StoreError as error:
-            self._refuse(answers.STORE_TROUBLE, str(error))
+            self._refuse(replies.STORE_TROUBLE, str(error))
         except Exception as error:  # noqa: BLE001 - rule 3
             self._fail(error)
         # Left without commit: the store forgets what was written.
@@ -170,9 +170,9 @@ class Intake:
     def _take(self, piece: bytes) -> None:
         self._size += len(piece)
         if self._size > self._settings.max_message_size:
-            self._refuse(answers.TOO_BIG)
+            self._refuse(replies.TOO_BIG)
         elif self._body.has_bare and self._settings.bare_line_ends is BareLineEnds.REJECT:
-            self._refuse(answers.BARE_LINE_ENDS, self._line_ends())
+            self._refuse(replies.BARE_LINE_ENDS, self._line_ends())
         elif piece:
             self._eight_bit = self._eight_bit or not piece.isascii()
             if self._scanner is not None:
@@ -186,38 +186,38 @@ class Intake:
         try:
             scanner.feed(piece)
         except HeaderTooLargeError:
-            self._refuse(answers.HEADER_TOO_BIG)
+            self._refuse(replies.HEADER_TOO_BIG)
             return
         if scanner.header is not None:
             self._begin_body(scanner, scanner.header)
 
     def _begin_body(self, scanner: HeaderScanner, header: Header) -> None:
         """The header is known."""
-        reception, standing = self._reception, self._standing
+        context, client_state = self._context, self._client_state
         self._scanner = None
         held = bytes(scanner.held)
         if self._hash is not None:
             self._hash.feed(header.lead + held)
-        self._header = header if reception.dropped.isdisjoint(header.names) else self._dropped_from(header)
+        self._header = header if context.dropped.isdisjoint(header.names) else self._dropped_from(header)
         if header.controls:
-            self._refuse(answers.HEADER_CONTROLS)
+            self._refuse(replies.HEADER_CONTROLS)
         elif header.received > self._settings.max_received:
-            self._refuse(answers.MAIL_LOOP)
-        elif standing.is_bound and not standing.may_write_as(authors(header, held)):
-            self._refuse(answers.FROM_NOT_YOURS)
+            self._refuse(replies.MAIL_LOOP)
+        elif client_state.is_bound and not client_state.may_write_as(authors(header, held)):
+            self._refuse(replies.FROM_NOT_YOURS)
         else:
             rewrites = self.transaction.rewrites
             self._open(held if rewrites is None else self._rewritten(rewrites, held, scanner.size))
 
     def _open(self, held: bytes) -> None:
         """Nothing is wrong with the header: ours go first, then what came."""
-        if Headers in self._reception.consultants.asked:
+        if Headers in self._context.consultants.asked:
             self._undecided = held
             self.backlog += len(held)
         elif self.transaction.edits is not NO_EDITS:
             self._append(self._edited(held))
         else:
-            self._append(own_fields(self.envelope, self._header, self._reception))
+            self._append(own_fields(self.envelope, self._header, self._context))
             self._append(held)
 
     def _rewritten(self, rewrites: Rewrites, held: bytes, size: int) -> bytes:
@@ -225,37 +225,37 @@ class Intake:
         block = with_other_addresses(rewrites, self._header.lead, held[:size])
         if block is None:
             return held
-        self._header = without(parse_header(block), self._reception.dropped)
+        self._header = without(parse_header(block), self._context.dropped)
         return block + held[size:]
 
     def _dropped_from(self, header: Header) -> Header:
         """The message may name its zone, if whoever sent it is trusted; the field goes in any case."""
-        standing, origin, reception = self._standing, self.envelope.origin, self._reception
-        zone_header = reception.zone_header
+        client_state, origin, context = self._client_state, self.envelope.origin, self._context
+        zone_header = context.zone_header
         if (
             zone_header is not None
-            and standing.grants.may_relay
+            and client_state.grants.may_relay
             and zone_header.trusts(origin.client_address, origin.user)
         ):
             self._zone_named = zone_header.zone_in(header.fields)
-        gone = reception.dropped & header.names
+        gone = context.dropped & header.names
         self.transaction.edits = self.transaction.edits.and_those_of(Edits(remove=tuple(gone)))
         return without(header, gone)
 
     def _edited(self, held: bytes) -> bytes:
-        return edited(self.envelope, self._header, held, self.transaction.edits, self._reception)
+        return edited(self.envelope, self._header, held, self.transaction.edits, self._context)
 
     async def _decide_header(self) -> None:
         """What the policy says about the header; what came meanwhile waits behind it."""
         envelope, header = self.envelope, self._header
         event = Headers(
-            client=self._standing.info,
+            client=self._client_state.info,
             message_id=envelope.id,
             sender=envelope.sender,
             recipients=mailboxes(envelope.recipients),
             fields=header.fields,
         )
-        verdict = await self._reception.consultants.ask(event)
+        verdict = await self._context.consultants.ask(event)
         held, self._undecided = self._undecided, b""
         if self.refusal is not None or self._refused_by(verdict):
             return
@@ -281,7 +281,7 @@ class Intake:
         self._stored += len(piece)
         self.backlog += len(piece)
 
-    def _refuse(self, answer: Answer, detail: str = "") -> None:
+    def _refuse(self, answer: ServerReply, detail: str = "") -> None:
         self.refusal = answer
         self.detail = detail
         self._scanner = None
@@ -295,17 +295,17 @@ class Intake:
         """Keep the account of all sessions' memory."""
         held = self.backlog if self._scanner is None else self.backlog + len(self._scanner.held)
         if held != self.held:
-            self._reception.memory.used += held - self.held
+            self._context.memory.used += held - self.held
             self.held = held
 
     def release(self) -> None:
         """Nothing of it is in memory any more, or will be soon."""
-        self._reception.memory.used -= self.held
+        self._context.memory.used -= self.held
         self.held = 0
 
     def _fail(self, error: Exception) -> None:
-        self._reception.events.trouble("inbound", error, message_id=self.envelope.id)
-        self._refuse(answers.TROUBLE)
+        self._context.events.trouble("inbound", error, message_id=self.envelope.id)
+        self._refuse(replies.TROUBLE)
 
     async def _write(self, writer: MessageWriter) -> None:
         ready, self._ready = self._ready, []
@@ -319,24 +319,24 @@ class Intake:
             if not self.complete:
                 self._on_room()
 
-    async def _commit(self, writer: MessageWriter) -> Answer:
-        if EndOfData in self._reception.consultants.asked and await self._refused_at_the_end():
+    async def _commit(self, writer: MessageWriter) -> ServerReply:
+        if EndOfData in self._context.consultants.asked and await self._refused_at_the_end():
             assert self.refusal is not None
             return self.refusal
         if len(self.envelope.recipients) <= LIST:
             return await self._hand_over(writer)
-        async with self._reception.lists:
+        async with self._context.lists:
             return await self._hand_over(writer)
 
-    async def _hand_over(self, writer: MessageWriter) -> Answer:
-        zone_of = self._reception.choose_zone(
+    async def _hand_over(self, writer: MessageWriter) -> ServerReply:
+        zone_of = self._context.choose_zone(
             self.envelope, headers=self._header.fields, size=self._size, named=self._zone_named
         )
-        deliveries, zones = deliveries_of(self.envelope, self.transaction, zone_of, self._reception.bursts)
-        sizes = self._reception.zone_sizes
+        deliveries, zones = deliveries_of(self.envelope, self.transaction, zone_of, self._context.bursts)
+        sizes = self._context.zone_sizes
         if sizes and all(self._stored > sizes.get(each.zone, self._stored) for each in deliveries):
             # Too large for some of its zones only, it would be returned from those alone.
-            self._refuse(answers.TOO_BIG, "larger than its zones send")
+            self._refuse(replies.TOO_BIG, "larger than its zones send")
             assert self.refusal is not None
             return self.refusal
         if len(deliveries) > LIST:
@@ -350,19 +350,19 @@ class Intake:
             trace=self._trace(zones),
         )
         self._announce(message, deliveries)
-        return answers.queued(self.envelope.id)
+        return replies.queued(self.envelope.id)
 
     async def _refused_at_the_end(self) -> bool:
         envelope = self.envelope
         event = EndOfData(
-            client=self._standing.info,
+            client=self._client_state.info,
             message_id=envelope.id,
             sender=envelope.sender,
             recipients=mailboxes(envelope.recipients),
             fields=self._header.fields,
             size=self._size,
         )
-        verdict = await self._reception.consultants.ask(event)
+        verdict = await self._context.consultants.ask(event)
         if self._refused_by(verdict):
             return True
         self.transaction.decide(verdict.decision)
@@ -370,21 +370,21 @@ class Intake:
 
     def _announce(self, message: Message, deliveries: list[Delivery]) -> None:
         """The message is durable: whatever goes wrong now, the client must hear 250."""
-        reception = self._reception
+        context = self._context
         try:
-            reception.events.accepted(message, bare_lf=self._body.bare_lf, bare_cr=self._body.bare_cr)
+            context.events.accepted(message, bare_lf=self._body.bare_lf, bare_cr=self._body.bare_cr)
             # What is stored as due has its time told: were the clock set back, no claim would find it now.
             for queue, due in {each.queue: each.next_attempt for each in deliveries}.items():
-                reception.notify(queue, due)
+                context.notify(queue, due)
         except Exception as error:  # noqa: BLE001 - a 451 here would make the client send it twice
-            reception.events.trouble("inbound", error, message_id=message.id)
+            context.events.trouble("inbound", error, message_id=message.id)
 
     def _trace(self, zones: Sequence[str]) -> tuple[str, ...]:
         notes = [f"listener={self.envelope.origin.listener}", *zones]
         if self._body.has_bare:
             notes.append(self._line_ends())
-        if self._standing.tls is not None:
-            notes.append(f"cipher={self._standing.tls.cipher}")
+        if self._client_state.tls is not None:
+            notes.append(f"cipher={self._client_state.tls.cipher}")
         if self.transaction.rewritten or self.transaction.rewrites is not None:
             notes += notes_of(self.transaction)
         if self.transaction.release:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import replace
 
-from zonerelay.inbound.state.context import Reception
+from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.rewriting import Rewrites
 from zonerelay.inbound.state.transaction import Edits
 from zonerelay.message.header.edits import edit_header
@@ -31,16 +31,14 @@ def with_other_addresses(rewrites: Rewrites, lead: bytes, block: bytes) -> bytes
     return None if rewritten == lead + block else rewritten[len(lead) :]
 
 
-def own_fields(envelope: Envelope, header: Header, reception: Reception) -> bytes:
+def own_fields(envelope: Envelope, header: Header, context: ListenerContext) -> bytes:
     """With what must stand between them and the message."""
-    return trace_fields(
-        envelope, header, hostname=reception.hostname, hide_client=reception.settings.hide_client
-    )
+    return trace_fields(envelope, header, hostname=context.hostname, hide_client=context.settings.hide_client)
 
 
-def edited(envelope: Envelope, header: Header, held: bytes, edits: Edits, reception: Reception) -> bytes:
+def edited(envelope: Envelope, header: Header, held: bytes, edits: Edits, context: ListenerContext) -> bytes:
     """Our own fields, and what came, with fewer fields and others."""
     removed = {name.lower() for name in edits.remove}
     names = header.names - removed | {name.lower() for name, _ in edits.add}
     rest = edit_header(header.lead + held, add=edits.add, remove=edits.remove)
-    return own_fields(envelope, replace(header, names=names, lead=b""), reception) + rest
+    return own_fields(envelope, replace(header, names=names, lead=b""), context) + rest

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 from socket import AF_INET6, inet_pton
 
-from zonerelay.inbound.access.networks import Reason
+from zonerelay.inbound.refusal import Reason
 
 Key = str | bytes
 

@@ -24,7 +24,7 @@ MAX_CLIENTS = 10_000
 _MOST = FREE + 2 * MAX_DELAY / STEP
 
 
-class Errors:
+class ErrorDelays:
     def __init__(self) -> None:
         self._clients: dict[Key, tuple[float, float]] = {}  # errors and when; the latest is last
 

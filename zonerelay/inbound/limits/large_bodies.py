@@ -29,11 +29,11 @@ class Reader(Protocol):
     def held_up(self) -> bool:
         """We are not reading from it, for a reason of ours."""
 
-    def take_turn(self) -> None:
+    def resume_reading(self) -> None:
         """It may read now."""
 
 
-class Turns:
+class LargeBodies:
     """One per listener. Synchronous; every reader that has asked must `leave`."""
 
     def __init__(self, at_once: int = AT_ONCE, patience: float = PATIENCE) -> None:
@@ -44,7 +44,7 @@ class Turns:
         self._timer: asyncio.TimerHandle | None = None
 
     def may_read(self, reader: Reader, size: int, now: float) -> bool:
-        """`size` octets of a large body came at `now` (loop time); false: stop reading until `take_turn`."""
+        """`size` octets of a large body came at `now` (loop time). False: it waits for `resume_reading`."""
         if size < FAST:
             self.leave(reader)
             return True
@@ -68,7 +68,7 @@ class Turns:
             reader = next(iter(self._waiting))
             del self._waiting[reader]
             self._heard[reader] = asyncio.get_running_loop().time()
-            reader.take_turn()
+            reader.resume_reading()
 
     def _watch(self) -> None:
         if self._timer is None and self._waiting:

@@ -1,0 +1,5 @@
+"""Listening sockets: `listeners` owns those of a worker, `listener` one address and its sessions.
+
+`binding` makes sockets and says in words why an address cannot be used; `sibling_sockets` accepts clients
+that wait at the socket of another worker.
+"""

@@ -18,13 +18,14 @@ from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.access.networks import AccessPolicy, Client, Reason
 from zonerelay.inbound.limits.connections import ConnectionLimits
 from zonerelay.inbound.listen.binding import BACKLOG, bound, explained, refuse_live_socket
-from zonerelay.inbound.listen.sibling_sockets import Neighbours
+from zonerelay.inbound.listen.sibling_sockets import SiblingSockets
 from zonerelay.inbound.listen.unix_sockets import Shared
+from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.session.session import Session
-from zonerelay.inbound.state import replies as answers
-from zonerelay.inbound.state.context import ChooseZone, Notify, Reception
+from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.context import ChooseZone, ListenerContext, Notify
 from zonerelay.inbound.state.questions import AskedPolicy, Consultants
-from zonerelay.inbound.state.replies import Answer
+from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.inbound.tls.ports import TlsContexts
 from zonerelay.model.clock import Clock
 from zonerelay.model.message_id import MessageIdSource
@@ -61,7 +62,7 @@ class Listener:
         self._inherited = inherited
         self._events = events
         self._shared = shared
-        self._reception = Reception(
+        self._context = ListenerContext(
             settings=settings,
             hostname=hostname,
             store=store,
@@ -72,7 +73,7 @@ class Listener:
             clock=clock,
             consultants=self._consultants(settings, shared, policy),
             memory=shared.memory,
-            errors=shared.errors,
+            error_delays=shared.error_delays,
             access=shared.access,
             bursts=shared.bursts,
             rewriting=shared.rewriting,
@@ -91,7 +92,7 @@ class Listener:
         )
         self._sessions: set[Session] = set()
         self._server: asyncio.Server | None = None
-        self._neighbours: Neighbours | None = None
+        self._siblings: SiblingSockets | None = None
         self._socket_path: Path | None = None
         self._draining = False
         self._empty: asyncio.Future[None] | None = None
@@ -122,13 +123,13 @@ class Listener:
         loop = asyncio.get_running_loop()
 
         def session() -> Session:
-            return Session(self._reception, self, loop)
+            return Session(self._context, self, loop)
 
         handed = self._inherited.take(self.settings.address)
         if handed is not None:
             text = self.settings.address
             others, spare = self._inherited.take_others(text), self._inherited.take_spare(text)
-            self._neighbours = Neighbours(others, session, spare=spare) if others or spare else None
+            self._siblings = SiblingSockets(others, session, spare=spare) if others or spare else None
             return await _serve(loop, session, handed)
         if address.is_unix:
             path = Path(address.path)
@@ -158,8 +159,8 @@ class Listener:
         """Greet by these settings from now on; sessions that are open end by those they began with."""
         self.settings = settings
         self._shared = shared
-        self._reception = replace(
-            self._reception,
+        self._context = replace(
+            self._context,
             settings=settings,
             consultants=self._consultants(settings, shared, policy),
             access=shared.access,
@@ -178,7 +179,7 @@ class Listener:
 
     def asks(self, policy: AskedPolicy) -> bool:
         """A session that is open asks this policy, which may have been replaced since it began."""
-        return any(session.reception.consultants.policy is policy for session in self._sessions)
+        return any(session.context.consultants.policy is policy for session in self._sessions)
 
     def stop_accepting(self) -> None:
         """Close the listening socket; connections stay."""
@@ -186,8 +187,8 @@ class Listener:
             return
         self._server.close()
         self._server = None
-        if self._neighbours is not None:
-            self._neighbours.close()
+        if self._siblings is not None:
+            self._siblings.close()
         if self._socket_path is not None:
             self._socket_path.unlink(missing_ok=True)
 
@@ -222,17 +223,17 @@ class Listener:
 
     # What sessions ask of their house.
 
-    def welcome(self, session: Session, peer: object) -> tuple[Client, Answer | None]:
+    def welcome(self, session: Session, peer: object) -> tuple[Client, ServerReply | None]:
         client = self._access.identify(peer)
         self._sessions.add(session)
         if not client.address and not self.settings.address.startswith("unix:"):
             # Gone before we looked: HAProxy's checks do that.
-            return client, answers.NOBODY
+            return client, replies.NOBODY
         if self._draining:
-            return client, answers.SHUTTING_DOWN
+            return client, replies.SHUTTING_DOWN
         memory = self._shared.memory
         if memory.tight:
-            return client, answers.TOO_MUCH_MEMORY
+            return client, replies.TOO_MUCH_MEMORY
         reason = self._limits.enter(_counted_as(client))
         if reason is not None:
             return client, _TOO_MANY[reason]
@@ -240,7 +241,7 @@ class Listener:
         self._metrics.inbound_opened()
         return client, None
 
-    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, Answer | None]:
+    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, ServerReply | None]:
         named = self._access.named(address, port, by=client)
         reason = self._limits.move(_counted_as(client), _counted_as(named))
         return (named, None) if reason is None else (client, _TOO_MANY[reason])
@@ -266,9 +267,9 @@ async def _serve(
 
 
 _TOO_MANY = {
-    Reason.CONNECTIONS: answers.TOO_MANY_CONNECTIONS,
-    Reason.CLIENT_CONNECTIONS: answers.TOO_MANY_FROM_CLIENT,
-    Reason.NETWORK_CONNECTIONS: answers.TOO_MANY_FROM_NETWORK,
+    Reason.CONNECTIONS: replies.TOO_MANY_CONNECTIONS,
+    Reason.CLIENT_CONNECTIONS: replies.TOO_MANY_FROM_CLIENT,
+    Reason.NETWORK_CONNECTIONS: replies.TOO_MANY_FROM_NETWORK,
 }
 
 

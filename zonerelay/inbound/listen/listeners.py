@@ -16,16 +16,16 @@ from dataclasses import dataclass, replace
 
 from zonerelay.config.settings import ListenerAuth, ListenerSettings, ListenerTls, Settings
 from zonerelay.inbound.access.auth import Authenticator
-from zonerelay.inbound.access.networks import Reason
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.access.sender_domain import SenderDomains
 from zonerelay.inbound.limits.bursts import Bursts
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.listen.listener import Listener, ListenError
 from zonerelay.inbound.listen.unix_sockets import Shared
-from zonerelay.inbound.policy.api import PolicyContext
+from zonerelay.inbound.policy import PolicyContext
 from zonerelay.inbound.policy.loading import load_policy
 from zonerelay.inbound.policy.runner import PolicyRunner
+from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state.context import ChooseZone, Notify
 from zonerelay.inbound.state.rewriting import Rewriting
 from zonerelay.inbound.tls.ports import TlsContexts

@@ -18,7 +18,7 @@ AT_ONCE = 100
 """Clients taken at one look, so that they are shared with those who look too."""
 
 
-class Neighbours:
+class SiblingSockets:
     """`session` makes the protocol of a connection, as for the worker's own socket. `spare` are sockets of
     workers that are no more, which are this one's own now: nobody waits there.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.access.strangers import Strangers
 from zonerelay.inbound.limits.bursts import Bursts
-from zonerelay.inbound.limits.error_delay import Errors
+from zonerelay.inbound.limits.error_delay import ErrorDelays
 from zonerelay.inbound.limits.memory import SessionMemory
 from zonerelay.inbound.state.questions import SenderDomainCheck, Users
 from zonerelay.inbound.state.rewriting import Rewriting
@@ -30,7 +30,7 @@ class Shared:
     """
 
     memory: SessionMemory = field(default_factory=_no_limit)
-    errors: Errors = field(default_factory=Errors)
+    error_delays: ErrorDelays = field(default_factory=ErrorDelays)
     access: AccessRules | None = None
     users: Users | None = None
     sender_domains: SenderDomainCheck | None = None

@@ -160,7 +160,7 @@ class Decision:
         return bool(self.add or self.remove)
 
 
-Answer = Decision | None | Awaitable[Decision | None]
+ServerReply = Decision | None | Awaitable[Decision | None]
 """What a method may return: `def` a decision or None, `async def` the same."""
 
 
@@ -174,7 +174,7 @@ def accept(*, zone: str = "", add: Iterable[tuple[str, str]] = (), remove: Itera
 
 
 def refuse(code: int, detail: str, text: str) -> Decision:
-    """Answer `code` (400–499: try again; 500–599: never), as in `refuse(550, "7.1", "Not here")`.
+    """ServerReply `code` (400–499: try again; 500–599: never), as in `refuse(550, "7.1", "Not here")`.
 
     421 also ends the session.
     """
@@ -201,27 +201,27 @@ class Policy:
         """Raise ValueError, in words for the operator, when the policy cannot work."""
         self.context = context
 
-    def connect(self, event: Connect) -> Answer:
+    def connect(self, event: Connect) -> ServerReply:
         """Refused: the answer takes the place of the greeting, and the session ends."""
         return None
 
-    def helo(self, event: Helo) -> Answer:
+    def helo(self, event: Helo) -> ServerReply:
         return None
 
-    def auth(self, event: Auth) -> Answer:
+    def auth(self, event: Auth) -> ServerReply:
         return None
 
-    def mail(self, event: Mail) -> Answer:
+    def mail(self, event: Mail) -> ServerReply:
         return None
 
-    def rcpt(self, event: Rcpt) -> Answer:
+    def rcpt(self, event: Rcpt) -> ServerReply:
         return None
 
-    def headers(self, event: Headers) -> Answer:
+    def headers(self, event: Headers) -> ServerReply:
         """Refused: the rest of the message is read and dropped, then answered."""
         return None
 
-    def end_of_data(self, event: EndOfData) -> Answer:
+    def end_of_data(self, event: EndOfData) -> ServerReply:
         """Refused: the message is forgotten. Accepted here does not yet mean stored."""
         return None
 

@@ -32,12 +32,9 @@ from zonerelay.inbound.policy.api import (
     Rcpt,
 )
 from zonerelay.inbound.policy.call import Call, Failure, FailureKind, Result
-from zonerelay.inbound.policy.loading import load_policy
 from zonerelay.inbound.policy.threads import LoopThread, Threads
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
-
-__all__ = ["NOT_AVAILABLE", "PolicyRunner", "load_policy"]
 
 NOT_AVAILABLE = Decision(reply=Reply(451, "3.0", "Policy not available now"))
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from zonerelay.config.settings import ListenerAuth
 from zonerelay.inbound.access.auth import LoginKind
-from zonerelay.inbound.policy.api import Auth
-from zonerelay.inbound.state import replies as answers
+from zonerelay.inbound.policy import Auth
+from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.questions import LogIn, Verdict
-from zonerelay.inbound.state.replies import Answer
+from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.paths import CommandError
 from zonerelay.smtp.server.sasl import SaslExchange, parse_auth
@@ -22,64 +22,64 @@ from zonerelay.smtp.server.sasl import SaslExchange, parse_auth
 AUTH_FAILED = 535  # RFC 4954 6
 
 if TYPE_CHECKING:
-    from zonerelay.inbound.session.commands import Dialog
+    from zonerelay.inbound.session.commands import Conversation
 
 
-def auth(dialog: Dialog, argument: str) -> Answer:
-    standing = dialog.standing
-    if not standing.grants.offers_auth:
-        off = dialog.reception.settings.auth is ListenerAuth.OFF
-        return dialog.refuse(answers.NOT_OFFERED if off else answers.AUTH_NEEDS_TLS, "AUTH")
-    if not standing.helo:
-        return dialog.refuse(answers.EHLO_FIRST, "AUTH")
-    if standing.user is not None:
-        return dialog.refuse(answers.AUTH_ALREADY, "AUTH")
-    if dialog.transaction is not None:
-        return dialog.refuse(answers.NOT_IN_TRANSACTION, "AUTH")
+def auth(conversation: Conversation, argument: str) -> ServerReply:
+    client_state = conversation.client_state
+    if not client_state.grants.offers_auth:
+        off = conversation.context.settings.auth is ListenerAuth.OFF
+        return conversation.refuse(replies.NOT_OFFERED if off else replies.AUTH_NEEDS_TLS, "AUTH")
+    if not client_state.helo:
+        return conversation.refuse(replies.EHLO_FIRST, "AUTH")
+    if client_state.user is not None:
+        return conversation.refuse(replies.AUTH_ALREADY, "AUTH")
+    if conversation.transaction is not None:
+        return conversation.refuse(replies.NOT_IN_TRANSACTION, "AUTH")
     mechanism, initial = parse_auth(argument)
     exchange = SaslExchange(mechanism)
-    return _step(dialog, exchange, initial)
+    return _step(conversation, exchange, initial)
 
 
-def respond(dialog: Dialog, exchange: SaslExchange, line: bytes) -> Answer:
+def respond(conversation: Conversation, exchange: SaslExchange, line: bytes) -> ServerReply:
     """The client's line in an exchange, which is over unless it gets another challenge."""
     try:
-        return _step(dialog, exchange, line.decode("ascii", "replace"))
+        return _step(conversation, exchange, line.decode("ascii", "replace"))
     except CommandError as error:
-        return dialog.refuse(answers.bad_command(error.reply), "AUTH")
+        return conversation.refuse(replies.bad_command(error.reply), "AUTH")
 
 
-def _step(dialog: Dialog, exchange: SaslExchange, text: str | None) -> Answer:
+def _step(conversation: Conversation, exchange: SaslExchange, text: str | None) -> ServerReply:
     try:
         result = exchange.respond(text)
     except CommandError as error:
         if error.reply.code == AUTH_FAILED:
-            return _failed(dialog)
+            return _failed(conversation)
         raise
     if isinstance(result, Reply):
-        dialog.exchange = exchange
-        return Answer(result, result.encode())
-    question = LogIn(dialog.standing.info, exchange.mechanism, result)
-    return dialog.ask(question, lambda verdict: _decided(dialog, verdict))
+        conversation.exchange = exchange
+        return ServerReply(result, result.encode())
+    question = LogIn(conversation.client_state.info, exchange.mechanism, result)
+    return conversation.ask(question, lambda verdict: _decided(conversation, verdict))
 
 
-def _decided(dialog: Dialog, verdict: Verdict) -> Answer:
+def _decided(conversation: Conversation, verdict: Verdict) -> ServerReply:
     login = verdict.login
     if login is None or login.kind is LoginKind.BROKEN:
-        return dialog.refuse(answers.AUTH_TROUBLE, "AUTH", detail="" if login is None else login.detail)
+        return conversation.refuse(replies.AUTH_TROUBLE, "AUTH", detail="" if login is None else login.detail)
     if login.kind is LoginKind.LOCKED:
-        return dialog.refuse(answers.AUTH_LOCKED, "AUTH", detail=login.detail)
+        return conversation.refuse(replies.AUTH_LOCKED, "AUTH", detail=login.detail)
     if login.kind is not LoginKind.OK or login.user is None:
-        return _failed(dialog)
+        return _failed(conversation)
     if verdict.decision.reply is not None:
-        return dialog.refuse_by(verdict, "AUTH")
-    dialog.keep_edits(Auth.step, verdict.decision)
-    dialog.standing.logged_in(login.user)
-    return answers.AUTH_OK
+        return conversation.refuse_by(verdict, "AUTH")
+    conversation.keep_edits(Auth.step, verdict.decision)
+    conversation.client_state.logged_in(login.user)
+    return replies.AUTH_OK
 
 
-def _failed(dialog: Dialog) -> Answer:
-    dialog.auth_failures += 1
-    if dialog.auth_failures >= dialog.reception.settings.max_auth_failures:
-        return dialog.refuse(answers.TOO_MANY_LOGINS, "AUTH")
-    return dialog.refuse(answers.AUTH_FAILED, "AUTH")
+def _failed(conversation: Conversation) -> ServerReply:
+    conversation.auth_failures += 1
+    if conversation.auth_failures >= conversation.context.settings.max_auth_failures:
+        return conversation.refuse(replies.TOO_MANY_LOGINS, "AUTH")
+    return conversation.refuse(replies.AUTH_FAILED, "AUTH")

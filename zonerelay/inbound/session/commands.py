@@ -23,15 +23,13 @@ from dataclasses import replace
 
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.limits.connections import client_key
-from zonerelay.inbound.policy.api import Connect, Decision
-from zonerelay.inbound.session import auth as login
-from zonerelay.inbound.session import ehlo as hello
-from zonerelay.inbound.session import mail
-from zonerelay.inbound.state import replies as answers
-from zonerelay.inbound.state.client_state import Standing
-from zonerelay.inbound.state.context import Reception
+from zonerelay.inbound.policy import Connect, Decision
+from zonerelay.inbound.session import auth, ehlo, mail
+from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.client_state import ClientState
+from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.questions import Question, Verdict
-from zonerelay.inbound.state.replies import Answer, Then, refused
+from zonerelay.inbound.state.replies import ServerReply, Then, refused
 from zonerelay.inbound.state.transaction import NO_EDITS, Edits, Transaction
 from zonerelay.inbound.tls.ports import TlsInfo
 from zonerelay.model.address import Mailbox
@@ -45,10 +43,10 @@ from zonerelay.smtp.server.xclient import XClient
 _SYNCHRONISING = frozenset({"EHLO", "HELO", "AUTH", "DATA"})
 _NOT_OFFERED = frozenset({"EXPN", "ETRN", "TURN", "ATRN", "SEND", "SOML", "SAML", "BURL"})
 
-AfterVerdict = Callable[[Verdict], Answer]
+AfterVerdict = Callable[[Verdict], ServerReply]
 
 
-class Dialog:
+class Conversation:
     """`answer` takes one line. The commands' modules read and change the attributes."""
 
     __slots__ = (
@@ -59,29 +57,29 @@ class Dialog:
         "_max_errors",
         "auth_failures",
         "chunk",
+        "client_state",
         "commands",
+        "context",
         "delay",
         "edits",
         "edits_by_step",
         "exchange",
         "held_back",
         "question",
-        "reception",
-        "standing",
         "transaction",
         "xclient",
     )
 
-    def __init__(self, reception: Reception, client: Client, tls: TlsInfo | None = None) -> None:
-        settings = reception.settings
-        self.reception = reception
-        self.standing = Standing(settings, reception.grants, client, tls)
+    def __init__(self, context: ListenerContext, client: Client, tls: TlsInfo | None = None) -> None:
+        settings = context.settings
+        self.context = context
+        self.client_state = ClientState(settings, context.grants, client, tls)
         self._max_commands = settings.max_commands
         self._max_errors = settings.max_errors
         self._errors = 0
         self.delay = 0.0  # seconds that the answer to a stranger's error waits
-        self.held_back: Answer | None = None
-        self._known = _IN_CLEAR if self.standing.grants.must_start_tls else _COMMANDS
+        self.held_back: ServerReply | None = None
+        self._known = _IN_CLEAR if self.client_state.grants.must_start_tls else _COMMANDS
         self.commands = 0
         self.auth_failures = 0
         self.exchange: SaslExchange | None = None  # while the client's lines are SASL responses
@@ -96,15 +94,15 @@ class Dialog:
     def reset(self) -> None:
         """Forget the transaction, not the client."""
         if self.transaction is not None:
-            self.reception.memory.used -= self.transaction.cost
+            self.context.memory.used -= self.transaction.cost
             self.transaction = None
 
-    def greet(self) -> Answer:
-        if Connect not in self.reception.consultants.asked:
-            return self.reception.greeting.banner
-        return self.ask(Connect(client=self.standing.info), self._connect_decided)
+    def greet(self) -> ServerReply:
+        if Connect not in self.context.consultants.asked:
+            return self.context.greeting.banner
+        return self.ask(Connect(client=self.client_state.info), self._connect_decided)
 
-    def answer(self, line: bytes | LineFault, *, more: bool) -> Answer:
+    def answer(self, line: bytes | LineFault, *, more: bool) -> ServerReply:
         """The answer to a line; `more` says that further input is already there."""
         self.commands += 1
         if isinstance(line, LineFault) or self.exchange is not None or self.commands > self._max_commands:
@@ -116,39 +114,39 @@ class Dialog:
             if command is None:
                 return self._unknown(verb)
             if more and verb in _SYNCHRONISING:
-                return self.refuse(answers.PIPELINED, verb)
+                return self.refuse(replies.PIPELINED, verb)
             return command(self, argument)
         except CommandError as error:
-            answer = answers.bad_command(error.reply)
+            answer = replies.bad_command(error.reply)
             if line[:4].upper() == b"BDAT":
                 # Nobody knows where its octets end, and they must not run as commands.
                 answer = replace(answer, then=Then.CLOSE)
             return self.refuse(answer, verb)
 
-    def _no_command(self, line: bytes | LineFault) -> Answer:
+    def _no_command(self, line: bytes | LineFault) -> ServerReply:
         if self.commands > self._max_commands:
-            return self.refuse(answers.TOO_MANY_COMMANDS)
+            return self.refuse(replies.TOO_MANY_COMMANDS)
         exchange, self.exchange = self.exchange, None
         if isinstance(line, LineFault):
             bare = line is LineFault.BARE_LF
-            too_long = answers.LINE_TOO_LONG if exchange is None else answers.RESPONSE_TOO_LONG
-            return self.refuse(answers.BARE_LF_COMMAND if bare else too_long)
+            too_long = replies.LINE_TOO_LONG if exchange is None else replies.RESPONSE_TOO_LONG
+            return self.refuse(replies.BARE_LF_COMMAND if bare else too_long)
         assert exchange is not None
-        return login.respond(self, exchange, line)
+        return auth.respond(self, exchange, line)
 
     def refuse(
         self,
-        answer: Answer,
+        answer: ServerReply,
         command: str = "",
         *,
         message_id: MessageId | None = None,
         mailbox: Mailbox | None = None,
         detail: str = "",
-    ) -> Answer:
+    ) -> ServerReply:
         """Log and count a refusal; too many of them end the session."""
         if answer.reason is not None:
-            self.reception.events.refused(
-                self.standing.origin,
+            self.context.events.refused(
+                self.client_state.origin,
                 command,
                 answer.reply,
                 answer.reason.value,
@@ -158,45 +156,45 @@ class Dialog:
             )
         if answer.counts:
             self._errors += 1
-            if not self.standing.grants.may_relay:
-                client = client_key(self.standing.client.address)
-                self.delay = self.reception.errors.made(client, self.reception.clock.monotonic())
+            if not self.client_state.grants.may_relay:
+                client = client_key(self.client_state.client.address)
+                self.delay = self.context.error_delays.made(client, self.context.clock.monotonic())
             if self._errors >= self._max_errors and answer.then is not Then.CLOSE and not message_id:
-                return self.refuse(answers.TOO_MANY_ERRORS, command)
+                return self.refuse(replies.TOO_MANY_ERRORS, command)
         return answer
 
-    def slowed(self, answer: Answer) -> Answer:
+    def slowed(self, answer: ServerReply) -> ServerReply:
         """The answer, or the order to the session to hold it back for `delay`."""
         if answer.then is not Then.GO_ON and answer.then is not Then.CLOSE:
             return answer  # the next one, then
         self.held_back = answer
-        return answers.HOLD_BACK
+        return replies.HOLD_BACK
 
     # Asking somebody.
 
-    def ask(self, question: Question, after_verdict: AfterVerdict) -> Answer:
+    def ask(self, question: Question, after_verdict: AfterVerdict) -> ServerReply:
         self.question = question
         self._after_verdict = after_verdict
-        return answers.ASK
+        return replies.ASK
 
-    def decided(self, verdict: Verdict) -> Answer:
+    def decided(self, verdict: Verdict) -> ServerReply:
         """The verdict on `question`."""
         after_verdict = self._after_verdict
         assert after_verdict is not None
         self.question = self._after_verdict = None
         return after_verdict(verdict)
 
-    def refuse_by(self, verdict: Verdict, command: str, *, mailbox: Mailbox | None = None) -> Answer:
+    def refuse_by(self, verdict: Verdict, command: str, *, mailbox: Mailbox | None = None) -> ServerReply:
         """The verdict's reply, which is there; 421 ends the session."""
         reply = verdict.decision.reply
         assert reply is not None
-        return self.refuse(answers.decided(reply, verdict.reason), command, mailbox=mailbox)
+        return self.refuse(replies.decided(reply, verdict.reason), command, mailbox=mailbox)
 
-    def _connect_decided(self, verdict: Verdict) -> Answer:
+    def _connect_decided(self, verdict: Verdict) -> ServerReply:
         reply = verdict.decision.reply
         if reply is None:
             self.keep_edits(Connect.step, verdict.decision)
-            return self.reception.greeting.banner
+            return self.context.greeting.banner
         return self.refuse(refused(reply, verdict.reason, Then.CLOSE))
 
     def keep_edits(self, step: str, wanted: Decision | Edits) -> None:
@@ -211,7 +209,7 @@ class Dialog:
         for each in by_step.values():
             self.edits = self.edits.and_those_of(each)
 
-    def go_on_from(self, before: Dialog) -> None:
+    def go_on_from(self, before: Conversation) -> None:
         """Behind STARTTLS: who has connected stays decided, what was said does not count."""
         for step, edits in before.edits_by_step:
             if step == Connect.step:
@@ -219,46 +217,46 @@ class Dialog:
 
     # Commands of no consequence.
 
-    def _unknown(self, verb: str) -> Answer:
+    def _unknown(self, verb: str) -> ServerReply:
         if verb in HTTP_VERBS:
-            return self.refuse(answers.NOT_SMTP)
+            return self.refuse(replies.NOT_SMTP)
         if verb in _NOT_OFFERED:
-            return self.refuse(answers.NOT_OFFERED, verb)
-        return self.refuse(answers.UNKNOWN)
+            return self.refuse(replies.NOT_OFFERED, verb)
+        return self.refuse(replies.UNKNOWN)
 
-    def _noop(self, argument: str) -> Answer:
-        return answers.OK
+    def _noop(self, argument: str) -> ServerReply:
+        return replies.OK
 
-    def _vrfy(self, argument: str) -> Answer:
-        return answers.CANNOT_VERIFY if argument else self.refuse(answers.NEEDS_ARGUMENT, "VRFY")
+    def _vrfy(self, argument: str) -> ServerReply:
+        return replies.CANNOT_VERIFY if argument else self.refuse(replies.NEEDS_ARGUMENT, "VRFY")
 
-    def _help(self, argument: str) -> Answer:
-        return answers.HELP
+    def _help(self, argument: str) -> ServerReply:
+        return replies.HELP
 
-    def _quit(self, argument: str) -> Answer:
-        return self.refuse(answers.NO_ARGUMENT, "QUIT") if argument else answers.BYE
+    def _quit(self, argument: str) -> ServerReply:
+        return self.refuse(replies.NO_ARGUMENT, "QUIT") if argument else replies.BYE
 
 
-_COMMANDS: dict[str, Callable[[Dialog, str], Answer]] = {
-    "EHLO": hello.ehlo,
-    "HELO": hello.helo,
-    "STARTTLS": hello.starttls,
-    "XCLIENT": hello.xclient,
-    "AUTH": login.auth,
+_COMMANDS: dict[str, Callable[[Conversation, str], ServerReply]] = {
+    "EHLO": ehlo.ehlo,
+    "HELO": ehlo.helo,
+    "STARTTLS": ehlo.starttls,
+    "XCLIENT": ehlo.xclient,
+    "AUTH": auth.auth,
     "MAIL": mail.mail,
     "RCPT": mail.rcpt,
     "DATA": mail.data,
     "BDAT": mail.bdat,
     "RSET": mail.rset,
-    "NOOP": Dialog._noop,
-    "VRFY": Dialog._vrfy,
-    "HELP": Dialog._help,
-    "QUIT": Dialog._quit,
+    "NOOP": Conversation._noop,
+    "VRFY": Conversation._vrfy,
+    "HELP": Conversation._help,
+    "QUIT": Conversation._quit,
 }
 
 
-def _tls_before(verb: str) -> Callable[[Dialog, str], Answer]:
-    return lambda dialog, _: dialog.refuse(answers.TLS_FIRST, verb)
+def _tls_before(verb: str) -> Callable[[Conversation, str], ServerReply]:
+    return lambda conversation, _: conversation.refuse(replies.TLS_FIRST, verb)
 
 
 # RFC 3207 4: what a server that insists on TLS still answers without it.

@@ -13,25 +13,25 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from zonerelay.inbound.access.networks import Reason
 from zonerelay.inbound.cleanup.intake import BACKLOG, Intake
 from zonerelay.inbound.limits.large_bodies import Reader
-from zonerelay.inbound.session.commands import Dialog
+from zonerelay.inbound.refusal import Reason
+from zonerelay.inbound.session.commands import Conversation
 from zonerelay.inbound.session.timeouts import Deadlines
-from zonerelay.inbound.session.transport import Link
-from zonerelay.inbound.state import replies as answers
-from zonerelay.inbound.state.context import Reception
-from zonerelay.inbound.state.replies import Answer, Then
+from zonerelay.inbound.session.transport import Transport
+from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.context import ListenerContext
+from zonerelay.inbound.state.replies import ServerReply, Then
 from zonerelay.smtp.server.lines import LineReader
 
 
-class Conversation(Reader, Protocol):
+class Speaker(Reader, Protocol):
     """The session, as far as bodies go."""
 
-    link: Link
+    transport: Transport
     lines: LineReader
     deadlines: Deadlines
-    dialog: Dialog
+    conversation: Conversation
 
     @property
     def now(self) -> float:
@@ -46,30 +46,30 @@ class Conversation(Reader, Protocol):
     def message_done(self) -> None:
         """Go on with the commands that wait."""
 
-    def say_goodbye(self, answer: Answer, *, detail: str = "") -> None: ...
+    def say_goodbye(self, answer: ServerReply, *, detail: str = "") -> None: ...
 
     def abort(self) -> None: ...
 
 
 class Bodies:
     __slots__ = (
+        "_context",
         "_owed",
-        "_reception",
         "_session",
+        "behind_others",
         "current",
         "discarding",
-        "out_of_turn",
         "parked",
     )
 
-    def __init__(self, session: Conversation, reception: Reception) -> None:
+    def __init__(self, session: Speaker, context: ListenerContext) -> None:
         self._session = session
-        self._reception = reception
+        self._context = context
         self.current: Intake | None = None  # being read, or waiting for the store
         self.parked: Intake | None = None  # between two chunks
         self.discarding = 0
-        self._owed = answers.OK  # once the octets are discarded
-        self.out_of_turn = False  # other large bodies are read first
+        self._owed = replies.OK  # once the octets are discarded
+        self.behind_others = False  # other large bodies are read first
 
     @property
     def wait_for_store(self) -> bool:
@@ -79,7 +79,7 @@ class Bodies:
     def are_behind(self) -> bool:
         """Reading must stop for a reason of ours."""
         intake = self.current or self.parked
-        return self.out_of_turn or (intake is not None and intake.backlog > BACKLOG)
+        return self.behind_others or (intake is not None and intake.backlog > BACKLOG)
 
     @property
     def held(self) -> int:
@@ -99,16 +99,16 @@ class Bodies:
         session = self._session
         intake, self.parked = self.parked or self._new_intake(), None
         self.current = intake
-        size, last = session.dialog.chunk
+        size, last = session.conversation.chunk
         intake.begin_chunk(size, last=last)
         session.deadlines.body_began(session.deadlines.heard)
         self.take(session.lines.take(size))
 
-    def discard_chunk(self, owed: Answer) -> None:
+    def discard_chunk(self, owed: ServerReply) -> None:
         """BDAT was refused: its octets are dropped before that is said."""
         session = self._session
         self._owed = owed
-        self.discarding = session.dialog.chunk[0]
+        self.discarding = session.conversation.chunk[0]
         session.deadlines.body_began(session.now)
         self.discard()
 
@@ -120,22 +120,22 @@ class Bodies:
         session.deadlines.body_came(dropped, session.now)
         if not self.discarding:
             session.deadlines.complete()
-            session.link.write(self._owed.reply.encode())
+            session.transport.write(self._owed.reply.encode())
 
     def _new_intake(self) -> Intake:
-        dialog, reception = self._session.dialog, self._reception
-        transaction = dialog.transaction
+        conversation, context = self._session.conversation, self._context
+        transaction = conversation.transaction
         assert transaction is not None
-        origin = dialog.standing.origin
-        if reception.rewriting is not None:
-            reception.rewriting.rewrite(transaction, origin)
+        origin = conversation.client_state.origin
+        if context.rewriting is not None:
+            context.rewriting.rewrite(transaction, origin)
         envelope = transaction.envelope(
-            reception.ids.next(),
-            reception.clock.now(),
+            context.ids.next(),
+            context.clock.now(),
             origin,
-            dialog.standing.priority or reception.settings.priority,
+            conversation.client_state.priority or context.settings.priority,
         )
-        return Intake(envelope, transaction, dialog.standing, reception, self._session.regulate)
+        return Intake(envelope, transaction, conversation.client_state, context, self._session.regulate)
 
     # Octets.
 
@@ -147,32 +147,32 @@ class Bodies:
         deadlines.octets += len(data)
         intake.feed(data)
         if intake.complete or intake.chunk_done:
-            self._reception.turns.leave(session)
-            self.out_of_turn = False
+            self._context.large_bodies.leave(session)
+            self.behind_others = False
             if intake.rest:
                 session.lines.feed(intake.rest)
             if intake.complete:
                 deadlines.complete()
         elif intake.hopeless:
-            self.give_up(answers.MUCH_TOO_BIG)
+            self.give_up(replies.MUCH_TOO_BIG)
             return
         elif intake.is_large:
-            self.out_of_turn = not self._reception.turns.may_read(session, len(data), deadlines.heard)
+            self.behind_others = not self._context.large_bodies.may_read(session, len(data), deadlines.heard)
         if intake.task is None and intake.refusal is None and intake.worth_storing:
             intake.task = session.spawn(self._store(intake))
         if not intake.complete:
             self._go_on(intake)
         elif intake.refusal is not None and intake.task is None:
             self._finish(intake, intake.refusal)
-        if not intake.complete or session.lines.waiting or session.link.is_paused:
+        if not intake.complete or session.lines.waiting or session.transport.is_paused:
             session.regulate()
 
     def _go_on(self, intake: Intake) -> None:
         """More is to come."""
         if intake.chunk_done:
             self._park(intake)
-        if self._reception.memory.full:
-            self._reception.memory.relieve()
+        if self._context.memory.full:
+            self._context.memory.relieve()
 
     def _park(self, intake: Intake) -> None:
         session = self._session
@@ -180,7 +180,7 @@ class Bodies:
         session.deadlines.chunk_complete(session.now)
         if intake.refusal is None:
             self.parked = intake
-            session.link.write(answers.chunk_taken(session.dialog.chunk[0]).wire)
+            session.transport.write(replies.chunk_taken(session.conversation.chunk[0]).wire)
         else:
             self._finish(intake, intake.refusal)
 
@@ -196,14 +196,14 @@ class Bodies:
             else:
                 session.regulate()  # what was held back is dropped now, so there is room
         except Exception as error:  # noqa: BLE001 - nobody awaits this task
-            self._reception.events.trouble("inbound", error, message_id=intake.envelope.id)
+            self._context.events.trouble("inbound", error, message_id=intake.envelope.id)
             session.abort()
         finally:
             intake.task = None
 
     # Ends.
 
-    def _finish(self, intake: Intake, answer: Answer) -> None:
+    def _finish(self, intake: Intake, answer: ServerReply) -> None:
         """The transaction is over: answer it."""
         session = self._session
         self.current = None
@@ -211,17 +211,17 @@ class Bodies:
             intake.release()
         if answer.reason is not None:
             self._refuse(intake, answer)
-        session.dialog.reset()
-        if not session.link.is_open:
+        session.conversation.reset()
+        if not session.transport.is_open:
             if answer.reason is None:
-                self._reception.events.reply_lost(intake.envelope.id, intake.envelope.origin)
+                self._context.events.reply_lost(intake.envelope.id, intake.envelope.origin)
             return
         session.deadlines.answered(session.now, None)
-        session.link.write(answer.wire)
+        session.transport.write(answer.wire)
         if answer.then is Then.CLOSE:
-            session.say_goodbye(Answer(answer.reply, b""))
+            session.say_goodbye(ServerReply(answer.reply, b""))
 
-    def give_up(self, answer: Answer) -> None:
+    def give_up(self, answer: ServerReply) -> None:
         """The client is told why, and that is the end of the session; a message that is here whole stays."""
         intake = self.current or self.parked
         if intake is None or intake.complete:
@@ -229,12 +229,12 @@ class Bodies:
             return
         self._refuse(intake, answer)
         self._abort(intake)
-        self._session.say_goodbye(Answer(answer.reply, answer.wire))
+        self._session.say_goodbye(ServerReply(answer.reply, answer.wire))
 
     def drop_parked(self) -> None:
         """Unless its transaction goes on: commands may have ended that, and have begun another one."""
         parked = self.parked
-        if parked is not None and parked.transaction is not self._session.dialog.transaction:
+        if parked is not None and parked.transaction is not self._session.conversation.transaction:
             self._abort(parked)
 
     def lost(self, *, left: bool) -> None:
@@ -243,7 +243,7 @@ class Bodies:
             if intake is None or intake.complete:
                 continue
             if left:
-                self._refuse(intake, Answer(answers.CLIENT_LEFT, b"", reason=Reason.CLIENT_LEFT))
+                self._refuse(intake, ServerReply(replies.CLIENT_LEFT, b"", reason=Reason.CLIENT_LEFT))
             self._abort(intake)
 
     def part(self) -> None:
@@ -253,14 +253,14 @@ class Bodies:
     def _abort(self, intake: Intake) -> None:
         """No end of data will come: the message does not exist."""
         self.current = self.parked = None
-        self._reception.turns.leave(self._session)
+        self._context.large_bodies.leave(self._session)
         if intake.task is not None:
             intake.task.cancel()
         intake.release()
 
-    def _refuse(self, intake: Intake, answer: Answer) -> None:
+    def _refuse(self, intake: Intake, answer: ServerReply) -> None:
         envelope = intake.envelope
-        self._session.dialog.refuse(
+        self._session.conversation.refuse(
             answer,
             "BDAT" if intake.is_chunked else "DATA",
             message_id=envelope.id,

@@ -8,64 +8,68 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zonerelay.inbound.policy.api import Helo
-from zonerelay.inbound.state import replies as answers
+from zonerelay.inbound.policy import Helo
+from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.questions import Verdict
-from zonerelay.inbound.state.replies import Answer
+from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.smtp.server.xclient import parse_xclient
 
 if TYPE_CHECKING:
-    from zonerelay.inbound.session.commands import Dialog
+    from zonerelay.inbound.session.commands import Conversation
 
 MAX_HELO = 255
 
 
-def ehlo(dialog: Dialog, argument: str) -> Answer:
-    return _hello(dialog, "EHLO", argument)
+def ehlo(conversation: Conversation, argument: str) -> ServerReply:
+    return _hello(conversation, "EHLO", argument)
 
 
-def helo(dialog: Dialog, argument: str) -> Answer:
-    return _hello(dialog, "HELO", argument)
+def helo(conversation: Conversation, argument: str) -> ServerReply:
+    return _hello(conversation, "HELO", argument)
 
 
-def _hello(dialog: Dialog, verb: str, name: str) -> Answer:
+def _hello(conversation: Conversation, verb: str, name: str) -> ServerReply:
     if not name:
-        return dialog.refuse(answers.NEEDS_ARGUMENT, verb)
-    dialog.reset()
-    if Helo not in dialog.reception.consultants.asked:
-        return _welcome(dialog, verb, name)
+        return conversation.refuse(replies.NEEDS_ARGUMENT, verb)
+    conversation.reset()
+    if Helo not in conversation.context.consultants.asked:
+        return _welcome(conversation, verb, name)
 
-    def decided(verdict: Verdict) -> Answer:
+    def decided(verdict: Verdict) -> ServerReply:
         if verdict.decision.reply is not None:
-            return dialog.refuse_by(verdict, verb)
-        dialog.keep_edits(Helo.step, verdict.decision)
-        return _welcome(dialog, verb, name)
+            return conversation.refuse_by(verdict, verb)
+        conversation.keep_edits(Helo.step, verdict.decision)
+        return _welcome(conversation, verb, name)
 
-    return dialog.ask(Helo(client=dialog.standing.info, name=name[:MAX_HELO]), decided)
+    return conversation.ask(Helo(client=conversation.client_state.info, name=name[:MAX_HELO]), decided)
 
 
-def _welcome(dialog: Dialog, verb: str, name: str) -> Answer:
-    standing, greeting = dialog.standing, dialog.reception.greeting
+def _welcome(conversation: Conversation, verb: str, name: str) -> ServerReply:
+    client_state, greeting = conversation.client_state, conversation.context.greeting
     extended = verb == "EHLO"
-    standing.said_hello(name[:MAX_HELO], extended=extended)
-    return greeting.ehlo(standing.grants.offer, dialog.reception.clock.now()) if extended else greeting.helo
+    client_state.said_hello(name[:MAX_HELO], extended=extended)
+    return (
+        greeting.ehlo(client_state.grants.offer, conversation.context.clock.now())
+        if extended
+        else greeting.helo
+    )
 
 
-def starttls(dialog: Dialog, argument: str) -> Answer:
+def starttls(conversation: Conversation, argument: str) -> ServerReply:
     if argument:
-        return dialog.refuse(answers.NO_ARGUMENT, "STARTTLS")
-    if dialog.standing.tls is not None:
-        return dialog.refuse(answers.TLS_ALREADY, "STARTTLS")
-    if not dialog.standing.grants.offers_starttls:
-        return dialog.refuse(answers.NOT_OFFERED, "STARTTLS")
-    dialog.reset()
-    return answers.START_TLS
+        return conversation.refuse(replies.NO_ARGUMENT, "STARTTLS")
+    if conversation.client_state.tls is not None:
+        return conversation.refuse(replies.TLS_ALREADY, "STARTTLS")
+    if not conversation.client_state.grants.offers_starttls:
+        return conversation.refuse(replies.NOT_OFFERED, "STARTTLS")
+    conversation.reset()
+    return replies.START_TLS
 
 
-def xclient(dialog: Dialog, argument: str) -> Answer:
-    if not dialog.standing.client.may_xclient:
-        return dialog.refuse(answers.NOT_OFFERED, "XCLIENT")
-    if dialog.transaction is not None:
-        return dialog.refuse(answers.NOT_IN_TRANSACTION, "XCLIENT")
-    dialog.xclient = parse_xclient(argument)
-    return answers.READMIT
+def xclient(conversation: Conversation, argument: str) -> ServerReply:
+    if not conversation.client_state.client.may_xclient:
+        return conversation.refuse(replies.NOT_OFFERED, "XCLIENT")
+    if conversation.transaction is not None:
+        return conversation.refuse(replies.NOT_IN_TRANSACTION, "XCLIENT")
+    conversation.xclient = parse_xclient(argument)
+    return replies.READMIT

@@ -2,7 +2,7 @@
 
 Owns the order of these: a PROXY header first and exactly once, from listed peers only; then, on a listener
 with implicit TLS, the handshake; then the greeting. Whenever it is known anew who the client is, or
-after a handshake, there is a new dialog: nothing said before counts.
+after a handshake, there is a new conversation: nothing said before counts.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Protocol
 
 from zonerelay.config.settings import ListenerTls
 from zonerelay.inbound.access.networks import Client
-from zonerelay.inbound.session.commands import Dialog
+from zonerelay.inbound.session.commands import Conversation
 from zonerelay.inbound.session.timeouts import Deadlines
-from zonerelay.inbound.session.transport import Link, LinkFault
-from zonerelay.inbound.state import replies as answers
-from zonerelay.inbound.state.context import Reception
-from zonerelay.inbound.state.replies import Answer
+from zonerelay.inbound.session.transport import Transport, TransportFault
+from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.context import ListenerContext
+from zonerelay.inbound.state.replies import ServerReply
 from zonerelay.smtp.server.commands import TLS_HELLO
 from zonerelay.smtp.server.lines import LineReader
 from zonerelay.smtp.server.proxy_protocol import looks_like_proxy
@@ -29,14 +29,14 @@ FOREIGN = frozenset(b"\x16P\r")
 class Visitor(Protocol):
     """The session, as far as its beginning goes."""
 
-    link: Link
+    transport: Transport
     lines: LineReader
     deadlines: Deadlines
-    dialog: Dialog
+    conversation: Conversation
     client: Client
     ended: bool
     greeted: bool
-    reception: Reception
+    context: ListenerContext
 
     @property
     def now(self) -> float:
@@ -45,9 +45,9 @@ class Visitor(Protocol):
     def is_now(self, address: str, port: int) -> bool:
         """The client is another one; false when that one may not come in, and is told so."""
 
-    def reply(self, replies: bytes, last: Answer) -> None: ...
+    def reply(self, octets: bytes, last: ServerReply) -> None: ...
 
-    def say_goodbye(self, answer: Answer, *, detail: str = "") -> None: ...
+    def say_goodbye(self, answer: ServerReply, *, detail: str = "") -> None: ...
 
     def charge(self) -> None:
         """What it holds in memory has changed."""
@@ -60,19 +60,19 @@ def open_to(visitor: Visitor) -> None:
     """A connection has been made and its peer is welcome."""
     if visitor.client.proxies:
         visitor.deadlines.began_handshake(visitor.now)
-        visitor.link.expect_proxy_header()
+        visitor.transport.expect_proxy_header()
     else:
         _come_in(visitor)
 
 
 def unwrap(visitor: Visitor, data: bytes) -> bytes:
     """What of these bytes is SMTP. The link takes header and TLS off; what that changes is done here."""
-    link = visitor.link
+    link = visitor.transport
     named, secured = link.named, link.secured
     try:
         data = link.receive(data)
-    except LinkFault as fault:
-        visitor.say_goodbye(answers.TLS_FAULT if fault.tls else answers.BAD_PROXY, detail=str(fault))
+    except TransportFault as fault:
+        visitor.say_goodbye(replies.TLS_FAULT if fault.tls else replies.BAD_PROXY, detail=str(fault))
         return b""
     if link.named is not named:
         return _has_been_named(visitor, data)
@@ -86,46 +86,46 @@ def unwrap(visitor: Visitor, data: bytes) -> bytes:
 def turns_away(visitor: Visitor, data: bytes) -> bool:
     """Nothing has been said yet, and this is the beginning of something else than SMTP."""
     if data.startswith(TLS_HELLO):
-        visitor.say_goodbye(answers.NOT_SMTP)
+        visitor.say_goodbye(replies.NOT_SMTP)
         return True
     if looks_like_proxy(data):
-        visitor.say_goodbye(answers.NO_PROXY)
+        visitor.say_goodbye(replies.NO_PROXY)
         return True
     return False
 
 
 def is_heard(visitor: Visitor) -> bool:
     """Before its handshake a client that expects TLS could not read what we say."""
-    return visitor.link.secured is not None or visitor.reception.settings.tls is not ListenerTls.IMPLICIT
+    return visitor.transport.secured is not None or visitor.context.settings.tls is not ListenerTls.IMPLICIT
 
 
 def start_tls(visitor: Visitor) -> None:
     """What has come in clear text and has not been answered is dropped (RFC 3207 4.2)."""
-    certificates = visitor.reception.certificates
+    certificates = visitor.context.certificates
     assert certificates is not None
     visitor.lines.clear()
     visitor.deadlines.began_handshake(visitor.now)
-    visitor.link.start_tls(certificates.channel())
+    visitor.transport.start_tls(certificates.channel())
     visitor.charge()
 
 
 def readmit(visitor: Visitor) -> None:
     """As whom XCLIENT names; what it does not name stays (XCLIENT_README)."""
-    xclient, standing = visitor.dialog.xclient, visitor.dialog.standing
+    xclient, client_state = visitor.conversation.xclient, visitor.conversation.client_state
     assert xclient is not None
     client = visitor.client
     address = client.address if xclient.address is None else xclient.address
     port = client.port if xclient.port is None else xclient.port
     if visitor.is_now(address, port):
         # The certificate is that of the server in front, not of the client that it names.
-        tls = standing.tls if standing.tls is None else replace(standing.tls, certificate="")
-        visitor.dialog = Dialog(visitor.reception, visitor.client, tls)
-        visitor.dialog.standing.take_over(standing, xclient)
+        tls = client_state.tls if client_state.tls is None else replace(client_state.tls, certificate="")
+        visitor.conversation = Conversation(visitor.context, visitor.client, tls)
+        visitor.conversation.client_state.take_over(client_state, xclient)
         _greet(visitor)
 
 
 def _come_in(visitor: Visitor) -> None:
-    if visitor.reception.settings.tls is ListenerTls.IMPLICIT:
+    if visitor.context.settings.tls is ListenerTls.IMPLICIT:
         start_tls(visitor)
     else:
         _greet(visitor)
@@ -133,28 +133,28 @@ def _come_in(visitor: Visitor) -> None:
 
 def _greet(visitor: Visitor) -> None:
     visitor.greeted = True
-    answer = visitor.dialog.greet()
+    answer = visitor.conversation.greet()
     visitor.reply(answer.wire, answer)
 
 
 def _has_been_named(visitor: Visitor, data: bytes) -> bytes:
-    header = visitor.link.named
+    header = visitor.transport.named
     assert header is not None
     visitor.deadlines.established(visitor.now)
     if not visitor.is_now(header.address, header.port):
         return b""
-    visitor.dialog = Dialog(visitor.reception, visitor.client)
+    visitor.conversation = Conversation(visitor.context, visitor.client)
     _come_in(visitor)
-    return unwrap(visitor, data) if data and visitor.link.is_wrapped else data
+    return unwrap(visitor, data) if data and visitor.transport.is_wrapped else data
 
 
 def _has_been_secured(visitor: Visitor) -> None:
-    info = visitor.link.secured
+    info = visitor.transport.secured
     assert info is not None
     visitor.deadlines.established(visitor.now)
-    visitor.reception.events.metrics.inbound_tls(info.version)
-    before = visitor.dialog
-    visitor.dialog = Dialog(visitor.reception, visitor.client, info)
-    visitor.dialog.go_on_from(before)
+    visitor.context.events.metrics.inbound_tls(info.version)
+    before = visitor.conversation
+    visitor.conversation = Conversation(visitor.context, visitor.client, info)
+    visitor.conversation.go_on_from(before)
     if not visitor.greeted:
         _greet(visitor)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from zonerelay.inbound.access.networks import Client
-from zonerelay.inbound.state.replies import Answer
+from zonerelay.inbound.state.replies import ServerReply
 
 if TYPE_CHECKING:
     from zonerelay.inbound.session.session import Session
 
 
 class House(Protocol):
-    def welcome(self, session: Session, peer: object) -> tuple[Client, Answer | None]:
+    def welcome(self, session: Session, peer: object) -> tuple[Client, ServerReply | None]:
         """Identify and count a connection, or say why not."""
 
-    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, Answer | None]:
+    def readmit(self, client: Client, address: str, port: int) -> tuple[Client, ServerReply | None]:
         """The connection is that of another client, as a PROXY header or XCLIENT says; or why not."""
 
     def farewell(self, session: Session, client: Client) -> None:

@@ -1,7 +1,7 @@
 """One client's connection: the only module that knows aiosmtpd.
 
 Moves bytes between the link to the client and the parts that decide: `doorway` until the greeting,
-`LineReader` and `Dialog` for commands, `Bodies` for messages. Everything up to DATA is answered inside
+`LineReader` and `Conversation` for commands, `Bodies` for messages. Everything up to DATA is answered inside
 `data_received`, without a task, unless somebody has to be asked; a message costs one task, which waits for
 the store. Replies to a pipelined group leave in one write, in order.
 
@@ -33,21 +33,21 @@ from typing import Any
 from aiosmtpd.smtp import SMTP
 
 from zonerelay.inbound.limits.memory import TLS_COST
-from zonerelay.inbound.session import handshake as doorway
-from zonerelay.inbound.session.commands import Dialog
+from zonerelay.inbound.session import handshake
+from zonerelay.inbound.session.commands import Conversation
 from zonerelay.inbound.session.data import Bodies
 from zonerelay.inbound.session.house import House
 from zonerelay.inbound.session.timeouts import Deadlines
-from zonerelay.inbound.session.transport import Link
-from zonerelay.inbound.state import replies as answers
-from zonerelay.inbound.state.context import Reception
+from zonerelay.inbound.session.transport import Transport
+from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.context import ListenerContext
 from zonerelay.inbound.state.questions import LogIn
-from zonerelay.inbound.state.replies import Answer, Then
+from zonerelay.inbound.state.replies import ServerReply, Then
 from zonerelay.smtp.server.commands import MAX_LINE
 from zonerelay.smtp.server.lines import LineFault, LineReader
 
 MAX_PIPELINED = 64 * 1024
-MAX_LINES_PER_TURN = 500  # then other connections get their turn
+MAX_LINES_AT_ONCE = 500  # then other connections get their turn
 
 # It logs every command line with the addresses in it (rule 7).
 logging.getLogger("mail.log").setLevel(logging.CRITICAL + 1)
@@ -55,11 +55,13 @@ logging.getLogger("mail.debug").setLevel(logging.CRITICAL + 1)
 
 
 class Session(SMTP):
-    def __init__(self, reception: Reception, house: House, loop: asyncio.AbstractEventLoop) -> None:
+    transport: Transport  # type: ignore[assignment]  # aiosmtpd assigns its own only in methods that do not run
+
+    def __init__(self, context: ListenerContext, house: House, loop: asyncio.AbstractEventLoop) -> None:
         # Not super().__init__(): nothing that it prepares is used, and it costs more than a message.
-        settings = reception.settings
+        settings = context.settings
         self.loop = loop
-        self.reception = reception
+        self.context = context
         self._house = house
         self.lines = LineReader(MAX_LINE)
         self.deadlines = Deadlines(
@@ -68,7 +70,7 @@ class Session(SMTP):
             transaction=settings.transaction_timeout,
             min_rate=settings.min_data_rate,
         )
-        self.bodies: Bodies = Bodies(self, reception)
+        self.bodies: Bodies = Bodies(self, context)
         self.greeted = False
         self._running = 0  # tasks
         # The next answer waits for it: a verdict, or a time.
@@ -86,26 +88,26 @@ class Session(SMTP):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods, but not the base class.
-        self.link = Link(transport, self.loop)  # type: ignore[arg-type]
+        self.transport = Transport(transport, self.loop)  # type: ignore[arg-type]
         self.client, refusal = self._house.welcome(self, transport.get_extra_info("peername"))
-        self.dialog = Dialog(self.reception, self.client)
+        self.conversation = Conversation(self.context, self.client)
         if refusal is not None:
             self.say_goodbye(refusal)
             return
         self._welcome = True
-        reception = self.reception
-        self._timer = self.loop.call_at(self.deadlines.heard + reception.first_look, self._look_at_time)
-        if reception.greets_at_once and not self.client.proxies:
+        context = self.context
+        self._timer = self.loop.call_at(self.deadlines.heard + context.first_look, self._look_at_time)
+        if context.greets_at_once and not self.client.proxies:
             self.greeted = True
-            self.link.write(reception.greeting.banner.wire)
+            self.transport.write(context.greeting.banner.wire)
         else:
-            doorway.open_to(self)
+            handshake.open_to(self)
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        if self.link.is_wrapped:
-            data = doorway.unwrap(self, data)
+        if self.transport.is_wrapped:
+            data = handshake.unwrap(self, data)
             if not data or self._closing:
                 return
         bodies = self.bodies
@@ -116,7 +118,11 @@ class Session(SMTP):
             if self.lines.waiting:
                 self.advance()
             return
-        if data[0] in doorway.FOREIGN and not self.dialog.commands and doorway.turns_away(self, data):
+        if (
+            data[0] in handshake.FOREIGN
+            and not self.conversation.commands
+            and handshake.turns_away(self, data)
+        ):
             return
         line = self.lines.only_line(data)
         if line is None or intake is not None or self._blocked or self._asking or bodies.discarding:
@@ -136,7 +142,7 @@ class Session(SMTP):
 
     def connection_lost(self, error: Exception | None) -> None:
         left, self._closing = self.ended or not self._closing, True
-        self.link.lost()
+        self.transport.lost()
         if self._timer is not None:
             self._timer.cancel()
         if self._asking is not None:
@@ -168,8 +174,8 @@ class Session(SMTP):
     def held_up(self) -> bool:
         return self.bodies.are_behind
 
-    def take_turn(self) -> None:
-        self.bodies.out_of_turn = False
+    def resume_reading(self) -> None:
+        self.bodies.behind_others = False
         self.regulate()
 
     @property
@@ -178,15 +184,15 @@ class Session(SMTP):
 
     @property
     def held(self) -> int:
-        transaction = self.dialog.transaction
+        transaction = self.conversation.transaction
         return self._charged + self.bodies.held + (transaction.cost if transaction is not None else 0)
 
     def charge(self) -> None:
         """Keep the account of all sessions' memory, and relieve it when it is full."""
-        held = self.lines.waiting + (TLS_COST if self.link.has_tls else 0)
+        held = self.lines.waiting + (TLS_COST if self.transport.has_tls else 0)
         if held == self._charged:
             return
-        memory = self.reception.memory
+        memory = self.context.memory
         memory.used += held - self._charged
         self._charged = held
         if memory.full:
@@ -195,8 +201,8 @@ class Session(SMTP):
     def _hold_nothing(self) -> None:
         """But for a message that is here whole."""
         self.lines.clear()
-        self.dialog.reset()
-        self.reception.memory.used -= self._charged
+        self.conversation.reset()
+        self.context.memory.used -= self._charged
         self._charged = 0
 
     # The listener calls these.
@@ -208,12 +214,12 @@ class Session(SMTP):
 
     def shed(self) -> None:
         """End, for memory is short."""
-        self.bodies.give_up(answers.TOO_MUCH_MEMORY)
+        self.bodies.give_up(replies.TOO_MUCH_MEMORY)
 
     def abort(self) -> None:
         """Close now, whatever the client is doing. A message that arrived whole is still committed."""
         self._closing = True
-        self.link.abort()
+        self.transport.abort()
 
     # Commands.
 
@@ -223,7 +229,7 @@ class Session(SMTP):
         if self._closing:
             return  # what it held is out of the account
         self.charge()
-        left = MAX_LINES_PER_TURN
+        left = MAX_LINES_AT_ONCE
         while self.lines.waiting and self._may_go_on():
             if self.bodies.discarding:
                 self.bodies.discard()
@@ -246,47 +252,47 @@ class Session(SMTP):
         return not (busy or self._closing or self._blocked)
 
     def _answer_lines(self, most: int) -> int:
-        """Answer up to so many lines in one write, up to the first that needs more than an answer."""
-        replies: list[bytes] = []
+        """ServerReply up to so many lines in one write, up to the first that needs more than an answer."""
+        octets: list[bytes] = []
         count = 0
         while count < most and (line := self.lines.next()) is not None:
             answer = self._answer(line)
             count += 1
-            replies.append(answer.wire)
+            octets.append(answer.wire)
             if answer.then is not Then.GO_ON:
-                self.reply(b"".join(replies), answer)
+                self.reply(b"".join(octets), answer)
                 return count
-        if replies:
-            self.reply(b"".join(replies), answers.OK)
+        if octets:
+            self.reply(b"".join(octets), replies.OK)
         return count
 
-    def _answer(self, line: bytes | LineFault) -> Answer:
-        dialog = self.dialog
+    def _answer(self, line: bytes | LineFault) -> ServerReply:
+        conversation = self.conversation
         try:
-            answer = dialog.answer(line, more=self.lines.waiting > 0)
-            return dialog.slowed(answer) if dialog.delay else answer
+            answer = conversation.answer(line, more=self.lines.waiting > 0)
+            return conversation.slowed(answer) if conversation.delay else answer
         except Exception as error:  # noqa: BLE001 - rule 3: a mistake of ours is never the client's
             answer = self._trouble(error)
             # What follows may be a chunk, which must not run as commands.
             is_bdat = isinstance(line, bytes) and line[:4].upper() == b"BDAT"
             return replace(answer, then=Then.CLOSE) if is_bdat else answer
 
-    def _trouble(self, error: Exception) -> Answer:
-        self.reception.events.trouble("inbound", error)
-        self.dialog.reset()
-        return answers.TROUBLE
+    def _trouble(self, error: Exception) -> ServerReply:
+        self.context.events.trouble("inbound", error)
+        self.conversation.reset()
+        return replies.TROUBLE
 
-    def reply(self, replies: bytes, last: Answer) -> None:
+    def reply(self, octets: bytes, last: ServerReply) -> None:
         """Write replies, and do what the last of the answers asks for."""
-        self.deadlines.answered(self.loop.time(), self.dialog.transaction)
+        self.deadlines.answered(self.loop.time(), self.conversation.transaction)
         if self.bodies.parked is not None:
             self.bodies.drop_parked()
-        if replies:
-            self.link.write(replies)
+        if octets:
+            self.transport.write(octets)
         if last.then is not Then.GO_ON:
             self._go_on_with(last)
 
-    def _go_on_with(self, answer: Answer) -> None:
+    def _go_on_with(self, answer: ServerReply) -> None:
         """Comparisons, the usual ones first: an enumeration's hash is a Python function."""
         then = answer.then
         if then is Then.TAKE_BODY:
@@ -301,33 +307,33 @@ class Session(SMTP):
             self._asking = self.spawn(self._consult())
             self.deadlines.paused(self.loop.time())
         elif then is Then.HOLD_BACK:
-            delay, self.dialog.delay = self.dialog.delay, 0.0
+            delay, self.conversation.delay = self.conversation.delay, 0.0
             self._asking = self.loop.call_later(delay, self._say_held_back)
             self.deadlines.paused(self.loop.time())
         elif then is Then.HANDSHAKE:
-            doorway.start_tls(self)
+            handshake.start_tls(self)
         else:
-            doorway.readmit(self)
+            handshake.readmit(self)
 
     def message_done(self) -> None:
         """The answer to a message has been given; mostly the client has been waiting for it."""
-        if self.lines.waiting or self.link.is_paused or self.ended or self._draining:
+        if self.lines.waiting or self.transport.is_paused or self.ended or self._draining:
             self.advance()
 
     async def _consult(self) -> None:
         """Somebody has to be asked before the command can be answered."""
-        dialog = self.dialog
-        question = dialog.question
+        conversation = self.conversation
+        question = conversation.question
         assert question is not None
-        verdict = await self.reception.consultants.ask(question)
+        verdict = await self.context.consultants.ask(question)
         self._asking = None
         self.deadlines.resumed(self.loop.time())
         if self._closing:
             return
         try:
-            answer = dialog.decided(verdict)
-            if dialog.delay:
-                answer = dialog.slowed(answer)
+            answer = conversation.decided(verdict)
+            if conversation.delay:
+                answer = conversation.slowed(answer)
         except Exception as error:  # noqa: BLE001 - rule 3
             answer = self._trouble(error)
         self.reply(answer.wire, answer)
@@ -336,7 +342,7 @@ class Session(SMTP):
     def _say_held_back(self) -> None:
         self._asking = None
         self.deadlines.resumed(self.loop.time())
-        answer, self.dialog.held_back = self.dialog.held_back, None
+        answer, self.conversation.held_back = self.conversation.held_back, None
         if self._closing or answer is None:
             return
         self.reply(answer.wire, answer)
@@ -357,23 +363,23 @@ class Session(SMTP):
 
     def _one_less(self, _: asyncio.Task[None]) -> None:
         self._running -= 1
-        if not self._running and self.link.is_lost:
+        if not self._running and self.transport.is_lost:
             self._over()
 
     def _over(self) -> None:
         self.bodies.part()
         self._house.forget(self)
 
-    def say_goodbye(self, answer: Answer, *, detail: str = "") -> None:
+    def say_goodbye(self, answer: ServerReply, *, detail: str = "") -> None:
         if answer.reason is not None:
-            self.dialog.refuse(answer, detail=detail)
-        if answer.wire and doorway.is_heard(self):
-            self.link.write(answer.wire)
+            self.conversation.refuse(answer, detail=detail)
+        if answer.wire and handshake.is_heard(self):
+            self.transport.write(answer.wire)
         self._close()
 
     def _close(self) -> None:
         self._closing = True
-        handle = self.link.close()
+        handle = self.transport.close()
         self._hold_nothing()
         if handle is not None:
             if self._timer is not None:
@@ -382,7 +388,7 @@ class Session(SMTP):
 
     def _owes_answers(self) -> bool:
         asking = self._asking is not None
-        if asking and self.ended and not self.lines.waiting and isinstance(self.dialog.question, LogIn):
+        if asking and self.ended and not self.lines.waiting and isinstance(self.conversation.question, LogIn):
             asking = False  # no command can follow the log-in, so its hash need not be computed
         ours = self.bodies.wait_for_store or asking
         return not self._closing and (ours or self._yielded or self._blocked)
@@ -396,8 +402,8 @@ class Session(SMTP):
             return
         if self.ended:
             self._close()
-        elif self._draining and self.dialog.transaction is None:
-            self.say_goodbye(answers.SHUTTING_DOWN)
+        elif self._draining and self.conversation.transaction is None:
+            self.say_goodbye(replies.SHUTTING_DOWN)
 
     def regulate(self) -> None:
         """Read only while there is room for what comes."""
@@ -407,8 +413,8 @@ class Session(SMTP):
         elif self.deadlines.is_paused:
             self.deadlines.resumed(self.loop.time())
         pause = ours or self._blocked or self.lines.waiting > MAX_PIPELINED
-        if pause is not self.link.is_paused and not self.ended:
-            self.link.pause_reading(pause)
+        if pause is not self.transport.is_paused and not self.ended:
+            self.transport.pause_reading(pause)
 
     def _look_at_time(self) -> None:
         now = self.loop.time()

@@ -13,8 +13,8 @@ Late clients get 421 4.4.2; inside a TLS handshake nobody could read that.
 
 from __future__ import annotations
 
-from zonerelay.inbound.state import replies as answers
-from zonerelay.inbound.state.replies import Answer
+from zonerelay.inbound.state import replies
+from zonerelay.inbound.state.replies import ServerReply
 
 HANDSHAKE = 30.0  # seconds: what Haraka gives a PROXY header; a TLS handshake is two round trips
 
@@ -116,17 +116,17 @@ class Deadlines:
         if self._body is not None:
             self._body = min(self._body + stalled, now)
 
-    def late(self, now: float) -> Answer | None:
+    def late(self, now: float) -> ServerReply | None:
         if self._paused is not None:
             now = self._paused
         if self._handshake is not None and now >= self._handshake + HANDSHAKE:
-            return answers.IDLE
+            return replies.IDLE
         if self._began is not None and now >= self._began + self._transaction:
-            return answers.TRANSACTION_TIME
+            return replies.TRANSACTION_TIME
         if now >= self.heard + self._idle:
-            return answers.IDLE
+            return replies.IDLE
         due = self._data_due()
-        return answers.DATA_RATE if due is not None and now >= due else None
+        return replies.DATA_RATE if due is not None and now >= due else None
 
     def next_look(self, now: float) -> float:
         """When to ask again: never too late for what runs, nor for what begins right after `now`."""

@@ -4,8 +4,8 @@ Owns the transport. Bytes go through `receive` on their way in while `is_wrapped
 their way out. Clear text that came before a handshake can never reach the conversation after it: the
 session drops what it has, and everything that comes later is ciphertext.
 
-Failure: `receive` raises `LinkFault` when the connection is no use any more; the text is for the operator.
-Nothing else raises; writing to a client that is gone does nothing.
+Failure: `receive` raises `TransportFault` when the connection cannot be used any more; its text is for the
+operator. Nothing else raises; writing to a client that is gone does nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zonerelay.smtp.server.proxy_protocol import ProxyFault, ProxyHeader, ProxyR
 LINGER = 10.0  # seconds for a client to take our last words before it is cut off
 
 
-class LinkFault(Exception):
+class TransportFault(Exception):
     """`tls` says whether it was TLS or the PROXY header that went wrong."""
 
     def __init__(self, text: str, *, tls: bool) -> None:
@@ -27,7 +27,7 @@ class LinkFault(Exception):
         self.tls = tls
 
 
-class Link:
+class Transport:
     """One connection's bytes. `named` and `secured` are set by the call of `receive` that completed them."""
 
     __slots__ = (
@@ -80,10 +80,10 @@ class Link:
         self.write = self._write_encrypted
 
     def receive(self, data: bytes) -> bytes:
-        """What the client said in these bytes; empty while headers and handshakes go on. Raises LinkFault.
+        """Return the clear text of these bytes: empty while a PROXY header or a handshake goes on.
 
         The call that completes a PROXY header returns what came behind it, and that may be TLS: start it
-        and hand the bytes in again.
+        and hand the bytes in again. Raises TransportFault.
         """
         if self._proxy is not None:
             return self._receive_proxy(self._proxy, data)
@@ -95,7 +95,7 @@ class Link:
         try:
             header = reader.feed(data)
         except ProxyFault as fault:
-            raise LinkFault(str(fault), tls=False) from fault
+            raise TransportFault(str(fault), tls=False) from fault
         if header is None:
             return b""
         self.named = header
@@ -108,7 +108,7 @@ class Link:
             plain = channel.receive(data)
         except TlsFault as fault:
             self._write_raw(channel.take_output())  # the alert that tells the client
-            raise LinkFault(str(fault), tls=True) from fault
+            raise TransportFault(str(fault), tls=True) from fault
         self._write_raw(channel.take_output())
         self.secured = channel.info
         self.ended = channel.closed

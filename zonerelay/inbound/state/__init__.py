@@ -1,0 +1,4 @@
+"""What the commands of a session share, without I/O: the listener's context, the client, the transaction.
+
+`replies` holds every reply of the server, `questions` what has to be asked before a reply.
+"""

@@ -13,7 +13,7 @@ from functools import lru_cache
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.inbound.access.networks import Client
-from zonerelay.inbound.policy.api import ClientInfo
+from zonerelay.inbound.policy import ClientInfo
 from zonerelay.inbound.state.permissions import Grants, GrantTable
 from zonerelay.inbound.tls.ports import TlsInfo
 from zonerelay.model.address import NULL_SENDER, Mailbox
@@ -25,7 +25,7 @@ from zonerelay.smtp.server.xclient import XClient
 MAX_AUTHORS = 4096  # characters of From fields: longer ones take the parser time, and nobody writes them
 
 
-class Standing:
+class ClientState:
     """`helo` is empty before EHLO. `origin` is made when it is first needed and then kept."""
 
     __slots__ = ("_extended", "_origin", "_settings", "_table", "client", "grants", "helo", "tls", "user")
@@ -53,7 +53,7 @@ class Standing:
         self._origin = None
         self.grants = self._weighed()
 
-    def take_over(self, before: Standing, xclient: XClient) -> None:
+    def take_over(self, before: ClientState, xclient: XClient) -> None:
         """What XCLIENT says of the client; what it does not say stays as it was before."""
         if xclient.helo is None:
             self.helo, self._extended = before.helo, before._extended

@@ -11,10 +11,10 @@ from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.access.rules import AccessRules
 from zonerelay.inbound.access.strangers import Strangers
 from zonerelay.inbound.limits.bursts import Bursts
-from zonerelay.inbound.limits.error_delay import Errors
-from zonerelay.inbound.limits.large_bodies import Turns
+from zonerelay.inbound.limits.error_delay import ErrorDelays
+from zonerelay.inbound.limits.large_bodies import LargeBodies
 from zonerelay.inbound.limits.memory import SessionMemory
-from zonerelay.inbound.policy.api import Connect
+from zonerelay.inbound.policy import Connect
 from zonerelay.inbound.session import timeouts as deadlines
 from zonerelay.inbound.state.ehlo_reply import Greeting
 from zonerelay.inbound.state.permissions import GrantTable
@@ -48,7 +48,7 @@ class Notify(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reception:
+class ListenerContext:
     """`certificates` is `None` when the listener has no TLS, `access`, `rewriting` and `srs` without rules.
 
     `hash_bodies`: their hash for DKIM is wanted. `dropped` are fields that no message keeps, in lower case.
@@ -65,7 +65,7 @@ class Reception:
     clock: Clock
     consultants: Consultants
     memory: SessionMemory
-    errors: Errors = field(default_factory=Errors)
+    error_delays: ErrorDelays = field(default_factory=ErrorDelays)
     access: AccessRules | None
     bursts: Bursts | None = None
     rewriting: Rewriting | None = None
@@ -74,7 +74,7 @@ class Reception:
     hash_bodies: bool = False
     zone_sizes: Mapping[str, int] = field(default_factory=dict)
     certificates: TlsContexts | None = None
-    turns: Turns = field(default_factory=Turns)
+    large_bodies: LargeBodies = field(default_factory=LargeBodies)
     lists: asyncio.Lock = field(default_factory=asyncio.Lock)
     greeting: Greeting = field(init=False)
     grants: GrantTable = field(init=False)

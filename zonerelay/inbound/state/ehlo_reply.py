@@ -7,7 +7,7 @@ on the connection, DSN, FUTURERELEASE and XCLIENT on who the client is.
 from __future__ import annotations
 
 from zonerelay.config.settings import ListenerSettings
-from zonerelay.inbound.state.replies import Answer, said
+from zonerelay.inbound.state.replies import ServerReply, said
 from zonerelay.smtp.client.extensions import future_release_line, limits_line
 from zonerelay.smtp.server.sasl import MECHANISMS
 from zonerelay.smtp.server.xclient import KEYWORDS
@@ -38,9 +38,9 @@ class Greeting:
             "CHUNKING",
             limits_line(settings.max_recipients),
         )
-        self._answers: dict[int, tuple[float, Answer]] = {}
+        self._answers: dict[int, tuple[float, ServerReply]] = {}
 
-    def ehlo(self, offer: int, now: float) -> Answer:
+    def ehlo(self, offer: int, now: float) -> ServerReply:
         """`now` is Unix time."""
         known = self._answers.get(offer)
         if known is None or not known[0] <= now < known[0] + FRESH:

@@ -1,6 +1,6 @@
 """Questions that cannot be answered between two packets, and whom to ask: users, DNS, the operator's policy.
 
-A dialog that needs to know returns a question; its session awaits `ask` and hands the verdict back. Nothing
+A command that needs to know puts a question; the session awaits `ask` and hands the verdict back. Nothing
 here is touched by a session that never asks: `asked` says which events are worth asking at all.
 
 Promise: `ask` raises only CancelledError. Trouble is temporary (rule 3): a 451 or 454 comes back.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from zonerelay.inbound.access.auth import Login, LoginKind
-from zonerelay.inbound.access.networks import Reason
-from zonerelay.inbound.policy.api import ACCEPT, Auth, ClientInfo, Decision, Event, Mail
+from zonerelay.inbound.policy import ACCEPT, Auth, ClientInfo, Decision, Event, Mail
+from zonerelay.inbound.refusal import Reason
 from zonerelay.model.address import Mailbox, domain_of
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server.sasl import Credentials

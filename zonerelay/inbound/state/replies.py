@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from zonerelay.inbound.access.networks import Reason
+from zonerelay.inbound.refusal import Reason
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.server import sasl
@@ -26,12 +26,12 @@ class Then(enum.Enum):
     HANDSHAKE = enum.auto()  # TLS
     ASK = enum.auto()  # somebody else, and then answer
     READMIT = enum.auto()  # as whom XCLIENT names
-    HOLD_BACK = enum.auto()  # the answer in the dialog's `held_back`, for its `delay`
+    HOLD_BACK = enum.auto()  # the answer in the conversation's `held_back`, for its `delay`
     CLOSE = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerReply:
     """A reply on the wire. A `reason` makes it a refusal, which is logged and counted."""
 
     reply: Reply
@@ -61,32 +61,32 @@ _OURS = frozenset(
 )
 
 
-def said(code: int, detail: str, text: str, then: Then = Then.GO_ON) -> Answer:
+def said(code: int, detail: str, text: str, then: Then = Then.GO_ON) -> ServerReply:
     reply = Reply(code, detail, text)
-    return Answer(reply, reply.encode(), then)
+    return ServerReply(reply, reply.encode(), then)
 
 
-def refused(reply: Reply, reason: Reason, then: Then = Then.GO_ON) -> Answer:
-    return Answer(reply, reply.encode(), then, reason, reason not in _OURS)
+def refused(reply: Reply, reason: Reason, then: Then = Then.GO_ON) -> ServerReply:
+    return ServerReply(reply, reply.encode(), then, reason, reason not in _OURS)
 
 
-def decided(reply: Reply, reason: Reason) -> Answer:
+def decided(reply: Reply, reason: Reason) -> ServerReply:
     """The refusal of somebody who was asked; 421 ends the session."""
     return refused(reply, reason, Then.CLOSE if reply.code == _LAST_WORD else Then.GO_ON)
 
 
-def _no(code: int, detail: str, text: str, reason: Reason) -> Answer:
+def _no(code: int, detail: str, text: str, reason: Reason) -> ServerReply:
     return refused(Reply(code, detail, text), reason)
 
 
-def _bye(code: int, detail: str, text: str, reason: Reason) -> Answer:
+def _bye(code: int, detail: str, text: str, reason: Reason) -> ServerReply:
     return refused(Reply(code, detail, text), reason, Then.CLOSE)
 
 
 _REASONS = {"5.4": Reason.PARAMETER, "6.7": Reason.SMTPUTF8, "1.3": Reason.ADDRESS, "1.7": Reason.ADDRESS}
 
 
-def bad_command(reply: Reply) -> Answer:
+def bad_command(reply: Reply) -> ServerReply:
     """The parser's reply to a command that it could not read."""
     return refused(reply, _REASONS.get(reply.detail, Reason.SYNTAX))
 
@@ -94,23 +94,23 @@ def bad_command(reply: Reply) -> Answer:
 _QUEUED = Reply(250, "0.0", "OK queued")
 
 
-def queued(message_id: MessageId) -> Answer:
+def queued(message_id: MessageId) -> ServerReply:
     """Its `reply`, which nobody logs, is the same for all messages."""
-    return Answer(_QUEUED, f"250 2.0.0 OK queued as {message_id}\r\n".encode())
+    return ServerReply(_QUEUED, f"250 2.0.0 OK queued as {message_id}\r\n".encode())
 
 
-def chunk_taken(size: int) -> Answer:
-    return Answer(_CHUNK, f"250 2.0.0 {size} octets received\r\n".encode())
+def chunk_taken(size: int) -> ServerReply:
+    return ServerReply(_CHUNK, f"250 2.0.0 {size} octets received\r\n".encode())
 
 
 _CHUNK = Reply(250, "0.0", "octets received")
 _NOTHING = Reply(250, "0.0", "")
 
 # Nobody hears these: the answer comes later.
-ASK = Answer(_NOTHING, b"", Then.ASK)
-TAKE_CHUNK = Answer(_NOTHING, b"", Then.TAKE_CHUNK)
-READMIT = Answer(_NOTHING, b"", Then.READMIT)
-HOLD_BACK = Answer(_NOTHING, b"", Then.HOLD_BACK)
+ASK = ServerReply(_NOTHING, b"", Then.ASK)
+TAKE_CHUNK = ServerReply(_NOTHING, b"", Then.TAKE_CHUNK)
+READMIT = ServerReply(_NOTHING, b"", Then.READMIT)
+HOLD_BACK = ServerReply(_NOTHING, b"", Then.HOLD_BACK)
 
 OK = said(250, "0.0", "OK")
 SENDER_OK = said(250, "1.0", "Sender OK")
@@ -182,7 +182,7 @@ CLIENT_LEFT = Reply(421, "4.2", "Connection lost before the end of data")
 
 # Nor these: after a failed handshake, or in front of a balancer, nobody understands a reply.
 _UNHEARD = Reply(421, "5.0", "Not heard")
-NOBODY = Answer(_UNHEARD, b"", Then.CLOSE)
-TLS_FAULT = Answer(_UNHEARD, b"", Then.CLOSE, Reason.TLS)
-BAD_PROXY = Answer(_UNHEARD, b"", Then.CLOSE, Reason.PROXY)
+NOBODY = ServerReply(_UNHEARD, b"", Then.CLOSE)
+TLS_FAULT = ServerReply(_UNHEARD, b"", Then.CLOSE, Reason.TLS)
+BAD_PROXY = ServerReply(_UNHEARD, b"", Then.CLOSE, Reason.PROXY)
 NO_PROXY = _bye(554, "5.0", "PROXY header not allowed from here", Reason.PROXY)

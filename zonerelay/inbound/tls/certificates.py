@@ -33,8 +33,6 @@ from zonerelay.inbound.tls.contexts import build_context
 from zonerelay.model.clock import Clock
 from zonerelay.telemetry.events.events import Events
 
-__all__ = ["CertificateError", "Certificates"]
-
 LOOK_EVERY = 1.0
 TRY_AGAIN = 60.0
 """For files that are wrong and do not change: perhaps only descriptors had run out, or a disk was away."""
