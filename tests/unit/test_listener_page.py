@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from zonerelay.config.load import load_text
-from zonerelay.inbound.access.networks import Reason
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.replies import ServerReply

@@ -236,13 +236,8 @@ class Worker:
         )
         board = build_board(self.settings, parts, self.surface)
         self.metrics.attach_queue(board.queues, queue.store.is_counted)
-<<<<<<< HEAD
-        self.metrics.attach_store(self.place.index, queue.store.unhealthy)
-        self.metrics.attach_restraint(lambda: scheduler.throttled_seconds)
-=======
         self.metrics.attach_store(self.identity.index, queue.store.unhealthy)
-        self.metrics.attach_restraint(lambda: scheduler.restrained_seconds)
->>>>>>> prest
+        self.metrics.attach_restraint(lambda: scheduler.throttled_seconds)
         self.metrics.attach_sources(parts.sending.sources.penalty_counts)
         self.metrics.declare_zones(self._zones.names)
         endpoints = self._endpoints = Endpoints(

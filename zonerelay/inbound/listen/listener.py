@@ -15,7 +15,7 @@ from pathlib import Path
 
 from zonerelay.config.options.endpoints import ListenAddress, join_port, parse_listen
 from zonerelay.config.settings import ListenerSettings
-from zonerelay.inbound.access.networks import AccessPolicy, Client, Reason
+from zonerelay.inbound.access.networks import AccessPolicy, Client
 from zonerelay.inbound.limits.connections import ConnectionLimits
 from zonerelay.inbound.listen.binding import BACKLOG, bound, explained, refuse_live_socket
 from zonerelay.inbound.listen.sibling_sockets import SiblingSockets

@@ -1,27 +1,3 @@
-<<<<<<< HEAD
-"""Asks an operator's own code at the steps of a session. Policies import from here: docs/policy.md."""
-
-from zonerelay.inbound.policy.api import (
-    Answer,
-    Auth,
-    ClientInfo,
-    Connect,
-    Decision,
-    EndOfData,
-    Event,
-    Headers,
-    Helo,
-    Mail,
-    Policy,
-    PolicyContext,
-    Rcpt,
-    accept,
-    refuse,
-)
-
-__all__ = [
-    "Answer",
-=======
 """An operator's own code in the session: what a policy is written with, and what runs it.
 
 The names offered here are the public interface of docs/policy.md and stay as they are. `api` declares them,
@@ -48,7 +24,6 @@ from zonerelay.inbound.policy.api import refuse as refuse
 __all__ = [
     "ACCEPT",
     "EVENTS",
->>>>>>> pinbound
     "Auth",
     "ClientInfo",
     "Connect",
