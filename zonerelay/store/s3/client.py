@@ -56,7 +56,7 @@ class MissingError(StoreError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BucketAccess:
     """Where the bucket is and how to get in. Without keys the client looks for them where it always does."""
 
     bucket: str
@@ -107,7 +107,7 @@ def _as_it_is(value: str) -> str:
 class Bucket:
     """`trouble` hears of every UnsureError and RefusedError."""
 
-    def __init__(self, place: Place, trouble: Callable[[StoreError], None] = lambda _: None) -> None:
+    def __init__(self, place: BucketAccess, trouble: Callable[[StoreError], None] = lambda _: None) -> None:
         self.place = place
         self.trouble = trouble
         self._stack = contextlib.AsyncExitStack()
@@ -203,7 +203,7 @@ class Bucket:
     async def uploads(self, prefix: str) -> list[tuple[str, str]]:
         """Keys and ids of those under way, the first thousand."""
         answer = await self._ask("list_multipart_uploads", Prefix=prefix)
-        return [(row["Key"], row["UploadId"]) for row in answer.get("Uploads", [])]
+        return [(row["Key"], row["UploadId"]) for row in answer.get("S3Uploads", [])]
 
     # --- the queue that alerts others
 

@@ -14,26 +14,28 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.claiming import IndexClaims
 from zonerelay.store.contract import StoreError
 from zonerelay.store.s3.keeper import S3Keeper
-from zonerelay.store.s3.states import Mine, Stored
-from zonerelay.store.s3.work import Job, State
-from zonerelay.store.s3.writer import Writer
+from zonerelay.store.s3.states import OwnMessage, OwnMessages
+from zonerelay.store.s3.work import MessageJob, OpenDeliveries
+from zonerelay.store.s3.writer import ObjectWriter
 
 
-class Handout(IndexClaims[Stored]):
+class S3Claims(IndexClaims[OwnMessage]):
     """The claims of one relay."""
 
-    def __init__(self, mine: Mine, writer: Writer, keeper: S3Keeper) -> None:
+    def __init__(self, mine: OwnMessages, writer: ObjectWriter, keeper: S3Keeper) -> None:
         super().__init__(lambda: mine.index, keeper.check_usable)
         self._known = mine
         self._writer = writer
 
-    async def _hold(self, ids: Collection[MessageId]) -> dict[MessageId, Stored]:
+    async def _hold(self, ids: Collection[MessageId]) -> dict[MessageId, OwnMessage]:
         mine, epoch = self._known, self._known.epoch
         held = {message_id: mine.use(message_id) for message_id in ids}
         try:
             unknown = [stored.id for stored in held.values() if not stored.etag]
             if unknown:
-                await asyncio.gather(*(self._writer.submit(each, Job((), _nothing)) for each in unknown))
+                await asyncio.gather(
+                    *(self._writer.submit(each, MessageJob((), _nothing)) for each in unknown)
+                )
             if epoch != mine.epoch:
                 raise StoreError("the lease on the queue was lost meanwhile")
         except BaseException:
@@ -41,7 +43,7 @@ class Handout(IndexClaims[Stored]):
             raise
         return held
 
-    def _drop(self, held: Iterable[Stored]) -> None:
+    def _drop(self, held: Iterable[OwnMessage]) -> None:
         for stored in held:
             self._known.drop(stored)
 
@@ -57,6 +59,6 @@ class Handout(IndexClaims[Stored]):
         super().release(keys)
 
 
-def _nothing(_: State) -> dict[DeliveryKey, Delivery | None]:
+def _nothing(_: OpenDeliveries) -> dict[DeliveryKey, Delivery | None]:
     """Nothing changes: the message is only read, if it has to be."""
     return {}

@@ -19,9 +19,9 @@ from zonerelay.store.contract import StoreError, Submit
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import ConflictError, MissingError
 from zonerelay.store.s3.objects import Objects
-from zonerelay.store.s3.records import INLINE_LIMIT, Intent, Report, Step
-from zonerelay.store.s3.states import Mine
-from zonerelay.store.s3.work import Job, State
+from zonerelay.store.s3.records import INLINE_LIMIT, HeadIntent, Report, Step
+from zonerelay.store.s3.states import OwnMessages
+from zonerelay.store.s3.work import MessageJob, OpenDeliveries
 
 RACES = 8
 
@@ -32,18 +32,20 @@ class Intents:
     def __init__(
         self,
         objects: Objects,
-        mine: Mine,
+        mine: OwnMessages,
         session: Callable[[], str],
-        change: Callable[[MessageId, Job], asyncio.Future[None]],
+        change: Callable[[MessageId, MessageJob], asyncio.Future[None]],
     ) -> None:
         self._objects = objects
         self._mine = mine
         self._session = session
         self._change = change
 
-    async def word(self, reports: Sequence[Submit], others: Mapping[DeliveryKey, Delivery | None]) -> Intent:
+    async def word(
+        self, reports: Sequence[Submit], others: Mapping[DeliveryKey, Delivery | None]
+    ) -> HeadIntent:
         """Large bodies are stored now. Raises StoreError."""
-        return Intent(
+        return HeadIntent(
             reports=tuple([await self._word_report(report) for report in reports]),
             steps=tuple(self._word_step(key, new) for key, new in others.items()),
         )
@@ -69,7 +71,7 @@ class Intents:
 
     # --- doing it
 
-    async def carry_out(self, intent: Intent) -> None:
+    async def carry_out(self, intent: HeadIntent) -> None:
         """Raises StoreError; then it is to be done again."""
         for report in intent.reports:
             await self._make(report)
@@ -102,7 +104,7 @@ class Intents:
     async def _take_steps(self, message_id: MessageId, steps: Sequence[Step]) -> None:
         wanted = {spelled.key_of(step.message_id, step): step for step in steps}
 
-        def decide(state: State) -> dict[DeliveryKey, Delivery | None]:
+        def decide(state: OpenDeliveries) -> dict[DeliveryKey, Delivery | None]:
             return {
                 key: None if step.record is None else records.decode_record(key, bytes(step.record))
                 for key, step in wanted.items()
@@ -110,7 +112,7 @@ class Intents:
             }
 
         if message_id in self._mine.ids:
-            await self._change(message_id, Job(list(wanted), decide, settles=True))
+            await self._change(message_id, MessageJob(list(wanted), decide, settles=True))
             return
         for _ in range(RACES):
             try:

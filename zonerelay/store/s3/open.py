@@ -9,10 +9,10 @@ from zonerelay.config.tables.models import Addressing, S3Settings
 from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.s3 import probe as s3_probe
-from zonerelay.store.s3.client import Bucket, Place
+from zonerelay.store.s3.client import Bucket, BucketAccess
 from zonerelay.store.s3.objects import Abilities, Objects
 from zonerelay.store.s3.records import Keys
-from zonerelay.store.s3.store import S3Store, Terms
+from zonerelay.store.s3.store import S3Store, S3Terms
 from zonerelay.store.surroundings import Surroundings, secret_of
 
 
@@ -22,7 +22,7 @@ async def open_s3(
     mark: QueueMark,
 ) -> S3Store:
     """Raises StoreOpenError."""
-    bucket = Bucket(_place(settings, around.environment))
+    bucket = Bucket(_access(settings, around.environment))
     keys = Keys(settings.prefix)
     try:
         await bucket.open()
@@ -33,7 +33,7 @@ async def open_s3(
         objects = Objects(bucket, keys, _checked(settings, abilities))
         store = S3Store(
             objects,
-            Terms(lease=settings.lease, alone=not settings.shared, alerts=bool(settings.queue_url)),
+            S3Terms(lease=settings.lease, alone=not settings.shared, alerts=bool(settings.queue_url)),
             around,
             mark,
         )
@@ -58,11 +58,11 @@ def _checked(settings: S3Settings, abilities: Abilities) -> Abilities:
     return abilities
 
 
-def _place(settings: S3Settings, environment: Mapping[str, str]) -> Place:
+def _access(settings: S3Settings, environment: Mapping[str, str]) -> BucketAccess:
     virtual = settings.addressing is Addressing.VIRTUAL
     if settings.addressing is Addressing.AUTO:
         virtual = not settings.endpoint_url
-    return Place(
+    return BucketAccess(
         bucket=settings.bucket,
         endpoint_url=settings.endpoint_url,
         region=settings.region or ("us-east-1" if settings.endpoint_url else ""),

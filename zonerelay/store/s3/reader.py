@@ -17,7 +17,7 @@ from zonerelay.store.contract import CHUNK_SIZE, MessageNotFoundError, StoreCorr
 from zonerelay.store.s3.client import MissingError, UnsureError
 from zonerelay.store.s3.nodes import Nodes
 from zonerelay.store.s3.objects import Objects, Version
-from zonerelay.store.s3.states import Mine
+from zonerelay.store.s3.states import OwnMessages
 
 WINDOW = 16 * CHUNK_SIZE
 PATIENCE = 4
@@ -25,10 +25,12 @@ PATIENCE = 4
 PAUSE = 0.5
 
 
-class Reader:
+class S3Reader:
     """One per store."""
 
-    def __init__(self, objects: Objects, mine: Mine, nodes: Nodes, check_open: Callable[[], None]) -> None:
+    def __init__(
+        self, objects: Objects, mine: OwnMessages, nodes: Nodes, check_open: Callable[[], None]
+    ) -> None:
         self._objects = objects
         self._mine = mine
         self._nodes = nodes

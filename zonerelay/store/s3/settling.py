@@ -16,9 +16,9 @@ from zonerelay.store.common.body_chunks import check_own_message
 from zonerelay.store.contract import Change, StoreError, Submit
 from zonerelay.store.s3.adopt import Walks
 from zonerelay.store.s3.keeper import S3Keeper
-from zonerelay.store.s3.states import Mine
-from zonerelay.store.s3.work import Group, Job, State, groups_of, to_decide
-from zonerelay.store.s3.writer import APART, Writer
+from zonerelay.store.s3.states import OwnMessages
+from zonerelay.store.s3.work import Group, MessageJob, OpenDeliveries, groups_of, to_decide
+from zonerelay.store.s3.writer import APART, ObjectWriter
 
 UPDATE_BATCH = 256
 
@@ -26,7 +26,7 @@ UPDATE_BATCH = 256
 class Settling:
     """One per store."""
 
-    def __init__(self, mine: Mine, writer: Writer, keeper: S3Keeper, walks: Walks) -> None:
+    def __init__(self, mine: OwnMessages, writer: ObjectWriter, keeper: S3Keeper, walks: Walks) -> None:
         self._mine = mine
         self._writer = writer
         self._keeper = keeper
@@ -64,7 +64,7 @@ class Settling:
             return self._writer.submit_apart(group.reports)
         leader = group.ids[0]
         wanted = group.of(leader)
-        job = Job(
+        job = MessageJob(
             list(wanted),
             to_decide(wanted),
             settles=True,
@@ -95,7 +95,7 @@ class Settling:
             await self._walks.look_at(foreign)  # nobody's is ours from here on
         existed: dict[DeliveryKey, bool] = {}
         jobs = [
-            (message_id, Job(some, _changer(some, change, existed)))
+            (message_id, MessageJob(some, _changer(some, change, existed)))
             for message_id, some in by_message.items()
             if message_id in self._mine.ids
         ]
@@ -110,8 +110,8 @@ def _changer(
     keys: Sequence[DeliveryKey],
     change: Callable[[Delivery], Delivery | None],
     existed: dict[DeliveryKey, bool],
-) -> Callable[[State], dict[DeliveryKey, Delivery | None]]:
-    def decide(state: State) -> dict[DeliveryKey, Delivery | None]:
+) -> Callable[[OpenDeliveries], dict[DeliveryKey, Delivery | None]]:
+    def decide(state: OpenDeliveries) -> dict[DeliveryKey, Delivery | None]:
         found: dict[DeliveryKey, Delivery | None] = {}
         for key in keys:
             existed[key] = key in state

@@ -16,14 +16,14 @@ from zonerelay.store.common.claim_pool import Claims
 from zonerelay.store.common.queue_index import Index
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.objects import Version
-from zonerelay.store.s3.records import Intent
-from zonerelay.store.s3.work import Job
+from zonerelay.store.s3.records import HeadIntent
+from zonerelay.store.s3.work import MessageJob
 
 HOT_MESSAGES = 10_000
 """Messages whose states stay in memory when nobody works on them."""
 
 
-class Stored:
+class OwnMessage:
     """One message as it stands in the bucket. `etag` empty: it has to be read; `jobs` are changes that wait
     for the write that is under way (`busy`); `users` is who needs it to stay.
     """
@@ -49,9 +49,9 @@ class Stored:
         self.body = ""
         self.kept = b""
         self.message: Message | None = None
-        self.intent: Intent | None = None
+        self.intent: HeadIntent | None = None
         self.deliveries: dict[DeliveryKey, Delivery] = {}
-        self.jobs: list[Job] = []
+        self.jobs: list[MessageJob] = []
         self.busy = False
         self.users = 0
 
@@ -63,7 +63,7 @@ class Stored:
         self.message, self.intent, self.kept = head.message, head.intent, head.kept
 
 
-class Mine:
+class OwnMessages:
     """Everything of this relay's: changed only on the event loop."""
 
     def __init__(self) -> None:
@@ -74,29 +74,29 @@ class Mine:
         self.last_id: MessageId | None = None
         # Grows when everything was lost: what was begun before says nothing any more.
         self.epoch = 0
-        self._hot: dict[MessageId, Stored] = {}
+        self._hot: dict[MessageId, OwnMessage] = {}
         self._count = 0
 
-    def get(self, message_id: MessageId) -> Stored | None:
+    def get(self, message_id: MessageId) -> OwnMessage | None:
         return self._hot.get(message_id)
 
-    def use(self, message_id: MessageId) -> Stored:
+    def use(self, message_id: MessageId) -> OwnMessage:
         """It stays until `drop`."""
         stored = self._hot.get(message_id)
         if stored is None:
-            stored = self._hot[message_id] = Stored(message_id)
+            stored = self._hot[message_id] = OwnMessage(message_id)
             self._count += 1
         stored.users += 1
         return stored
 
-    def drop(self, stored: Stored) -> None:
+    def drop(self, stored: OwnMessage) -> None:
         stored.users -= 1
         if not stored.users and not stored.etag:
             self.forget(stored)
         elif self._count > HOT_MESSAGES:
             self._evict()
 
-    def forget(self, stored: Stored) -> None:
+    def forget(self, stored: OwnMessage) -> None:
         if self._hot.get(stored.id) is stored:
             del self._hot[stored.id]
             self._count -= 1
@@ -136,7 +136,7 @@ class Mine:
         finally:
             self.drop(stored)
 
-    def lose(self, stored: Stored, more: Iterable[DeliveryKey] = ()) -> list[DeliveryKey]:
+    def lose(self, stored: OwnMessage, more: Iterable[DeliveryKey] = ()) -> list[DeliveryKey]:
         """The message is gone, or another's; the keys that are being attempted here."""
         keys = {*stored.deliveries, *more}
         handed = [key for key in keys if key in self.claims.handed]
@@ -146,7 +146,7 @@ class Mine:
         self.leave(stored)
         return handed
 
-    def leave(self, stored: Stored) -> None:
+    def leave(self, stored: OwnMessage) -> None:
         """It is over with this message."""
         stored.etag = ""
         stored.deliveries = {}

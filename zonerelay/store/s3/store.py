@@ -24,19 +24,19 @@ from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import SHARED, StoreError, Wanted, everybody
 from zonerelay.store.s3.adopt import Walks
 from zonerelay.store.s3.alerts import Alerts
-from zonerelay.store.s3.counts import Figures
-from zonerelay.store.s3.handout import Handout
+from zonerelay.store.s3.counts import S3Counts
+from zonerelay.store.s3.handout import S3Claims
 from zonerelay.store.s3.keeper import S3Keeper
 from zonerelay.store.s3.nodes import Nodes
 from zonerelay.store.s3.objects import Objects
-from zonerelay.store.s3.reader import Reader
-from zonerelay.store.s3.records import Lease
+from zonerelay.store.s3.reader import S3Reader
+from zonerelay.store.s3.records import LeaseRecord
 from zonerelay.store.s3.refusals import Refusals
 from zonerelay.store.s3.settling import Settling
-from zonerelay.store.s3.states import Mine
+from zonerelay.store.s3.states import OwnMessages
 from zonerelay.store.s3.survey import Survey
-from zonerelay.store.s3.uploads import Uploads
-from zonerelay.store.s3.writer import Writer
+from zonerelay.store.s3.uploads import S3Uploads
+from zonerelay.store.s3.writer import ObjectWriter
 from zonerelay.store.surroundings import Surroundings
 
 CROWDED = 10_000
@@ -52,7 +52,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class S3Terms:
     """`alone`: nobody shares the queue. `lease` in seconds."""
 
     lease: float
@@ -66,7 +66,7 @@ class S3Store:
     def __init__(
         self,
         objects: Objects,
-        terms: Terms,
+        terms: S3Terms,
         around: Surroundings,
         mark: QueueMark,
     ) -> None:
@@ -75,7 +75,7 @@ class S3Store:
         clock = self._clock = around.clock
         self._on_news = around.on_news
         self._on_lost = around.on_lost
-        mine = self._mine = Mine()
+        mine = self._mine = OwnMessages()
         nodes = self._nodes = Nodes(
             objects.bucket,
             objects.keys,
@@ -85,7 +85,7 @@ class S3Store:
             tell=self._tell,
             mark=mark,
         )
-        self._figures = Figures(mine, nodes)
+        self._figures = S3Counts(mine, nodes)
         keeper = self._keeper = S3Keeper(
             nodes,
             on_health=around.on_health,
@@ -95,7 +95,7 @@ class S3Store:
             tick=self._tick,
         )
         objects.bucket.trouble = keeper.trouble
-        self._writer = Writer(
+        self._writer = ObjectWriter(
             objects,
             mine,
             session=lambda: nodes.session,
@@ -116,7 +116,7 @@ class S3Store:
             has_room=self._has_room,
             on_news=around.on_news,
         )
-        self._uploads = Uploads(
+        self._uploads = S3Uploads(
             objects,
             mine,
             refusals,
@@ -128,9 +128,9 @@ class S3Store:
             clock=clock,
             observe=around.observe_commit,
         )
-        self._reader = Reader(objects, mine, nodes, keeper.check_open)
+        self._reader = S3Reader(objects, mine, nodes, keeper.check_open)
         self._survey = Survey(objects, mine)
-        handout = Handout(mine, self._writer, keeper)
+        handout = S3Claims(mine, self._writer, keeper)
         self.claim, self.claim_new = handout.claim, handout.claim_new
         self.claim_domain, self.release = handout.claim_domain, handout.release
         self.next_due, self.has_ready = handout.next_due, handout.has_ready
@@ -254,7 +254,7 @@ class S3Store:
 
     # --- what the keeper tells
 
-    def _tell(self) -> Lease:
+    def _tell(self) -> LeaseRecord:
         return self._figures.lease(self._offers, self._clock.now())
 
     async def _recovered(self) -> None:

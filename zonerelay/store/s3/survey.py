@@ -16,7 +16,7 @@ from zonerelay.store.contract import StoreCorruptError, Wanted, everybody
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.adopt import READS_AT_ONCE
 from zonerelay.store.s3.objects import Objects
-from zonerelay.store.s3.states import Mine
+from zonerelay.store.s3.states import OwnMessages
 
 GROUP = 200
 """Deliveries whose states are read in one go."""
@@ -29,7 +29,7 @@ States = dict[MessageId, dict[DeliveryKey, Delivery]]
 class Survey:
     """One per store."""
 
-    def __init__(self, objects: Objects, mine: Mine) -> None:
+    def __init__(self, objects: Objects, mine: OwnMessages) -> None:
         self._objects = objects
         self._mine = mine
 

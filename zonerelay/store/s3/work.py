@@ -15,13 +15,13 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.contract import Change, Finish, StoreError, Submit
 
-State = Mapping[DeliveryKey, Delivery]
-Decide = Callable[[State], dict[DeliveryKey, Delivery | None]]
+OpenDeliveries = Mapping[DeliveryKey, Delivery]
+Decide = Callable[[OpenDeliveries], dict[DeliveryKey, Delivery | None]]
 """From the deliveries as they are to those that change, `None` for what leaves."""
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class MessageJob:
     """`keys` is what it may change. `settles`: it ends the claims on them. `reports` and `others` (changes of
     messages of this relay's) are decided together with it.
     """

@@ -24,9 +24,9 @@ from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import ConflictError, MissingError, UnsureError
 from zonerelay.store.s3.intents import Intents
 from zonerelay.store.s3.objects import Objects
-from zonerelay.store.s3.records import Head, Intent
-from zonerelay.store.s3.states import Mine, Stored
-from zonerelay.store.s3.work import Job
+from zonerelay.store.s3.records import Head, HeadIntent
+from zonerelay.store.s3.states import OwnMessage, OwnMessages
+from zonerelay.store.s3.work import MessageJob
 
 RACES = 8
 """How often a write is tried again because somebody was faster."""
@@ -34,13 +34,13 @@ RACES = 8
 _log = logging.getLogger("zonerelay.store")
 
 
-class Writer:
+class ObjectWriter:
     """One per store. `session` is whose the messages are now; `alone`: whoever they say, they are ours."""
 
     def __init__(
         self,
         objects: Objects,
-        mine: Mine,
+        mine: OwnMessages,
         *,
         session: Callable[[], str],
         alone: bool,
@@ -67,7 +67,7 @@ class Writer:
         self._intents = Intents(objects, mine, session, self.submit)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def submit(self, message_id: MessageId, job: Job) -> asyncio.Future[None]:
+    def submit(self, message_id: MessageId, job: MessageJob) -> asyncio.Future[None]:
         """Done when it is durable; carried out to its end whether waited for or not."""
         for key in job.keys:
             self._mine.index[key.queue].begin_change(key)
@@ -89,7 +89,7 @@ class Writer:
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _work(self, stored: Stored) -> None:
+    async def _work(self, stored: OwnMessage) -> None:
         try:
             while stored.jobs:
                 jobs, stored.jobs = stored.jobs, []
@@ -105,7 +105,7 @@ class Writer:
             stored.busy = False
             self._mine.drop(stored)
 
-    def _give_up(self, jobs: Iterable[Job]) -> None:
+    def _give_up(self, jobs: Iterable[MessageJob]) -> None:
         """It did not happen, or nobody knows: everything stays as it was."""
         for job in jobs:
             for key in job.keys:
@@ -117,7 +117,7 @@ class Writer:
 
     # --- one write
 
-    async def _write(self, stored: Stored, jobs: list[Job]) -> None:
+    async def _write(self, stored: OwnMessage, jobs: list[MessageJob]) -> None:
         epoch = self._mine.epoch
         for _ in range(RACES):
             self._check()
@@ -134,7 +134,7 @@ class Writer:
                 stored.etag = ""
         raise StoreError(f"message {stored.id}: others are always faster")
 
-    async def refresh(self, stored: Stored) -> bool:
+    async def refresh(self, stored: OwnMessage) -> bool:
         """Read it if need be; false when it is gone, or another's."""
         if stored.etag:
             return True
@@ -146,7 +146,7 @@ class Writer:
         stored.take(version)
         return True
 
-    async def _write_once(self, stored: Stored, jobs: list[Job], epoch: int) -> bool:
+    async def _write_once(self, stored: OwnMessage, jobs: list[MessageJob], epoch: int) -> bool:
         steps, left = _plan(stored.deliveries, jobs)
         reports = [r for job in jobs for r in job.reports if r.message.id not in self._made]
         others = {key: new for job in jobs for key, new in job.others.items()}
@@ -167,7 +167,9 @@ class Writer:
         self._apply(stored, jobs, steps)
         return True
 
-    async def _put(self, stored: Stored, left: dict[DeliveryKey, Delivery], intent: Intent | None) -> None:
+    async def _put(
+        self, stored: OwnMessage, left: dict[DeliveryKey, Delivery], intent: HeadIntent | None
+    ) -> None:
         head = Head(
             format=spelled.FORMAT,
             owner=self._session(),
@@ -190,7 +192,7 @@ class Writer:
         self._observe(self._now() - started)
         stored.deliveries, stored.intent = left, intent
 
-    async def tail(self, stored: Stored) -> bytes:
+    async def tail(self, stored: OwnMessage) -> bytes:
         """The body that lies behind the head. Raises ConflictError when that is another's by now."""
         message = stored.message
         if message is None or stored.body or not message.size:
@@ -207,7 +209,7 @@ class Writer:
 
     # --- intents
 
-    async def _finish_soon(self, stored: Stored) -> None:
+    async def _finish_soon(self, stored: OwnMessage) -> None:
         """It has happened already: trouble is no reason to say that it has not."""
         try:
             await self.finish(stored)
@@ -215,7 +217,7 @@ class Writer:
             _log.warning("message %s: what was decided with it is done later: %s", stored.id, error)
             self.unfinished.add(stored.id)
 
-    async def finish(self, stored: Stored) -> None:
+    async def finish(self, stored: OwnMessage) -> None:
         """Do what the intent says and forget it. Raises StoreError; then it is still there."""
         intent = stored.intent
         if intent is None:
@@ -236,11 +238,11 @@ class Writer:
         """What could not be done to its end is tried once more."""
         for message_id in list(self.unfinished):
             self.unfinished.discard(message_id)
-            self.submit(message_id, Job((), lambda _: {}))
+            self.submit(message_id, MessageJob((), lambda _: {}))
 
     def submit_apart(self, reports: Sequence[Submit]) -> asyncio.Future[None]:
         """Messages that belong to nothing."""
-        job = Job((), lambda _: {})
+        job = MessageJob((), lambda _: {})
 
         async def make() -> None:
             try:
@@ -255,7 +257,9 @@ class Writer:
 
     # --- what became of it
 
-    def _apply(self, stored: Stored, jobs: Iterable[Job], steps: dict[DeliveryKey, Delivery | None]) -> None:
+    def _apply(
+        self, stored: OwnMessage, jobs: Iterable[MessageJob], steps: dict[DeliveryKey, Delivery | None]
+    ) -> None:
         mine = self._mine
         for job in jobs:
             for key in job.keys:
@@ -275,7 +279,7 @@ class Writer:
         for job in jobs:
             job.end()
 
-    async def _without(self, stored: Stored, jobs: list[Job]) -> None:
+    async def _without(self, stored: OwnMessage, jobs: list[MessageJob]) -> None:
         """The message is gone, or another's: nothing of it changes any more."""
         mine = self._mine
         settled = {key for job in jobs if job.settles for key in job.keys}
@@ -318,7 +322,7 @@ APART = "some claims were lost: what belongs together must be settled by itself"
 
 
 def _plan(
-    deliveries: dict[DeliveryKey, Delivery], jobs: Iterable[Job]
+    deliveries: dict[DeliveryKey, Delivery], jobs: Iterable[MessageJob]
 ) -> tuple[dict[DeliveryKey, Delivery | None], dict[DeliveryKey, Delivery]]:
     """What changes, and what is left."""
     left = dict(deliveries)
