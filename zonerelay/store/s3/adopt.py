@@ -25,9 +25,8 @@ from zonerelay.store.contract import News, StoreCorruptError
 from zonerelay.store.s3.client import ConflictError, MissingError
 from zonerelay.store.s3.nodes import Nodes
 from zonerelay.store.s3.objects import Objects, Version
+from zonerelay.store.s3.own_messages import MessageJob, OwnMessages
 from zonerelay.store.s3.refusals import Refusals
-from zonerelay.store.s3.states import OwnMessages
-from zonerelay.store.s3.work import MessageJob
 from zonerelay.store.s3.writer import ObjectWriter
 
 READS_AT_ONCE = 32

@@ -203,7 +203,7 @@ class Bucket:
     async def uploads(self, prefix: str) -> list[tuple[str, str]]:
         """Keys and ids of those under way, the first thousand."""
         answer = await self._ask("list_multipart_uploads", Prefix=prefix)
-        return [(row["Key"], row["UploadId"]) for row in answer.get("S3Uploads", [])]
+        return [(row["Key"], row["UploadId"]) for row in answer.get("Uploads", [])]
 
     # --- the queue that alerts others
 

@@ -1,4 +1,4 @@
-"""S3Counts of a shared queue: this relay's from its index, the others' as they stand in their leases.
+"""Counts of a shared queue: this relay's from its index, the others' as they stand in their leases.
 
 So they cost no request; what the others say is as old as their last beat. Mail that is left to whoever has
 room is in nobody's figures until somebody has taken it.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.contract import QueueCounts
 from zonerelay.store.s3.nodes import Nodes
+from zonerelay.store.s3.own_messages import OwnMessages
 from zonerelay.store.s3.records import LeaseRecord
-from zonerelay.store.s3.states import OwnMessages
 
 
 class S3Counts:

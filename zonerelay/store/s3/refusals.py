@@ -20,8 +20,8 @@ from zonerelay.store.contract import StoreCorruptError
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import ConflictError, MissingError
 from zonerelay.store.s3.objects import Objects, Version
+from zonerelay.store.s3.own_messages import OwnMessages
 from zonerelay.store.s3.records import Head
-from zonerelay.store.s3.states import OwnMessages
 
 KEPT = 3600.0
 """Seconds after which no service carries out what it was asked."""

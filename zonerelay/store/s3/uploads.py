@@ -22,9 +22,9 @@ from zonerelay.store.contract import StoreError
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import ConflictError, UnsureError
 from zonerelay.store.s3.objects import Objects, Version
+from zonerelay.store.s3.own_messages import OwnMessages
 from zonerelay.store.s3.records import INLINE_LIMIT, Head
 from zonerelay.store.s3.refusals import Refusals
-from zonerelay.store.s3.states import OwnMessages
 
 PART = 5 * 1024 * 1024
 """The smallest part that the services take."""

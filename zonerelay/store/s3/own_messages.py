@@ -1,12 +1,14 @@
-"""What this relay knows of its messages in the bucket: which are its own, and the state of the hot ones.
+"""Holds what this relay knows of its own messages in the bucket, and the changes that wait for each of them.
 
-The index has an entry for each delivery of ours (disk_index.py); its state is here while somebody works on
-it and, as long as there is room, afterwards. What is not here is read again. No I/O.
+`OwnMessages` has an index entry for each delivery of this relay. The state of a message is in memory while a
+task works on it and afterwards as long as there is room; a state that is not in memory is read again. No I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
@@ -14,10 +16,40 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.body_cache import BodyCache
 from zonerelay.store.common.claim_pool import Claims
 from zonerelay.store.common.queue_index import Index
+from zonerelay.store.contract import StoreError, Submit
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.objects import Version
 from zonerelay.store.s3.records import HeadIntent
-from zonerelay.store.s3.work import MessageJob
+
+OpenDeliveries = Mapping[DeliveryKey, Delivery]
+Decide = Callable[[OpenDeliveries], dict[DeliveryKey, Delivery | None]]
+"""From the deliveries as they are to those that change, `None` for what leaves."""
+
+
+@dataclass(slots=True, eq=False)
+class MessageJob:
+    """`keys` is what it may change. `settles`: it ends the claims on them. `reports` and `others` (changes of
+    messages of this relay's) are decided together with it.
+    """
+
+    keys: Sequence[DeliveryKey]
+    decide: Decide
+    settles: bool = False
+    reports: Sequence[Submit] = ()
+    others: Mapping[DeliveryKey, Delivery | None] = field(default_factory=dict)
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def end(self, error: BaseException | None = None) -> None:
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+            return
+        refusal = type(error)(str(error)) if isinstance(error, StoreError) else StoreError(repr(error))
+        refusal.__cause__ = error
+        self.done.set_exception(refusal)
+        self.done.exception()  # nobody may be waiting any more: that is no news for the loop
+
 
 HOT_MESSAGES = 10_000
 """Messages whose states stay in memory when nobody works on them."""
