@@ -13,7 +13,7 @@ from tests.support.redis_server import RedisServer
 from zonerelay.config.settings import Backend, RedisSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import Store
-from zonerelay.store.redis.lease import Lease
+from zonerelay.store.redis.lease import RedisLease
 
 LEASE = 1.0
 LONG = 300.0
@@ -56,8 +56,8 @@ async def claim_ids(store: Store, *, now: float = NOW, limit: int = 100) -> list
     return [int(d.message_id, 16) for d in await store.claim("default", limit, now=now)]
 
 
-def lease_of(spool: Spool) -> Lease:
-    lease: Lease = spool.store._link.lease  # type: ignore[attr-defined]
+def lease_of(spool: Spool) -> RedisLease:
+    lease: RedisLease = spool.store._link.lease  # type: ignore[attr-defined]
     return lease
 
 

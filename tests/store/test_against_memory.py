@@ -43,10 +43,10 @@ from zonerelay.store.redis import claims as redis_claims
 from zonerelay.store.redis import handout as redis_handout
 from zonerelay.store.redis import reader as redis_reader
 from zonerelay.store.redis import store as redis
+from zonerelay.store.s3 import claims as s3_claims
+from zonerelay.store.s3 import own_messages as s3_own_messages
+from zonerelay.store.s3 import reader as s3_reader
 from zonerelay.store.s3 import records as s3_records
-from zonerelay.store.s3 import settling as s3_settling
-from zonerelay.store.s3 import states as s3_states
-from zonerelay.store.s3 import survey as s3_survey
 
 T = TypeVar("T")
 
@@ -69,9 +69,9 @@ TINY: dict[object, dict[str, int]] = {
     postgres: {"UPDATE_BATCH": 2},
     postgres_jobs: {"HOT_MESSAGES": 2},
     postgres_reader: {"PAGE_ROWS": 3, "CHUNKS_AT_ONCE": 2},
-    s3_settling: {"UPDATE_BATCH": 2},
-    s3_states: {"HOT_MESSAGES": 4},
-    s3_survey: {"GROUP": 2},
+    s3_claims: {"UPDATE_BATCH": 2},
+    s3_own_messages: {"HOT_MESSAGES": 4},
+    s3_reader: {"GROUP": 2},
     s3_records: {"HEAD_GUESS": 1000},
     disk: {"UPDATE_BATCH": 2},
     disk_states: {"HOT_DELIVERIES": 3},

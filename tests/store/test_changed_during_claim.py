@@ -22,8 +22,8 @@ from zonerelay.store.disk import states as disk_states
 from zonerelay.store.leveldb import scan as leveldb_scan
 from zonerelay.store.leveldb.engine import LevelDb
 from zonerelay.store.memory.store import MemoryStore
-from zonerelay.store.postgres.claims import DatabaseClaims
-from zonerelay.store.s3 import states as s3_states
+from zonerelay.store.postgres.claims import PostgresClaims
+from zonerelay.store.s3 import own_messages as s3_own_messages
 
 if TYPE_CHECKING:
     from zonerelay.outbox.store import OutboxStore
@@ -79,7 +79,7 @@ async def test_what_is_given_back_during_a_claim_is_handed_out_once(
     asks = request.node.callspec.params["store"] in ("postgres", "redis")
     # So that claims have something to read.
     monkeypatch.setattr(disk_states, "HOT_DELIVERIES", 0)
-    monkeypatch.setattr(s3_states, "HOT_MESSAGES", 0)
+    monkeypatch.setattr(s3_own_messages, "HOT_MESSAGES", 0)
     monkeypatch.setattr(leveldb_scan, "PAGE_ROWS", 1)
     everything = {(await store_message(store, number))[0].key for number in range(4)}
     turns, done = 0, False
@@ -101,15 +101,15 @@ async def test_what_is_given_back_during_a_claim_is_handed_out_once(
 async def test_postgres_claim_that_goes_on_looking_leaves_out_what_was_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, looks, go_on = DatabaseClaims._unpark, 0, asyncio.Event()
+    look, looks, go_on = PostgresClaims._unpark, 0, asyncio.Event()
 
-    async def slow(claims: DatabaseClaims, zone: str, limit: int, skip: Collection[str]) -> list[Delivery]:
+    async def slow(claims: PostgresClaims, zone: str, limit: int, skip: Collection[str]) -> list[Delivery]:
         nonlocal looks
         looks += 1
         await go_on.wait()
         return await look(claims, zone, limit, skip)
 
-    monkeypatch.setattr(DatabaseClaims, "_unpark", slow)
+    monkeypatch.setattr(PostgresClaims, "_unpark", slow)
     async with Spool(tmp_path / "spool", backend=Backend.POSTGRES) as spool:
         one, two = await store_message(spool.store, 1, "a@example.net", "b@example.net")
         first = asyncio.create_task(claimed(spool.store))

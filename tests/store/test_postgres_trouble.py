@@ -22,7 +22,7 @@ from zonerelay.config.settings import Backend, PostgresSettings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.common import claiming
 from zonerelay.store.contract import CHUNK_SIZE, Finish, Store, StoreError
-from zonerelay.store.postgres.driver import Access, Fetch, Link, LostError
+from zonerelay.store.postgres.driver import Access, ConnectionLostError, Fetch, Link
 from zonerelay.store.postgres.store import PostgresStore
 
 CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'zonerelay%'"
@@ -142,7 +142,7 @@ async def test_commit_of_which_nobody_knows_whether_it_happened_did_not(
         rows = await fetch(link, statement, *values, timeout=timeout)
         if "INSERT INTO message" in statement:
             monkeypatch.undo()
-            raise LostError("the answer was lost")
+            raise ConnectionLostError("the answer was lost")
         return rows
 
     monkeypatch.setattr(Link, "_fetch", lose_the_answer)
@@ -168,7 +168,7 @@ async def test_outcome_of_which_nobody_knows_whether_it_was_stored_is_stored_aga
         rows = await fetch(link, statement, *values, timeout=timeout)
         if "DELETE FROM delivery" in statement:
             monkeypatch.undo()
-            raise LostError("the answer was lost")
+            raise ConnectionLostError("the answer was lost")
         return rows
 
     monkeypatch.setattr(Link, "_fetch", lose_the_answer)

@@ -17,7 +17,7 @@ from zonerelay.model.clock import SystemClock
 from zonerelay.store.contract import Finish, StoreOpenError
 from zonerelay.store.postgres import schema as postgres_schema
 from zonerelay.store.postgres.driver import Access, Link
-from zonerelay.store.postgres.schema import Step
+from zonerelay.store.postgres.schema import Migration
 
 NEXT = postgres_schema.VERSION + 1
 COLUMN = "ALTER TABLE delivery ADD COLUMN tomorrow text"
@@ -38,7 +38,7 @@ class Database:
 
     async def upgrade(self, *, oldest: int) -> None:
         """Then today's version goes on."""
-        steps = (*postgres_schema.MIGRATIONS, Step(COLUMN, oldest=oldest))
+        steps = (*postgres_schema.MIGRATIONS, Migration(COLUMN, oldest=oldest))
         with self._patch.context() as patch:
             patch.setattr(postgres_schema, "MIGRATIONS", steps)
             patch.setattr(postgres_schema, "VERSION", len(steps))

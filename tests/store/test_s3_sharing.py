@@ -34,7 +34,7 @@ from zonerelay.store.contract import Change, Finish, Postpone, QueueCounts, Stor
 from zonerelay.store.contract import Submit as Report
 from zonerelay.store.s3 import alerts as s3_alerts
 from zonerelay.store.s3 import store as s3
-from zonerelay.store.s3.client import Bucket, Place, UnsureError
+from zonerelay.store.s3.client import Bucket, BucketAccess, UnsureError
 from zonerelay.store.s3.objects import Abilities
 from zonerelay.store.s3.store import S3Store
 
@@ -422,7 +422,7 @@ class TestMailThatIsLeftToOthers:
         self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(s3_alerts, "WAIT", 1)
-        place = Place(bucket=BUCKET, region="us-east-1", access_key=KEY, secret_key=SECRET)
+        place = BucketAccess(bucket=BUCKET, region="us-east-1", access_key=KEY, secret_key=SECRET)
         async with Bucket(place)._make("sqs", shared_moto().url) as queues:
             url = (await queues.create_queue(QueueName=uuid.uuid4().hex))["QueueUrl"]
             ways = {"queue_url": url, "queue_endpoint_url": shared_moto().url}

@@ -25,7 +25,7 @@ from zonerelay.config.settings import Backend, S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.sandbox.sink import Sink
 from zonerelay.store.contract import Store, StoreOpenError
-from zonerelay.store.s3.client import Bucket, Place
+from zonerelay.store.s3.client import Bucket, BucketAccess
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def swift() -> Iterator[SwiftServer]:
 
 
 async def _make_bucket(server: SwiftServer) -> None:
-    place = Place(bucket="", region="us-east-1", access_key=KEY, secret_key=SECRET)
+    place = BucketAccess(bucket="", region="us-east-1", access_key=KEY, secret_key=SECRET)
     async with Bucket(place)._make("s3", server.url) as client:
         await client.create_bucket(Bucket="mail-queue")
 

@@ -13,7 +13,7 @@ from zonerelay.model.envelope import Message
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreCorruptError
 from zonerelay.store.s3 import records as spelled
-from zonerelay.store.s3.records import Head, Intent, Report
+from zonerelay.store.s3.records import Head, HeadIntent, Report
 
 
 def head(**other: Any) -> Head:  # Any: members by their names
@@ -63,7 +63,9 @@ def test_message_that_an_intent_makes_keeps_what_a_newer_version_has_said_of_it(
     message, delivery = own_message(message_id(9), b"y", "from@example.org")
     raw = json.loads(records.encode_message(message)) | {"language": "pl"}
     report = Report(message=msgspec.Raw(json.dumps(raw).encode()), deliveries=spelled.rows([delivery]))
-    (found,) = spelled.decode_head("x", spelled.encode_head(head(intent=Intent((report,))))).intent.reports  # type: ignore[union-attr]  # it is there
+    (found,) = spelled.decode_head(
+        "x", spelled.encode_head(head(intent=HeadIntent((report,))))
+    ).intent.reports  # type: ignore[union-attr]  # it is there
     made = found.head("01b")
     assert (made.owner, made.message, found.message_id) == ("01b", message, message.id)
     assert json.loads(spelled.encode_head(made))["message"] == raw
@@ -72,6 +74,6 @@ def test_message_that_an_intent_makes_keeps_what_a_newer_version_has_said_of_it(
 @pytest.mark.parametrize("raw", [b"{}", b'{"envelope":{"id":"x"}}', b"3"])
 def test_intent_with_an_unreadable_message_is_said_to_be_corrupt(raw: bytes) -> None:
     report = Report(message=msgspec.Raw(raw), deliveries=())
-    line = spelled.encode_head(head(intent=Intent((report,))))
+    line = spelled.encode_head(head(intent=HeadIntent((report,))))
     with pytest.raises(StoreCorruptError):
         spelled.decode_head("x", line)

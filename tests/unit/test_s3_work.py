@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.store.builders import delivery_for, envelope_for, message_id, own_message
 from zonerelay.model.delivery import Delivery
 from zonerelay.store.contract import Change, Finish, Postpone, Submit
-from zonerelay.store.s3.work import groups_of, to_decide
+from zonerelay.store.s3.claims import groups_of, to_decide
 
 
 def delivery(number: int, recipient: str = "a@example.net") -> Delivery:

@@ -9,9 +9,10 @@ import pytest
 from tests.support.outbox import OutboxBed
 from zonerelay.outbox.database import tables
 from zonerelay.outbox.database.migrations import check, migrate
-from zonerelay.outbox.database.tables import MIGRATIONS, Names, Step, has_priority
+from zonerelay.outbox.database.tables import MIGRATIONS, Names, has_priority
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.postgres.driver import Access, Link
+from zonerelay.store.postgres.schema import Migration
 
 NEXT = "ALTER TABLE {messages} ADD COLUMN extra text DEFAULT 'x'"
 
@@ -63,7 +64,7 @@ async def test_a_relay_of_the_version_before_goes_on_with_newer_tables_that_allo
     row = bed.insert()
     bed.psql("INSERT INTO outbound_messages_relays VALUES (gen_random_uuid(), 'old', now() + interval '1 h')")
     with monkeypatch.context() as newer:
-        newer.setattr(tables, "MIGRATIONS", (*MIGRATIONS, Step(NEXT, oldest=1)))
+        newer.setattr(tables, "MIGRATIONS", (*MIGRATIONS, Migration(NEXT, oldest=1)))
         await migrate(link, names)
     assert versions(bed) == "1|1\n2|1\n3|1"
     assert bed.row(row)["extra"] == "x"
@@ -77,7 +78,7 @@ async def test_a_relay_refuses_tables_that_are_too_new_and_no_step_takes_them_fr
     await migrate(link, names)
     bed.psql("INSERT INTO outbound_messages_relays VALUES (gen_random_uuid(), 'old', now() + interval '1 h')")
     with monkeypatch.context() as newer:
-        newer.setattr(tables, "MIGRATIONS", (*MIGRATIONS, Step(NEXT, oldest=len(MIGRATIONS) + 1)))
+        newer.setattr(tables, "MIGRATIONS", (*MIGRATIONS, Migration(NEXT, oldest=len(MIGRATIONS) + 1)))
         with pytest.raises(StoreOpenError, match="Stop all of them first"):
             await migrate(link, names)
         assert versions(bed) == "1|1\n2|1"

@@ -23,7 +23,7 @@ from zonerelay.outbox.rows.claims import OutboxClaims
 from zonerelay.outbox.rows.mailboxes import Mailboxes
 from zonerelay.outbox.rows.reader import OutboxReader
 from zonerelay.outbox.rows.rows import Write
-from zonerelay.outbox.rows.writer import Writer
+from zonerelay.outbox.rows.writer import OutboxWriter
 from zonerelay.outbox.store import OutboxStore
 from zonerelay.store.contract import Lost, Store, StoreOpenError
 from zonerelay.store.postgres.driver import Access, load_driver
@@ -90,7 +90,7 @@ class Outbox:
             told=_told,
             sick=lambda error: events.trouble("outbox.connect", error),
         )
-        writer = Writer(
+        writer = OutboxWriter(
             statements,
             link=self._keeper.writing_link,
             written=self._written,

@@ -19,7 +19,7 @@ from zonerelay.outbox.database import migrations
 from zonerelay.outbox.database.sql import Statements
 from zonerelay.outbox.database.tables import has_priority
 from zonerelay.store.contract import StoreError, StoreOpenError
-from zonerelay.store.postgres.driver import Access, ClashError, Link, LostError, Row
+from zonerelay.store.postgres.driver import Access, ClashError, Columns, ConnectionLostError, Link
 from zonerelay.store.postgres.expiry import LONGEST_LEASE
 from zonerelay.store.postgres.links import Links
 
@@ -95,13 +95,13 @@ class OutboxKeeper:
         assert self.writer is not None
         return self.writer
 
-    async def fetch(self, statement: str, *values: object) -> Sequence[Row]:
+    async def fetch(self, statement: str, *values: object) -> Sequence[Columns]:
         """Raises StoreError; a connection that broke is trouble for all."""
         self.check_usable()
         try:
             async with self.links.use() as link:
                 return await link.fetch(statement, *values)
-        except LostError as error:
+        except ConnectionLostError as error:
             self.trouble(error)
             raise
 

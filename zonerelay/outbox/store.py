@@ -24,7 +24,7 @@ from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.claims import OutboxClaims
 from zonerelay.outbox.rows.reader import OutboxReader
 from zonerelay.outbox.rows.rows import PROCESSING, QUEUED, Redact, Row, Write, keys_of, refused
-from zonerelay.outbox.rows.writer import Writer
+from zonerelay.outbox.rows.writer import OutboxWriter
 from zonerelay.store.contract import (
     Finish,
     Lost,
@@ -45,7 +45,7 @@ class OutboxStore:
         self,
         keeper: OutboxKeeper,
         claims: OutboxClaims,
-        writer: Writer,
+        writer: OutboxWriter,
         reader: OutboxReader,
         composer: Composer,
         *,

@@ -27,7 +27,7 @@ CREATE TABLE tomorrow (message_id bigint PRIMARY KEY)
 
 
 def become_tomorrow() -> None:
-    postgres_schema.MIGRATIONS += (postgres_schema.Step(_STEP, oldest=postgres_schema.VERSION),)
+    postgres_schema.MIGRATIONS += (postgres_schema.Migration(_STEP, oldest=postgres_schema.VERSION),)
     postgres_schema.VERSION += 1
     redis_lease.OLDEST_FORMAT = redis_lease.FORMAT
     redis_lease.FORMAT += 1

@@ -11,7 +11,7 @@ from zonerelay.outbox.compose.drafts import BadRowError, Content, recipients_of
 from zonerelay.outbox.database.sql import HEAD_COLUMNS, MAX_PEOPLE, PEOPLE
 from zonerelay.outbox.rows.mailboxes import Mailbox
 from zonerelay.outbox.rows.rows import QUEUED, Row, Write, read_states
-from zonerelay.store.postgres.driver import Row as Columns
+from zonerelay.store.postgres.driver import Columns
 
 PUT_OFF = 300.0
 """Seconds until a row of a mailbox that cannot be used is looked at again."""

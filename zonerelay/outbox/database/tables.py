@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from zonerelay.store.contract import StoreOpenError
 from zonerelay.store.postgres.driver import Fetch
+from zonerelay.store.postgres.schema import Migration
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +148,11 @@ CREATE TABLE IF NOT EXISTS {versions} (
 """
 
 
-class Step(NamedTuple):
-    """`oldest`: the version that a relay must know at least to work with what this step makes."""
-
-    statements: str
-    oldest: int
+MIGRATIONS: tuple[Migration, ...] = (Migration(_FIRST, oldest=1), Migration(_WITH_PRIORITY, oldest=1))
+"""Migration n makes version n of version n - 1. `_MESSAGES` and the others list the columns of the newest."""
 
 
-MIGRATIONS: tuple[Step, ...] = (Step(_FIRST, oldest=1), Step(_WITH_PRIORITY, oldest=1))
-"""Step n makes version n of version n - 1. `_MESSAGES` and the others are the columns after the last one."""
-
-
-def recorded(names: Names, steps: Sequence[Step], before: int) -> list[str]:
+def recorded(names: Names, steps: Sequence[Migration], before: int) -> list[str]:
     """Write down that these steps have been taken after version `before`."""
     table = f'"{names.schema}"."{names.versions}"'
     return [

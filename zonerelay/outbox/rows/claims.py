@@ -31,7 +31,7 @@ from zonerelay.outbox.rows.rows import Redact, Row, Write, keys_of, refused
 from zonerelay.outbox.rows.window import Window
 from zonerelay.store.common.claim_pool import ZonePool
 from zonerelay.store.contract import StoreError
-from zonerelay.store.postgres.driver import Row as Columns
+from zonerelay.store.postgres.driver import Columns
 
 TROUBLE_PAUSE = 1.0
 

@@ -16,7 +16,7 @@ from zonerelay.outbox.keeper import OutboxKeeper
 from zonerelay.outbox.rows.mailboxes import Mailbox
 from zonerelay.outbox.rows.rows import Row
 from zonerelay.store.contract import MessageNotFoundError, QueueCounts, StoreError
-from zonerelay.store.postgres.driver import Row as Columns
+from zonerelay.store.postgres.driver import Columns
 
 COUNT_EVERY = 10.0
 

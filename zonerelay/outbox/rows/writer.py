@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from zonerelay.outbox.database.sql import Statements
 from zonerelay.outbox.rows.rows import Write
 from zonerelay.store.contract import StoreError
-from zonerelay.store.postgres.driver import ClashError, Link, LostError, SickError
+from zonerelay.store.postgres.driver import ClashError, ConnectionLostError, Link, SickError
 
 MAX_TOGETHER = 500
 GATHERING = 0.005
@@ -25,7 +25,7 @@ Written = Callable[[Write, bool], None]
 """`written(write, kept)`: it is durable, or (`kept` false) the claim was lost."""
 
 
-class Writer:
+class OutboxWriter:
     """`link` raises StoreError while the database cannot be used."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Writer:
             if batch[0].error_log is not None:
                 self._replace(batch[0])
                 return False
-        except LostError as error:
+        except ConnectionLostError as error:
             self._trouble(error)
             return False
         except ClashError:

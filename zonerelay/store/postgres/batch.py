@@ -1,9 +1,9 @@
-"""Writing many submissions in one transaction: what is written, in which order, and what came of each.
+"""Writes many submissions in one transaction: which statements, in which order, and what came of each.
 
-A batch of jobs is a handful of statements over arrays, whatever the number of messages. Jobs that change
-the same delivery are applied one after the other. When the database refuses a batch because of what is in
-it, each job is written by itself, so that a sick one is alone; `error` then tells its submitter. Anything
-else that goes wrong fails the batch, and whether it was committed is not known.
+A batch is a handful of statements over arrays, whatever the number of messages. Submissions that change the
+same delivery are written one after the other. When the database refuses a batch because of a value in it,
+each submission is written by itself, so that a bad one is alone; its `error` then tells its submitter. Any
+other failure fails the whole batch, and it is unknown whether the batch was committed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Status(NamedTuple):
     held: bool
 
 
-class NewMessage:
+class MessageRows:
     """A message to be stored. Of a small one `body` is all of it; a large one has its last `chunks` here and
     the first were uploaded. `claimed` are its deliveries that are claimed by the write itself.
     """
@@ -68,7 +68,7 @@ class NewMessage:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class Submission:
     """One submission. `changes` are outcomes, `None` when the delivery leaves; `mine` of them were handed out
     to the submitter, `pooled` lay at hand. `reports` come with what they are about. `simple`: each message
     that deliveries leave has one recipient. `done` and `closed` are what came of it.
@@ -76,8 +76,8 @@ class Job:
 
     uploads: list[tuple[int, int, bytes]] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
-    messages: list[NewMessage] = field(default_factory=list)
-    reports: list[tuple[NewMessage, tuple[DeliveryKey, ...]]] = field(default_factory=list)
+    messages: list[MessageRows] = field(default_factory=list)
+    reports: list[tuple[MessageRows, tuple[DeliveryKey, ...]]] = field(default_factory=list)
     changes: dict[DeliveryKey, Delivery | None] = field(default_factory=dict)
     encoded: dict[DeliveryKey, bytes] = field(default_factory=dict)
     mine: dict[DeliveryKey, Delivery] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Job:
             new.stored = False
 
 
-class BatchWriter:
+class TransactionWriter:
     """Writes batches over one link. `link` and `session` are asked for each."""
 
     def __init__(
@@ -121,14 +121,14 @@ class BatchWriter:
         self._now = clock.monotonic
         self._task: asyncio.Task[None] | None = None
 
-    def put(self, jobs: Sequence[Job]) -> None:
+    def put(self, jobs: Sequence[Submission]) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(jobs))
 
     def stop(self) -> None:
         """Nothing is under way any more."""
         self._task = None
 
-    async def _run(self, jobs: Sequence[Job]) -> None:
+    async def _run(self, jobs: Sequence[Submission]) -> None:
         started = self._now()
         try:
             await self._write(jobs)
@@ -137,7 +137,7 @@ class BatchWriter:
         else:
             self._tell(self._now() - started)
 
-    async def _write(self, jobs: Sequence[Job]) -> None:
+    async def _write(self, jobs: Sequence[Submission]) -> None:
         try:
             await self._try(jobs)
         except SickError as error:
@@ -148,7 +148,7 @@ class BatchWriter:
             for job in jobs:
                 await self._write([job])
 
-    async def _try(self, jobs: Sequence[Job]) -> None:
+    async def _try(self, jobs: Sequence[Submission]) -> None:
         for left in reversed(range(CLASHES)):
             for job in jobs:
                 job.forget_results()
@@ -160,7 +160,7 @@ class BatchWriter:
             else:
                 return
 
-    async def _together(self, jobs: Sequence[Job]) -> None:
+    async def _together(self, jobs: Sequence[Submission]) -> None:
         rounds = _rounds(jobs)
         link = self._link()
         if len(rounds) == 1 and _is_one_statement(jobs):
@@ -170,7 +170,7 @@ class BatchWriter:
             for some in rounds:
                 await self._round(fetch, some)
 
-    async def _round(self, fetch: Fetch, jobs: Sequence[Job]) -> None:
+    async def _round(self, fetch: Fetch, jobs: Sequence[Submission]) -> None:
         session = self._session()
         await self._store_uploads(fetch, jobs, session)
         live = [job for job in jobs if job.error is None]
@@ -180,7 +180,7 @@ class BatchWriter:
         if news := sorted({zone for job in live for zone in job.news}):
             await fetch(sql.TELL, self._channel, [f"{session} {word(zone)}" for zone in news])
 
-    async def _store_uploads(self, fetch: Fetch, jobs: Sequence[Job], session: int) -> None:
+    async def _store_uploads(self, fetch: Fetch, jobs: Sequence[Submission], session: int) -> None:
         if uploads := [part for job in jobs for part in job.uploads]:
             numbers, places, data = zip(*uploads, strict=True)
             await fetch(sql.ADD_CHUNKS, numbers, places, data, session)
@@ -194,7 +194,7 @@ class BatchWriter:
                 # Another node believed us dead and has cleaned up behind us.
                 job.error = StoreError("the beginning of the message is gone: the lease had run out")
 
-    async def _finish(self, fetch: Fetch, jobs: Sequence[Job], session: int) -> None:
+    async def _finish(self, fetch: Fetch, jobs: Sequence[Submission], session: int) -> None:
         wanted = _wanted(jobs, leaving=True)
         if not wanted:
             return
@@ -211,7 +211,7 @@ class BatchWriter:
             for job in jobs:
                 job.closed |= closed
 
-    async def _postpone(self, fetch: Fetch, jobs: Sequence[Job], session: int) -> None:
+    async def _postpone(self, fetch: Fetch, jobs: Sequence[Submission], session: int) -> None:
         wanted = _wanted(jobs, leaving=False)
         if not wanted:
             return
@@ -226,7 +226,7 @@ class BatchWriter:
             job, delivery_key = wanted[RowKey(*key)]
             job.done[delivery_key] = Status(next_attempt, held)
 
-    async def _add(self, fetch: Fetch, jobs: Sequence[Job], session: int) -> None:
+    async def _add(self, fetch: Fetch, jobs: Sequence[Submission], session: int) -> None:
         messages = [new for job in jobs for new in job.messages]
         for job in jobs:
             # Whoever has the deliveries now reports for itself.
@@ -249,9 +249,9 @@ async def close_messages(fetch: Fetch, numbers: Iterable[int]) -> set[int]:
     return {row[0] for row in await fetch(sql.CLOSE_MESSAGES, ids)}
 
 
-def _rounds(jobs: Sequence[Job]) -> list[list[Job]]:
+def _rounds(jobs: Sequence[Submission]) -> list[list[Submission]]:
     """In the order given, cut where a delivery is changed a second time."""
-    rounds: list[list[Job]] = [[]]
+    rounds: list[list[Submission]] = [[]]
     seen: set[DeliveryKey] = set()
     for job in jobs:
         if not seen.isdisjoint(job.changes):
@@ -262,7 +262,7 @@ def _rounds(jobs: Sequence[Job]) -> list[list[Job]]:
     return rounds
 
 
-def _is_one_statement(jobs: Sequence[Job]) -> bool:
+def _is_one_statement(jobs: Sequence[Submission]) -> bool:
     finishes = any(None in job.changes.values() for job in jobs)
     parts = (
         any(job.uploads for job in jobs),
@@ -276,10 +276,10 @@ def _is_one_statement(jobs: Sequence[Job]) -> bool:
     return sum(parts) == 1 and (not finishes or all(job.simple for job in jobs))
 
 
-_Wanted = dict[RowKey, tuple[Job, DeliveryKey]]
+_Wanted = dict[RowKey, tuple[Submission, DeliveryKey]]
 
 
-def _wanted(jobs: Sequence[Job], *, leaving: bool) -> _Wanted:
+def _wanted(jobs: Sequence[Submission], *, leaving: bool) -> _Wanted:
     return {
         row_key(key): (job, key)
         for job in jobs
@@ -309,7 +309,7 @@ def _delivery_row(delivery: Delivery, alone: bool) -> tuple[object, ...]:
     )
 
 
-def _new_columns(messages: Sequence[NewMessage], session: int) -> list[Sequence[object]]:
+def _new_columns(messages: Sequence[MessageRows], session: int) -> list[Sequence[object]]:
     chunks = [(new.id, place, data) for new in messages for place, data in new.chunks]
     deliveries = [
         (*row[:8], session if delivery.key in new.claimed else None, row[8])

@@ -28,8 +28,8 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.claim_pool import NEVER, Claims, ZonePool
 from zonerelay.store.contract import Lost, StoreCorruptError
 from zonerelay.store.postgres import sql
-from zonerelay.store.postgres.driver import Link, LostError, Row
-from zonerelay.store.postgres.keeper import DatabaseKeeper
+from zonerelay.store.postgres.driver import Columns, ConnectionLostError, Link
+from zonerelay.store.postgres.keeper import PostgresKeeper
 from zonerelay.store.postgres.rows import delivery_key, delivery_of, key_columns, number, word, words
 
 _log = logging.getLogger("zonerelay.store")
@@ -38,16 +38,16 @@ LOOK_BATCH = 500
 """Claims that are looked at in one turn of the loop."""
 
 T = TypeVar("T")
-Taken = tuple[list[Delivery], list[Delivery]]
+_Taken = tuple[list[Delivery], list[Delivery]]
 """What was found, and what was met of domains that are passed over."""
 
 _by_message = attrgetter("message_id")
 
 
-class DatabaseClaims:
+class PostgresClaims:
     """All zones of one relay."""
 
-    def __init__(self, keeper: DatabaseKeeper, claims: Claims, on_lost: Lost) -> None:
+    def __init__(self, keeper: PostgresKeeper, claims: Claims, on_lost: Lost) -> None:
         self.claims = claims
         self.exclusive = asyncio.Lock()
         self._keeper = keeper
@@ -91,7 +91,7 @@ class DatabaseClaims:
         limit: int,
         found: list[Delivery],
         fill: Callable[[int], Awaitable[int]],
-        take: Callable[[int], Taken],
+        take: Callable[[int], _Taken],
     ) -> None:
         """Fill the pool and take from it by turns, until there are enough or no more."""
         while len(found) < limit:
@@ -218,14 +218,14 @@ class DatabaseClaims:
             )
             return self._keep(self.claims.zone(zone), rows)
 
-    def _keep(self, pool: ZonePool, rows: Sequence[Row]) -> int:
+    def _keep(self, pool: ZonePool, rows: Sequence[Columns]) -> int:
         pool.parked = pool.parked or any(row[6] for row in rows)
         for delivery in self._read(row for row in rows if not row[6]):
             if not self.claims.regain(delivery):
                 pool.put(delivery)
         return len(rows)
 
-    def _read(self, rows: Iterable[Row]) -> Iterator[Delivery]:
+    def _read(self, rows: Iterable[Columns]) -> Iterator[Delivery]:
         """What cannot be read stays claimed, so that it holds nobody up, and stored, for its repair."""
         for row in rows:
             try:
@@ -284,7 +284,7 @@ class DatabaseClaims:
             self.claims.hand_out(found)
         return found
 
-    async def ask(self, statement: str, *values: object) -> Sequence[Row]:
+    async def ask(self, statement: str, *values: object) -> Sequence[Columns]:
         async with self._link() as link:
             return await link.fetch(statement, *values)
 
@@ -293,7 +293,7 @@ class DatabaseClaims:
         try:
             async with self._keeper.links.use() as link:
                 yield link
-        except LostError as error:
+        except ConnectionLostError as error:
             # What was claimed is not known: only a resync can tell.
             self._keeper.trouble(error)
             raise

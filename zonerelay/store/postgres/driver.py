@@ -2,7 +2,8 @@
 
 A `Link` is one connection that does one thing at a time; who comes later waits. Failures are StoreErrors:
 
-- `LostError`: the connection is gone or does not answer; whether the statement was carried out is unknown.
+- `ConnectionLostError`: the connection is gone or does not answer; it is unknown whether the statement was
+  carried out.
 - `SickError`: the statement itself is refused (a duplicate, an impossible value) and always will be.
 - `ClashError`: another transaction was in the way; the same again may work at once.
 - `BusyError`: somebody has held a lock for longer than we wanted to wait.
@@ -52,7 +53,7 @@ _STANDBY_SOURCE = "syncrep.c"
 """Where the server's warnings about synchronous standbys come from. Their texts are in its language."""
 
 # Any: what a column becomes is known to whoever wrote the statement, and to nobody else.
-Row = Sequence[Any]
+Columns = Sequence[Any]
 
 
 class Fetch(Protocol):
@@ -60,10 +61,10 @@ class Fetch(Protocol):
 
     async def __call__(
         self, statement: str, *values: object, timeout: float | None = None
-    ) -> Sequence[Row]: ...
+    ) -> Sequence[Columns]: ...
 
 
-class LostError(StoreError):
+class ConnectionLostError(StoreError):
     """The database did not answer; whether it did what it was asked is not known."""
 
 
@@ -169,7 +170,7 @@ class Link:
             raise
         self.pid = rows[0][0]
 
-    async def fetch(self, statement: str, *values: object, timeout: float | None = None) -> Sequence[Row]:
+    async def fetch(self, statement: str, *values: object, timeout: float | None = None) -> Sequence[Columns]:
         async with self._lock:
             return await self._fetch(statement, *values, timeout=timeout)
 
@@ -191,10 +192,14 @@ class Link:
                 await manager.__aexit__(None, None, None)
             self._check_doubt()
 
-    async def _fetch(self, statement: str, *values: object, timeout: float | None = None) -> Sequence[Row]:
+    async def _fetch(
+        self, statement: str, *values: object, timeout: float | None = None
+    ) -> Sequence[Columns]:
         with translated(self._driver):
             # A Record is a sequence; asyncpg says so in C only.
-            rows = cast("Sequence[Row]", await self._connection.fetch(statement, *values, timeout=timeout))
+            rows = cast(
+                "Sequence[Columns]", await self._connection.fetch(statement, *values, timeout=timeout)
+            )
         self._check_doubt()
         return rows
 
@@ -205,7 +210,7 @@ class Link:
 
     def _check_doubt(self) -> None:
         if self._doubt:
-            raise LostError(f"a commit did not wait for its standby: {self._doubt}")
+            raise ConnectionLostError(f"a commit did not wait for its standby: {self._doubt}")
 
     async def listen(self, channel: str, hear: Callable[[str], None]) -> None:
         """`hear(payload)` is called on the event loop."""
@@ -259,16 +264,16 @@ def translated(driver: ModuleType, password: str = "") -> Iterator[None]:
         raise _refused(error.sqlstate or "", error.message or str(error), password) from None
     except (OSError, TimeoutError, driver.InterfaceError) as error:
         text = str(error) or type(error).__name__
-        raise LostError(f"the database does not answer: {_hide(text, password)}") from None
+        raise ConnectionLostError(f"the database does not answer: {_hide(text, password)}") from None
     except Exception as error:  # noqa: BLE001 - the driver's own trouble must not pass for the caller's
         text = f"{type(error).__name__}: {error}"
-        raise LostError(f"the database driver failed: {_hide(text, password)}") from None
+        raise ConnectionLostError(f"the database driver failed: {_hide(text, password)}") from None
 
 
 def _refused(state: str, message: str, password: str) -> StoreError:
     text = f"PostgreSQL says {state or '?'}: {_hide(message, password)}"
     if state.startswith(_CONNECTION_CLASSES):
-        return LostError(text)
+        return ConnectionLostError(text)
     if state in _CLASH:
         return ClashError(text)
     if state in _BUSY:

@@ -1,4 +1,4 @@
-"""Jobs on their way into the database, and what follows from each once it is known what became of it.
+"""Submissions on their way into the database, and what follows from each once it is known what became of it.
 
 Nothing takes effect before it is durable: until then nobody is handed what an outcome is written of. A job
 that fails leaves everything as it was; when its batch may have been committed all the same, the new messages
@@ -18,26 +18,26 @@ from zonerelay.store.common.body_cache import BodyCache
 from zonerelay.store.common.claim_pool import Claims
 from zonerelay.store.common.in_flight import HOT_MESSAGES
 from zonerelay.store.contract import StoreError
-from zonerelay.store.postgres.batch import Job, NewMessage, Status
+from zonerelay.store.postgres.batch import MessageRows, Status, Submission
 from zonerelay.store.postgres.counts import QueueCounter
-from zonerelay.store.postgres.keeper import DatabaseKeeper
+from zonerelay.store.postgres.keeper import PostgresKeeper
 from zonerelay.store.postgres.rows import identity
 
 
-class Jobs:
+class Submissions:
     """One per store. `messages` and `bodies` hold what was stored or read lately."""
 
-    def __init__(self, keeper: DatabaseKeeper, claims: Claims, counter: QueueCounter) -> None:
+    def __init__(self, keeper: PostgresKeeper, claims: Claims, counter: QueueCounter) -> None:
         self.messages: dict[MessageId, Message] = {}
         self.bodies = BodyCache()
         self.doubtful: dict[int, set[str]] = {}
         self._keeper = keeper
         self._claims = claims
         self._counter = counter
-        self._in_flight: dict[Job, None] = {}
+        self._in_flight: dict[Submission, None] = {}
         self._uploading: set[int] = set()
 
-    def take_hold(self, job: Job) -> None:
+    def take_hold(self, job: Submission) -> None:
         """Nobody is handed these until the write is done."""
         job.simple = True
         for key, state in job.changes.items():
@@ -64,7 +64,7 @@ class Jobs:
         """The body is still arriving, or its end is being written."""
         return number in self._uploading
 
-    def submit(self, job: Job, *, size: int = 0, lazy: bool = False) -> asyncio.Future[None]:
+    def submit(self, job: Submission, *, size: int = 0, lazy: bool = False) -> asyncio.Future[None]:
         """What it means takes effect when it is durable, waited for or not."""
         outcome = job.outcome = asyncio.get_running_loop().create_future()
         self._in_flight[job] = None
@@ -77,7 +77,7 @@ class Jobs:
 
     # --- what became of it
 
-    def _landed(self, job: Job) -> None:
+    def _landed(self, job: Submission) -> None:
         """The batch is durable, and the job in it unless it was refused."""
         if self._in_flight.pop(job, self) is self:
             return
@@ -95,7 +95,7 @@ class Jobs:
                 self._land_message(added)
         _tell(job, None)
 
-    def _land_change(self, job: Job, key: DeliveryKey, new: Delivery | None) -> None:
+    def _land_change(self, job: Submission, key: DeliveryKey, new: Delivery | None) -> None:
         claims = self._claims
         claims.settling.discard(key)
         claims.drop(key)
@@ -117,7 +117,7 @@ class Jobs:
             else:
                 pool.more = True
 
-    def _land_message(self, new: NewMessage) -> None:
+    def _land_message(self, new: MessageRows) -> None:
         self._keeper.last_id = max(self._keeper.last_id, new.id)
         self.remember(new.message)
         for delivery in new.deliveries:
@@ -134,7 +134,7 @@ class Jobs:
         self.messages.pop(message_id, None)
         self.bodies.drop(message_id)
 
-    def _let_go(self, job: Job) -> None:
+    def _let_go(self, job: Submission) -> None:
         """It did not happen."""
         claims = self._claims
         claims.settling.difference_update(job.changes)
@@ -144,7 +144,7 @@ class Jobs:
             if key not in claims.handed and key not in claims.lost:
                 claims.zone(key.queue).put(delivery)
 
-    def _give_up(self, job: Job, error: BaseException) -> None:
+    def _give_up(self, job: Submission, error: BaseException) -> None:
         self._in_flight.pop(job, None)
         self._end_uploads(job)
         self._let_go(job)
@@ -152,7 +152,7 @@ class Jobs:
             self.doubtful[new.id] = {delivery.queue for delivery in new.deliveries}
         _tell(job, error)
 
-    def _end_uploads(self, job: Job) -> None:
+    def _end_uploads(self, job: Submission) -> None:
         """Successful or not: what the database still has of them is dropped in the next round."""
         self._uploading.difference_update(job.dropped, job.ended_uploads())
 
@@ -170,7 +170,7 @@ class Jobs:
         self.bodies.clear()
 
 
-def _before(job: Job, key: DeliveryKey, status: Status) -> Delivery:
+def _before(job: Submission, key: DeliveryKey, status: Status) -> Delivery:
     """The delivery as it was counted: of what counts, the database knows best."""
     known = job.mine.get(key) or job.changes[key]
     if known is None:
@@ -178,7 +178,7 @@ def _before(job: Job, key: DeliveryKey, status: Status) -> Delivery:
     return replace(known, next_attempt=status.next_attempt, held=status.held)
 
 
-def _tell(job: Job, error: BaseException | None) -> None:
+def _tell(job: Submission, error: BaseException | None) -> None:
     outcome = job.outcome
     if outcome is None or outcome.done():
         return

@@ -23,7 +23,7 @@ from zonerelay.store.common.health import Health
 from zonerelay.store.common.queue_mark import STRANGE, QueueMark, StrangeStoreError, new_mark
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.postgres import sql
-from zonerelay.store.postgres.batch import BatchWriter, Job
+from zonerelay.store.postgres.batch import Submission, TransactionWriter
 from zonerelay.store.postgres.driver import Access, ClashError, Link
 from zonerelay.store.postgres.expiry import Reaper
 from zonerelay.store.postgres.links import Links
@@ -51,7 +51,7 @@ class Resync(Protocol):
     async def __call__(self, *, new_session: bool) -> None: ...
 
 
-class DatabaseKeeper:
+class PostgresKeeper:
     """One relay's place in one database. `node` is its number."""
 
     def __init__(
@@ -91,7 +91,7 @@ class DatabaseKeeper:
         self._pause = FIRST_PAUSE
         self.has_company = False
         """Other nodes were there at the last beat."""
-        self.committer: GroupCommitter[Job, Sequence[Job], float] = GroupCommitter(
+        self.committer: GroupCommitter[Submission, Sequence[Submission], float] = GroupCommitter(
             lambda batches, _size: [job for jobs in batches for job in jobs],
             self._start_writer,
             clock=around.clock,
@@ -99,8 +99,8 @@ class DatabaseKeeper:
             failed=self._batch_failed,
         )
 
-    def _start_writer(self, tell: Callable[..., None]) -> BatchWriter:
-        return BatchWriter(
+    def _start_writer(self, tell: Callable[..., None]) -> TransactionWriter:
+        return TransactionWriter(
             tell,
             link=lambda: self._usable(self._writer),
             session=lambda: self.session,

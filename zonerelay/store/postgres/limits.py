@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from zonerelay.limits.shared import Page
 from zonerelay.limits.values import AuthorityError
 from zonerelay.store.contract import StoreError
-from zonerelay.store.postgres.driver import Access, Link, Row
+from zonerelay.store.postgres.driver import Access, Columns, Link
 from zonerelay.store.postgres.rows import unword, word
 
 PATIENCE = 5.0
@@ -78,7 +78,7 @@ class PostgresShelf:
         if link is not None:
             await link.close()
 
-    async def _ask(self, statement: str, *values: object) -> Sequence[Row]:
+    async def _ask(self, statement: str, *values: object) -> Sequence[Columns]:
         link = self._link
         if link is None:
             raise AuthorityError("not connected")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from zonerelay.store.postgres.driver import Access, Link, LostError
+from zonerelay.store.postgres.driver import Access, ConnectionLostError, Link
 
 MOST = 4
 
@@ -22,13 +22,13 @@ class Links:
 
     @contextlib.asynccontextmanager
     async def use(self) -> AsyncIterator[Link]:
-        """One for the block alone. Raises LostError when there is no way to the database."""
+        """One for the block alone. Raises ConnectionLostError when there is no way to the database."""
         async with self._places:
             link = await self._take()
             self._busy.add(link)
             try:
                 yield link
-            except LostError:
+            except ConnectionLostError:
                 link.cut()
                 raise
             finally:

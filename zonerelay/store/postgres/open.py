@@ -10,11 +10,11 @@ from zonerelay.store.common.claim_pool import Claims
 from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import News, StoreError, StoreOpenError
 from zonerelay.store.postgres import sql
-from zonerelay.store.postgres.claims import DatabaseClaims
+from zonerelay.store.postgres.claims import PostgresClaims
 from zonerelay.store.postgres.counts import QueueCounter
 from zonerelay.store.postgres.driver import Access, load_driver
-from zonerelay.store.postgres.keeper import DatabaseKeeper
-from zonerelay.store.postgres.reader import DatabaseReader
+from zonerelay.store.postgres.keeper import PostgresKeeper
+from zonerelay.store.postgres.reader import PostgresReader
 from zonerelay.store.postgres.rows import unword
 from zonerelay.store.postgres.store import PostgresStore
 from zonerelay.store.surroundings import Surroundings, secret_of
@@ -28,10 +28,10 @@ async def open_postgres(
     """Raises StoreOpenError. Delivering can begin at once; counting goes on behind it."""
     load_driver()
     access = access_of(settings, around.environment)
-    keeper = DatabaseKeeper(access, node=settings.node, around=around, mark=mark)
+    keeper = PostgresKeeper(access, node=settings.node, around=around, mark=mark)
     counter = QueueCounter(access, lambda: keeper.has_company)
-    claims = DatabaseClaims(keeper, Claims(), around.on_lost)
-    store = PostgresStore(keeper, claims, DatabaseReader(keeper, access), counter)
+    claims = PostgresClaims(keeper, Claims(), around.on_lost)
+    store = PostgresStore(keeper, claims, PostgresReader(keeper, access), counter)
     news = _News(store, claims, around.on_news)
     keeper.on_news, keeper.all_zones = news.of_zone, news.of_all
 
@@ -65,7 +65,7 @@ def access_of(settings: PostgresSettings, environment: Mapping[str, str]) -> Acc
 class _News:
     """What others tell goes to the claims first, then to whoever listens."""
 
-    def __init__(self, store: PostgresStore, claims: DatabaseClaims, on_news: News) -> None:
+    def __init__(self, store: PostgresStore, claims: PostgresClaims, on_news: News) -> None:
         self._store = store
         self._claims = claims
         self._on_news = on_news

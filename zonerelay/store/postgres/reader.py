@@ -11,8 +11,8 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError
 from zonerelay.store.postgres import sql
-from zonerelay.store.postgres.driver import Access, Fetch, Link, LostError, Row
-from zonerelay.store.postgres.keeper import DatabaseKeeper
+from zonerelay.store.postgres.driver import Access, Columns, ConnectionLostError, Fetch, Link
+from zonerelay.store.postgres.keeper import PostgresKeeper
 from zonerelay.store.postgres.rows import delivery_of, number, unword, word, words
 
 PAGE_ROWS = 500
@@ -20,19 +20,19 @@ CHUNKS_AT_ONCE = 4
 """Chunks of a body that are in memory together: 256 KiB."""
 
 
-class DatabaseReader:
+class PostgresReader:
     """Over the keeper's links; a walk over the whole queue has one of its own."""
 
-    def __init__(self, keeper: DatabaseKeeper, access: Access) -> None:
+    def __init__(self, keeper: PostgresKeeper, access: Access) -> None:
         self._keeper = keeper
         self._access = access
 
-    async def fetch(self, statement: str, *values: object) -> Sequence[Row]:
+    async def fetch(self, statement: str, *values: object) -> Sequence[Columns]:
         self._keeper.check_usable()
         try:
             async with self._keeper.links.use() as link:
                 return await link.fetch(statement, *values)
-        except LostError as error:
+        except ConnectionLostError as error:
             self._keeper.trouble(error)
             raise
 
@@ -41,7 +41,7 @@ class DatabaseReader:
         try:
             async with self._keeper.links.use() as link, link.transaction() as fetch:
                 yield fetch
-        except LostError as error:
+        except ConnectionLostError as error:
             self._keeper.trouble(error)
             raise
 

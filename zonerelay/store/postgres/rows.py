@@ -11,7 +11,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import records
 from zonerelay.store.contract import MessageNotFoundError
-from zonerelay.store.postgres.driver import Row
+from zonerelay.store.postgres.driver import Columns
 
 _LARGEST = 2**63 - 1
 
@@ -56,12 +56,12 @@ def row_key(key: DeliveryKey) -> RowKey:
     return RowKey(word(key.queue), number(key.message_id), word(key.recipient))
 
 
-def delivery_key(row: Row) -> DeliveryKey:
+def delivery_key(row: Columns) -> DeliveryKey:
     """Of a row that begins with its primary key."""
     return DeliveryKey(unword(row[0]), identity(row[1]), Mailbox(unword(row[2])))
 
 
-def delivery_of(row: Row) -> Delivery:
+def delivery_of(row: Columns) -> Delivery:
     """Of a row that begins with zone, message_id, recipient, next_attempt, held, record."""
     delivery = records.decode_record(delivery_key(row), bytes(row[5]))
     # The columns are what the queue goes by, and what a database administrator may have changed.

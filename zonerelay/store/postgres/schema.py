@@ -96,7 +96,7 @@ CREATE TABLE limit_book (
 """
 
 
-class Step(NamedTuple):
+class Migration(NamedTuple):
     """`oldest`: the version that a relay must know at least to work with what this step makes."""
 
     statements: str
@@ -107,8 +107,12 @@ _THIRD = """
 CREATE TABLE queue_mark (one boolean PRIMARY KEY DEFAULT true CHECK (one), mark text NOT NULL)
 """
 
-MIGRATIONS: tuple[Step, ...] = (Step(_FIRST, oldest=1), Step(_SECOND, oldest=1), Step(_THIRD, oldest=1))
-"""Step n makes version n of version n - 1. A step that was released never changes."""
+MIGRATIONS: tuple[Migration, ...] = (
+    Migration(_FIRST, oldest=1),
+    Migration(_SECOND, oldest=1),
+    Migration(_THIRD, oldest=1),
+)
+"""Migration n makes version n of version n - 1. A step that was released never changes."""
 
 VERSION = len(MIGRATIONS)
 

@@ -35,12 +35,12 @@ from zonerelay.store.contract import (
     everybody,
 )
 from zonerelay.store.postgres import sql
-from zonerelay.store.postgres.batch import Job, NewMessage
-from zonerelay.store.postgres.claims import DatabaseClaims
+from zonerelay.store.postgres.batch import MessageRows, Submission
+from zonerelay.store.postgres.claims import PostgresClaims
 from zonerelay.store.postgres.counts import QueueCounter
-from zonerelay.store.postgres.jobs import Jobs
-from zonerelay.store.postgres.keeper import DatabaseKeeper
-from zonerelay.store.postgres.reader import DatabaseReader
+from zonerelay.store.postgres.jobs import Submissions
+from zonerelay.store.postgres.keeper import PostgresKeeper
+from zonerelay.store.postgres.reader import PostgresReader
 from zonerelay.store.postgres.rows import identity, number
 from zonerelay.store.postgres.update import change_deliveries
 
@@ -54,9 +54,9 @@ class PostgresStore:
 
     def __init__(
         self,
-        keeper: DatabaseKeeper,
-        claims: DatabaseClaims,
-        reader: DatabaseReader,
+        keeper: PostgresKeeper,
+        claims: PostgresClaims,
+        reader: PostgresReader,
         counter: QueueCounter,
     ) -> None:
         self.uploads = 0
@@ -65,7 +65,7 @@ class PostgresStore:
         self._claims: Claims = claims.claims
         self._reader = reader
         self._counter = counter
-        self._jobs = Jobs(keeper, claims.claims, counter)
+        self._jobs = Submissions(keeper, claims.claims, counter)
         self._bodies = self._jobs.bodies
         keeper.on_failure = self._jobs.batch_failed
         keeper.resync = self._resync
@@ -85,27 +85,27 @@ class PostgresStore:
     ) -> asyncio.Future[None]:
         key = number(message_id)
         self._bodies.extend(message_id, first, chunks)
-        job = Job(uploads=[(key, place, chunk) for place, chunk in enumerate(chunks, first)])
+        job = Submission(uploads=[(key, place, chunk) for place, chunk in enumerate(chunks, first)])
         return self._jobs.submit(job, size=len(chunks) * CHUNK_SIZE)
 
     def submit_message(
         self, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
     ) -> asyncio.Future[None]:
-        new = NewMessage(message, deliveries, chunks, self._keeps)
-        job = Job(messages=[new], news=self._to_share(new))
+        new = MessageRows(message, deliveries, chunks, self._keeps)
+        job = Submission(messages=[new], news=self._to_share(new))
         self._remember_body(message, chunks)
         return self._jobs.submit(job, size=_size(new))
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
         self._bodies.drop(message_id)
-        self._jobs.submit(Job(dropped=[number(message_id)]), lazy=True)
+        self._jobs.submit(Submission(dropped=[number(message_id)]), lazy=True)
 
     def _keeps(self, delivery: Delivery) -> bool:
         """Claimed at once, so that delivering it asks nobody?"""
         ready = not delivery.held and delivery.next_attempt <= 0
         return ready and self._claims.zone(delivery.queue).has_room
 
-    def _to_share(self, new: NewMessage) -> set[str]:
+    def _to_share(self, new: MessageRows) -> set[str]:
         """Zones with more than we can keep at hand: others may have room."""
         return {
             delivery.queue
@@ -153,12 +153,12 @@ class PostgresStore:
 
     async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
         self._keeper.check_usable()
-        job = Job()
+        job = Submission()
         lost: list[DeliveryKey] = []
         for change in changes:
             if isinstance(change, Submit):
                 check_own_message(change)
-                new = NewMessage(change.message, change.deliveries, split(change.body), self._keeps)
+                new = MessageRows(change.message, change.deliveries, split(change.body), self._keeps)
                 job.reports.append((new, change.about))
             elif change.delivery.key in self._claims.lost:
                 lost.append(change.delivery.key)
@@ -171,7 +171,7 @@ class PostgresStore:
             self._jobs.take_hold(job)
             await self._jobs.submit(job, size=_job_size(job), lazy=lazy)
 
-    def _plan(self, job: Job, change: Finish | Postpone) -> None:
+    def _plan(self, job: Submission, change: Finish | Postpone) -> None:
         key = change.delivery.key
         if key in job.changes and job.changes[key] is None:
             return  # it has left already
@@ -322,10 +322,10 @@ class PostgresStore:
         self._jobs.clear()
 
 
-def _size(new: NewMessage) -> int:
+def _size(new: MessageRows) -> int:
     body = len(new.body or b"") + sum(len(data) for _, data in new.chunks)
     return body + len(new.metadata) + _RECORD_SIZE * len(new.rows)
 
 
-def _job_size(job: Job) -> int:
+def _job_size(job: Submission) -> int:
     return sum(_size(new) for new, _ in job.reports) + _RECORD_SIZE * len(job.changes)

@@ -12,7 +12,7 @@ from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres import sql
 from zonerelay.store.postgres.batch import close_messages
-from zonerelay.store.postgres.driver import Fetch, Row
+from zonerelay.store.postgres.driver import Columns, Fetch
 from zonerelay.store.postgres.rows import delivery_key, delivery_of, key_columns
 
 Change = Callable[[Delivery], Delivery | None]
@@ -38,7 +38,7 @@ async def change_deliveries(
 ) -> Changed:
     """`keeps` says which of our claims go on; what else we have claimed is free afterwards."""
     found = Changed()
-    removed: list[Row] = []
+    removed: list[Columns] = []
     for row in await fetch(sql.FOR_UPDATE, *key_columns(keys)):
         if row[6] not in {None, session}:
             continue
@@ -60,7 +60,7 @@ async def change_deliveries(
     return found
 
 
-async def _remove(fetch: Fetch, rows: Sequence[Row]) -> None:
+async def _remove(fetch: Fetch, rows: Sequence[Columns]) -> None:
     if not rows:
         return
     await fetch(sql.REMOVE, *key_columns([delivery_key(row) for row in rows]))

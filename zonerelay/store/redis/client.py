@@ -31,7 +31,7 @@ from zonerelay.store.redis.connection import (
     open_wire,
 )
 from zonerelay.store.redis.durability import OLDEST, ServerFacts, ask
-from zonerelay.store.redis.lease import Lease
+from zonerelay.store.redis.lease import RedisLease
 from zonerelay.store.surroundings import Surroundings
 
 UNSAFE = "the spool's server may lose what it has acknowledged"
@@ -43,7 +43,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RedisTerms:
     """How the server is used."""
 
     prefix: bytes
@@ -64,14 +64,14 @@ class Hooks:
     beating: Callable[[], Coroutine[None, None, None]]
 
 
-class RedisLink:
+class RedisKeeper:
     """`open` first. `lease` is what makes claims ours."""
 
-    def __init__(self, server: Server, terms: Terms, around: Surroundings, mark: QueueMark) -> None:
+    def __init__(self, server: Server, terms: RedisTerms, around: Surroundings, mark: QueueMark) -> None:
         self.terms = terms
         self._mark = mark
         self._clock = around.clock
-        self.lease = Lease(terms.prefix, terms.lease, around.clock)
+        self.lease = RedisLease(terms.prefix, terms.lease, around.clock)
         self.hooks: Hooks | None = None
         self._server = server
         self._health = Health(around.on_health)

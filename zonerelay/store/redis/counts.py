@@ -10,7 +10,7 @@ from zonerelay.store.redis.connection import Reply, as_list
 _KINDS = {b"r": "ready", b"d": "deferred", b"h": "held"}
 
 
-class Figures:
+class RedisCounts:
     """Told by every answer that changes them, and of everything with each renewal of the lease."""
 
     def __init__(self) -> None:

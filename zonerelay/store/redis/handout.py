@@ -14,9 +14,9 @@ from zonerelay.store.common.replies import then
 from zonerelay.store.contract import StoreCorruptError, StoreError
 from zonerelay.store.redis import records as rows
 from zonerelay.store.redis.claims import ClaimBook
-from zonerelay.store.redis.client import RedisLink
+from zonerelay.store.redis.client import RedisKeeper
 from zonerelay.store.redis.connection import Argument, Reply, as_list
-from zonerelay.store.redis.counts import Figures
+from zonerelay.store.redis.counts import RedisCounts
 
 CLAIM_BUDGET = 500
 """Deliveries that one script looks at: the server does nothing else meanwhile."""
@@ -25,10 +25,10 @@ RELEASE_BATCH = 256
 _log = logging.getLogger("zonerelay.store")
 
 
-class Handout:
+class RedisClaims:
     """The claims of one relay."""
 
-    def __init__(self, link: RedisLink, book: ClaimBook, figures: Figures, clock: Clock) -> None:
+    def __init__(self, link: RedisKeeper, book: ClaimBook, figures: RedisCounts, clock: Clock) -> None:
         self._link = link
         self._clock = clock
         self._book = book

@@ -38,7 +38,7 @@ class Renewal(NamedTuple):
     busy: list[Reply]
 
 
-class Lease:
+class RedisLease:
     """`token` is the fencing token, `number` the relay's among those that share the server. Every method that
     takes a wire raises StoreError.
     """

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from zonerelay.config.settings import LOSS_WORDS, RedisSettings, SpoolSettings
 from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import StoreError, StoreOpenError
-from zonerelay.store.redis.client import RedisLink, Terms
+from zonerelay.store.redis.client import RedisKeeper, RedisTerms
 from zonerelay.store.redis.connection import Server
 from zonerelay.store.redis.store import RedisStore
 from zonerelay.store.surroundings import Surroundings, secret_of
@@ -20,14 +20,14 @@ async def open_redis(
     mark: QueueMark,
 ) -> RedisStore:
     """Raises StoreOpenError."""
-    terms = Terms(
+    terms = RedisTerms(
         prefix=settings.prefix.encode(),
         lease=settings.lease,
         replicas=settings.replicas,
         accept_loss=settings.accept_loss == LOSS_WORDS,
         min_free_memory=spool.min_free_space,
     )
-    link = RedisLink(server_of(settings, around.environment), terms, around, mark)
+    link = RedisKeeper(server_of(settings, around.environment), terms, around, mark)
     await link.open()
     store = RedisStore(link, around)
     try:

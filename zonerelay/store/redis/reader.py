@@ -19,7 +19,7 @@ from zonerelay.store.common.reading import read_each
 from zonerelay.store.contract import MessageNotFoundError, StoreCorruptError, StoreError, Wanted, everybody
 from zonerelay.store.redis import records as rows
 from zonerelay.store.redis.claims import ClaimBook
-from zonerelay.store.redis.client import RedisLink
+from zonerelay.store.redis.client import RedisKeeper
 from zonerelay.store.redis.connection import Reply, as_list
 
 PAGE_ROWS = 200
@@ -32,7 +32,7 @@ T = TypeVar("T")
 class RedisReader:
     """One per store."""
 
-    def __init__(self, link: RedisLink, book: ClaimBook) -> None:
+    def __init__(self, link: RedisKeeper, book: ClaimBook) -> None:
         self._link = link
         self._book = book
         self._prefix = link.terms.prefix

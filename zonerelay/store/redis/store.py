@@ -26,12 +26,12 @@ from zonerelay.store.common.replies import then
 from zonerelay.store.contract import SHARED, Change, Finish, Postpone, StoreError, Submit
 from zonerelay.store.redis import records as rows
 from zonerelay.store.redis.claims import ClaimBook
-from zonerelay.store.redis.client import Hooks, RedisLink
+from zonerelay.store.redis.client import Hooks, RedisKeeper
 from zonerelay.store.redis.connection import Argument, Reply, as_list
-from zonerelay.store.redis.counts import Figures
-from zonerelay.store.redis.handout import Handout
+from zonerelay.store.redis.counts import RedisCounts
+from zonerelay.store.redis.handout import RedisClaims
 from zonerelay.store.redis.reader import RedisReader
-from zonerelay.store.redis.uploads import Uploads, delivery_rows, head
+from zonerelay.store.redis.uploads import RedisUploads, delivery_rows, head
 from zonerelay.store.surroundings import Surroundings
 
 UPDATE_BATCH = 256
@@ -44,7 +44,7 @@ class RedisStore:
 
     def __init__(
         self,
-        link: RedisLink,
+        link: RedisKeeper,
         around: Surroundings,
     ) -> None:
         self._link = link
@@ -52,10 +52,12 @@ class RedisStore:
         self._clock = around.clock
         self._on_news = around.on_news
         self._on_lost = around.on_lost
-        book, figures = self._book, self._figures = ClaimBook(), Figures()
+        book, figures = self._book, self._figures = ClaimBook(), RedisCounts()
         reader = self._reader = RedisReader(link, book)
-        handout = self._handout = Handout(link, book, figures, around.clock)
-        self._uploads = Uploads(link, book, figures, clock=around.clock, observe_commit=around.observe_commit)
+        handout = self._handout = RedisClaims(link, book, figures, around.clock)
+        self._uploads = RedisUploads(
+            link, book, figures, clock=around.clock, observe_commit=around.observe_commit
+        )
         self._doubtful_submits: set[MessageId] = set()
         self.claim, self.claim_new = handout.claim, handout.claim_new
         self.claim_domain, self.release = handout.claim_domain, handout.release

@@ -18,22 +18,22 @@ from zonerelay.store.common.replies import then
 from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.redis import records as rows
 from zonerelay.store.redis.claims import ClaimBook
-from zonerelay.store.redis.client import RedisLink
+from zonerelay.store.redis.client import RedisKeeper
 from zonerelay.store.redis.connection import Argument, Reply, as_list
-from zonerelay.store.redis.counts import Figures
+from zonerelay.store.redis.counts import RedisCounts
 
 UPLOAD_KEPT = 15 * 60_000
 """Milliseconds after which the server forgets an upload that nobody goes on with."""
 
 
-class Uploads:
+class RedisUploads:
     """What `BodyWriter` needs of its store."""
 
     def __init__(
         self,
-        link: RedisLink,
+        link: RedisKeeper,
         book: ClaimBook,
-        figures: Figures,
+        figures: RedisCounts,
         *,
         clock: Clock,
         observe_commit: Callable[[float], None],
@@ -45,7 +45,7 @@ class Uploads:
         self._figures = figures
         self._clock = clock
         self._observe = observe_commit
-        # Uploads under way and commits without an answer, with the token they were begun under.
+        # RedisUploads under way and commits without an answer, with the token they were begun under.
         self._owners: dict[MessageId, bytes] = {}
         self.doubtful: dict[MessageId, bytes] = {}
 

@@ -25,10 +25,9 @@ from zonerelay.store.contract import News, StoreCorruptError
 from zonerelay.store.s3.client import ConflictError, MissingError
 from zonerelay.store.s3.nodes import Nodes
 from zonerelay.store.s3.objects import Objects, Version
+from zonerelay.store.s3.own_messages import MessageJob, OwnMessages
 from zonerelay.store.s3.refusals import Refusals
-from zonerelay.store.s3.states import Mine
-from zonerelay.store.s3.work import Job
-from zonerelay.store.s3.writer import Writer
+from zonerelay.store.s3.writer import ObjectWriter
 
 READS_AT_ONCE = 32
 GROUP = 256
@@ -49,9 +48,9 @@ class Walks:
     def __init__(
         self,
         objects: Objects,
-        mine: Mine,
+        mine: OwnMessages,
         nodes: Nodes,
-        writer: Writer,
+        writer: ObjectWriter,
         refusals: Refusals,
         *,
         alone: bool,
@@ -98,7 +97,7 @@ class Walks:
             # What was decided with it concerns messages with higher ids: they are seen as it leaves them.
             await self._take([(message_id, versions[message_id])], shares=shares)
             if message_id in self._mine.ids:
-                await self._writer.submit(message_id, Job((), lambda _: {}))
+                await self._writer.submit(message_id, MessageJob((), lambda _: {}))
         if decided:
             versions = await self._read_all([each for each in versions if each not in decided])
         await self._take(list(versions.items()), shares=shares)

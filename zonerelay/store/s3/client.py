@@ -56,7 +56,7 @@ class MissingError(StoreError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BucketAccess:
     """Where the bucket is and how to get in. Without keys the client looks for them where it always does."""
 
     bucket: str
@@ -107,7 +107,7 @@ def _as_it_is(value: str) -> str:
 class Bucket:
     """`trouble` hears of every UnsureError and RefusedError."""
 
-    def __init__(self, place: Place, trouble: Callable[[StoreError], None] = lambda _: None) -> None:
+    def __init__(self, place: BucketAccess, trouble: Callable[[StoreError], None] = lambda _: None) -> None:
         self.place = place
         self.trouble = trouble
         self._stack = contextlib.AsyncExitStack()

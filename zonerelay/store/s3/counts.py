@@ -1,4 +1,4 @@
-"""Figures of a shared queue: this relay's from its index, the others' as they stand in their leases.
+"""Counts of a shared queue: this relay's from its index, the others' as they stand in their leases.
 
 So they cost no request; what the others say is as old as their last beat. Mail that is left to whoever has
 room is in nobody's figures until somebody has taken it.
@@ -9,14 +9,14 @@ from __future__ import annotations
 from zonerelay.model.message_id import MessageId, is_message_id
 from zonerelay.store.contract import QueueCounts
 from zonerelay.store.s3.nodes import Nodes
-from zonerelay.store.s3.records import Lease
-from zonerelay.store.s3.states import Mine
+from zonerelay.store.s3.own_messages import OwnMessages
+from zonerelay.store.s3.records import LeaseRecord
 
 
-class Figures:
+class S3Counts:
     """One per store."""
 
-    def __init__(self, mine: Mine, nodes: Nodes) -> None:
+    def __init__(self, mine: OwnMessages, nodes: Nodes) -> None:
         self._mine = mine
         self._nodes = nodes
 
@@ -44,12 +44,12 @@ class Figures:
         others = [lease.oldest[zone] for lease in self._nodes.company() if zone in lease.oldest]
         return min((when for when in (mine, *others) if when is not None and when <= now), default=None)
 
-    def lease(self, offers: int, now: float) -> Lease:
+    def lease(self, offers: int, now: float) -> LeaseRecord:
         """What this relay's lease says."""
         index = self._mine.index
         named = {name: counts for name, counts in index.counts() if counts.total}
         oldest = {name: index[name].oldest(now) for name in named}
-        return Lease(
+        return LeaseRecord(
             offers=offers,
             last_id=self._mine.last_id or "",
             counts={name: (c.ready, c.deferred, c.held) for name, c in named.items()},

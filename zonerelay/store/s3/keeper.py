@@ -15,7 +15,7 @@ from zonerelay.store.common import health
 from zonerelay.store.common.health import Health
 from zonerelay.store.common.queue_mark import STRANGE, StrangeStoreError
 from zonerelay.store.contract import StoreError
-from zonerelay.store.s3.nodes import LostError, Nodes
+from zonerelay.store.s3.nodes import LeaseLostError, Nodes
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
@@ -126,7 +126,7 @@ class S3Keeper:
         async with self._beating:
             try:
                 await self._nodes.renew()
-            except LostError as error:
+            except LeaseLostError as error:
                 _log.warning("%s", error)
                 self._health.set("lease", NO_LEASE)
                 await self._lost()

@@ -26,7 +26,7 @@ from zonerelay.store.common.queue_mark import QueueMark, new_mark
 from zonerelay.store.contract import StoreError, StoreOpenError
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import Bucket, ConflictError, MissingError
-from zonerelay.store.s3.records import Keys, Lease
+from zonerelay.store.s3.records import Keys, LeaseRecord
 
 SETTLING = 0.2
 """Seconds after which a lease without conditions is looked at once more: who wrote last has it."""
@@ -35,16 +35,16 @@ READS_AT_ONCE = 16
 _log = logging.getLogger("zonerelay.store")
 
 
-class LostError(StoreError):
+class LeaseLostError(StoreError):
     """Others have found this relay's lease to be over."""
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenLease:
     """Another's lease as it was last read, and since when it has not changed."""
 
     etag: str
-    lease: Lease
+    lease: LeaseRecord
     since: float
 
 
@@ -59,13 +59,13 @@ class Nodes:
         lease: float,
         alone: bool,
         clock: Clock,
-        tell: Callable[[], Lease],
+        tell: Callable[[], LeaseRecord],
         mark: QueueMark,
     ) -> None:
         """`tell` says what stands in the lease besides session, state and beat."""
         self.number = 0
         self.session = ""
-        self.others: dict[int, Seen] = {}
+        self.others: dict[int, SeenLease] = {}
         self.held_until = float("-inf")
         self.lease = lease
         self._alone = alone
@@ -75,7 +75,7 @@ class Nodes:
         self._tell = tell
         self._mark = mark
         self._etag = ""
-        self._mine = Lease()
+        self._mine = LeaseRecord()
         self.last_ids: set[str] = set()
 
     @property
@@ -87,7 +87,7 @@ class Nodes:
         found = {seen.lease.session for seen in self.others.values() if seen.lease.state != "dead"}
         return found | {self.session}
 
-    def company(self) -> list[Lease]:
+    def company(self) -> list[LeaseRecord]:
         """What the others that run have said."""
         return [seen.lease for seen in self.others.values() if seen.lease.state == "live"]
 
@@ -123,7 +123,7 @@ class Nodes:
         except MissingError:
             return None
 
-    def _choose(self) -> tuple[int, Seen | None]:
+    def _choose(self) -> tuple[int, SeenLease | None]:
         """Go on for one that has stopped; else a number that nobody has."""
         for number, seen in sorted(self.others.items()):
             if seen.lease.state == "ended":
@@ -134,7 +134,7 @@ class Nodes:
                 return number, taken
         raise StoreError(f"{MAX_WORKERS} relays share the bucket already")
 
-    async def _take(self, number: int, seen: Seen | None) -> bool:
+    async def _take(self, number: int, seen: SeenLease | None) -> bool:
         if seen is not None and seen.lease.state == "ended":
             session, beat = seen.lease.session, seen.lease.beat
         else:
@@ -187,14 +187,14 @@ class Nodes:
     # --- the beat
 
     async def renew(self) -> None:
-        """Raises LostError when the lease is another's, or over; StoreError when nobody knows."""
+        """Raises LeaseLostError when the lease is another's, or over; StoreError when nobody knows."""
         started = self._clock.monotonic()
         lease = self._worded(self.session, self._mine.beat + 1)
         if self._alone:
             found = await self._read(0)
             if found is None or found.lease.session != self.session:
                 self.held_until = float("-inf")
-                raise LostError("another relay has started on this bucket")
+                raise LeaseLostError("another relay has started on this bucket")
         try:
             self._etag = await self._write(self.number, lease, self._etag)
         except (ConflictError, MissingError):
@@ -208,7 +208,7 @@ class Nodes:
         found = await self._read(self.number)
         if found is None or found.lease.session != self.session or found.lease.state != "live":
             self.held_until = float("-inf")
-            raise LostError("others have found the lease of this relay to be over")
+            raise LeaseLostError("others have found the lease of this relay to be over")
         self._etag = found.etag
 
     async def look(self) -> set[str]:
@@ -232,7 +232,7 @@ class Nodes:
         await self._bury()
         return before - self.live()
 
-    def _note(self, number: int, seen: Seen | None) -> None:
+    def _note(self, number: int, seen: SeenLease | None) -> None:
         if seen is None:
             self.others.pop(number, None)
             return
@@ -251,24 +251,24 @@ class Nodes:
             except (ConflictError, MissingError):
                 continue  # it lives, or others were faster
             _log.warning("relay %d was not heard of for %g s: its mail is taken over", number, self.lease)
-            self.others[number] = Seen(etag, dead, now)
+            self.others[number] = SeenLease(etag, dead, now)
 
-    def _worded(self, session: str, beat: int) -> Lease:
+    def _worded(self, session: str, beat: int) -> LeaseRecord:
         return msgspec.structs.replace(self._tell(), session=session, state="live", beat=beat)
 
-    async def _write(self, number: int, lease: Lease, etag: str) -> str:
+    async def _write(self, number: int, lease: LeaseRecord, etag: str) -> str:
         new = not etag and not self._alone
         match = "" if self._alone else etag
         return await self._bucket.put(
             self._keys.node(number), spelled.encode_lease(lease), match=match, new=new
         )
 
-    async def _read(self, number: int) -> Seen | None:
+    async def _read(self, number: int) -> SeenLease | None:
         try:
             got = await self._bucket.get(self._keys.node(number))
         except MissingError:
             return None
-        return Seen(got.etag, spelled.decode_lease(got.data), self._clock.monotonic())
+        return SeenLease(got.etag, spelled.decode_lease(got.data), self._clock.monotonic())
 
 
 def _following(session: str, number: int) -> str:

@@ -1,4 +1,8 @@
-"""Opening the S3 store: settings become a client; what the service can do is tried; the queue is joined."""
+"""Opens the S3 store: makes the client, tries which conditions the service has, and joins the queue.
+
+A service that does not know a condition may ignore it. So `probe` counts a condition as known only when the
+service refuses a write or a removal that the condition does not allow, and the object stays what it was.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,20 @@ from collections.abc import Mapping
 from zonerelay.config.settings import Addressing, S3Settings
 from zonerelay.store.common.queue_mark import QueueMark
 from zonerelay.store.contract import StoreError, StoreOpenError
-from zonerelay.store.s3 import probe as s3_probe
-from zonerelay.store.s3.client import Bucket, Place
+from zonerelay.store.s3.client import (
+    Bucket,
+    BucketAccess,
+    ConflictError,
+    MissingError,
+    RefusedError,
+    UnsureError,
+)
 from zonerelay.store.s3.objects import Abilities, Objects
 from zonerelay.store.s3.records import Keys
-from zonerelay.store.s3.store import S3Store, Terms
+from zonerelay.store.s3.store import S3Store, S3Terms
 from zonerelay.store.surroundings import Surroundings, secret_of
+
+_WRONG = '"00000000000000000000000000000000"'
 
 
 async def open_s3(
@@ -22,18 +34,18 @@ async def open_s3(
     mark: QueueMark,
 ) -> S3Store:
     """Raises StoreOpenError."""
-    bucket = Bucket(_place(settings, around.environment))
+    bucket = Bucket(_access(settings, around.environment))
     keys = Keys(settings.prefix)
     try:
         await bucket.open()
         # A name that no other relay tries at the same moment.
-        abilities = await s3_probe.find_out(
+        abilities = await probe(
             bucket, keys, f"{around.clock.now():.6f}-{around.clock.monotonic():.6f}-{os.getpid()}"
         )
         objects = Objects(bucket, keys, _checked(settings, abilities))
         store = S3Store(
             objects,
-            Terms(lease=settings.lease, alone=not settings.shared, alerts=bool(settings.queue_url)),
+            S3Terms(lease=settings.lease, alone=not settings.shared, alerts=bool(settings.queue_url)),
             around,
             mark,
         )
@@ -58,11 +70,11 @@ def _checked(settings: S3Settings, abilities: Abilities) -> Abilities:
     return abilities
 
 
-def _place(settings: S3Settings, environment: Mapping[str, str]) -> Place:
+def _access(settings: S3Settings, environment: Mapping[str, str]) -> BucketAccess:
     virtual = settings.addressing is Addressing.VIRTUAL
     if settings.addressing is Addressing.AUTO:
         virtual = not settings.endpoint_url
-    return Place(
+    return BucketAccess(
         bucket=settings.bucket,
         endpoint_url=settings.endpoint_url,
         region=settings.region or ("us-east-1" if settings.endpoint_url else ""),
@@ -75,3 +87,48 @@ def _place(settings: S3Settings, environment: Mapping[str, str]) -> Place:
         queue_url=settings.queue_url,
         queue_endpoint_url=settings.queue_endpoint_url,
     )
+
+
+async def probe(bucket: Bucket, keys: Keys, name: str) -> Abilities:
+    """`name` is nobody else's. Raises StoreError when the bucket cannot even be written and read."""
+    key = keys.probes + name
+    await bucket.put(key, b"1")
+    puts = await _is_refused(bucket, key, new=True) and await _is_refused(bucket, key, match=_WRONG)
+    is_kept, deletes = await _try_delete(bucket, key) if puts else (False, False)
+    if not is_kept:
+        await bucket.put(key, b"1")
+    if await _read(bucket, key) != b"1":
+        raise StoreOpenError("[s3] the service does not give back what was written")
+    await bucket.delete(key)
+    return Abilities(conditional_put=puts, conditional_delete=deletes)
+
+
+async def _is_refused(bucket: Bucket, key: str, *, match: str = "", new: bool = False) -> bool:
+    """Whether an object is left alone that a condition does not fit."""
+    try:
+        await bucket.put(key, b"2", match=match, new=new)
+    except ConflictError:
+        return True
+    except (RefusedError, UnsureError):
+        return False  # it says that it does not know the condition (400, 501)
+    return False
+
+
+async def _try_delete(bucket: Bucket, key: str) -> tuple[bool, bool]:
+    """Is the object still there, and was it a refusal that kept it?"""
+    try:
+        await bucket.delete(key, match=_WRONG)
+    except ConflictError:
+        return True, await _read(bucket, key) == b"1"
+    except (RefusedError, UnsureError):
+        return True, False
+    except MissingError:
+        return False, False
+    return False, False
+
+
+async def _read(bucket: Bucket, key: str) -> bytes:
+    try:
+        return (await bucket.get(key)).data
+    except MissingError:
+        return b""

@@ -1,38 +1,58 @@
-"""Reading messages and bodies from a bucket. Changes nothing.
+"""Reads messages, bodies and the whole queue from a bucket. Changes nothing.
 
-What is claimed here and known by heart asks nobody, as long as the lease lasts; afterwards somebody else
-may be sending it, so reading it fails and no attempt is begun, nor one continued. A large body is read in
-windows, so that a slow receiver keeps no answer of the service open.
+A message that this relay has claimed and has in memory is read without a request, as long as the lease
+lasts. Afterwards another relay may be sending it, so reading it raises StoreError: no attempt begins, and
+none goes on. A large body is read in windows, so that a slow receiver keeps no answer of the service open.
+
+A scan takes the keys at once, from the index for this relay's mail and by listing for that of other relays.
+It reads the states in groups, each as it is then, so memory holds a key for each delivery but few states.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 
+from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.body_chunks import split
-from zonerelay.store.contract import CHUNK_SIZE, MessageNotFoundError, StoreCorruptError, StoreError
+from zonerelay.store.common.reading import read_each
+from zonerelay.store.contract import (
+    CHUNK_SIZE,
+    MessageNotFoundError,
+    StoreCorruptError,
+    StoreError,
+    Wanted,
+    everybody,
+)
+from zonerelay.store.s3 import records as spelled
+from zonerelay.store.s3.adopt import READS_AT_ONCE
 from zonerelay.store.s3.client import MissingError, UnsureError
+from zonerelay.store.s3.keeper import S3Keeper
 from zonerelay.store.s3.nodes import Nodes
 from zonerelay.store.s3.objects import Objects, Version
-from zonerelay.store.s3.states import Mine
+from zonerelay.store.s3.own_messages import OwnMessages
 
 WINDOW = 16 * CHUNK_SIZE
 PATIENCE = 4
 """How often a window is asked for in the middle of a body."""
 PAUSE = 0.5
+GROUP = 200
+"""Deliveries whose states are read in one go."""
+
+_log = logging.getLogger("zonerelay.store")
 
 
-class Reader:
+class S3Reader:
     """One per store."""
 
-    def __init__(self, objects: Objects, mine: Mine, nodes: Nodes, check_open: Callable[[], None]) -> None:
+    def __init__(self, objects: Objects, mine: OwnMessages, nodes: Nodes, keeper: S3Keeper) -> None:
         self._objects = objects
         self._mine = mine
         self._nodes = nodes
-        self._check_open = check_open
+        self._keeper = keeper
 
     async def read_message(self, message_id: MessageId) -> Message:
         self._check(message_id)
@@ -109,10 +129,72 @@ class Reader:
 
     def _check(self, message_id: MessageId) -> None:
         """Another relay may be sending what we had claimed: nothing more of it may leave here."""
-        self._check_open()
+        self._keeper.check_open()
         claims = self._mine.claims
         if claims.is_lost(message_id) or (not self._nodes.holds_lease and claims.is_handed_out(message_id)):
             raise StoreError(f"message {message_id}: the lease on it was lost")
+
+    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
+        return await read_each(self.read_message, ids)
+
+    # --- the whole queue
+
+    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
+        self._keeper.check_usable()
+        found = await self._states([message_id])
+        deliveries = [d for state in found.values() for d in state.values()]
+        return sorted(deliveries, key=lambda delivery: (delivery.recipient, delivery.queue))
+
+    async def scan(
+        self, zone: str | None = None, *, wanted: Wanted = everybody
+    ) -> AsyncGenerator[Delivery, None]:
+        self._keeper.check_usable()
+        keys = [*self._mine.index.sorted_keys(zone)]
+        foreign = await self._foreign_keys(zone)
+        if foreign:
+            keys = sorted({*keys, *foreign})
+        if wanted is not everybody:
+            keys = [key for key in keys if wanted(key.recipient)]
+        for start in range(0, len(keys), GROUP):
+            some = keys[start : start + GROUP]
+            found = await self._states(dict.fromkeys(key.message_id for key in some))
+            for key in some:
+                delivery = found.get(key.message_id, {}).get(key)
+                if delivery is not None:
+                    yield delivery
+
+    async def _foreign_keys(self, zone: str | None) -> list[DeliveryKey]:
+        found: list[DeliveryKey] = []
+        async for page in self._objects.bucket.pages(self._objects.keys.queue):
+            ids = [self._objects.keys.message_of(listed.key) for listed in page]
+            others = [each for each in ids if each is not None and each not in self._mine.ids]
+            for state in (await self._states(others)).values():
+                found += [key for key in state if zone is None or key.queue == zone]
+        return found
+
+    async def _states(self, ids: Iterable[MessageId]) -> dict[MessageId, dict[DeliveryKey, Delivery]]:
+        """The open deliveries of these messages. Raises StoreError."""
+        found: dict[MessageId, dict[DeliveryKey, Delivery]] = {}
+        unknown: list[MessageId] = []
+        for message_id in ids:
+            stored = self._mine.get(message_id)
+            if stored is not None and stored.etag:
+                found[message_id] = stored.deliveries
+            else:
+                unknown.append(message_id)
+        for start in range(0, len(unknown), READS_AT_ONCE):
+            some = unknown[start : start + READS_AT_ONCE]
+            read = await asyncio.gather(*map(self._read, some))
+            found |= dict(zip(some, read, strict=True))
+        return found
+
+    async def _read(self, message_id: MessageId) -> dict[DeliveryKey, Delivery]:
+        try:
+            version = await self._objects.find(message_id)
+            return {} if version is None else spelled.deliveries_of(message_id, version.head.deliveries)
+        except StoreCorruptError as error:
+            _log.error("left for the operator: %s", error)
+            return {}
 
 
 def _message(message_id: MessageId, version: Version | None) -> Message:

@@ -37,7 +37,7 @@ HEAD_GUESS = 16 * 1024
 """Octets that are asked for when only a head is wanted."""
 
 
-class Row(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class DeliveryRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One delivery: its zone, its recipient as in every spool's keys, and its record."""
 
     zone: str
@@ -59,7 +59,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message that an intent makes. `inline` is its body, if it is not in an object of its own."""
 
     message: msgspec.Raw
-    deliveries: tuple[Row, ...]
+    deliveries: tuple[DeliveryRow, ...]
     body: str = ""
     inline: bytes = b""
 
@@ -81,7 +81,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
 
-class Intent(msgspec.Struct, frozen=True, omit_defaults=True):
+class HeadIntent(msgspec.Struct, frozen=True, omit_defaults=True):
     """What else has been decided with the state of this message, and is to be done to its end."""
 
     reports: tuple[Report, ...] = ()
@@ -95,9 +95,9 @@ class _Known(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     owner: str = ""
     rev: int = 0
     message: Message | None = None
-    deliveries: tuple[Row, ...] = ()
+    deliveries: tuple[DeliveryRow, ...] = ()
     body: str = ""
-    intent: Intent | None = None
+    intent: HeadIntent | None = None
     refused: float = 0.0
 
     @property
@@ -125,7 +125,7 @@ class _Identity(msgspec.Struct, frozen=True):
     envelope: _Named
 
 
-class Lease(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class LeaseRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What a relay says of itself. `state` is live, ended (it has stopped) or dead (others have found so).
 
     `beat` grows with each renewal, `offers` with each message that was left to others. `counts` are ready,
@@ -147,7 +147,7 @@ _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_identity = msgspec.json.Decoder(_Identity).decode
 _MEMBERS = frozenset(_Known.__struct_fields__)
 _MESSAGE_FIRST = b'{"message":'
-_decode_lease = msgspec.json.Decoder(Lease).decode
+_decode_lease = msgspec.json.Decoder(LeaseRecord).decode
 
 
 class Keys:
@@ -217,26 +217,26 @@ def _kept(members: Mapping[str, msgspec.Raw], message: Message | None) -> bytes:
     return _encode(kept) if kept else b""
 
 
-def encode_lease(lease: Lease) -> bytes:
+def encode_lease(lease: LeaseRecord) -> bytes:
     return _encode(lease)
 
 
-def decode_lease(data: bytes) -> Lease:
+def decode_lease(data: bytes) -> LeaseRecord:
     """What cannot be read is nobody's."""
     try:
         return _decode_lease(data)
     except (ValueError, msgspec.MsgspecError):
-        return Lease(state="dead")
+        return LeaseRecord(state="dead")
 
 
 def recipient_field(key: DeliveryKey) -> str:
     return records.field(key.recipient).decode("ascii")
 
 
-def rows(deliveries: Iterable[Delivery]) -> tuple[Row, ...]:
+def rows(deliveries: Iterable[Delivery]) -> tuple[DeliveryRow, ...]:
     """Raises StoreError."""
     return tuple(
-        Row(
+        DeliveryRow(
             records.field(d.queue).decode("ascii"),
             records.field(d.recipient).decode("ascii"),
             msgspec.Raw(records.encode_delivery(d)),
@@ -245,12 +245,12 @@ def rows(deliveries: Iterable[Delivery]) -> tuple[Row, ...]:
     )
 
 
-def key_of(message_id: str, row: Row | Step) -> DeliveryKey:
+def key_of(message_id: str, row: DeliveryRow | Step) -> DeliveryKey:
     zone, recipient = (records.unfield(part.encode("ascii")) for part in (row.zone, row.recipient))
     return DeliveryKey(sys.intern(zone), MessageId(message_id), Mailbox(recipient))  # one of each zone
 
 
-def deliveries_of(message_id: MessageId, found: Iterable[Row]) -> dict[DeliveryKey, Delivery]:
+def deliveries_of(message_id: MessageId, found: Iterable[DeliveryRow]) -> dict[DeliveryKey, Delivery]:
     """Raises StoreCorruptError."""
     keyed = ((key_of(message_id, row), row) for row in found)
     return {key: records.decode_record(key, bytes(row.record)) for key, row in keyed}

@@ -20,8 +20,8 @@ from zonerelay.store.contract import StoreCorruptError
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import ConflictError, MissingError
 from zonerelay.store.s3.objects import Objects, Version
+from zonerelay.store.s3.own_messages import OwnMessages
 from zonerelay.store.s3.records import Head
-from zonerelay.store.s3.states import Mine
 
 KEPT = 3600.0
 """Seconds after which no service carries out what it was asked."""
@@ -35,7 +35,7 @@ class Refusals:
     """One per store. `throw_away` removes a body that nobody needs."""
 
     def __init__(
-        self, objects: Objects, mine: Mine, *, throw_away: Callable[[str], None], clock: Clock
+        self, objects: Objects, mine: OwnMessages, *, throw_away: Callable[[str], None], clock: Clock
     ) -> None:
         self.open: dict[MessageId, str] = {}
         """In doubt, and nothing has been done about it yet; the session that each was written under."""

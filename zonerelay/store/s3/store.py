@@ -11,32 +11,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import Envelope, Message
+from zonerelay.model.envelope import Envelope
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common import claiming
 from zonerelay.store.common.body_writer import BodyWriter
 from zonerelay.store.common.queue_mark import QueueMark
-from zonerelay.store.common.reading import read_each
-from zonerelay.store.contract import SHARED, StoreError, Wanted, everybody
+from zonerelay.store.contract import SHARED, StoreError
 from zonerelay.store.s3.adopt import Walks
 from zonerelay.store.s3.alerts import Alerts
-from zonerelay.store.s3.counts import Figures
-from zonerelay.store.s3.handout import Handout
+from zonerelay.store.s3.claims import S3Claims
+from zonerelay.store.s3.counts import S3Counts
 from zonerelay.store.s3.keeper import S3Keeper
 from zonerelay.store.s3.nodes import Nodes
 from zonerelay.store.s3.objects import Objects
-from zonerelay.store.s3.reader import Reader
-from zonerelay.store.s3.records import Lease
+from zonerelay.store.s3.own_messages import OwnMessages
+from zonerelay.store.s3.reader import S3Reader
+from zonerelay.store.s3.records import LeaseRecord
 from zonerelay.store.s3.refusals import Refusals
-from zonerelay.store.s3.settling import Settling
-from zonerelay.store.s3.states import Mine
-from zonerelay.store.s3.survey import Survey
-from zonerelay.store.s3.uploads import Uploads
-from zonerelay.store.s3.writer import Writer
+from zonerelay.store.s3.uploads import S3Uploads
+from zonerelay.store.s3.writer import ObjectWriter
 from zonerelay.store.surroundings import Surroundings
 
 CROWDED = 10_000
@@ -52,7 +48,7 @@ _log = logging.getLogger("zonerelay.store")
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class S3Terms:
     """`alone`: nobody shares the queue. `lease` in seconds."""
 
     lease: float
@@ -66,7 +62,7 @@ class S3Store:
     def __init__(
         self,
         objects: Objects,
-        terms: Terms,
+        terms: S3Terms,
         around: Surroundings,
         mark: QueueMark,
     ) -> None:
@@ -75,7 +71,7 @@ class S3Store:
         clock = self._clock = around.clock
         self._on_news = around.on_news
         self._on_lost = around.on_lost
-        mine = self._mine = Mine()
+        mine = self._mine = OwnMessages()
         nodes = self._nodes = Nodes(
             objects.bucket,
             objects.keys,
@@ -85,7 +81,7 @@ class S3Store:
             tell=self._tell,
             mark=mark,
         )
-        self._figures = Figures(mine, nodes)
+        self._figures = S3Counts(mine, nodes)
         keeper = self._keeper = S3Keeper(
             nodes,
             on_health=around.on_health,
@@ -95,7 +91,7 @@ class S3Store:
             tick=self._tick,
         )
         objects.bucket.trouble = keeper.trouble
-        self._writer = Writer(
+        self._writer = ObjectWriter(
             objects,
             mine,
             session=lambda: nodes.session,
@@ -116,7 +112,7 @@ class S3Store:
             has_room=self._has_room,
             on_news=around.on_news,
         )
-        self._uploads = Uploads(
+        self._uploads = S3Uploads(
             objects,
             mine,
             refusals,
@@ -128,14 +124,12 @@ class S3Store:
             clock=clock,
             observe=around.observe_commit,
         )
-        self._reader = Reader(objects, mine, nodes, keeper.check_open)
-        self._survey = Survey(objects, mine)
-        handout = Handout(mine, self._writer, keeper)
-        self.claim, self.claim_new = handout.claim, handout.claim_new
-        self.claim_domain, self.release = handout.claim_domain, handout.release
-        self.next_due, self.has_ready = handout.next_due, handout.has_ready
-        settling = Settling(mine, self._writer, keeper, self._walks)
-        self.settle, self.update = settling.settle, settling.update
+        reader = S3Reader(objects, mine, nodes, keeper)
+        claims = S3Claims(mine, self._writer, keeper, self._walks)
+        self.claim, self.claim_new = claims.claim, claims.claim_new
+        self.claim_domain, self.release = claims.claim_domain, claims.release
+        self.next_due, self.has_ready = claims.next_due, claims.has_ready
+        self.settle, self.update = claims.settle, claims.update
         self._alerts = (
             Alerts(objects.bucket, heard=self._heard, has_room=self._has_room) if terms.alerts else None
         )
@@ -148,7 +142,9 @@ class S3Store:
         self._is_read = False
         self._is_closing = False
         self._closed = False
-        self.read_message, self.read_body = self._reader.read_message, self._reader.read_body
+        self.read_message, self.read_body = reader.read_message, reader.read_body
+        self.read_messages, self.scan = reader.read_messages, reader.scan
+        self.deliveries_of = reader.deliveries_of
         self.unhealthy, self.usable, self.probe = keeper.unhealthy, keeper.usable, keeper.probe
         self.problems = keeper.problems
         self.counts = self._figures.counts
@@ -215,23 +211,6 @@ class S3Store:
         if self._alerts is not None:
             self._alerts.offer(message_id)
 
-    # --- operators
-
-    async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
-        return await read_each(self.read_message, ids)
-
-    async def scan(self, zone: str | None = None, *, wanted: Wanted = everybody) -> AsyncIterator[Delivery]:
-        self._keeper.check_usable()
-        async with contextlib.aclosing(self._survey.scan(zone, wanted)) as found:
-            async for delivery in found:
-                yield delivery
-
-    async def deliveries_of(self, message_id: MessageId) -> list[Delivery]:
-        self._keeper.check_usable()
-        found = await self._survey.states([message_id])
-        deliveries = [d for state in found.values() for d in state.values()]
-        return sorted(deliveries, key=lambda delivery: (delivery.recipient, delivery.queue))
-
     # --- figures
 
     async def oldest(self, zone: str, *, now: float) -> float | None:
@@ -254,7 +233,7 @@ class S3Store:
 
     # --- what the keeper tells
 
-    def _tell(self) -> Lease:
+    def _tell(self) -> LeaseRecord:
         return self._figures.lease(self._offers, self._clock.now())
 
     async def _recovered(self) -> None:

@@ -22,9 +22,9 @@ from zonerelay.store.contract import StoreError
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import ConflictError, UnsureError
 from zonerelay.store.s3.objects import Objects, Version
+from zonerelay.store.s3.own_messages import OwnMessages
 from zonerelay.store.s3.records import INLINE_LIMIT, Head
 from zonerelay.store.s3.refusals import Refusals
-from zonerelay.store.s3.states import Mine
 
 PART = 5 * 1024 * 1024
 """The smallest part that the services take."""
@@ -46,13 +46,13 @@ class _Upload:
         self.is_over = False
 
 
-class Uploads:
+class S3Uploads:
     """What `BodyWriter` needs of its store."""
 
     def __init__(
         self,
         objects: Objects,
-        mine: Mine,
+        mine: OwnMessages,
         refusals: Refusals,
         *,
         session: Callable[[], str],

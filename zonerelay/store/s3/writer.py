@@ -1,32 +1,34 @@
-"""Writing what becomes of messages: one conditional write for each message, however many changes wait for
-it.
+"""Writes what becomes of messages: one conditional write for each message, however many changes wait for it.
 
-What belongs together over several messages is decided in the object of the first of them: the write that
-holds its own new state also holds an intent with everything else. From then on it has happened; what the
-intent says is done at once, and by whoever finds it should this relay not come to it.
+A decision over several messages is written into the object of the first of them: the write that holds the new
+state of that message also holds an intent with everything else. From then on the decision is made. The intent
+is carried out at once, or later by any relay that finds it. Carrying it out twice changes nothing: a message
+is made only if it is not there, and a delivery is changed only if it has not been attempted since.
 
-A write whose condition fails is looked into: our own earlier write, whose answer was lost, is built upon;
-another relay's means that the message is lost, and what was to be written is forgotten (`lost` is told).
-After a write without an answer the message is read before it is written again.
+A write whose condition fails is looked into. When the object is this relay's own earlier write, whose answer
+was lost, the write goes on from there. When it is another relay's, the message is lost: the changes are
+dropped and `lost` is told. After a write without an answer the message is read before it is written again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+
+import msgspec
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId
+from zonerelay.store.common import records
+from zonerelay.store.common.body_chunks import split
 from zonerelay.store.contract import StoreCorruptError, StoreError, Submit
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.client import ConflictError, MissingError, UnsureError
-from zonerelay.store.s3.intents import Intents
 from zonerelay.store.s3.objects import Objects
-from zonerelay.store.s3.records import Head, Intent
-from zonerelay.store.s3.states import Mine, Stored
-from zonerelay.store.s3.work import Job
+from zonerelay.store.s3.own_messages import MessageJob, OpenDeliveries, OwnMessage, OwnMessages
+from zonerelay.store.s3.records import INLINE_LIMIT, Head, HeadIntent, Report, Step
 
 RACES = 8
 """How often a write is tried again because somebody was faster."""
@@ -34,13 +36,13 @@ RACES = 8
 _log = logging.getLogger("zonerelay.store")
 
 
-class Writer:
+class ObjectWriter:
     """One per store. `session` is whose the messages are now; `alone`: whoever they say, they are ours."""
 
     def __init__(
         self,
         objects: Objects,
-        mine: Mine,
+        mine: OwnMessages,
         *,
         session: Callable[[], str],
         alone: bool,
@@ -64,10 +66,9 @@ class Writer:
         """Messages with an intent that is not done to its end."""
         self._doubtful: set[MessageId] = set()
         self._made: set[MessageId] = set()
-        self._intents = Intents(objects, mine, session, self.submit)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def submit(self, message_id: MessageId, job: Job) -> asyncio.Future[None]:
+    def submit(self, message_id: MessageId, job: MessageJob) -> asyncio.Future[None]:
         """Done when it is durable; carried out to its end whether waited for or not."""
         for key in job.keys:
             self._mine.index[key.queue].begin_change(key)
@@ -89,7 +90,7 @@ class Writer:
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _work(self, stored: Stored) -> None:
+    async def _work(self, stored: OwnMessage) -> None:
         try:
             while stored.jobs:
                 jobs, stored.jobs = stored.jobs, []
@@ -105,7 +106,7 @@ class Writer:
             stored.busy = False
             self._mine.drop(stored)
 
-    def _give_up(self, jobs: Iterable[Job]) -> None:
+    def _give_up(self, jobs: Iterable[MessageJob]) -> None:
         """It did not happen, or nobody knows: everything stays as it was."""
         for job in jobs:
             for key in job.keys:
@@ -117,7 +118,7 @@ class Writer:
 
     # --- one write
 
-    async def _write(self, stored: Stored, jobs: list[Job]) -> None:
+    async def _write(self, stored: OwnMessage, jobs: list[MessageJob]) -> None:
         epoch = self._mine.epoch
         for _ in range(RACES):
             self._check()
@@ -134,7 +135,7 @@ class Writer:
                 stored.etag = ""
         raise StoreError(f"message {stored.id}: others are always faster")
 
-    async def refresh(self, stored: Stored) -> bool:
+    async def refresh(self, stored: OwnMessage) -> bool:
         """Read it if need be; false when it is gone, or another's."""
         if stored.etag:
             return True
@@ -146,12 +147,12 @@ class Writer:
         stored.take(version)
         return True
 
-    async def _write_once(self, stored: Stored, jobs: list[Job], epoch: int) -> bool:
+    async def _write_once(self, stored: OwnMessage, jobs: list[MessageJob], epoch: int) -> bool:
         steps, left = _plan(stored.deliveries, jobs)
         reports = [r for job in jobs for r in job.reports if r.message.id not in self._made]
         others = {key: new for job in jobs for key, new in job.others.items()}
         if steps or reports or others:
-            intent = await self._intents.word(reports, others) if reports or others else None
+            intent = await self._word_intent(reports, others) if reports or others else None
             reported = [report.message.id for report in reports]
             try:
                 await self._put(stored, left, intent)
@@ -167,7 +168,9 @@ class Writer:
         self._apply(stored, jobs, steps)
         return True
 
-    async def _put(self, stored: Stored, left: dict[DeliveryKey, Delivery], intent: Intent | None) -> None:
+    async def _put(
+        self, stored: OwnMessage, left: dict[DeliveryKey, Delivery], intent: HeadIntent | None
+    ) -> None:
         head = Head(
             format=spelled.FORMAT,
             owner=self._session(),
@@ -190,7 +193,7 @@ class Writer:
         self._observe(self._now() - started)
         stored.deliveries, stored.intent = left, intent
 
-    async def tail(self, stored: Stored) -> bytes:
+    async def tail(self, stored: OwnMessage) -> bytes:
         """The body that lies behind the head. Raises ConflictError when that is another's by now."""
         message = stored.message
         if message is None or stored.body or not message.size:
@@ -207,7 +210,7 @@ class Writer:
 
     # --- intents
 
-    async def _finish_soon(self, stored: Stored) -> None:
+    async def _finish_soon(self, stored: OwnMessage) -> None:
         """It has happened already: trouble is no reason to say that it has not."""
         try:
             await self.finish(stored)
@@ -215,12 +218,12 @@ class Writer:
             _log.warning("message %s: what was decided with it is done later: %s", stored.id, error)
             self.unfinished.add(stored.id)
 
-    async def finish(self, stored: Stored) -> None:
+    async def finish(self, stored: OwnMessage) -> None:
         """Do what the intent says and forget it. Raises StoreError; then it is still there."""
         intent = stored.intent
         if intent is None:
             return
-        await self._intents.carry_out(intent)
+        await self._carry_out(intent)
         for report in intent.reports:
             if report.message_id in self._doubtful:
                 self._made.add(report.message_id)
@@ -236,15 +239,15 @@ class Writer:
         """What could not be done to its end is tried once more."""
         for message_id in list(self.unfinished):
             self.unfinished.discard(message_id)
-            self.submit(message_id, Job((), lambda _: {}))
+            self.submit(message_id, MessageJob((), lambda _: {}))
 
     def submit_apart(self, reports: Sequence[Submit]) -> asyncio.Future[None]:
         """Messages that belong to nothing."""
-        job = Job((), lambda _: {})
+        job = MessageJob((), lambda _: {})
 
         async def make() -> None:
             try:
-                await self._intents.make(reports)
+                await self._make_all(reports)
             except StoreError as error:
                 job.end(error)
             else:
@@ -253,9 +256,105 @@ class Writer:
         self.start(make())
         return job.done
 
+    async def _word_intent(
+        self, reports: Sequence[Submit], others: Mapping[DeliveryKey, Delivery | None]
+    ) -> HeadIntent:
+        """Large bodies are stored now. Raises StoreError."""
+        return HeadIntent(
+            reports=tuple([await self._word_report(report) for report in reports]),
+            steps=tuple(self._word_step(key, new) for key, new in others.items()),
+        )
+
+    async def _word_report(self, report: Submit) -> Report:
+        found = spelled.rows({d.key: d for d in report.deliveries}.values())
+        message = msgspec.Raw(records.encode_message(report.message))
+        if len(report.body) <= INLINE_LIMIT:
+            return Report(message=message, deliveries=found, inline=report.body)
+        key = self._objects.keys.body(report.message.id, self._session())
+        await self._objects.bucket.put(key, report.body)
+        return Report(message=message, deliveries=found, body=key)
+
+    def _word_step(self, key: DeliveryKey, new: Delivery | None) -> Step:
+        known = self._mine.claims.handed.get(key)
+        return Step(
+            key.message_id,
+            records.field(key.queue).decode("ascii"),
+            spelled.recipient_field(key),
+            known.attempts if known is not None else 0,
+            None if new is None else msgspec.Raw(records.encode_delivery(new)),
+        )
+
+    async def _carry_out(self, intent: HeadIntent) -> None:
+        """Raises StoreError; then it is to be done again."""
+        for report in intent.reports:
+            await self._make(report)
+        by_message: dict[MessageId, list[Step]] = {}
+        for step in intent.steps:
+            by_message.setdefault(MessageId(step.message_id), []).append(step)
+        for message_id, steps in by_message.items():
+            await self._take_steps(message_id, steps)
+
+    async def _make_all(self, reports: Sequence[Submit]) -> None:
+        """Messages by themselves. Raises StoreError."""
+        for report in reports:
+            await self._make(await self._word_report(report))
+
+    async def _make(self, report: Report) -> None:
+        message_id = report.message_id
+        if message_id in self._mine.ids:
+            return
+        try:
+            version = await self._objects.create(message_id, report.head(self._session()), report.inline)
+        except ConflictError:
+            found = await self._objects.find(message_id)
+            if found is None or found.head.owner != self._session():
+                return
+            version = found
+        if not report.body:
+            self._mine.bodies.extend(message_id, 1, split(report.inline))
+        self._mine.take_in(message_id, version)
+
+    async def _take_steps(self, message_id: MessageId, steps: Sequence[Step]) -> None:
+        wanted = {spelled.key_of(step.message_id, step): step for step in steps}
+
+        def decide(state: OpenDeliveries) -> dict[DeliveryKey, Delivery | None]:
+            return {
+                key: None if step.record is None else records.decode_record(key, bytes(step.record))
+                for key, step in wanted.items()
+                if key in state and state[key].attempts == step.attempts
+            }
+
+        if message_id in self._mine.ids:
+            await self.submit(message_id, MessageJob(list(wanted), decide, settles=True))
+            return
+        for _ in range(RACES):
+            try:
+                version = await self._objects.read_whole(message_id)
+            except MissingError:
+                return
+            state = spelled.deliveries_of(message_id, version.head.deliveries)
+            changed = decide(state)
+            if not changed:
+                return
+            left = [d for key, d in {**state, **changed}.items() if d is not None]
+            head = msgspec.structs.replace(
+                version.head, rev=version.head.rev + 1, deliveries=spelled.rows(left)
+            )
+            try:
+                if head.is_over:
+                    await self._objects.remove(message_id, head, etag=version.etag)
+                else:
+                    await self._objects.replace(message_id, head, version.tail or b"", etag=version.etag)
+            except (ConflictError, MissingError):
+                continue
+            return
+        raise StoreError(f"message {message_id}: others are always faster")
+
     # --- what became of it
 
-    def _apply(self, stored: Stored, jobs: Iterable[Job], steps: dict[DeliveryKey, Delivery | None]) -> None:
+    def _apply(
+        self, stored: OwnMessage, jobs: Iterable[MessageJob], steps: dict[DeliveryKey, Delivery | None]
+    ) -> None:
         mine = self._mine
         for job in jobs:
             for key in job.keys:
@@ -275,7 +374,7 @@ class Writer:
         for job in jobs:
             job.end()
 
-    async def _without(self, stored: Stored, jobs: list[Job]) -> None:
+    async def _without(self, stored: OwnMessage, jobs: list[MessageJob]) -> None:
         """The message is gone, or another's: nothing of it changes any more."""
         mine = self._mine
         settled = {key for job in jobs if job.settles for key in job.keys}
@@ -290,7 +389,7 @@ class Writer:
             self._lost(handed)
         if was_mine and settled:
             _log.warning("message %s was settled after its claim was lost, or is gone", stored.id)
-        await self._intents.make(reports)
+        await self._make_all(reports)
         for job in jobs:
             job.end(StoreError(APART) if job.others else None)
 
@@ -318,7 +417,7 @@ APART = "some claims were lost: what belongs together must be settled by itself"
 
 
 def _plan(
-    deliveries: dict[DeliveryKey, Delivery], jobs: Iterable[Job]
+    deliveries: dict[DeliveryKey, Delivery], jobs: Iterable[MessageJob]
 ) -> tuple[dict[DeliveryKey, Delivery | None], dict[DeliveryKey, Delivery]]:
     """What changes, and what is left."""
     left = dict(deliveries)

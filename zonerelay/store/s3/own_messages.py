@@ -1,12 +1,14 @@
-"""What this relay knows of its messages in the bucket: which are its own, and the state of the hot ones.
+"""Holds what this relay knows of its own messages in the bucket, and the changes that wait for each of them.
 
-The index has an entry for each delivery of ours (disk_index.py); its state is here while somebody works on
-it and, as long as there is room, afterwards. What is not here is read again. No I/O.
+`OwnMessages` has an index entry for each delivery of this relay. The state of a message is in memory while a
+task works on it and afterwards as long as there is room; a state that is not in memory is read again. No I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.envelope import Message
@@ -14,16 +16,46 @@ from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.body_cache import BodyCache
 from zonerelay.store.common.claim_pool import Claims
 from zonerelay.store.common.queue_index import Index
+from zonerelay.store.contract import StoreError, Submit
 from zonerelay.store.s3 import records as spelled
 from zonerelay.store.s3.objects import Version
-from zonerelay.store.s3.records import Intent
-from zonerelay.store.s3.work import Job
+from zonerelay.store.s3.records import HeadIntent
+
+OpenDeliveries = Mapping[DeliveryKey, Delivery]
+Decide = Callable[[OpenDeliveries], dict[DeliveryKey, Delivery | None]]
+"""From the deliveries as they are to those that change, `None` for what leaves."""
+
+
+@dataclass(slots=True, eq=False)
+class MessageJob:
+    """`keys` is what it may change. `settles`: it ends the claims on them. `reports` and `others` (changes of
+    messages of this relay's) are decided together with it.
+    """
+
+    keys: Sequence[DeliveryKey]
+    decide: Decide
+    settles: bool = False
+    reports: Sequence[Submit] = ()
+    others: Mapping[DeliveryKey, Delivery | None] = field(default_factory=dict)
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def end(self, error: BaseException | None = None) -> None:
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+            return
+        refusal = type(error)(str(error)) if isinstance(error, StoreError) else StoreError(repr(error))
+        refusal.__cause__ = error
+        self.done.set_exception(refusal)
+        self.done.exception()  # nobody may be waiting any more: that is no news for the loop
+
 
 HOT_MESSAGES = 10_000
 """Messages whose states stay in memory when nobody works on them."""
 
 
-class Stored:
+class OwnMessage:
     """One message as it stands in the bucket. `etag` empty: it has to be read; `jobs` are changes that wait
     for the write that is under way (`busy`); `users` is who needs it to stay.
     """
@@ -49,9 +81,9 @@ class Stored:
         self.body = ""
         self.kept = b""
         self.message: Message | None = None
-        self.intent: Intent | None = None
+        self.intent: HeadIntent | None = None
         self.deliveries: dict[DeliveryKey, Delivery] = {}
-        self.jobs: list[Job] = []
+        self.jobs: list[MessageJob] = []
         self.busy = False
         self.users = 0
 
@@ -63,7 +95,7 @@ class Stored:
         self.message, self.intent, self.kept = head.message, head.intent, head.kept
 
 
-class Mine:
+class OwnMessages:
     """Everything of this relay's: changed only on the event loop."""
 
     def __init__(self) -> None:
@@ -74,29 +106,29 @@ class Mine:
         self.last_id: MessageId | None = None
         # Grows when everything was lost: what was begun before says nothing any more.
         self.epoch = 0
-        self._hot: dict[MessageId, Stored] = {}
+        self._hot: dict[MessageId, OwnMessage] = {}
         self._count = 0
 
-    def get(self, message_id: MessageId) -> Stored | None:
+    def get(self, message_id: MessageId) -> OwnMessage | None:
         return self._hot.get(message_id)
 
-    def use(self, message_id: MessageId) -> Stored:
+    def use(self, message_id: MessageId) -> OwnMessage:
         """It stays until `drop`."""
         stored = self._hot.get(message_id)
         if stored is None:
-            stored = self._hot[message_id] = Stored(message_id)
+            stored = self._hot[message_id] = OwnMessage(message_id)
             self._count += 1
         stored.users += 1
         return stored
 
-    def drop(self, stored: Stored) -> None:
+    def drop(self, stored: OwnMessage) -> None:
         stored.users -= 1
         if not stored.users and not stored.etag:
             self.forget(stored)
         elif self._count > HOT_MESSAGES:
             self._evict()
 
-    def forget(self, stored: Stored) -> None:
+    def forget(self, stored: OwnMessage) -> None:
         if self._hot.get(stored.id) is stored:
             del self._hot[stored.id]
             self._count -= 1
@@ -136,7 +168,7 @@ class Mine:
         finally:
             self.drop(stored)
 
-    def lose(self, stored: Stored, more: Iterable[DeliveryKey] = ()) -> list[DeliveryKey]:
+    def lose(self, stored: OwnMessage, more: Iterable[DeliveryKey] = ()) -> list[DeliveryKey]:
         """The message is gone, or another's; the keys that are being attempted here."""
         keys = {*stored.deliveries, *more}
         handed = [key for key in keys if key in self.claims.handed]
@@ -146,7 +178,7 @@ class Mine:
         self.leave(stored)
         return handed
 
-    def leave(self, stored: Stored) -> None:
+    def leave(self, stored: OwnMessage) -> None:
         """It is over with this message."""
         stored.etag = ""
         stored.deliveries = {}
