@@ -49,6 +49,7 @@ check: $(DEVELOPMENT)  ## ruff, mypy strict, import-linter
 
 # Tests marked `alone` measure the machine. 5 is pytest's "nothing to run": no failure if the other half ran.
 test: $(DEVELOPMENT)  ## every tier but bench; ARGS="tests/unit -k dkim" for some
+	@$(BIN)/python -m tests.support.programs
 	@$(BIN)/pytest -n auto --dist load --maxschedchunk 1 -m "not alone" $(ARGS); many=$$?; \
 	$(BIN)/pytest -m alone $(ARGS); alone=$$?; \
 	test $$alone -ne 5 && test $$many -eq 0 -o $$many -eq 5 && exit $$alone; exit $$many

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.programs import use_fetched
 from tests.support.stories import dismiss, testimonies
 
 TIERS = ("acceptance", "store", "integration", "dialogs", "fuzz", "unit")  # from slow to quick
@@ -25,6 +26,7 @@ settings.load_profile("side by side")
 
 @pytest.hookimpl(trylast=True)  # the reporter is there
 def pytest_configure(config: pytest.Config) -> None:
+    use_fetched()
     config.addinivalue_line("markers", "alone: runs while no other test does, for it measures the machine")
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:  # a process that only runs tests has none

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dbm
+import dbm.dumb
+import importlib
 import logging
 import pickle
 import shelve
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,6 +26,67 @@ from zonerelay.store.contract import Finish, MessageNotFoundError, Postpone, Sto
 
 def shelved(path: Path) -> Spool:
     return Spool(path / "spool", backend=Backend.MEMORY, places={"shelve": path / "queue.shelf"})
+
+
+class Bare:
+    """A database with no more methods than the ones that every module of `dbm` has: dbm.ndbm has no items()
+    and, before Python 3.13, dbm.gnu cannot be iterated over.
+    """
+
+    def __init__(self, path: str, flag: str, mode: int) -> None:
+        self._database: Any = dbm.dumb.open(path, flag, mode)  # noqa: SIM115  # close() is below
+
+    def keys(self) -> list[bytes]:
+        return list(self._database.keys())
+
+    def __getitem__(self, key: bytes) -> bytes:
+        return bytes(self._database[key])
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        self._database[key] = value
+
+    def __delitem__(self, key: bytes) -> None:
+        del self._database[key]
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._database
+
+    def __len__(self) -> int:
+        return len(self._database)
+
+    def close(self) -> None:
+        self._database.close()
+
+    __iter__ = None
+
+
+def databases() -> list[ModuleType | SimpleNamespace]:
+    """The modules of `dbm` that this Python has, dbm.dumb always, and the barest that there can be."""
+    found: list[ModuleType | SimpleNamespace] = [SimpleNamespace(__name__="bare", open=Bare)]
+    for name in ("dbm.dumb", "dbm.ndbm", "dbm.gnu", "dbm.sqlite3"):
+        with contextlib.suppress(ImportError):
+            found.append(importlib.import_module(name))
+    return found
+
+
+@pytest.mark.parametrize("database", databases(), ids=lambda module: module.__name__)
+async def test_queue_survives_a_restart_with_every_database_of_dbm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: ModuleType | SimpleNamespace
+) -> None:
+    monkeypatch.setattr(dbm, "open", database.open)
+    bodies = {number: bytes([number]) * (number * 70_000) for number in range(1, 6)}
+    async with shelved(tmp_path) as spool:
+        for number, body in bodies.items():
+            await store_message(spool.store, number, body=body)
+        for _ in range(2):
+            store = await spool.reopen()
+            assert {number: await body_of(store, message_id(number)) for number in bodies} == bodies
+        claimed = await store.claim("default", 10, now=NOW)
+        assert len(claimed) == len(bodies)
+        await store.settle([Finish(delivery) for delivery in claimed])
+        store = await spool.reopen()
+        assert await store.claim("default", 10, now=NOW) == []
+        assert store.last_message_id() == message_id(5)
 
 
 async def test_queue_survives_an_orderly_restart(tmp_path: Path) -> None:

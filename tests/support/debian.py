@@ -1,9 +1,11 @@
 """Debian packages without installing them: downloaded and unpacked into a private directory.
 
-Only `apt-get download` and `dpkg-deb -x` are used, so nothing of the system's package state, /etc
-or /var is touched; everything is in `.cache/` of the repository, which git ignores. Shared
-libraries that the machine lacks come the same way, from the package's own dependencies. Every
-failure is a DebianError whose text says what to do.
+Only `apt-get download` and `dpkg-deb -x` are used, so nothing of the system's package state is touched, and
+any user may do it; where the system has no lists of packages yet, private ones are fetched. Everything is in
+`.cache/` of the repository, which git ignores. Servers that root starts and that become another user must be
+able to enter it: below a directory that is root's alone (a clone in /root) it is /var/cache/zonerelay-tests.
+Shared libraries that the machine lacks come the same way, from the package's own dependencies. Every failure
+is a DebianError whose text says what to do.
 """
 
 from __future__ import annotations
@@ -12,15 +14,31 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tests.support.locks import locked
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-CACHE = REPOSITORY / ".cache"
 COMMAND_TIMEOUT = 300.0
 MAX_PACKAGES = 40
+
+
+def _cache() -> Path:
+    ways = [REPOSITORY, *REPOSITORY.parents]
+    if os.geteuid() != 0 or all(folder.stat().st_mode & 0o001 for folder in ways):
+        return REPOSITORY / ".cache"
+    return Path("/var/cache/zonerelay-tests")
+
+
+CACHE = _cache()
+
+_APT = ("-q", "-o", "APT::Sandbox::User=root")
+"""apt's own sandbox user may not write into the cache; as root it warns about that on every call."""
+_LISTS = CACHE / "apt" / "lists"
+_PRIVATE = ("-o", f"Dir::State::Lists={_LISTS}", "-o", f"Dir::Cache={_LISTS.parent}")
+LISTS_LAST = 3600.0
 
 Say = Callable[[str], None]
 
@@ -95,8 +113,7 @@ class UnpackedPackage:
                     f"no {tool} here: the comparison needs Debian or a derivative to get {self.name}"
                 )
         self._debs.mkdir(parents=True, exist_ok=True)
-        # apt's own sandbox user may not write here; as root it warns about that on every call.
-        _run(["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", *names], cwd=self._debs)
+        _apt("apt-get", "download", *names, cwd=self._debs)
         for name in names:
             _run(["dpkg-deb", "-x", str(self._deb(name)), str(self.root)])
 
@@ -105,6 +122,31 @@ class UnpackedPackage:
         if not found:
             raise DebianError(f"apt-get download {name} succeeded but left no {name}_*.deb")
         return found[-1]
+
+
+def _apt(program: str, *words: str, cwd: Path | None = None) -> str:
+    """With the system's lists of packages; if they are missing or stale, with lists of our own."""
+    for attempt in (1, 2):
+        try:
+            return _run([program, *_APT, *(_PRIVATE if _LISTS.exists() else ()), *words], cwd=cwd)
+        except DebianError:
+            if attempt == 2 or shutil.which("apt-get") is None:
+                raise
+            _update()
+    raise AssertionError
+
+
+def _update() -> None:
+    """Fetches private lists, which any user may do."""
+    with locked(_LISTS.parent):
+        if not _LISTS.exists() or time.time() - _LISTS.stat().st_mtime > LISTS_LAST:
+            new = _LISTS.with_name("new")
+            for folder in (_LISTS, new):
+                shutil.rmtree(folder, ignore_errors=True)
+            (new / "partial").mkdir(parents=True)
+            _run(["apt-get", *_APT, *_PRIVATE, "-o", f"Dir::State::Lists={new}", "update"])
+            new.rename(_LISTS)
+            os.utime(_LISTS)
 
 
 def parse_depends(control: str) -> list[str]:
@@ -143,7 +185,7 @@ def loader(program: Path, library_path: str) -> Path:
 
 def providers(name: str, pattern: str) -> list[str]:
     """What a package depends on, if its name matches: which PHP `php-cli` is, here."""
-    output = _run(["apt-cache", "depends", "--important", name])
+    output = _apt("apt-cache", "depends", "--important", name)
     names = [line.partition(":")[2].strip() for line in output.splitlines()]
     return [each for each in names if re.fullmatch(pattern, each)]
 

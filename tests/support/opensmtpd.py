@@ -14,10 +14,12 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support import mounts
 from tests.support.debian import UnpackedPackage
 from tests.support.ports import LOOPBACK, free_port, greets, wait_until
 from tests.support.senders import Server
@@ -27,7 +29,6 @@ NAME = "opensmtpd.test"
 
 _SCRIPT = """\
 set -e
-mount --make-rprivate /
 mount --bind {passwd} /etc/passwd
 mount --bind {group} /etc/group
 mount -t tmpfs tmpfs "$(readlink -f /var/run)"
@@ -60,7 +61,7 @@ class OpenSmtpd:
     def receiving(self, next_hop: Server) -> Iterator[int]:
         port = free_port()
         self._lay_out(port, next_hop)
-        command = ["unshare", "--mount", "sh", str(self._directory / "run.sh")]
+        command = [sys.executable, mounts.__file__, "sh", str(self._directory / "run.sh")]
         environment = {
             "LD_LIBRARY_PATH": self._package.library_path(),
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",

