@@ -20,8 +20,8 @@ from pathlib import Path
 
 import uvloop
 
-from zonerelay.config.advice import advice
 from zonerelay.config.changes import kept_from
+from zonerelay.config.checks import advice
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.load import ConfigError, load
 from zonerelay.config.settings import Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.config.advice import advice
+from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
 
 CLEAR = 'cleartext_auth = "I understand that passwords can be read on the way"'

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.advice import advice
+from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
 from zonerelay.config.options.problems import ConfigError, Report
-from zonerelay.config.rules.credential_checks import try_credentials
+from zonerelay.config.tables.credential import try_credentials
 
 ZONE = '[[zone]]\nname = "default"\nnext_hop = "[smtp.example.net]:587"\ntls = "verify"\n'
 PLAIN = '[[credential]]\nname = "main"\nuser = "relay"\npassword = "/etc/zonerelay/main.password"\n'
@@ -143,7 +143,7 @@ def test_what_may_surprise_is_noted(text: str, note: str) -> None:
 
 def tried(credential: str, environment: dict[str, str]) -> tuple[list[str], list[str]]:
     report = Report({})
-    notes = list(try_credentials(load_text(ZONE + USED + credential), environment, report))
+    notes = list(try_credentials(load_text(ZONE + USED + credential).credential, environment, report))
     try:
         report.raise_problems()
     except ConfigError as error:

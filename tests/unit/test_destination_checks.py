@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zonerelay.cli.files import check_config
-from zonerelay.config.advice import advice
+from zonerelay.config.checks import advice
 from zonerelay.config.load import ConfigError, load_text
 
 FINGERPRINT = "ab" * 32

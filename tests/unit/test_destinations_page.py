@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.advice import advice
+from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
 from zonerelay.config.settings import DestinationSettings
 from zonerelay.routing.destinations.destination_table import DestinationTable

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.dkim import rsa_pem
 from zonerelay.cli.files.check_config import run
-from zonerelay.config.advice import advice
+from zonerelay.config.checks import advice
 from zonerelay.config.load import ConfigError, load_text
 
 GOOD = '[[dkim]]\ndomain = "example.com"\nselector = "s1"\nkey_file = "s1.key"\n'

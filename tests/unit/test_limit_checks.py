@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zonerelay.config.advice import advice
+from zonerelay.config.checks import advice
 from zonerelay.config.load import ConfigError, load_text
 
 

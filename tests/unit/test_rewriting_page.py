@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.advice import advice
+from zonerelay.config.checks import advice
 from zonerelay.config.load import ConfigError, load_text
 from zonerelay.config.settings import Settings
 from zonerelay.inbound.state.rewriting import MAX_NAMED, MAX_NOTES, Place, Rewriting

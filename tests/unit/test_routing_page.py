@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from zonerelay.cli import arguments
-from zonerelay.config.advice import advice
+from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
 from zonerelay.config.settings import RouteSettings
 from zonerelay.routing.zones.route_rules import Mail

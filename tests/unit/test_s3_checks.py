@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.advice import advice
-from zonerelay.config.checks import check
+from zonerelay.config.checks import advice, check
 from zonerelay.config.load import load_text
 from zonerelay.config.options.problems import Report
 from zonerelay.config.settings import Backend, S3Settings, Settings, SpoolSettings

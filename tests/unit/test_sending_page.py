@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zonerelay.config.advice import advice
+from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
 from zonerelay.config.settings import OPEN_RELAY_WORDS, Settings
 

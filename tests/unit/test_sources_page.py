@@ -6,7 +6,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from zonerelay.config.advice import advice
+from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
 from zonerelay.config.options.units import format_duration
 from zonerelay.config.settings import SourceSettings, ZoneSettings

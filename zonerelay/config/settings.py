@@ -1,17 +1,13 @@
-"""The settings, one frozen class per TOML table, each option with its default and the reason for it.
+"""The settings of the whole file: the face of `tables`, which has a frozen class for each TOML table.
 
 The loader, the error messages and the check of `config/zonerelay.toml` are derived from here; the
 text of an option is the comment that stands above it there, so it is written for an operator.
 Durations are seconds (float), sizes are octets (int). A key that is not a field here is an error.
 """
 
-# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
-
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from zonerelay.config.options.options import (
     DAY,
@@ -20,50 +16,40 @@ from zonerelay.config.options.options import (
     MB,
     MINUTE,
     Form,
-    choice,
     duration,
-    optional_path,
     size,
-    switch,
     text,
-    texts,
     workers,
 )
 from zonerelay.config.tables.access import AccessAction, AccessSettings, AuthSettings
-from zonerelay.config.tables.attempts import (
-    BounceSettings,
-    DeliverySettings,
-    DnsSettings,
-    RetryPolicyName,
-    RetrySettings,
-)
-from zonerelay.config.tables.intake import (
+from zonerelay.config.tables.admin import AdminSettings
+from zonerelay.config.tables.credential import CredentialSettings, Mechanism, OauthGrant
+from zonerelay.config.tables.delivery import DeliverySettings
+from zonerelay.config.tables.destination import DestinationSettings, DestinationTls
+from zonerelay.config.tables.dkim import DkimSettings
+from zonerelay.config.tables.dns import DnsSettings
+from zonerelay.config.tables.listener import (
     CLEARTEXT_AUTH_WORDS,
-    LOSS_WORDS,
     OPEN_RELAY_WORDS,
-    Backend,
     BareLineEnds,
     HeaderControls,
     ListenerAuth,
     ListenerSettings,
     ListenerTls,
     Network,
-    RedisSettings,
-    SpoolSettings,
 )
-from zonerelay.config.tables.outbound import (
-    CredentialSettings,
-    DestinationSettings,
-    DestinationTls,
-    Mechanism,
-    OauthGrant,
-    SourceSettings,
-)
+from zonerelay.config.tables.log import LogFormat, LogSettings
 from zonerelay.config.tables.outbox import OutboxSettings
 from zonerelay.config.tables.postgres import PostgresSettings
-from zonerelay.config.tables.rewriting import DkimSettings, RewriteSettings, RewriteWhere, SrsSettings
+from zonerelay.config.tables.redis import RedisSettings
+from zonerelay.config.tables.retry import BounceSettings, RetryPolicyName, RetrySettings
+from zonerelay.config.tables.rewrite import RewriteSettings, RewriteWhere
+from zonerelay.config.tables.route import RouteSettings
 from zonerelay.config.tables.s3 import Addressing, S3Settings
-from zonerelay.config.tables.sending import DkimMode, InDoubt, RouteSettings, SourceBy, TlsMode, ZoneSettings
+from zonerelay.config.tables.source import SourceSettings
+from zonerelay.config.tables.spool import LOSS_WORDS, Backend, SpoolSettings
+from zonerelay.config.tables.srs import SrsSettings
+from zonerelay.config.tables.zone import DkimMode, InDoubt, SourceBy, TlsMode, ZoneSettings
 from zonerelay.model.priority import Priority
 
 __all__ = [
@@ -121,55 +107,6 @@ __all__ = [
     "TlsMode",
     "ZoneSettings",
 ]
-
-
-class LogFormat(enum.StrEnum):
-    JSON = "json"
-    TEXT = "text"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogSettings:
-    """[log]"""
-
-    format: LogFormat = choice(
-        LogFormat.JSON, "json: one object per line for collectors; text: key=value for people. On stderr."
-    )
-    redact: bool = switch(
-        True,
-        "Replace addresses in log text by stable pseudonyms (a keyed hash), so that logs hold no personal "
-        "data and can still be searched.",
-    )
-    redact_key_file: Path | None = optional_path(
-        "The key of those pseudonyms. Empty: a key of its own, made beside the spool. Share one file "
-        "between machines whose logs are to be joined."
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdminSettings:
-    """[admin]. `address` empty: no HTTP at all. `socket` empty: `control.sock` beside the spool."""
-
-    address: str = text(
-        "127.0.0.1:8025",
-        "HTTP: /metrics, /healthz, /readyz. Empty: none at all.",
-        form=Form.LISTEN,
-        optional=True,
-    )
-    hosts: tuple[str, ...] = texts(
-        (),
-        'Names by which HTTP may be asked for besides localhost and addresses ("*.example.org": every name '
-        "below it), so that no web page comes here under a name of its own. On another address than loopback "
-        "/metrics, /healthz and /readyz answer to every name.",
-        form=Form.DOMAINS,
-    )
-    token_file: Path | None = optional_path(
-        "A file with the bearer token for writes over HTTP. There are none yet: nothing reads it."
-    )
-    socket: Path | None = optional_path(
-        "The Unix socket that the command line talks to; its file rights decide who may. Empty: "
-        "control.sock beside the spool."
-    )
 
 
 Table = (

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zonerelay import __version__
-from zonerelay.config.rules.spool_checks import raised_guard
 from zonerelay.config.settings import Settings
+from zonerelay.config.tables.spool import raised_guard
 from zonerelay.control.explain.explain import Suspended
 from zonerelay.control.explain.source_plans import SourcePlans
 from zonerelay.control.messages.answers import RelayStatus

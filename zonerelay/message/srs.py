@@ -31,7 +31,7 @@ import hmac
 import re
 from collections.abc import Sequence
 
-from zonerelay.config.tables.rewriting import SrsSettings
+from zonerelay.config.settings import SrsSettings
 from zonerelay.model.address import NULL_SENDER, Mailbox, domain_of, local_part
 from zonerelay.smtp.server.paths import CommandError, reverse_path
 

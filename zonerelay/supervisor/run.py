@@ -17,7 +17,7 @@ import uvloop
 
 from zonerelay import __version__
 from zonerelay.admin.http import AdminError, AdminServer
-from zonerelay.config.advice import advice
+from zonerelay.config.checks import advice
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.options.options import AUTO
 from zonerelay.config.settings import Settings

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from zonerelay.cli.files.trial import try_out
 from zonerelay.cli.terminal.text import plural
-from zonerelay.config.advice import advice
+from zonerelay.config.checks import advice
 from zonerelay.config.hostname import resolve_hostname
 from zonerelay.config.load import ConfigError, read
 from zonerelay.config.options.endpoints import split_next_hops

@@ -19,16 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zonerelay.cli.terminal import text
+from zonerelay.config.checks import try_secrets
 from zonerelay.config.credentials import file as credentials
 from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.options.options import Form, options_of
 from zonerelay.config.options.problems import Report
 from zonerelay.config.options.toml_lines import KeyPath
-from zonerelay.config.rules.credential_checks import try_credentials
-from zonerelay.config.rules.outbox_checks import try_outbox
-from zonerelay.config.rules.postgres_checks import try_postgres
-from zonerelay.config.rules.s3_checks import try_s3
-from zonerelay.config.rules.srs_checks import try_srs
 from zonerelay.config.settings import (
     REPEATED,
     TABLES,
@@ -37,6 +33,7 @@ from zonerelay.config.settings import (
     ListenerTls,
     Settings,
 )
+from zonerelay.config.tables.credential import try_credentials
 
 if TYPE_CHECKING:
     from zonerelay.inbound.tls.certificate_files import Pair
@@ -62,13 +59,11 @@ def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
         _patterns(rewrite.address, ("rewrite", at, "address"), report)
         _target(rewrite.to, ("rewrite", at, "to"), report)
     _backoff(settings.retry.backoff, report)
-    try_srs(settings.srs, os.environ, report)
-    try_postgres(settings, os.environ, report)
-    try_s3(settings, os.environ, report)
+    try_secrets(settings, os.environ, report)
     _outbox(settings, report)
     for at, credential in enumerate(settings.credential):
         _patterns(credential.sender, ("credential", at, "sender"), report)
-    notes += try_credentials(settings, os.environ, report)
+    notes += try_credentials(settings.credential, os.environ, report)
     notes += _dkim(settings, report)
     notes += _sources(settings)
     return [*notes, *_open_secrets(settings), *_rights(settings)]
@@ -216,7 +211,6 @@ def _backoff(function: str, report: Report) -> None:
 
 def _outbox(settings: Settings, report: Report) -> None:
     """Its secrets. Nobody connects."""
-    try_outbox(settings, os.environ, report)
     if not settings.outbox.keys:
         return
     from zonerelay.config.credentials.secrets import SecretError, read_secret
@@ -234,7 +228,7 @@ def _dkim(settings: Settings, report: Report) -> list[str]:
     if not settings.dkim:
         return []
     from zonerelay.config.credentials.secrets import is_public
-    from zonerelay.config.rules.dkim_checks import read_key_file
+    from zonerelay.config.tables.dkim import read_key_file
     from zonerelay.message.dkim.keys import read_key
     from zonerelay.worker.outbound import build_dkim_keys
 

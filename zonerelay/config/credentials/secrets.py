@@ -11,6 +11,9 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from zonerelay.config.options.problems import Report
+from zonerelay.config.options.toml_lines import KeyPath
+
 MAX_SECRET = 64 * 1024
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
@@ -48,6 +51,15 @@ def read_secret(reference: str, environment: Mapping[str, str]) -> str:
     if _CONTROLS.search(secret):
         raise SecretError(f"{path} has more than one line, or is no text: write the secret alone")
     return secret
+
+
+def check_secret(reference: str, path: KeyPath, environment: Mapping[str, str], report: Report) -> None:
+    """Refuses the option at `path` when the secret that it names cannot be read; "" names none."""
+    if reference:
+        try:
+            read_secret(reference, environment)
+        except SecretError as error:
+            report.refuse(path, str(error))
 
 
 def secret_path(reference: str, environment: Mapping[str, str]) -> Path | None:

@@ -1,10 +1,11 @@
-"""The settings for who may use the relay and for what: [auth] and [[access]]. Import them from `models`."""
+"""[auth] and [[access]]: the users who may log in, and who may use the relay for which recipients."""
 
 # ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,15 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.tables.intake import Network
+from zonerelay.config.options.problems import Report
+from zonerelay.config.options.toml_lines import KeyPath
+from zonerelay.config.tables.listener import (
+    ListenerAuth,
+    ListenerSettings,
+    Network,
+    has_users,
+    in_full,
+)
 
 
 class AccessAction(enum.StrEnum):
@@ -82,3 +91,51 @@ class AccessSettings:
         'Another reply: "554 5.7.1 Ask postmaster@example.org" (5yz) for refuse, 4yz for defer.',
         form=Form.REPLY,
     )
+
+
+def check_access(rules: tuple[AccessSettings, ...], report: Report) -> None:
+    for at, rule in enumerate(rules):
+        if not any((rule.client, rule.sender, rule.recipient, rule.user)) and report.sound("access", at):
+            report.refuse(
+                ("access", at),
+                "has no condition, so it would match all mail: give it one (client, sender, recipient, user)",
+            )
+        if rule.reply and report.sound("access", at):
+            _check_reply(rule, ("access", at, "reply"), report)
+
+
+def _check_reply(rule: AccessSettings, path: KeyPath, report: Report) -> None:
+    suits = {AccessAction.REFUSE: "5", AccessAction.DEFER: "4"}.get(rule.action)
+    if suits is None:
+        report.refuse(path, 'is not used with action = "accept": leave one of the two out')
+    elif not rule.reply.startswith(suits):
+        other = "defer" if suits == "5" else "refuse"
+        report.refuse(
+            path,
+            f'action = "{rule.action}" is answered with a code from {suits}00 to {suits}99: write one, or '
+            f'action = "{other}"',
+        )
+    elif rule.reply.startswith("421"):
+        report.refuse(path, "421 says that the connection is closed, which no rule does: write 450 or 451")
+
+
+def auth_advice(auth: AuthSettings, listeners: Sequence[ListenerSettings]) -> Iterator[str]:
+    needed = any(listener.auth is not ListenerAuth.OFF for listener in listeners)
+    if needed and not auth.credentials.is_absolute():
+        yield f"auth.credentials: {in_full(auth.credentials)}"
+    if not needed and auth != AuthSettings():
+        yield 'auth: not used: no listener has auth = "optional" or "required"'
+
+
+def access_advice(rules: Sequence[AccessSettings], listeners: Sequence[ListenerSettings]) -> Iterator[str]:
+    if rules and rules[-1].action is AccessAction.ACCEPT:
+        yield (
+            f"access[{len(rules) - 1}].action: accept as the last rule changes nothing: what no rule matches "
+            "is let through; a rule that refuses the rest has to follow"
+        )
+    if not has_users(listeners):
+        yield from (
+            f'access[{at}].user: never matches: no listener has auth = "optional" or "required"'
+            for at, rule in enumerate(rules)
+            if rule.user
+        )

@@ -1,10 +1,33 @@
-"""The settings of the outbox: [outbox]. Import them from `models`."""
+"""[outbox]: the database whose rows are sent as mail.
+
+No URL is in a text of this module: there might be a password in it.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zonerelay.config.options.options import MB, MINUTE, Form, count, duration, size, switch, text, texts
+from zonerelay.config.options.options import (
+    MB,
+    MINUTE,
+    Form,
+    count,
+    duration,
+    options_of,
+    size,
+    switch,
+    text,
+    texts,
+)
+from zonerelay.config.options.problems import Report
+from zonerelay.config.options.wording import did_you_mean, quoted
+from zonerelay.config.tables.delivery import DeliverySettings
+from zonerelay.config.tables.postgres import is_in_the_open, url_problem
+from zonerelay.config.tables.zone import ZoneSettings
+
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]{0,39}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +79,40 @@ class OutboxSettings:
         10, "Failed attempts of a recipient after which a row fails; n² minutes follow the n-th.", most=1000
     )
     max_message_size: int = size(25 * MB, "Rows whose message is larger fail.")
+
+
+def check_outbox(outbox: OutboxSettings, zones: Sequence[ZoneSettings], report: Report) -> None:
+    if not report.sound("outbox"):
+        return
+    if not outbox.url:
+        others = (key for key in options_of(OutboxSettings) if report.given("outbox", key))
+        if not report.given("outbox", "url") and any(others):
+            report.refuse(("outbox", "url"), 'is missing: write "postgresql://USER@HOST:5432/DATABASE"')
+        return
+    if problem := url_problem(outbox.url, "outbox.password"):
+        report.refuse(("outbox", "url"), problem)
+    for key in ("schema", "table", "mailbox_table"):
+        if not _NAME.fullmatch(getattr(outbox, key)):
+            report.refuse(("outbox", key), "is a name of letters, digits and _, 40 at most")
+    if outbox.table == outbox.mailbox_table:
+        report.refuse(("outbox", "mailbox_table"), "is the table of messages already")
+    names = [zone.name for zone in zones]
+    if outbox.zone not in names and all(report.sound("zone", at, "name") for at in range(len(names))):
+        near = did_you_mean(outbox.zone, names)
+        report.refuse(("outbox", "zone"), f"no zone is named {quoted(outbox.zone)}{near}")
+
+
+def outbox_advice(outbox: OutboxSettings, delivery: DeliverySettings) -> list[str]:
+    if not outbox.url:
+        return []
+    found = []
+    if outbox.lease <= delivery.final_dot_timeout:
+        found.append(
+            "outbox.lease: not longer than delivery.final_dot_timeout: a message may be sent a second time "
+            "while a relay that is cut off from the database still sends it"
+        )
+    if is_in_the_open(outbox.url):
+        found.append(
+            "outbox.url: mail goes over the network from whoever answers there: add ?sslmode=verify-full"
+        )
+    return found

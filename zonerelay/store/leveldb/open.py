@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zonerelay.config.rules.spool_checks import space_guard
 from zonerelay.config.settings import SpoolSettings
+from zonerelay.config.tables.spool import space_guard
 from zonerelay.model.message_id import MessageId
 from zonerelay.store.common.ballast import Ballast
 from zonerelay.store.common.in_flight import Ledger

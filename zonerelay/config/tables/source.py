@@ -1,54 +1,70 @@
-"""What must hold of [[source]], and of the zones that name them; and what may surprise there.
+"""[[source]]: the addresses that zones send from.
 
-Whether this machine has the addresses is no matter of the file: it is noted by `check-config` and at the
-start (`delivery/source_ways.py`), because an address may come up later than the relay.
+Whether this machine has the addresses is no matter of the file: `check-config` and the start note what is
+missing, because an address may come up later than the relay.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from zonerelay.config.options.entries import check_names
+from zonerelay.config.options.options import Form, count, text, texts
 from zonerelay.config.options.problems import Report
 from zonerelay.config.options.toml_lines import KeyPath
 from zonerelay.config.options.wording import did_you_mean, in_words, quoted
-from zonerelay.config.settings import Settings, SourceSettings, ZoneSettings
+from zonerelay.config.tables.zone import ZoneSettings
 
 _FAMILIES = {4: "IPv4", 6: "IPv6"}
 
 
-def check_sources(settings: Settings, report: Report) -> None:
-    _check_names(settings.source, report)
-    _check_addresses(settings.source, report)
-    names = range(len(settings.source))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSettings:
+    """[[source]]: one of this machine's identities; zones name those that they send from."""
+
+    name: str = text("", "What zones, logs and metrics call this source.", form=Form.SOURCE_NAME)
+    address: tuple[str, ...] = texts(
+        (),
+        "The addresses of this machine to send from: one of IPv4, one of IPv6, or both. With one only, hosts "
+        "are reached over that family alone.",
+        form=Form.IP_ADDRESSES,
+    )
+    ehlo_name: str = text(
+        "",
+        "The name to say in EHLO from these addresses; they should resolve back to it. Empty: the zone's.",
+        form=Form.EHLO_NAME,
+    )
+    weight: int = count(
+        1,
+        "Its share of the mail, compared with the other sources of a zone. 0: none, while it is kept in the "
+        "configuration.",
+        least=0,
+        most=1000,
+        optional=True,
+    )
+
+
+def check_sources(sources: Sequence[SourceSettings], zones: Sequence[ZoneSettings], report: Report) -> None:
+    missing = "is missing: zones name the sources that they send from"
+    check_names("source", [source.name for source in sources], missing, report)
+    _check_addresses(sources, report)
+    names = range(len(sources))
     if all(report.sound("source", at, "name") for at in names) and ("source",) not in report.wrong:
-        for at, zone in enumerate(settings.zone):
+        for at, zone in enumerate(zones):
             if report.sound("zone", at, "sources"):
-                _check_zone(zone, at, settings.source, report)
+                _check_zone(zone, at, sources, report)
 
 
-def source_advice(settings: Settings) -> Iterator[str]:
-    used = {name for zone in settings.zone for name in zone.sources}
-    for at, source in enumerate(settings.source):
+def source_advice(sources: Sequence[SourceSettings], zones: Sequence[ZoneSettings]) -> Iterator[str]:
+    used = {name for zone in zones for name in zone.sources}
+    for at, source in enumerate(sources):
         if source.name not in used:
             yield f"source[{at}]: no zone sends from {source.name}"
 
 
-def _check_names(sources: tuple[SourceSettings, ...], report: Report) -> None:
-    first: dict[str, int] = {}
-    for at, source in enumerate(sources):
-        if not report.sound("source", at, "name"):
-            continue
-        if not source.name:
-            report.refuse(("source", at, "name"), "is missing: zones name the sources that they send from")
-            continue
-        there = first.setdefault(source.name, at)
-        if there != at:
-            text = f"{quoted(source.name)} is the name of source[{there}] already"
-            report.refuse(("source", at, "name"), text)
-
-
-def _check_addresses(sources: tuple[SourceSettings, ...], report: Report) -> None:
+def _check_addresses(sources: Sequence[SourceSettings], report: Report) -> None:
     taken: dict[str, int] = {}
     for at, source in enumerate(sources):
         path: KeyPath = ("source", at, "address")
@@ -56,11 +72,11 @@ def _check_addresses(sources: tuple[SourceSettings, ...], report: Report) -> Non
             continue
         if not source.address:
             report.refuse(path, 'is missing: give the address to send from, as in ["192.0.2.7"]')
-        for index, text in enumerate(source.address):
-            problem = _problem_of(text) or _problem_beside(text, source.address[:index])
-            there = taken.setdefault(text, at)
+        for index, address in enumerate(source.address):
+            problem = _problem_of(address) or _problem_beside(address, source.address[:index])
+            there = taken.setdefault(address, at)
             if not problem and there != at:
-                problem = f"{text} is an address of source[{there}] already: its mail would have two names"
+                problem = f"{address} is an address of source[{there}] already: its mail would have two names"
             if problem:
                 report.refuse((*path, index), problem)
 
@@ -82,7 +98,7 @@ def _problem_beside(text: str, before: tuple[str, ...]) -> str:
     return f"a source has one {_FAMILIES[family]} address: make another [[source]] of {text}"
 
 
-def _check_zone(zone: ZoneSettings, at: int, sources: tuple[SourceSettings, ...], report: Report) -> None:
+def _check_zone(zone: ZoneSettings, at: int, sources: Sequence[SourceSettings], report: Report) -> None:
     known = {source.name: source for source in sources}
     path: KeyPath = ("zone", at, "sources")
     named = []

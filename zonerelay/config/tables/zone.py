@@ -1,13 +1,22 @@
-"""The settings for zones and who goes through which: [[zone]] and [[route]]. Import them from `models`."""
+"""[[zone]]: a named way of sending: next hop, TLS, limits and retry schedule of its mail.
+
+A share must not be larger than the whole: a destination's connections are part of its zone's. Rates may be
+written for times of their own, so a destination's that is faster than its zone's is only remarked.
+"""
 
 # ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from zonerelay.config.options.endpoints import (
+    NextHopKind,
+    parse_next_hop,
+    split_next_hops,
+)
 from zonerelay.config.options.options import (
     DAY,
     HOUR,
@@ -17,7 +26,6 @@ from zonerelay.config.options.options import (
     count,
     duration,
     durations,
-    networks,
     rate,
     size,
     switch,
@@ -25,8 +33,17 @@ from zonerelay.config.options.options import (
     text,
     texts,
 )
-from zonerelay.config.options.units import Rate
-from zonerelay.config.tables.intake import Network
+from zonerelay.config.options.problems import Report
+from zonerelay.config.options.toml_lines import KeyPath
+from zonerelay.config.options.units import Rate, format_duration
+from zonerelay.config.options.wording import in_words, quoted
+from zonerelay.config.tables.retry import RetrySettings, shorter_delays
+
+DEFAULT_ZONE = "default"
+DANE_NEEDS_TRUST = (
+    "dane needs to know what DNSSEC vouches for: set trust_ad = true in [dns], with a validating resolver on "
+    "this machine"
+)
 
 
 class TlsMode(enum.StrEnum):
@@ -235,74 +252,124 @@ class ZoneSettings:
         return bool(self.next_hop) if self.mix_domains is None else self.mix_domains
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteSettings:
-    """[[route]]: first match wins; every condition given must match."""
-
-    zone: str = text(
-        "default", "The zone that mail goes to when all conditions given match.", form=Form.ZONE_NAME
-    )
-    set_priority: str = text(
-        "",
-        "The priority of mail that goes by this route: high, normal or bulk. Empty: what the user or the "
-        "listener gave it.",
-        form=Form.PRIORITY,
-    )
-    recipient_domain: tuple[str, ...] = texts(
-        (),
-        'The recipient\'s domain is one of these: "example.com"; "*.example.com" is every name below it; '
-        '"*" is any.',
-        form=Form.DOMAINS,
-    )
-    recipient: tuple[str, ...] = texts(
-        (),
-        'The recipient is one of these: "user@example.com", "example.com", "*.example.com", '
-        '"bounce-*@example.com".',
-        form=Form.ADDRESS_PATTERNS,
-    )
-    sender_domain: tuple[str, ...] = texts(
-        (), "The envelope sender's domain is one of these, written as in recipient_domain.", form=Form.DOMAINS
-    )
-    sender: tuple[str, ...] = texts(
-        (),
-        'The envelope sender is one of these, written as in recipient; "<>" is the null sender, that of '
-        "reports such as the relay's own.",
-        form=Form.ADDRESS_PATTERNS,
-    )
-    user: tuple[str, ...] = texts((), 'The client authenticated as one of these; "*" is any user.')
-    listener: tuple[str, ...] = texts(
-        (),
-        "The mail came in at one of these listeners, each written as its address is.",
-        form=Form.LISTENS,
-    )
-    client: tuple[Network, ...] = networks(
-        (), "The client has one of these addresses, or one in these networks."
-    )
-    certificate: tuple[str, ...] = texts(
-        (),
-        "The client showed one of these certificates: SHA-256 fingerprints, as in allow_certificates of "
-        "[[listener]], which is what makes a listener ask for them.",
-        form=Form.FINGERPRINTS,
-    )
-    priority: tuple[str, ...] = texts(
-        (), 'The message has one of these priorities: "high", "normal", "bulk".', form=Form.PRIORITIES
-    )
-    min_size: int = size(0, "The message as it came has at least this size. 0: any.", least=1, optional=True)
-    max_size: int = size(0, "The message has at most this size. 0: any.", least=1, optional=True)
-    header: tuple[str, ...] = texts(
-        (),
-        'The message has one of these fields: "X-Stream" (any value) or "X-Stream: bulk" (its value '
-        "contains the text).",
-        form=Form.HEADERS,
-    )
-
-    @property
-    def conditions(self) -> dict[str, tuple[object, ...]]:
-        """Those that are given, by name."""
-        named = ((name, getattr(self, name)) for name in _CONDITIONS)
-        return {name: value if isinstance(value, tuple) else (value,) for name, value in named if value}
+def check_zone_names(zones: Sequence[ZoneSettings], report: Report) -> None:
+    first: dict[str, int] = {}
+    for at, zone in enumerate(zones):
+        there = first.setdefault(zone.name, at)
+        if there != at and report.given("zone", at, "name"):
+            report.refuse(("zone", at, "name"), f"{quoted(zone.name)} is the name of zone[{there}] already")
+        elif there != at:
+            report.refuse(("zone", at, "name"), f"is missing; {quoted(zone.name)} is zone[{there}] already")
+    if DEFAULT_ZONE not in first:
+        there_is = f"the zones are {in_words(first)}" if first else "there is none"
+        text = f'mail that no route matches goes to the zone "{DEFAULT_ZONE}", but {there_is}: add it'
+        report.refuse(("zone",), text)
 
 
-_CONDITIONS = tuple(
-    field.name for field in dataclasses.fields(RouteSettings) if field.name not in ("zone", "set_priority")
-)
+def check_zones(
+    zones: Sequence[ZoneSettings], retry: RetrySettings, report: Report, *, trusts_dns: bool
+) -> tuple[ZoneSettings, ...]:
+    """Returns the zones with default shares that fit. `trusts_dns`: [dns] says that answers are validated."""
+    for at, zone in enumerate(zones):
+        path: KeyPath = ("zone", at)
+        _check_next_hops(zone, path, report)
+        _check_times(zone, path, retry, report)
+        if zone.tls is TlsMode.DANE and report.sound(*path, "tls"):
+            _check_dane(zone, path, trusts_dns, report)
+        if zone.tls_on_connect and zone.tls is TlsMode.NONE and report.sound(*path, "tls"):
+            text = "is TLS from the first octet, and tls = none is none at all: leave one of the two out"
+            report.refuse((*path, "tls_on_connect"), text)
+    return tuple(_with_share(zone, ("zone", at), report) for at, zone in enumerate(zones))
+
+
+def _check_dane(zone: ZoneSettings, path: KeyPath, trusts_dns: bool, report: Report) -> None:
+    if not trusts_dns:
+        report.refuse((*path, "tls"), DANE_NEEDS_TRUST)
+    if not zone.dane and report.sound(*path, "dane"):
+        report.refuse((*path, "dane"), "tls = dane asks for it: leave one of the two out")
+    if not report.sound(*path, "next_hop"):
+        return
+    for hop in split_next_hops(zone.next_hop):
+        if parse_next_hop(hop).kind is NextHopKind.ADDRESS:
+            report.refuse((*path, "next_hop"), f"{hop} is an address, and TLSA records belong to names")
+
+
+def _check_next_hops(zone: ZoneSettings, path: KeyPath, report: Report) -> None:
+    hops = split_next_hops(zone.next_hop)
+    if len(hops) > 1 and report.sound(*path, "next_hop"):
+        twice = next((hop for at, hop in enumerate(hops) if hop.lower() in map(str.lower, hops[:at])), None)
+        if twice is not None:
+            report.refuse((*path, "next_hop"), f"{twice} is in the list twice")
+
+
+def zone_advice(zones: Sequence[ZoneSettings]) -> Iterator[str]:
+    for at, zone in enumerate(zones):
+        for key, found in _advice(zone):
+            yield f"zone[{at}].{key}: {found}"
+
+
+def _advice(zone: ZoneSettings) -> Iterator[tuple[str, str]]:
+    yield from _tls_advice(zone)
+    yield from shorter_delays(zone.schedule)
+    if is_faster(zone.max_rate_per_destination, zone.max_rate):
+        yield (
+            "max_rate_per_destination",
+            f"never reached: max_rate = {zone.max_rate} of the whole zone is slower",
+        )
+    if zone.mix_domains and not zone.next_hop:
+        yield (
+            "mix_domains",
+            "true in a zone that is routed by MX: Google and others defer all recipients of a transaction "
+            "but those in the first domain",
+        )
+    if zone.next_hop_share and len(split_next_hops(zone.next_hop)) < 2:
+        yield "next_hop_share", "has no effect: there is one next hop, or none"
+    if zone.mta_sts and zone.next_hop:
+        yield "mta_sts", "has no effect: policies are about MX hosts, not a next_hop"
+
+
+def _tls_advice(zone: ZoneSettings) -> Iterator[tuple[str, str]]:
+    if zone.next_hop:
+        return
+    if zone.tls is TlsMode.NONE:
+        yield "tls", f"none: mail of zone {zone.name} is sent in clear text even where TLS is offered"
+    if zone.tls is TlsMode.DANE:
+        yield (
+            "tls",
+            f"dane: mail of zone {zone.name} for domains without DNSSEC and TLSA records is not delivered; "
+            "it comes back when it is too old",
+        )
+    if zone.tls_on_connect:
+        yield "tls_on_connect", "MX hosts do not speak TLS from the first octet: it is for a next_hop"
+
+
+def _check_times(zone: ZoneSettings, path: KeyPath, retry: RetrySettings, report: Report) -> None:
+    """A schedule whose first delay is beyond the age of mail would be none."""
+    max_age = zone.max_age or retry.max_age
+    if not zone.schedule or zone.schedule[0] <= max_age:
+        return
+    if report.sound(*path, "schedule") and report.sound(*path, "max_age") and report.sound("retry"):
+        whose = "max_age" if zone.max_age else "max_age in [retry]"
+        report.refuse(
+            (*path, "schedule"),
+            f"the first delay of {format_duration(zone.schedule[0])} is longer than "
+            f"{whose} = {format_duration(max_age)}, when mail is given up",
+        )
+
+
+def _with_share(zone: ZoneSettings, path: KeyPath, report: Report) -> ZoneSettings:
+    """A destination's share is part of its zone's connections; the default share gives way silently."""
+    if zone.max_connections_per_destination <= zone.max_connections:
+        return zone
+    key = (*path, "max_connections_per_destination")
+    if report.given(*key) and report.sound(*key) and report.sound(*path, "max_connections"):
+        report.refuse(
+            key,
+            f"{zone.max_connections_per_destination} is more than max_connections = {zone.max_connections}, "
+            "the limit of the whole zone",
+        )
+    return replace(zone, max_connections_per_destination=zone.max_connections)
+
+
+def is_faster(rate: Rate | None, whole: Rate | None) -> bool:
+    return rate is not None and whole is not None and rate.interval < whole.interval

@@ -1,41 +1,80 @@
-"""[[dkim]]: what must hold between its options, and for the zones that require a signature.
+"""[[dkim]]: the keys that sign mail, and the zones that require a signature.
 
-The keys themselves are read by `message/dkim_keys`; what is said about them and their dates is there.
+The keys themselves are read by `message.dkim`, which also remarks on their dates.
 """
+
+# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from zonerelay.config.options.endpoints import is_domain
+from zonerelay.config.options.options import (
+    Form,
+    date,
+    path,
+    text,
+)
 from zonerelay.config.options.outbound_forms import date_text
 from zonerelay.config.options.problems import Report
 from zonerelay.config.options.wording import quoted
-from zonerelay.config.settings import DkimMode, DkimSettings, Settings
+from zonerelay.config.tables.zone import DkimMode, ZoneSettings
 
-NO_FILE = DkimSettings().key_file
 MAX_KEY_FILE = 64 * 1024
 
 
-def check_dkim(settings: Settings, report: Report) -> None:
-    for at, key in enumerate(settings.dkim):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DkimSettings:
+    """[[dkim]]: a signing key. Every entry whose domain and dates fit signs (RSA and Ed25519 together)."""
+
+    domain: str = text(
+        "",
+        'The domain in From whose mail is signed: "example.com", or "*.example.com" for every name below it. '
+        "An entry for the very name goes before one with a wildcard.",
+        form=Form.DOMAIN,
+    )
+    selector: str = text(
+        "", "The key's name: its public half is at SELECTOR._domainkey.DOMAIN.", form=Form.SELECTOR
+    )
+    key_file: Path = path(Path(), "The private key, PEM: RSA of at least 1024 bits (use 2048), or Ed25519.")
+    signing_domain: str = text(
+        "",
+        'The domain that signs (d=), if it is another one than that in From: with domain = "*.example.com", '
+        '"example.com" needs one key record for all. Empty: the domain in From.',
+        form=Form.DOMAIN,
+    )
+    not_before: float = date("Sign from this time on, so that a key can be published first. Empty: now.")
+    not_after: float = date("Sign until this time. Empty: for ever.")
+
+
+NO_FILE = DkimSettings().key_file
+
+
+def check_dkim(keys: Sequence[DkimSettings], zones: Sequence[ZoneSettings], report: Report) -> None:
+    for at, key in enumerate(keys):
         if report.sound("dkim", at):
             _check_names(key, at, report)
             _check_file(key, at, report)
             _check_dates(key, at, report)
-    _check_records(settings.dkim, report)
-    if not settings.dkim:
-        _check_zones(settings, report)
+    _check_records(keys, report)
+    if not keys and report.sound("dkim"):
+        for at, zone in enumerate(zones):
+            if zone.dkim is DkimMode.REQUIRED:
+                text = "needs a [[dkim]] key: without any, all mail of this zone would wait"
+                report.refuse(("zone", at, "dkim"), text)
 
 
-def dkim_advice(settings: Settings, hostname: str) -> list[str]:
+def dkim_advice(keys: Sequence[DkimSettings], zones: Sequence[ZoneSettings], hostname: str) -> list[str]:
     """The relay's own reports have its name in From (message/dsn.py)."""
-    if not settings.dkim or any(_covers(key.domain, hostname.lower()) for key in settings.dkim):
+    if not keys or any(_covers(key.domain, hostname.lower()) for key in keys):
         return []
     return [
         f"zone[{at}].dkim: required: reports of this relay are from MAILER-DAEMON@{hostname}, for which "
         "there is no [[dkim]] key: in this zone they would wait"
-        for at, zone in enumerate(settings.zone)
+        for at, zone in enumerate(zones)
         if zone.dkim is DkimMode.REQUIRED
     ]
 
@@ -82,7 +121,7 @@ def _check_dates(key: DkimSettings, at: int, report: Report) -> None:
         report.refuse(("dkim", at, "not_after"), text)
 
 
-def _check_records(keys: tuple[DkimSettings, ...], report: Report) -> None:
+def _check_records(keys: Sequence[DkimSettings], report: Report) -> None:
     """One selector of one domain is one record in DNS, and so one key."""
     taken: dict[tuple[str, str], int] = {}
     for at, key in enumerate(keys):
@@ -97,10 +136,3 @@ def _check_records(keys: tuple[DkimSettings, ...], report: Report) -> None:
                 "key: give each its own selector"
             )
             report.refuse(("dkim", at, "selector"), text)
-
-
-def _check_zones(settings: Settings, report: Report) -> None:
-    for at, zone in enumerate(settings.zone):
-        if zone.dkim is DkimMode.REQUIRED and report.sound("dkim"):
-            text = "needs a [[dkim]] key: without any, all mail of this zone would wait"
-            report.refuse(("zone", at, "dkim"), text)

@@ -1,4 +1,4 @@
-"""[srs]: what must hold between its options and the zones that use it, its secrets, and the upgrade.
+"""[srs]: rewritten envelope senders, their secrets, and the time at which their present form was taken up.
 
 A file beside the spool says when a version with the present form of rewritten senders first ran here: for
 `max_age` from then on, senders in the old form may still get reports. No secret is in a text of this module,
@@ -9,21 +9,67 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.options.endpoints import is_domain
+from zonerelay.config.options.options import (
+    DAY,
+    YEAR,
+    Form,
+    duration,
+    switch,
+    text,
+    texts,
+)
 from zonerelay.config.options.problems import Report
 from zonerelay.config.options.wording import quoted
-from zonerelay.config.settings import Settings, SrsSettings
+from zonerelay.config.tables.listener import ListenerAuth, ListenerSettings
+from zonerelay.config.tables.zone import ZoneSettings
 
 MIN_SECRET = 16
 NOTE = "srs-form"
 
 
-def check_srs(settings: Settings, report: Report) -> None:
-    srs = settings.srs
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SrsSettings:
+    """[srs]: the sender rewriting scheme, for zones with srs = true. `domain` empty: off."""
+
+    domain: str = text(
+        "",
+        "The domain of rewritten senders: a name whose MX is this relay and whose SPF record allows its "
+        "addresses. Reports to such addresses are taken from everybody, and go to the first sender.",
+        form=Form.DOMAIN,
+    )
+    secret: str = text(
+        "",
+        "Where the secret is that signs such addresses, as in password of [[credential]]; at least 16 "
+        "characters.",
+        form=Form.SECRET,
+    )
+    old_secrets: tuple[str, ...] = texts(
+        (), "Where former secrets are, which are still accepted.", form=Form.SECRETS
+    )
+    local_domains: tuple[str, ...] = texts(
+        (),
+        'Senders in these domains are not rewritten: their SPF records allow this relay. "example.com", '
+        '"*.example.com".',
+        form=Form.DOMAINS,
+    )
+    max_age: float = duration(
+        21 * DAY, "How long reports to a rewritten sender are taken.", least=DAY, most=YEAR
+    )
+    accept_legacy: bool = switch(
+        False,
+        "Take reports to senders in the form of postsrsd, libsrs2 and Mail::SRS, whose short hash can be "
+        "guessed: for max_age after taking over from one of these. After an upgrade from a version of this "
+        "relay with that form it is done without asking.",
+    )
+
+
+def check_srs(srs: SrsSettings, zones: Sequence[ZoneSettings], report: Report) -> None:
     if not report.sound("srs"):
         return
     if srs.domain:
@@ -40,7 +86,17 @@ def check_srs(settings: Settings, report: Report) -> None:
             text = '"*" is every sender: leave srs = true out of the zones instead'
             report.refuse(("srs", "local_domains", at), text)
     if not srs.domain:
-        _check_zones(settings, report)
+        for at, zone in enumerate(zones):
+            if zone.srs:
+                report.refuse(("zone", at, "srs"), "needs [srs] with a domain and a secret")
+
+
+def srs_advice(srs: SrsSettings, listeners: Sequence[ListenerSettings]) -> Iterator[str]:
+    if srs.domain and all(each.auth is ListenerAuth.REQUIRED for each in listeners):
+        yield (
+            "srs.domain: reports to rewritten senders cannot come in: they are from strangers, and every "
+            'listener has auth = "required"'
+        )
 
 
 def srs_secrets(srs: SrsSettings, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -81,13 +137,6 @@ def try_srs(srs: SrsSettings, environment: Mapping[str, str], report: Report) ->
         _try(("srs", "secret"), srs.secret, environment, report)
         for at, place in enumerate(srs.old_secrets):
             _try(("srs", "old_secrets", at), place, environment, report)
-
-
-def _check_zones(settings: Settings, report: Report) -> None:
-    for at, zone in enumerate(settings.zone):
-        if zone.srs:
-            text = "needs [srs] with a domain and a secret"
-            report.refuse(("zone", at, "srs"), text)
 
 
 def _try(path: tuple[str | int, ...], place: str, environment: Mapping[str, str], report: Report) -> None:

@@ -1,55 +1,110 @@
-"""[[credential]], next hops and the zones that use them: what must hold, what may surprise, and the secrets.
+"""[[credential]]: the log-ins at smarthosts, and the zones that use them.
 
 No secret is in a text of this module.
 """
 
+# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
+
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from zonerelay.config.credentials.secrets import SecretError, is_public, read_secret, secret_path
-from zonerelay.config.options.endpoints import split_next_hops
-from zonerelay.config.options.problems import Report
+from zonerelay.config.options.entries import check_names
+from zonerelay.config.options.options import Form, choice, text, texts
+from zonerelay.config.options.problems import Report, path_text
 from zonerelay.config.options.toml_lines import KeyPath
 from zonerelay.config.options.wording import did_you_mean, in_words, quoted
-from zonerelay.config.settings import (
-    CredentialSettings,
-    DestinationTls,
-    Mechanism,
-    OauthGrant,
-    Settings,
-    TlsMode,
-    ZoneSettings,
-)
+from zonerelay.config.tables.zone import TlsMode, ZoneSettings
 
 _WEAK = {TlsMode.NONE, TlsMode.OPPORTUNISTIC}
-_WEAK_THERE = {DestinationTls.NONE, DestinationTls.OPPORTUNISTIC}
 _OAUTH_KEYS = ("client_id", "client_secret", "refresh_token", "scope")
 
 
-def check_credentials(settings: Settings, report: Report) -> None:
-    _check_names(settings.credential, report)
-    for at, credential in enumerate(settings.credential):
+class Mechanism(enum.StrEnum):
+    """How a credential is shown to a smarthost."""
+
+    AUTO = "auto"
+    PLAIN = "plain"
+    LOGIN = "login"
+    SCRAM_SHA_256 = "scram-sha-256"
+    SCRAM_SHA_1 = "scram-sha-1"
+    XOAUTH2 = "xoauth2"
+
+
+class OauthGrant(enum.StrEnum):
+    REFRESH_TOKEN = "refresh_token"  # noqa: S105 - the name of a grant (RFC 6749 6), not a secret
+    CLIENT_CREDENTIALS = "client_credentials"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CredentialSettings:
+    """[[credential]]: how to log in at a smarthost; zones name those that they use. No secret is in here."""
+
+    name: str = text("", "What zones, logs and metrics call this credential.", form=Form.SOURCE_NAME)
+    sender: tuple[str, ...] = texts(
+        (),
+        'Only mail of these envelope senders: "user@example.com", "example.com", "*.example.com", '
+        '"<>". Empty: any. A zone takes the first of its credentials that matches.',
+        form=Form.ADDRESS_PATTERNS,
+    )
+    user: str = text("", "The user name that the smarthost knows.")
+    password: str = text(
+        "",
+        'Where the password is: a file ("/etc/zonerelay/smarthost.password"), "env:NAME" (environment) or '
+        '"credential:NAME" (systemd\'s LoadCredential). Never the password itself.',
+        form=Form.SECRET,
+    )
+    mechanism: Mechanism = choice(
+        Mechanism.AUTO,
+        "auto: the strongest that the smarthost offers of SCRAM-SHA-256, SCRAM-SHA-1, PLAIN and LOGIN, or "
+        "xoauth2 when token_url is given. One that was refused is not tried in another way.",
+    )
+    token_url: str = text("", "XOAUTH2: where access tokens are fetched, an https:// address.", form=Form.URL)
+    grant: OauthGrant = choice(
+        OauthGrant.REFRESH_TOKEN,
+        "XOAUTH2: refresh_token, as a user has granted it once; or client_credentials, as an administrator "
+        "allows an application.",
+    )
+    client_id: str = text("", "XOAUTH2: the application's id.")
+    client_secret: str = text(
+        "", "XOAUTH2: where the application's secret is, as in password. Some need none.", form=Form.SECRET
+    )
+    refresh_token: str = text(
+        "",
+        "XOAUTH2: where the refresh token is, as in password. A new one that the server gives is written to "
+        "the same file, or kept beside the spool where that cannot be.",
+        form=Form.SECRET,
+    )
+    scope: str = text("", 'XOAUTH2: what to ask for, as in "https://outlook.office365.com/.default".')
+
+
+def check_credentials(
+    credentials: Sequence[CredentialSettings], zones: Sequence[ZoneSettings], report: Report
+) -> None:
+    missing = "is missing: zones name the credentials that they log in with"
+    check_names("credential", [credential.name for credential in credentials], missing, report)
+    for at, credential in enumerate(credentials):
         path: KeyPath = ("credential", at)
         if report.sound(*path):
             _check_password(credential, path, report)
             _check_oauth(credential, path, report)
-    for at, zone in enumerate(settings.zone):
-        _check_next_hops(zone, ("zone", at), report)
+    for at, zone in enumerate(zones):
         if zone.credentials and report.sound("zone", at, "credentials"):
-            _check_zone(zone, ("zone", at), settings.credential, report)
-    _check_destinations(settings, report)
+            _check_zone(zone, ("zone", at), credentials, report)
 
 
-def credential_advice(settings: Settings) -> Iterator[str]:
-    used = {name for zone in settings.zone for name in zone.credentials}
-    by_name = {credential.name: credential for credential in settings.credential}
-    for at, credential in enumerate(settings.credential):
+def credential_advice(
+    credentials: Sequence[CredentialSettings], zones: Sequence[ZoneSettings]
+) -> Iterator[str]:
+    used = {name for zone in zones for name in zone.credentials}
+    by_name = {credential.name: credential for credential in credentials}
+    for at, credential in enumerate(credentials):
         if credential.name not in used:
             yield f"credential[{at}]: no zone logs in as {credential.name}"
-    for at, zone in enumerate(settings.zone):
-        if zone.next_hop_share and len(split_next_hops(zone.next_hop)) < 2:
-            yield f"zone[{at}].next_hop_share: has no effect: there is one next hop, or none"
+    for at, zone in enumerate(zones):
         if not zone.credentials:
             continue
         if zone.tls is TlsMode.REQUIRED:
@@ -64,9 +119,11 @@ def credential_advice(settings: Settings) -> Iterator[str]:
             )
 
 
-def try_credentials(settings: Settings, environment: Mapping[str, str], report: Report) -> Iterator[str]:
-    """What a start would find out: are the secrets there. Notes; problems go into the report."""
-    for at, credential in enumerate(settings.credential):
+def try_credentials(
+    credentials: Sequence[CredentialSettings], environment: Mapping[str, str], report: Report
+) -> Iterator[str]:
+    """Tries what a start would find out: are the secrets there? Yields notes; problems go into the report."""
+    for at, credential in enumerate(credentials):
         for key in ("password", "client_secret", "refresh_token"):
             reference = getattr(credential, key)
             if reference:
@@ -74,7 +131,7 @@ def try_credentials(settings: Settings, environment: Mapping[str, str], report: 
 
 
 def _try(reference: str, path: KeyPath, environment: Mapping[str, str], report: Report) -> Iterator[str]:
-    where = f"credential[{path[1]}].{path[2]}"
+    where = path_text(path)
     try:
         read_secret(reference, environment)
         file = secret_path(reference, environment)
@@ -85,20 +142,6 @@ def _try(reference: str, path: KeyPath, environment: Mapping[str, str], report: 
             report.refuse(path, str(error))
         else:  # what the service is given need not be there in a terminal
             yield f"{where}: cannot be tried here: {error}"
-
-
-def _check_names(credentials: Sequence[CredentialSettings], report: Report) -> None:
-    first: dict[str, int] = {}
-    for at, credential in enumerate(credentials):
-        path: KeyPath = ("credential", at, "name")
-        if not report.sound(*path):
-            continue
-        if not credential.name:
-            report.refuse(path, "is missing: zones name the credentials that they log in with")
-            continue
-        there = first.setdefault(credential.name, at)
-        if there != at:
-            report.refuse(path, f"{quoted(credential.name)} is the name of credential[{there}] already")
 
 
 def _check_password(credential: CredentialSettings, path: KeyPath, report: Report) -> None:
@@ -136,14 +179,6 @@ def _check_oauth(credential: CredentialSettings, path: KeyPath, report: Report) 
             report.refuse((*path, "refresh_token"), "is not used with grant = client_credentials")
 
 
-def _check_next_hops(zone: ZoneSettings, path: KeyPath, report: Report) -> None:
-    hops = split_next_hops(zone.next_hop)
-    if len(hops) > 1 and report.sound(*path, "next_hop"):
-        twice = next((hop for at, hop in enumerate(hops) if hop.lower() in map(str.lower, hops[:at])), None)
-        if twice is not None:
-            report.refuse((*path, "next_hop"), f"{twice} is in the list twice")
-
-
 def _check_zone(
     zone: ZoneSettings, path: KeyPath, credentials: Sequence[CredentialSettings], report: Report
 ) -> None:
@@ -166,14 +201,3 @@ def _check_zone(
             report.refuse((*path, "credentials", index), text)
         elif name in zone.credentials[:index]:
             report.refuse((*path, "credentials", index), f"{quoted(name)} is in the list twice")
-
-
-def _check_destinations(settings: Settings, report: Report) -> None:
-    """A [[destination]] that names a zone with credentials must not lower its TLS."""
-    with_credentials = {zone.name for zone in settings.zone if zone.credentials}
-    for at, entry in enumerate(settings.destination):
-        path: KeyPath = ("destination", at, "tls")
-        named = [name for name in entry.zone if name in with_credentials]
-        if entry.tls in _WEAK_THERE and named and report.sound(*path):
-            text = f"{entry.tls}: zone {named[0]} logs in, which is never done without TLS"
-            report.refuse(path, text)

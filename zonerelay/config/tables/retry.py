@@ -1,14 +1,13 @@
-"""The settings for attempts, whatever the zone: [retry], [bounce], [delivery] and [dns].
-
-Import them from `models`.
-"""
+"""[retry] and [bounce]: when mail is tried again, when it is given up, and who is told."""
 
 # ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from zonerelay.config.options.options import (
     DAY,
@@ -26,8 +25,9 @@ from zonerelay.config.options.options import (
     size,
     switch,
     text,
-    texts,
 )
+from zonerelay.config.options.problems import Report
+from zonerelay.config.options.units import format_duration
 
 
 class RetryPolicyName(enum.StrEnum):
@@ -110,65 +110,30 @@ class BounceSettings:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliverySettings:
-    """[delivery]: how long each phase of a conversation with a peer may take (RFC 5321 4.5.3.2)."""
-
-    connect_timeout: float = duration(
-        30.0, "Until a host accepts the connection. Short, because the next MX host may answer at once."
-    )
-    greeting_timeout: float = duration(5 * MINUTE, "Until the greeting; busy servers delay it on purpose.")
-    ehlo_timeout: float = duration(5 * MINUTE, "Until the reply to EHLO or HELO.")
-    starttls_timeout: float = duration(2 * MINUTE, "Until the reply to STARTTLS, and then for the handshake.")
-    mail_timeout: float = duration(5 * MINUTE, "Until the reply to MAIL.")
-    rcpt_timeout: float = duration(
-        5 * MINUTE, "Until the reply to each RCPT: servers look up each recipient."
-    )
-    data_timeout: float = duration(2 * MINUTE, "Until the reply to DATA.")
-    block_timeout: float = duration(3 * MINUTE, "Until the peer takes the next block of the message.")
-    final_dot_timeout: float = duration(
-        10 * MINUTE,
-        "Until the reply to the message. The longest, because giving up here duplicates mail (RFC 1047).",
-    )
-    quit_timeout: float = duration(5.0, "Until the reply to QUIT: nothing depends on it.")
-    max_hosts_per_attempt: int = count(
-        5,
-        "MX hosts tried in one attempt, as RFC 5321 5.1 lets us limit; the next attempt starts again.",
-        most=100,
-    )
-    remember_broken_tls: float = duration(
-        1 * HOUR,
-        "How long a host whose TLS handshake failed is sent mail in clear text (tls = opportunistic "
-        "only), so that not every message pays for the failure.",
-        optional=True,
-    )
+def check_retry(retry: RetrySettings, report: Report) -> None:
+    if report.given("retry", "schedule") and report.sound("retry"):
+        if not retry.schedule:
+            report.refuse(("retry", "schedule"), 'is empty: give at least one delay, as in ["5m"]')
+        elif retry.policy is not RetryPolicyName.SCHEDULE:
+            report.refuse(
+                ("retry", "schedule"),
+                f'is not used with policy = "{retry.policy}": leave one of the two out',
+            )
+    if retry.backoff and report.given("retry", "policy") and report.sound("retry", "policy"):
+        report.refuse(("retry", "backoff"), "takes the place of policy: leave one of the two out")
+    if report.sound("retry") and retry.suspend_min > retry.suspend_max:
+        report.refuse(("retry", "suspend_min"), "is longer than suspend_max, up to which it doubles")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DnsSettings:
-    """[dns]. `servers` empty: the system's resolvers."""
+def retry_advice(retry: RetrySettings) -> Iterator[str]:
+    for key, found in shorter_delays(retry.schedule):
+        yield f"retry.{key}: {found}"
 
-    servers: tuple[str, ...] = texts(
-        (),
-        'Resolvers to ask instead of the system\'s: "192.0.2.53", "127.0.0.1:5353". One on this machine is '
-        "best.",
-        form=Form.NAME_SERVERS,
-    )
-    trust_ad: bool = switch(
-        False,
-        "Believe these servers that an answer was validated by DNSSEC (the AD bit), which DANE needs. Only "
-        "for a validating resolver on this machine, or over a path that nobody can tamper with.",
-    )
-    timeout: float = duration(
-        10.0, "How long one look-up may take over all servers; then its mail is deferred.", most=5 * MINUTE
-    )
-    cache_size: int = count(
-        10_000, "Domains whose hosts are remembered; each takes about a kilobyte of memory.", least=0
-    )
-    max_ttl: float = duration(
-        1 * HOUR,
-        "The longest that an answer is reused, whatever its TTL: moves are noticed within this time.",
-    )
-    negative_ttl: float = duration(
-        1 * MINUTE, "How long a failed look-up is reused, so that a queue for one broken domain asks once."
-    )
+
+def shorter_delays(schedule: tuple[float, ...]) -> Iterator[tuple[str, str]]:
+    """The advice for a schedule, of [retry] or of a zone, in which a delay is shorter than the one before."""
+    for earlier, later in pairwise(schedule):
+        if later < earlier:
+            shown = f"{format_duration(later)} comes after {format_duration(earlier)}"
+            yield "schedule", f"{shown}: mail is tried more often the longer it waits"
+            return

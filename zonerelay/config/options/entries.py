@@ -1,0 +1,40 @@
+"""Rules for tables that are written several times, as [[source]] is: names, and entries that never match."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from zonerelay.config.options.problems import Report
+from zonerelay.config.options.wording import quoted
+
+Entry = TypeVar("Entry")
+
+MAX_COMPARED = 300
+"""Entries of which each is compared with all before it; of more, only with those that take everything."""
+
+
+def check_names(table: str, names: Sequence[str], missing: str, report: Report) -> None:
+    """Refuses an entry without a name, with the text `missing`, and one with the name of an earlier entry."""
+    first: dict[str, int] = {}
+    for at, name in enumerate(names):
+        path = (table, at, "name")
+        if not report.sound(*path):
+            continue
+        if not name:
+            report.refuse(path, missing)
+        elif (there := first.setdefault(name, at)) != at:
+            report.refuse(path, f"{quoted(name)} is the name of {table}[{there}] already")
+
+
+def unreachable(
+    entries: Sequence[Entry], covers: Callable[[Entry, Entry], bool], takes_all: Callable[[Entry], bool]
+) -> Iterator[tuple[int, int]]:
+    """Yields each entry that never matches, with the earlier entry that covers it; both as positions."""
+    earlier: list[int] = []
+    for at, entry in enumerate(entries):
+        other = next((place for place in earlier if covers(entries[place], entry)), None)
+        if other is not None:
+            yield at, other
+        elif len(entries) <= MAX_COMPARED or takes_all(entry):
+            earlier.append(at)

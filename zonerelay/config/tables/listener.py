@@ -1,0 +1,600 @@
+"""[[listener]]: where mail comes in: closed to strangers, TLS that works, no password in clear text.
+
+Whether files are there and can be used is not looked at here: `check-config` and the start try them.
+"""
+
+# ruff: noqa: RUF009  (the makers return dataclasses.field(), which is what that rule asks for)
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zonerelay.config.options.endpoints import parse_listen
+from zonerelay.config.options.options import (
+    DAY,
+    KB,
+    MB,
+    MINUTE,
+    Form,
+    choice,
+    count,
+    duration,
+    networks,
+    optional_path,
+    paths,
+    size,
+    switch,
+    text,
+    texts,
+)
+from zonerelay.config.options.problems import Report
+from zonerelay.config.options.toml_lines import KeyPath
+from zonerelay.config.options.wording import did_you_mean, in_words, quoted
+from zonerelay.model.priority import Priority
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+OPEN_RELAY_WORDS = "I understand that anybody may relay"
+CLEARTEXT_AUTH_WORDS = "I understand that passwords can be read on the way"
+_FIELD_NAME = re.compile(r"[!-9;-~]{1,76}", re.ASCII)
+_NEEDED = {
+    "received": "it is what ends a mail loop (RFC 5321 6.3)",
+    "from": "no message may be without it (RFC 5322 3.6)",
+}
+# Shorter than these, networks are a good part of the Internet, not somebody's own. Networks that cover
+# everything in pieces (0.0.0.0/1 and 128.0.0.0/1) are put together before they are measured.
+_OPEN_IPV4_PREFIX = 7
+_OPEN_IPV6_PREFIX = 15
+_LOCAL_IPV6 = (ipaddress.IPv6Network("fc00::/7"), ipaddress.IPv6Network("fe80::/10"))
+SUBMISSIONS = 465
+STARTS_IN_CLEAR = (25, 587)
+
+
+class ListenerTls(enum.StrEnum):
+    NONE = "none"
+    STARTTLS = "starttls"
+    IMPLICIT = "implicit"
+
+
+class ListenerAuth(enum.StrEnum):
+    OFF = "off"
+    OPTIONAL = "optional"
+    REQUIRED = "required"
+
+
+class BareLineEnds(enum.StrEnum):
+    NORMALIZE = "normalize"
+    REJECT = "reject"
+
+
+class HeaderControls(enum.StrEnum):
+    REJECT = "reject"
+    REMOVE = "remove"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerSettings:
+    """[[listener]]. `open_relay` is the one way to say in words that anybody may relay."""
+
+    address: str = text(
+        "127.0.0.1:2525",
+        'Where to listen: "127.0.0.1:2525", "[::]:25" (every address), "unix:/run/zonerelay/smtp.sock". '
+        "Loopback and an unprivileged port are the default because they are safe and need no rights.",
+        form=Form.LISTEN,
+    )
+    tls: ListenerTls = choice(
+        ListenerTls.NONE,
+        "none; starttls: offered in EHLO (ports 25 and 587); implicit: from the first octet (port 465). "
+        "Other than none needs a certificate: zonerelay cert self-signed makes one for a start.",
+    )
+    certificate: tuple[Path, ...] = paths(
+        'A PEM file, or several: ["a.pem", "b.pem"]. Each is a certificate with its chain, as certbot\'s '
+        "fullchain.pem. Of several, the name that the client asks for (SNI) chooses; the first serves "
+        "everybody else. Files that change are read again by themselves."
+    )
+    key: tuple[Path, ...] = paths(
+        "The private keys, one PEM file for each certificate, in the same order. Empty: the keys are in the "
+        "certificate files."
+    )
+    require_tls: bool = switch(
+        False,
+        "With starttls: in clear text nothing but EHLO, STARTTLS, NOOP, RSET and QUIT is taken; everything "
+        "else is answered 530 5.7.0.",
+    )
+    auth: ListenerAuth = choice(
+        ListenerAuth.OFF,
+        "SMTP AUTH (PLAIN, LOGIN) for the users of [auth], who may relay from anywhere. optional: "
+        "allow_networks may relay without it. required: nobody sends mail without it, or a certificate of "
+        "allow_certificates. Offered over TLS only.",
+    )
+    cleartext_auth: str = text(
+        "",
+        f'The words "{CLEARTEXT_AUTH_WORDS}", exactly so, offer AUTH without TLS too: for a network that '
+        "nobody else can listen to.",
+    )
+    max_auth_failures: int = count(
+        3,
+        "Failed log-ins in one connection; then 421. Each answer comes later than the one before.",
+        most=100,
+    )
+    allow_networks: tuple[Network, ...] = networks(
+        (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128")),
+        "Clients that may relay without logging in; everybody else is refused (550 5.7.1), unless auth or "
+        "allow_certificates lets them. Only this machine by default: a relay is closed until somebody opens "
+        "it.",
+    )
+    allow_certificates: tuple[str, ...] = texts(
+        (),
+        "SHA-256 fingerprints of client certificates that may relay, as openssl x509 -noout -fingerprint "
+        "-sha256 prints them. Clients are asked for a certificate; none, or one not listed here, changes "
+        "nothing.",
+        form=Form.FINGERPRINTS,
+    )
+    open_relay: str = text(
+        "",
+        f'The words "{OPEN_RELAY_WORDS}", exactly so, let everybody relay, whatever allow_networks says. '
+        "Without them allow_networks that cover (nearly) the whole Internet are refused: spammers find an "
+        "open relay within hours.",
+    )
+    proxy_networks: tuple[Network, ...] = networks(
+        (),
+        "Load balancers that speak the PROXY protocol (version 1 or 2). Connections from there must begin "
+        "with its header; from anywhere else the header ends the session. What a client may is decided by "
+        "its own address, never the balancer's.",
+    )
+    xclient_networks: tuple[Network, ...] = networks(
+        (),
+        "Servers in front of this one, such as nginx, that may say with XCLIENT who the client is and as "
+        "whom it has logged in. Trust them as you trust the relay itself.",
+    )
+    check_sender_domain: bool = switch(
+        False,
+        "Ask DNS about the sender's domain at MAIL: 550 5.7.27 when it says that it takes no mail (null "
+        "MX), 550 5.1.8 when it does not exist, 451 4.4.3 when DNS does not answer.",
+    )
+    policy: str = text(
+        "",
+        'A policy of your own in Python, "module:Class", asked at every step (docs/policy.md). '
+        '"zonerelay.policies.quota:Quota" comes with the relay.',
+        form=Form.FUNCTION,
+    )
+    policy_file: Path | None = optional_path(
+        "A file for that policy: what is in it is the policy's business."
+    )
+    policy_timeout: float = duration(
+        5.0, "How long the policy may think about one step; then the client is answered 451.", most=5 * MINUTE
+    )
+    priority: Priority = choice(
+        Priority.NORMAL,
+        "Of mail that comes in here: high, normal or bulk, where neither the user nor a route gives it "
+        "another. Within a zone what is high goes first and what is bulk last.",
+    )
+    drop_headers: tuple[str, ...] = texts(
+        ("Bcc", "Resent-Bcc", "Return-Path", "Content-Length"),
+        "Header fields that are taken out of every message: blind copies must not show, and the others "
+        "are for the end of the way.",
+    )
+    zone_header: str = text(
+        "",
+        'A header field, such as "X-Sending-Zone", in which clients that are trusted to do so name the zone '
+        "of their mail; no [[route]] is asked then. It is taken out of every message that comes in here; "
+        "from anybody else, and when there is no such zone, that is all. Empty: no such field.",
+        form=Form.FIELD_NAME,
+    )
+    zone_header_users: tuple[str, ...] = texts(
+        (), 'Users who are trusted to name zones; "*" is every user who may log in.'
+    )
+    zone_header_networks: tuple[Network, ...] = networks(
+        (),
+        "Addresses and networks of clients that are trusted to name zones, if they may relay. By default "
+        "nobody is, because a zone can have better addresses, and no limits.",
+    )
+    hide_client: bool = switch(
+        False,
+        "Leave the client's name and address out of the Received field: for submission, where they are "
+        "people's. The log still has them.",
+    )
+    bare_line_ends: BareLineEnds = choice(
+        BareLineEnds.NORMALIZE,
+        "A bare CR or LF in a message can smuggle a second message past another server. normalize makes "
+        "bare LF a CRLF and bare CR a space (many applications send bare LF); reject answers 550 5.6.0.",
+    )
+    header_controls: HeaderControls = choice(
+        HeaderControls.REJECT,
+        "NUL in the header, or a control character in a field's name, hides a field from all readers but "
+        "those that drop it. reject answers 550 5.6.0; remove takes these characters out, as Postfix does "
+        "with message_strip_characters.",
+    )
+    max_message_size: int = size(
+        50 * MB,
+        "Announced in EHLO and enforced while the message arrives. It costs disk, not memory.",
+    )
+    max_recipients: int = count(
+        1000,
+        "Recipients per message; more are answered 452 4.5.3, and the client sends the message again for "
+        "them. RFC 5321 4.5.3.1.8 asks for at least 100.",
+        most=100_000,
+    )
+    max_connections: int = count(1000, "Open connections on this listener; the next one is answered 421.")
+    max_connections_per_client: int = count(
+        50,
+        "Open connections from one client (an IPv4 address, an IPv6 /64), so that one client cannot use up "
+        "the total.",
+    )
+    max_connections_per_network: int = count(
+        200,
+        "Open connections from one network (IPv4 /24, IPv6 /48), so that a client with many addresses "
+        "cannot use up the total.",
+    )
+    max_commands: int = count(
+        100_000,
+        "Commands in one connection: enough for a client that keeps its connection all day, and an end "
+        "for one that only sends NOOP.",
+        least=10,
+        most=1_000_000_000,
+    )
+    max_errors: int = count(
+        20,
+        "Refused or unknown commands in one connection; then 421: a client in that state is lost or "
+        "guessing.",
+    )
+    max_received: int = count(
+        100,
+        "Received fields in a message; more means that it goes in circles: 554 5.4.6. RFC 5321 6.3 asks "
+        "for at least 100.",
+        least=10,
+        most=1000,
+    )
+    max_header_size: int = size(
+        256 * KB,
+        "The header section of a message is held in memory, so it is bounded.",
+        least=4 * KB,
+        most=16 * MB,
+    )
+    idle_timeout: float = duration(
+        5 * MINUTE,
+        "How long to wait for the client's next command or data; RFC 5321 4.5.3.2.7 asks for 5 minutes.",
+    )
+    transaction_timeout: float = duration(
+        30 * MINUTE,
+        "How long one message may take from MAIL to its last octet, so that a client that sends an octet "
+        "a minute does not hold a connection for ever.",
+    )
+    min_data_rate: int = count(
+        500,
+        "Octets a second that a message must come in with on average, once idle_timeout has passed. Slower "
+        "clients are cut off (421): a few octets a minute would hold a connection for hours. 0: any rate.",
+        optional=True,
+    )
+    max_hold: float = duration(
+        7 * DAY,
+        "How far ahead clients that may relay can set the time of delivery (FUTURERELEASE, RFC 4865). 0: "
+        "not offered.",
+        least=1.0,
+        most=30 * DAY,
+        optional=True,
+    )
+
+
+def _check_dropped(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
+    if not report.sound(*path, "drop_headers"):
+        return
+    for index, name in enumerate(listener.drop_headers):
+        key = (*path, "drop_headers", index)
+        if not _FIELD_NAME.fullmatch(name):
+            report.refuse(key, f'{quoted(name)} is not the name of a header field: write it as in "Bcc"')
+        elif name.lower() in _NEEDED:
+            report.refuse(key, f"{quoted(name)} cannot be dropped: {_NEEDED[name.lower()]}")
+
+
+def check_listeners(listeners: Sequence[ListenerSettings], report: Report, *, takes_reports: bool) -> None:
+    """`takes_reports`: with [srs] a listener is of use to everybody, even if nobody may relay."""
+    if not listeners and report.sound("listener"):
+        report.refuse(("listener",), "there is none, so nobody could hand in mail: add a [[listener]]")
+    for at, listener in enumerate(listeners):
+        path: KeyPath = ("listener", at)
+        _check_words(listener, path, report)
+        _check_relaying(listener, path, report, takes_reports=takes_reports)
+        _check_trusted(listener, path, report)
+        _check_policy(listener, path, report)
+        _check_zone_header(listener, path, report)
+        _check_dropped(listener, path, report)
+        if report.sound(*path, "tls"):
+            _check_tls(listener, path, report)
+            _check_auth(listener, path, report)
+
+
+def _check_words(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
+    if listener.open_relay not in ("", OPEN_RELAY_WORDS):
+        report.refuse((*path, "open_relay"), f'if anybody may relay, say exactly "{OPEN_RELAY_WORDS}"')
+    elif listener.open_relay and listener.auth is ListenerAuth.REQUIRED:
+        report.refuse(
+            (*path, "open_relay"),
+            'is not used with auth = "required", which lets nobody relay without logging in: leave one of '
+            "the two out",
+        )
+    if listener.cleartext_auth not in ("", CLEARTEXT_AUTH_WORDS):
+        report.refuse(
+            (*path, "cleartext_auth"), f'if AUTH is to work without TLS, say exactly "{CLEARTEXT_AUTH_WORDS}"'
+        )
+
+
+def _check_relaying(
+    listener: ListenerSettings, path: KeyPath, report: Report, *, takes_reports: bool
+) -> None:
+    key = (*path, "allow_networks")
+    wide = _open_to_all(listener.allow_networks)
+    if wide and listener.auth is ListenerAuth.REQUIRED:
+        report.refuse(
+            key,
+            'is not used with auth = "required": whoever logs in may relay from anywhere. Leave it out',
+        )
+    elif wide and listener.open_relay != OPEN_RELAY_WORDS:
+        report.refuse(
+            key,
+            f"{in_words(map(str, wide))} would make this an open relay, which spammers find within hours: "
+            f'name your own networks, or say open_relay = "{OPEN_RELAY_WORDS}"',
+        )
+    ways = ("allow_networks", "allow_certificates", "auth")
+    useless = not takes_reports and not _lets_somebody_relay(listener)
+    if useless and all(report.sound(*path, way) for way in ways):
+        report.refuse(
+            key,
+            'is empty, so nobody could relay: name a network, such as "127.0.0.0/8", or say '
+            'auth = "required"',
+        )
+
+
+def _lets_somebody_relay(listener: ListenerSettings) -> bool:
+    # Who can reach a Unix socket is decided by its directory, not by an address.
+    if listener.address.startswith("unix:") or listener.auth is not ListenerAuth.OFF:
+        return True
+    return bool(listener.allow_networks or listener.allow_certificates or listener.open_relay)
+
+
+def _check_trusted(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
+    """Whoever is listed here can say that a client is somebody else."""
+    for key, trusted in (
+        ("proxy_networks", listener.proxy_networks),
+        ("xclient_networks", listener.xclient_networks),
+    ):
+        if wide := _open_to_all(trusted):
+            report.refuse(
+                (*path, key),
+                f"{in_words(map(str, wide))} would let anybody claim any address: name the servers in front "
+                "of this one",
+            )
+        elif trusted and listener.address.startswith("unix:"):
+            report.refuse(
+                (*path, key),
+                "is not used on a Unix socket, whose clients have no address: let the servers in front "
+                'connect to an address, such as "127.0.0.1:2526"',
+            )
+
+
+def _check_policy(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
+    if listener.policy_file is not None and not listener.policy and report.sound(*path, "policy"):
+        report.refuse(
+            (*path, "policy_file"),
+            'is not used without a policy: say policy = "module:Class" or leave it out',
+        )
+
+
+def _check_zone_header(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
+    for key in ("zone_header_users", "zone_header_networks"):
+        if getattr(listener, key) and not listener.zone_header and report.sound(*path, "zone_header"):
+            report.refuse(
+                (*path, key),
+                'is not used without the name of the field: say zone_header = "X-Sending-Zone"',
+            )
+    if listener.zone_header_networks and listener.address.startswith("unix:"):
+        report.refuse(
+            (*path, "zone_header_networks"),
+            "is not used on a Unix socket, whose clients have no address: trust users, or let those "
+            'clients connect to an address, such as "127.0.0.1:2526"',
+        )
+
+
+def _check_tls(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
+    certificates, keys = listener.certificate, listener.key
+    if listener.tls is ListenerTls.NONE:
+        for key in ("certificate", "key", "allow_certificates"):
+            if getattr(listener, key) and report.sound(*path, key):
+                report.refuse(
+                    (*path, key), 'is not used with tls = "none": say tls = "starttls" or "implicit"'
+                )
+    elif not certificates and report.sound(*path, "certificate"):
+        report.refuse(
+            (*path, "tls"),
+            f'"{listener.tls}" needs certificate = "FILE" and key = "FILE" (zonerelay cert self-signed makes '
+            "both)",
+        )
+    if report.sound(*path, "certificate") and report.sound(*path, "key"):
+        _check_pairs(certificates, keys, path, report)
+    if listener.require_tls and listener.tls is ListenerTls.NONE:
+        report.refuse((*path, "require_tls"), 'needs tls = "starttls" (with "implicit" there is always TLS)')
+
+
+def _check_pairs(certificates: Sequence[Path], keys: Sequence[Path], path: KeyPath, report: Report) -> None:
+    if certificates and keys and len(keys) != len(certificates):
+        report.refuse(
+            (*path, "key"),
+            f"{_number_of_files(len(keys))} for {_number_of_files(len(certificates))} in certificate: give "
+            "one for each, in the same order, or none when the keys are in the certificate files",
+        )
+    for at, certificate in enumerate(certificates):
+        first = certificates.index(certificate)
+        if first < at:
+            report.refuse(
+                (*path, "certificate", at),
+                f"{quoted(str(certificate))} is certificate[{first}] already: was another one meant?",
+            )
+
+
+def _number_of_files(number: int) -> str:
+    return f"{number} file{'s' if number != 1 else ''}"
+
+
+def _check_auth(listener: ListenerSettings, path: KeyPath, report: Report) -> None:
+    if listener.auth is ListenerAuth.OFF or listener.tls is not ListenerTls.NONE or listener.cleartext_auth:
+        return
+    if not report.sound(*path, "cleartext_auth"):
+        return
+    report.refuse(
+        (*path, "auth"),
+        f'"{listener.auth}" with tls = "none" would send passwords in clear text: give the listener tls, '
+        f'or say cleartext_auth = "{CLEARTEXT_AUTH_WORDS}"',
+    )
+
+
+def _open_to_all(networks: Iterable[Network]) -> list[Network]:
+    """The networks, put together where they touch, that are too wide to be anybody's own."""
+    ipv4: list[ipaddress.IPv4Network] = []
+    ipv6: list[ipaddress.IPv6Network] = []
+    for network in networks:
+        if isinstance(network, ipaddress.IPv4Network):
+            ipv4.append(network)
+        else:
+            ipv6.append(network)
+    wide4 = [net for net in ipaddress.collapse_addresses(ipv4) if net.prefixlen <= _OPEN_IPV4_PREFIX]
+    wide6 = [
+        net
+        for net in ipaddress.collapse_addresses(ipv6)
+        if net.prefixlen <= _OPEN_IPV6_PREFIX and not any(net.subnet_of(local) for local in _LOCAL_IPV6)
+    ]
+    return [*wide4, *wide6]
+
+
+def listener_advice(listeners: Sequence[ListenerSettings]) -> Iterator[str]:
+    for at, listener in enumerate(listeners):
+        for key, found in _of(listener):
+            yield f"listener[{at}].{key}: {found}"
+
+
+def check_named_listeners(
+    table: str, named: Sequence[tuple[str, ...]], listeners: Sequence[ListenerSettings], report: Report
+) -> None:
+    """Refuses addresses in the `listener` option of the entries of a table that no [[listener]] has."""
+    known = [listener.address for listener in listeners]
+    if not all(report.sound("listener", at, "address") for at in range(len(known))):
+        return
+    for at, addresses in enumerate(named):
+        if not report.sound(table, at, "listener"):
+            continue
+        for index, address in enumerate(addresses):
+            if address not in known:
+                near = did_you_mean(address, known) or f"; there is {in_words(known)}"
+                text = f"no [[listener]] has the address {quoted(address)}{near}"
+                report.refuse((table, at, "listener", index), text)
+
+
+def has_users(listeners: Sequence[ListenerSettings]) -> bool:
+    """Whether a client can be somebody: by AUTH, or because a server in front says so."""
+    return any(each.auth is not ListenerAuth.OFF or each.xclient_networks for each in listeners)
+
+
+def _of(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
+    yield from _port(listener)
+    yield from _files(listener)
+    yield from _log_in(listener)
+    yield from _relaying(listener)
+    yield from _servers_in_front(listener)
+    yield from _zone_header(listener)
+    if listener.hide_client:
+        yield (
+            "hide_client",
+            "true: a Received field does not say where a message came from; the log does, by message id",
+        )
+
+
+def _port(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
+    port = parse_listen(listener.address).port
+    if listener.tls is ListenerTls.IMPLICIT and port in STARTS_IN_CLEAR:
+        yield (
+            "tls",
+            f"implicit on port {port}: clients wait for a greeting in clear text there, and never get one; "
+            f'say tls = "starttls", or port {SUBMISSIONS}',
+        )
+    elif listener.tls is not ListenerTls.IMPLICIT and port == SUBMISSIONS:
+        yield (
+            "tls",
+            f"{listener.tls} on port {SUBMISSIONS}: clients begin TLS at once there, and are turned away; "
+            'say tls = "implicit", or port 587',
+        )
+
+
+def _files(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
+    policy_files = [listener.policy_file] if listener.policy_file is not None else []
+    for key, files in (
+        ("certificate", listener.certificate),
+        ("key", listener.key),
+        ("policy_file", policy_files),
+    ):
+        for file in files:
+            if not file.is_absolute():
+                yield key, in_full(file)
+                break
+
+
+def in_full(file: Path) -> str:
+    """The advice for a relative path."""
+    return f"{file} is looked for in the directory where the relay is started: write the path in full"
+
+
+def _log_in(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
+    if listener.auth is ListenerAuth.OFF or listener.tls is ListenerTls.IMPLICIT or listener.require_tls:
+        return
+    if listener.cleartext_auth == CLEARTEXT_AUTH_WORDS:
+        yield "cleartext_auth", f"passwords may come to {listener.address} in clear text"
+    beyond = [network for network in listener.allow_networks if not network.is_loopback]
+    if listener.tls is ListenerTls.STARTTLS and listener.auth is ListenerAuth.OPTIONAL and beyond:
+        yield (
+            "require_tls",
+            "false: who logs in has to use TLS, but mail of allow_networks is taken in clear text too",
+        )
+
+
+def _relaying(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
+    if listener.open_relay == OPEN_RELAY_WORDS:
+        yield "open_relay", f"anybody who reaches {listener.address} may relay"
+    usual = ListenerSettings().allow_networks
+    if listener.auth is ListenerAuth.REQUIRED and listener.allow_networks not in (usual, ()):
+        yield (
+            "allow_networks",
+            'not used with auth = "required": users may log in from anywhere, and nobody relays without',
+        )
+
+
+def _servers_in_front(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
+    here = [network for network in listener.proxy_networks if network.is_loopback]
+    if here:
+        yield (
+            "proxy_networks",
+            f"{here[0]} is this machine: programs here that connect without a PROXY header get no greeting; "
+            "give them a listener of their own",
+        )
+    trusted = [each for each in listener.xclient_networks if _overlaps(each, listener.allow_networks)]
+    if trusted and listener.auth is not ListenerAuth.REQUIRED:
+        yield (
+            "xclient_networks",
+            f"{trusted[0]} is in allow_networks too: whatever it passes on without XCLIENT may relay",
+        )
+
+
+def _zone_header(listener: ListenerSettings) -> Iterator[tuple[str, str]]:
+    if listener.zone_header and not (listener.zone_header_users or listener.zone_header_networks):
+        yield (
+            "zone_header",
+            f"{listener.zone_header} is taken out of every message, and nobody is trusted to name a zone in "
+            "it: list zone_header_users or zone_header_networks",
+        )
+    if listener.zone_header_users and listener.auth is ListenerAuth.OFF and not listener.xclient_networks:
+        yield "zone_header_users", "never matches: nobody can log in to this listener"
+
+
+def _overlaps(network: Network, others: tuple[Network, ...]) -> bool:
+    return any(network.version == other.version and network.overlaps(other) for other in others)

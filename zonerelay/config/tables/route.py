@@ -1,0 +1,156 @@
+"""[[route]]: which zone mail goes to, and the routes that can never match."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from zonerelay.config.options.entries import unreachable
+from zonerelay.config.options.options import (
+    Form,
+    networks,
+    size,
+    text,
+    texts,
+)
+from zonerelay.config.options.problems import Report
+from zonerelay.config.options.units import format_size
+from zonerelay.config.options.wording import did_you_mean, quoted
+from zonerelay.config.tables.listener import ListenerSettings, Network, check_named_listeners, has_users
+from zonerelay.config.tables.zone import DEFAULT_ZONE, ZoneSettings
+
+_ANYTHING = frozenset({"*"})
+_WITH_ANYTHING = ("recipient_domain", "recipient", "sender_domain", "sender", "user")
+Conditions = Mapping[str, frozenset[object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteSettings:
+    """[[route]]: first match wins; every condition given must match."""
+
+    zone: str = text(
+        "default", "The zone that mail goes to when all conditions given match.", form=Form.ZONE_NAME
+    )
+    set_priority: str = text(
+        "",
+        "The priority of mail that goes by this route: high, normal or bulk. Empty: what the user or the "
+        "listener gave it.",
+        form=Form.PRIORITY,
+    )
+    recipient_domain: tuple[str, ...] = texts(
+        (),
+        'The recipient\'s domain is one of these: "example.com"; "*.example.com" is every name below it; '
+        '"*" is any.',
+        form=Form.DOMAINS,
+    )
+    recipient: tuple[str, ...] = texts(
+        (),
+        'The recipient is one of these: "user@example.com", "example.com", "*.example.com", '
+        '"bounce-*@example.com".',
+        form=Form.ADDRESS_PATTERNS,
+    )
+    sender_domain: tuple[str, ...] = texts(
+        (), "The envelope sender's domain is one of these, written as in recipient_domain.", form=Form.DOMAINS
+    )
+    sender: tuple[str, ...] = texts(
+        (),
+        'The envelope sender is one of these, written as in recipient; "<>" is the null sender, that of '
+        "reports such as the relay's own.",
+        form=Form.ADDRESS_PATTERNS,
+    )
+    user: tuple[str, ...] = texts((), 'The client authenticated as one of these; "*" is any user.')
+    listener: tuple[str, ...] = texts(
+        (),
+        "The mail came in at one of these listeners, each written as its address is.",
+        form=Form.LISTENS,
+    )
+    client: tuple[Network, ...] = networks(
+        (), "The client has one of these addresses, or one in these networks."
+    )
+    certificate: tuple[str, ...] = texts(
+        (),
+        "The client showed one of these certificates: SHA-256 fingerprints, as in allow_certificates of "
+        "[[listener]], which is what makes a listener ask for them.",
+        form=Form.FINGERPRINTS,
+    )
+    priority: tuple[str, ...] = texts(
+        (), 'The message has one of these priorities: "high", "normal", "bulk".', form=Form.PRIORITIES
+    )
+    min_size: int = size(0, "The message as it came has at least this size. 0: any.", least=1, optional=True)
+    max_size: int = size(0, "The message has at most this size. 0: any.", least=1, optional=True)
+    header: tuple[str, ...] = texts(
+        (),
+        'The message has one of these fields: "X-Stream" (any value) or "X-Stream: bulk" (its value '
+        "contains the text).",
+        form=Form.HEADERS,
+    )
+
+    @property
+    def conditions(self) -> dict[str, tuple[object, ...]]:
+        """Those that are given, by name."""
+        named = ((name, getattr(self, name)) for name in _CONDITIONS)
+        return {name: value if isinstance(value, tuple) else (value,) for name, value in named if value}
+
+
+_CONDITIONS = tuple(
+    field.name for field in dataclasses.fields(RouteSettings) if field.name not in ("zone", "set_priority")
+)
+
+
+def check_route_zones(routes: Sequence[RouteSettings], zones: Sequence[ZoneSettings], report: Report) -> None:
+    """Needs zones whose names are sound."""
+    names = [zone.name for zone in zones]
+    for at, route in enumerate(routes):
+        if route.zone not in names and report.sound("route", at, "zone"):
+            near = did_you_mean(route.zone, names)
+            report.refuse(("route", at, "zone"), f"no zone is named {quoted(route.zone)}{near}")
+
+
+def check_routes(
+    routes: Sequence[RouteSettings], listeners: Sequence[ListenerSettings], report: Report
+) -> None:
+    for at, route in enumerate(routes):
+        if not route.conditions and report.sound("route", at):
+            report.refuse(
+                ("route", at),
+                "has no condition, so no later route would ever be asked: give it one (recipient_domain, "
+                f'sender_domain, …); the zone "{DEFAULT_ZONE}" takes what no route matches',
+            )
+        if route.max_size and route.min_size > route.max_size and report.sound("route", at):
+            report.refuse(
+                ("route", at, "min_size"),
+                f"{format_size(route.min_size)} is more than max_size = {format_size(route.max_size)}, so "
+                "this route would never match",
+            )
+    check_named_listeners("route", [route.listener for route in routes], listeners, report)
+
+
+def route_advice(routes: Sequence[RouteSettings], listeners: Sequence[ListenerSettings]) -> Iterator[str]:
+    conditions = [{name: frozenset(values) for name, values in route.conditions.items()} for route in routes]
+    for at, other in unreachable(conditions, _covers, lambda given: _covers(given, {})):
+        yield f"route[{at}]: never matches: route[{other}] takes all its mail before it is asked"
+    users, certificates = has_users(listeners), any(each.allow_certificates for each in listeners)
+    for at, route in enumerate(routes):
+        if route.user and not users:
+            yield f'route[{at}].user: never matches: no listener has auth = "optional" or "required"'
+        if route.certificate and not certificates:
+            yield f"route[{at}].certificate: never matches: no listener asks for one (allow_certificates)"
+
+
+def _covers(one: Conditions, other: Conditions) -> bool:
+    """Whether all mail that matches the other matches the one too. False where that is hard to say."""
+    return all(_covers_condition(name, values, other.get(name)) for name, values in one.items())
+
+
+def _covers_condition(name: str, values: frozenset[object], other: frozenset[object] | None) -> bool:
+    if name == "recipient" and "*" in values:
+        return True
+    if other is None:
+        return name == "recipient_domain" and values >= _ANYTHING
+    if name in ("min_size", "max_size"):
+        (mine,), (its,) = values, other
+        return bool(mine <= its if name == "min_size" else mine >= its)  # type: ignore[operator]  # sizes
+    if name in _WITH_ANYTHING and values >= _ANYTHING:
+        return "<>" not in other
+    return values >= other
