@@ -25,10 +25,11 @@ from typing import Protocol
 from zonerelay.config.tables.models import ZoneSettings
 from zonerelay.delivery.batch.chunking import chunked
 from zonerelay.delivery.batch.progress import NO_8BITMIME, NO_SMTPUTF8, Progress
-from zonerelay.delivery.batch.transaction_io import Body, ReadBody
+from zonerelay.delivery.batch.transaction_io import Body
 from zonerelay.delivery.connection.session import Session
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.rewrite.rendering import Rendered
+from zonerelay.delivery.rewrite.stored_pieces import ReadBody
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict

@@ -38,13 +38,12 @@ import random as random_module
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Protocol
 
 from zonerelay.config.tables.models import DeliverySettings
 from zonerelay.delivery.auth.logins import Logins, NoLogin
 from zonerelay.delivery.batch.batch_state import Batch, BatchState, NoTurnError
 from zonerelay.delivery.batch.chunking import Chunking
-from zonerelay.delivery.batch.transaction_io import ReadBody, phase_timeouts, run_transaction, unreadable
+from zonerelay.delivery.batch.transaction_io import phase_timeouts, run_transaction, unreadable
 from zonerelay.delivery.connection.host_order import HostOrder
 from zonerelay.delivery.connection.pool import Pool
 from zonerelay.delivery.connection.session import Session, SessionOpener, TlsObserver
@@ -52,8 +51,9 @@ from zonerelay.delivery.connection.slots import AllowanceOf, Slot
 from zonerelay.delivery.peer.connection_key import ANY_CONNECTION, ConnectionKey, Terms
 from zonerelay.delivery.peer.sockets import HostTrouble, NoSource, SourceTrouble
 from zonerelay.delivery.rewrite.rendering import Renderer, RenderError
+from zonerelay.delivery.rewrite.stored_pieces import ReadBody
 from zonerelay.delivery.source.selection import SourceSelection, from_elsewhere, sent_from
-from zonerelay.delivery.tls.plan import TlsaLookup, TlsPlan, TlsPlanner, named_after
+from zonerelay.delivery.tls.plan import HostLookup, TlsPlan, TlsPlanner, named_after
 from zonerelay.delivery.tls.policy import TlsPolicy
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
@@ -66,13 +66,6 @@ MAX_LACKING = 20
 """Addresses of hosts that one attempt may find to lack what the message needs."""
 
 
-class AddressLookup(TlsaLookup, Protocol):
-    """The look-ups of the courier: addresses of an MX host, and what DNS says about its TLS."""
-
-    async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
-        """Returns addresses, most wanted first; `failure` when there are none. Raises only CancelledError."""
-
-
 class SmtpCourier:
     """One per worker. Owns every outgoing connection."""
 
@@ -81,7 +74,7 @@ class SmtpCourier:
         settings: DeliverySettings,
         *,
         hostname: str,
-        addresses: AddressLookup,
+        addresses: HostLookup,
         sources: SourceSelection,
         logins: Logins,
         read_body: ReadBody,

@@ -7,12 +7,10 @@ connection is aborted, so that no peer takes a truncated message.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-
 from zonerelay.config.tables.models import DeliverySettings
 from zonerelay.delivery.connection.client_protocol import ClientProtocol, ProtocolError, ReplyTimeoutError
+from zonerelay.delivery.rewrite.stored_pieces import ReadBody
 from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.chunk_lines import ChunkLines
 from zonerelay.smtp.client.chunked import ChunkedTransaction
@@ -24,7 +22,6 @@ from zonerelay.store.contract import StoreCorruptError, StoreError
 MAX_UNANSWERED_CHUNKS = 16
 """Chunks that the peer has not answered: with 64 KiB each, one megabyte for every round trip."""
 
-ReadBody = Callable[[MessageId], AsyncIterator[bytes]]
 Timeouts = dict[Phase, float]
 
 

@@ -1,9 +1,9 @@
-"""Certificate chains up to an authority that we name ourselves.
+"""Verifies certificate chains up to an authority that the caller names.
 
-OpenSSL checks signatures, dates, and that who signs may sign; the authority need not be self-signed
-(PARTIAL_CHAIN). The `ssl` module cannot do it: it verifies during the handshake, against one store for all
-connections. Import this lazily: cryptography and pyOpenSSL bring 9 MB. Raises ChainError with words for an
-operator.
+OpenSSL checks signatures, dates and the right to sign; the authority need not be self-signed (PARTIAL_CHAIN).
+The `ssl` module cannot do it, because it verifies during the handshake, against one store for all
+connections. Import this module only when it is needed: cryptography and pyOpenSSL take 9 MB. Raises
+ChainError with words for an operator.
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ _UNREADABLE = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.Un
 
 
 class ChainError(Exception):
-    """The chain does not hold; says where."""
+    """The chain is not valid; the text says where."""
 
 
 def verify(chain: Sequence[bytes], anchors: Sequence[bytes], *, now: float) -> None:
-    """The first certificate of `chain` is signed, over the others, by one of `anchors`; all are in date."""
+    """Checks that one of `anchors` has signed the first certificate, over the others, and that all dates are
+    valid.
+
+    `chain` and `anchors` are DER; `now` is Unix time. Raises ChainError.
+    """
     store = crypto.X509Store()
     store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)
     store.set_time(datetime.datetime.fromtimestamp(now, datetime.UTC))
@@ -62,7 +66,7 @@ def _is_for_servers(der: bytes) -> bool:
 
 
 def names(der: bytes) -> tuple[str, ...]:
-    """DNS names; the common name where there are none (RFC 7672 3.2.3)."""
+    """Returns the DNS names, or the common name where there are none (RFC 7672 3.2.3). Raises ChainError."""
     try:
         certificate = x509.load_der_x509_certificate(der)
         try:
@@ -79,7 +83,7 @@ def names(der: bytes) -> tuple[str, ...]:
 
 
 def is_signed_by(der: bytes, key_der: bytes) -> bool:
-    """The signature on a certificate was made with this public key's other half."""
+    """True when the private half of this public key has signed the certificate."""
     try:
         certificate, key = x509.load_der_x509_certificate(der), load_der_public_key(key_der)
         signature, signed = certificate.signature, certificate.tbs_certificate_bytes
