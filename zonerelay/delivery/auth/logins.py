@@ -143,10 +143,10 @@ class Login:
 
     def _check_tls(self, dialog: AuthDialog, security: str) -> None:
         if security == "none":
-            text = f"{dialog.who} has no TLS, and nobody logs in in clear text"
+            text = f"{dialog.who} has no TLS, and the relay does not log in in clear text"
             raise HostTrouble(Reply(451, "7.4", text), address=dialog.address)
         if security == ENCRYPTED and self._prepared.mode is not TlsMode.REQUIRED:
-            text = f"the certificate of {dialog.who} was not verified, so nobody logs in there"
+            text = f"the certificate of {dialog.who} was not verified, so the relay does not log in there"
             raise HostTrouble(Reply(451, "7.5", text), address=dialog.address)
 
     async def _log_in(self, dialog: AuthDialog, name: str) -> None:
