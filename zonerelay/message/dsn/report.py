@@ -1,15 +1,15 @@
 """Composes delivery status notifications: RFC 3464 in an RFC 6522 report, RFC 6533 beyond ASCII.
 
-The result is a whole message with CRLF line ends whose body is 7-bit whatever the reports quote
-(quoted-printable where needed), except that an 8-bit message that comes back whole stays as it is:
-`message/rfc822` may not be encoded (RFC 2046 5.2.1). Its header is ASCII too, unless the sender it goes to is
-not: then the notification has to be sent with SMTPUTF8. Nothing from a peer or from the original message
-reaches a header field, a status field or a MIME boundary without being made harmless first.
+The result is a whole message with CRLF line ends. Its body is 7-bit, whatever the reports quote
+(quoted-printable where needed), except that an 8-bit message that comes back whole stays unchanged:
+`message/rfc822` must not be encoded (RFC 2046 5.2.1). Its header is ASCII too, unless the recipient's address
+is not; then the notification needs SMTPUTF8. Text of a peer or of the original message is made harmless
+before it reaches a header field, a status field or a MIME boundary.
 
-The international types are used when an address in the report is beyond ASCII, which only mail sent
-with SMTPUTF8 can have; and for what is returned, when such mail has UTF-8 in its header.
+The international types are used when an address in the report is beyond ASCII, which only mail sent with
+SMTPUTF8 can have, and for the returned part when such mail has UTF-8 in its header.
 
-Whether a report is owed, and to whom, is decided elsewhere; to the null sender it never is.
+The caller decides whether a report is due, and to whom; the null sender never gets one.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def compose(
     retry_until: float | None = None,
     whole_message: bytes = b"",
 ) -> bytes:
-    """The notification about `message` to its sender. The caller limits the size of what is returned.
+    """Returns the notification about `message` to its sender. The caller limits the size of the returned
+    part.
 
-    `whole_message` is returned instead of the header, if it is given; it must be one that
-    `can_return_whole`.
+    With `whole_message` the message comes back instead of its header; it must pass `can_return_whole`.
     """
     if not message.envelope.sender:
         raise ValueError("a notification is never sent to the null sender")
@@ -84,7 +84,7 @@ def compose(
 
 
 def can_return_whole(message: bytes) -> bool:
-    """True when the message can stand in a report as it is: SMTP carries neither NUL nor endless lines."""
+    """True when the message can stand in a report unchanged: SMTP carries neither NUL nor endless lines."""
     return b"\0" not in message and all(len(line) <= _MAX_LINE for line in message.split(b"\r\n"))
 
 
@@ -174,7 +174,7 @@ def _multipart(parts: Sequence[bytes], boundary: bytes) -> bytes:
 
 
 def _boundary(dsn_id: MessageId, parts: Sequence[bytes]) -> bytes:
-    """Ids can be guessed, so what the original message quotes is checked for it."""
+    """Returns a boundary that no part contains. Ids can be guessed, so the parts are searched for it."""
     number = 0
     while True:
         # "=_" cannot occur in quoted-printable (RFC 2045 6.7).
@@ -185,7 +185,7 @@ def _boundary(dsn_id: MessageId, parts: Sequence[bytes]) -> bytes:
 
 
 def _original_recipient(notice: Notice, orcpt: str) -> str:
-    """Decoded (RFC 3461 6.3 d); an address of type utf-8 only where that is allowed (RFC 6533 3)."""
+    """Decodes the address (RFC 3461 6.3 d). The type utf-8 appears only where it is allowed (RFC 6533 3)."""
     kind, _, address = orcpt.partition(";")
     if kind.lower() != "utf-8":
         plain = _decoded(address)
@@ -203,7 +203,7 @@ def _embedded_character(match: re.Match[str]) -> str:
 
 
 def _decoded(xtext: str) -> str:
-    """RFC 3461 4: `+XX` stands for one octet. The result is shown, so it stays printable ASCII."""
+    """Decodes `+XX` to one octet (RFC 3461 4). The result stays printable ASCII, because it is shown."""
     text = _XTEXT.sub(lambda match: chr(int(match[1], 16)), xtext)
     return one_line(text, limit=_MAX_XTEXT, ascii_only=True)
 
