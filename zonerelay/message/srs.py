@@ -101,7 +101,7 @@ class Srs:
         if sender == NULL_SENDER or self._is_local(domain):
             return sender
         local = _unquoted(local_part(sender))
-        # As it was sent: whoever reads the report may care for the case.
+        # The case is kept, because the reader of the report may need it.
         written = sender.rpartition("@")[2]
         today = int(now // DAY)
         stamp = _stamp(today)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:  # a command that only explains needs no metrics
     from zonerelay.telemetry.events.smarthosts import SmarthostEvents
 
 MAX_SHOWN = 200
-MAX_WORDS = 500  # of a reply: it is stored with every message that waits
+MAX_WORDS = 500  # characters of a reply, which is stored with every message that waits
 """Characters of a reply that are kept: the text is stored with every message that waits."""
 
 
@@ -219,7 +219,7 @@ class Logins:
         self._post = post
         self._accounts: dict[tuple[str, str], Account] = {}
         self._credentials: dict[str, CredentialSettings] = {}
-        # Of mailboxes, each under the name of the one zone that logs in with it.
+        # The credentials of mailboxes, each under the name of the one zone that uses it.
         self._mailboxes: dict[str, CredentialSettings] = {}
         self._patterns: Senders = {}
         self._tokens: dict[str, TokenSource] = {}
@@ -360,7 +360,7 @@ class Logins:
         return digest(credential.user, await self._secrets.get(credential.password))
 
     async def _material_or_none(self, credential: CredentialSettings) -> str:
-        with contextlib.suppress(SecretError):  # it is told at the next try, which reads it again
+        with contextlib.suppress(SecretError):  # the next try reads it again and reports the error
             return await self._material(credential)
         return ""
 

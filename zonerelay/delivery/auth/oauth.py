@@ -102,7 +102,7 @@ class TokenSource:
             if self._fetching is None:
                 self._begin()
         assert self._fetching is not None
-        # Who waits may be cancelled; the others, and the token that comes, may not.
+        # A cancelled caller must not cancel the request, for which others wait.
         return await asyncio.shield(self._fetching)
 
     async def _raise_unless_corrected(self, trouble: TokenError | SecretError) -> None:
@@ -132,7 +132,7 @@ class TokenSource:
     def _fetched(self, task: asyncio.Task[str]) -> None:
         self._fetching = None
         if not task.cancelled():
-            task.exception()  # whoever waits has it; if all were cancelled, nobody has to
+            task.exception()  # the callers have it; after their cancellation it is not needed
 
     def _renewed(self, task: asyncio.Task[str]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -181,6 +181,6 @@ class TokenSource:
                 self._kept.replace, settings.name, settings.refresh_token, original, token
             )
         except SecretError as error:
-            self._warn(str(error))  # it serves until the next start, and the operator knows
+            self._warn(str(error))  # the token serves until the next start, and the operator is told
         else:
             self._unkept = None

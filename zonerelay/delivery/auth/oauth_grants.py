@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from zonerelay.config.tables.models import CredentialSettings, OauthGrant
 
 MAX_ANSWER = 64 * 1024
-MAX_TOKEN = 8 * 1024  # what fits into one line of AUTH, in base64
+MAX_TOKEN = 8 * 1024  # octets that fit into one line of AUTH, in base64
 
 DEFAULT_LIFE = 600.0
 """Seconds that a token is used when the server does not say how long it is valid (RFC 6749 5.1)."""
@@ -87,7 +87,7 @@ def read_answer(status: int, body: bytes, *, secrets: Sequence[str] = ()) -> Gra
         raise TokenError(text, refused=status == 401)
     described = document.get("error_description")
     words = f"{error}: {described}" if isinstance(described, str) and described else error
-    for secret in filter(None, secrets):  # before it is cut: a part of one is a secret, too
+    for secret in filter(None, secrets):  # before the text is cut: a part of a secret is a secret, too
         words = words.replace(secret, "[secret]")
     text = f"it answered {status} {_printable(words)}"
     raise TokenError(text, refused=error in _REFUSALS or status == 401)

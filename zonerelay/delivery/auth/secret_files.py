@@ -26,7 +26,7 @@ from pathlib import Path
 from zonerelay.config.credentials.secrets import SecretError, read_secret, secret_path
 from zonerelay.model.outbox import is_mailbox_zone
 
-# What stat says of a file.
+# The fields of stat that change with a file.
 _Look = tuple[int, ...]
 
 

@@ -251,7 +251,7 @@ def _of_one_domain(
     domains: set[str], deliveries: Sequence[Delivery], wanted: list[int], most: int | None
 ) -> list[int]:
     """Returns the recipients in the first domain that the connection has room for."""
-    if len(wanted) == 1 and most is None:  # as nearly always
+    if len(wanted) == 1 and most is None:  # the usual case
         return wanted
     for index in wanted:
         domain = deliveries[index].domain

@@ -120,7 +120,7 @@ class SmtpCourier:
                 raise
             progress.settle_open(_CUT_SHORT)
         except NoTurnError:
-            progress.undecided(_NO_TURN)  # what peers have said so far stands
+            progress.undecided(_NO_TURN)  # the peers' replies so far stand
         except NoLogin as trouble:
             progress.host_failed("", trouble)
         except Exception as error:  # noqa: BLE001  DESIGN rule 3: unknown trouble is temporary
@@ -219,7 +219,7 @@ class SmtpCourier:
                             if state.source_unfit or isinstance(opened, NoLogin):
                                 return
                             break
-                        slot = None  # the session's now
+                        slot = None  # the session owns it now
                         before = len(state.progress.open)
                         limited = await self._use(opened, state)
                         if not state.progress.open:
@@ -238,7 +238,7 @@ class SmtpCourier:
             try:
                 session = await self._opener.open(terms, host, ip, slot, plan)
             except HostTrouble as trouble:
-                # It may take fewer connections than we allow: those that are idle there give way to this one.
+                # The host may take fewer connections than we allow: its idle ones give way to this one.
                 if not (trouble.is_not_now and await self._pool.clear(terms.route)):
                     raise
                 session = await self._opener.open(terms, host, ip, slot, plan)
@@ -262,7 +262,7 @@ class SmtpCourier:
             and self._sources.heard(state.terms, said, trouble.address)
         ):
             state.address_blamed = True
-            self._order.talked(host, ip)  # for others it may be well
+            self._order.talked(host, ip)  # the host may be fine for other sources
         else:
             self._order.troubled(host, ip, trouble)
 
@@ -319,7 +319,7 @@ class SmtpCourier:
         found = await self._addresses.addresses(host.name, ipv6=state.batch.zone.ipv6)
         if not found.ips:
             reply = found.failure.reply if found.failure else Reply(451, "4.3", "no address")
-            # Transient even if the name does not exist: the MX record names it, and may be corrected.
+            # The failure is transient even if the name does not exist: the MX record may be corrected.
             reply = Reply(451, reply.detail if reply.is_transient else "4.3", f"{host.name}: {reply.text}")
             state.progress.host_failed(host.name, HostTrouble(reply, asked=False))
         return found

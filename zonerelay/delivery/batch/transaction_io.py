@@ -103,7 +103,7 @@ async def run_transaction(
                     transaction.body_sent()
                     phase = transaction.phase
             elif phase is Phase.CHUNKS:
-                assert isinstance(transaction, ChunkedTransaction)  # nobody else comes here
+                assert isinstance(transaction, ChunkedTransaction)  # only BDAT has chunks
                 await _send_chunks(transaction, protocol, body, timeouts[phase])
                 continue
             reply = protocol.next_reply() or await protocol.reply(timeouts[phase])
@@ -147,7 +147,7 @@ async def _send(body: Body, protocol: ClientProtocol, timeout: float) -> bool:
         protocol.write(piece)
         await protocol.drain(timeout)
         piece = stuffer.feed(following)
-    # What is lost before this returns was certainly not complete, so it is not in doubt.
+    # A message that is lost before this returns was certainly not complete, so it is not in doubt.
     await protocol.flush(timeout)
     if protocol.heard:
         return False
@@ -174,7 +174,7 @@ async def _send_chunks(
         piece = lines.feed(following)
         if not _hear_all(transaction, protocol):
             return
-    # What is lost before the last chunk is written is certainly not complete, so it is not in doubt.
+    # A message that is lost before its last chunk is written is certainly not complete: it is not in doubt.
     while transaction.unanswered_chunks and protocol.unsent:
         _hear(transaction, protocol, protocol.next_reply() or await protocol.reply(timeout))
         if transaction.phase is not Phase.CHUNKS:

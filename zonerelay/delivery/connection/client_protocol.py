@@ -57,13 +57,13 @@ class ClientProtocol(asyncio.Protocol):
         self._paused = False
         self._waiter: asyncio.Future[None] | None = None
         self._deadline = 0.0
-        # Not asked for its time: with less than a millisecond to go uvloop's handles have none.
+        # The handle is not asked for its time: uvloop's have none with less than a millisecond to go.
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
         transport.set_write_buffer_limits(high=WRITE_LIMIT)
         transport.set_protocol(self)
 
-    # What the transport calls.
+    # Callbacks of the transport.
 
     def data_received(self, data: bytes) -> None:
         self._feed(data)
@@ -90,7 +90,7 @@ class ClientProtocol(asyncio.Protocol):
         self._paused = False
         self._wake()
 
-    # What a transaction calls.
+    # Methods for a transaction.
 
     @property
     def usable(self) -> bool:
@@ -127,7 +127,7 @@ class ClientProtocol(asyncio.Protocol):
         """
         sock = self._transport.get_extra_info("socket")
         if QUICKACK is not None and sock is not None:
-            with contextlib.suppress(OSError):  # the connection is gone: reading will tell
+            with contextlib.suppress(OSError):  # the connection is gone, and the next read reports it
                 sock.setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
 
     async def reply(self, timeout: float) -> Reply:

@@ -39,7 +39,7 @@ IN_THE_WAY = 0.3
 sooner.
 """
 
-# In the order in which they became idle.
+# Idle connections, in the order in which they became idle.
 _Idle = dict[Slot, Session]
 
 
@@ -51,15 +51,15 @@ class Pool:
         self._slots = Slots(self._on_release, shared)
         self._idle_of: dict[PoolKey, _Idle] = {}
         self._idle_in: defaultdict[str, _Idle] = defaultdict(dict)  # zones are few and stay
-        self._used_once: defaultdict[str, _Idle] = defaultdict(dict)  # of those
-        self._more: set[Slot] = set()  # also of those
+        self._used_once: defaultdict[str, _Idle] = defaultdict(dict)  # a part of _idle_in
+        self._more: set[Slot] = set()  # a part of _idle_in
         self._closing: defaultdict[str, dict[Slot, float]] = defaultdict(dict)
         """Since when."""
-        # In the order in which they came: who has waited longest looks first.
+        # In the order of their arrival: the one that has waited longest looks first.
         self._waiters: dict[asyncio.Future[None], None] = {}
-        # Who waits for room in a zone, in order: a newcomer would take what was made for somebody else.
+        # Waiters for room in a zone, in order: without it a later one takes the room made for an earlier one.
         self._lines: dict[str, dict[object, None]] = {}
-        # Not asked for its time: with less than a millisecond to go uvloop's handles have none.
+        # The handle is not asked for its time: uvloop's have none with less than a millisecond to go.
         self._timer: asyncio.Handle | None = None
         self._sweep_at = 0.0
         self._closed = False
@@ -173,7 +173,7 @@ class Pool:
                 protocol.abort()
             elif session.suits(terms):
                 return session
-            else:  # opened under settings that no longer hold: TLS, names, source
+            else:  # it was opened under settings that no longer hold: TLS, names, source
                 self._quit(session)
         return None
 
@@ -252,7 +252,7 @@ class Pool:
             return False
         line = self._lines.get(zone.name)
         ahead = 0 if line is None else _ahead(line, place)
-        # What is free is for those ahead.
+        # Free room belongs to the waiters ahead.
         lacking = self._slots.open_in(zone.name) + ahead + 1 - zone.max_connections
         if self._slots.zone_is_full(zone) or lacking > 0:
             self._lines.setdefault(zone.name, {})[place] = None

@@ -257,7 +257,7 @@ class _Greeter:
         """
         try:
             code, text = await self._client.execute_command(line, timeout=self._settings.ehlo_timeout)
-        except aiosmtplib.SMTPResponseException as error:  # its text is what the server said, maybe a secret
+        except aiosmtplib.SMTPResponseException as error:  # its text may repeat a secret
             text = f"{self.address} answered AUTH with what is no reply"
             raise HostTrouble(Reply(451, "5.0", text), address=self.address) from error
         except (aiosmtplib.SMTPException, OSError) as error:

@@ -88,7 +88,7 @@ def check_address(zone: ZoneSettings, host: str, ip: str) -> None:
     """
     if zone.allow_private_addresses or zone.next_hop or not is_private(ip):
         return
-    # 4.4.4, not a bounce: a wrong MX record is often put right before the message is too old.
+    # 4.4.4 defers instead of bouncing: a wrong MX record is often corrected before the message expires.
     text = f"{host} has the private address {ip}, which the zone does not allow"
     raise HostTrouble(Reply(451, "4.4", text), asked=False)
 
@@ -151,7 +151,7 @@ def _bind(sock: socket.socket, source: SourceSettings, *, ipv6: bool) -> None:
         raise HostTrouble(Reply(451, "3.5", f"the source {source.name} has no {family} address"), asked=False)
     no_port_yet = getattr(socket, "IP_BIND_ADDRESS_NO_PORT", None)  # Linux only
     if no_port_yet is not None:
-        # The port is chosen when the peer is known: else all peers together have an address's 28,000 ports.
+        # The kernel chooses the port at connect, for one peer. At bind all peers would share 28,000 ports.
         sock.setsockopt(socket.IPPROTO_IP, no_port_yet, 1)
     try:
         sock.bind((ip, 0))

@@ -163,7 +163,7 @@ class Renderer:
             other = self._rendering.get(key)
             if other is None:
                 return await self._make(plan, message)
-            await asyncio.wait([other])  # if it failed there, we try
+            await asyncio.wait([other])  # if the other task failed, this one tries
         return self._rendered(message, rendition)
 
     def _plan(self, zone: ZoneSettings) -> _Plan | None:
@@ -180,7 +180,7 @@ class Renderer:
         known = self._plans.get(plan.zone.name)
         return known is not None and known[1] is plan
 
-    # What is kept.
+    # Kept renditions.
 
     def _known(self, key: _Key, plan: _Plan) -> _Rendition | None:
         rendition = self._kept.get(key)
@@ -257,8 +257,8 @@ class Renderer:
         if plan.srs is None:
             return sender
         if message.envelope.origin.stranger:
-            # Only the stranger says whose sender it is: an address of ours for it would let the stranger
-            # write to that person, and have the next host's report sent there.
+            # The stranger's sender is not proven: an SRS address for it would let the stranger write to that
+            # person, and have the next host's report sent there.
             return NULL_SENDER
         try:
             return plan.srs.forward(sender, now)
@@ -276,7 +276,7 @@ class Renderer:
             self._not_signed(plan, "there are no keys")
             return b""
         domain = author_domain(header)
-        # From anybody who may not relay is anybody's word: our signature under it would be theirs to spread.
+        # The From of a client that may not relay is not proven, and the client could spread what we sign.
         stranger = message.envelope.origin.stranger
         keys = plan.keys.for_author(domain, now) if domain and not stranger else ()
         if not keys:

@@ -40,6 +40,6 @@ def shares(sources: Sequence[SourceSettings]) -> list[float]:
 
 def _draw(source: SourceSettings, key: str) -> float:
     digest = blake2b(f"{source.name} {key}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    # -log(u) / weight is exponential with the weight as its rate: the least of several is each one's with the
-    # probability of its share. The half keeps u between 0 and 1.
+    # -log(u) / weight is exponential with the weight as its rate, so each source has the least number with
+    # the probability of its share. The half keeps u between 0 and 1.
     return math.log((int.from_bytes(digest, "big") + 0.5) / _SPAN) / source.weight

@@ -155,7 +155,7 @@ class SourceSelection:
         ip = own_address(source, ipv6=ipv6)
         return bool(ip) and not self._memory.is_absent(source.name, ip)
 
-    # What happened.
+    # Results of attempts.
 
     def heard(self, terms: Terms, reply: Reply, peer: str) -> bool:
         """Notes a refusal from the peer at this address. Returns true when it is about our address."""
@@ -163,7 +163,7 @@ class SourceSelection:
         if source is None or blame(reply) is None:
             return False
         zone, hosts = terms.zone, _hosts(terms.route.site)
-        # One that was told to keep to IPv4 and went over IPv6 all the same has no IPv4 to go back to.
+        # A source that was told to keep to IPv4 and went over IPv6 nevertheless has no IPv4 to go back to.
         ipv6_alone = peer.startswith("[") and len(source.address) > 1 and not terms.key.ipv4_only
         seconds = zone.source_penalty
         if self._memory.refused(source.name, hosts, reply, seconds=seconds, ipv6=ipv6_alone):
@@ -188,7 +188,7 @@ class SourceSelection:
         if self._memory.absent(source, ip, reason):
             self._observer.source_absent(source, ip, reason)
 
-    # For people.
+    # Reports for people.
 
     def problems(self) -> tuple[str, ...]:
         """Returns the problems for `status`. Asks the system again, because no mail may have tried since."""

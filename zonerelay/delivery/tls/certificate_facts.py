@@ -55,7 +55,7 @@ def shown_names(names: Iterable[str]) -> str:
     return ", ".join(known[:MAX_NAMES_SHOWN]) + more
 
 
-# `Any`: the nested tuples that `ssl.SSLSocket.getpeercert` makes, which typeshed does not describe either.
+# `Any` stands for the nested tuples of `ssl.SSLSocket.getpeercert`, which typeshed does not describe either.
 def names_in(described: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns DNS names and addresses of a certificate that the `ssl` module has verified and parsed."""
     return tuple(

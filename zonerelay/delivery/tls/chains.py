@@ -23,7 +23,7 @@ _EXPIRED, _NOT_YET = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_Y
 _UNKNOWN_ISSUER = frozenset((2, 7, 18, 19, 20, 21))  # 7: of the same name, with another key
 
 
-# What cryptography raises about a certificate, by the time it looks at the part that is wrong.
+# The exceptions of cryptography when it reaches the malformed part of a certificate.
 _UNREADABLE = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
 
 
@@ -41,7 +41,7 @@ def verify(chain: Sequence[bytes], anchors: Sequence[bytes], *, now: float) -> N
     store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)
     store.set_time(datetime.datetime.fromtimestamp(now, datetime.UTC))
     for anchor in anchors:
-        with contextlib.suppress(crypto.Error):  # one that cannot be read is one that nothing leads to
+        with contextlib.suppress(crypto.Error):  # no chain leads to an unreadable anchor
             store.add_cert(crypto.load_certificate(crypto.FILETYPE_ASN1, anchor))
     try:
         leaf, *others = [crypto.load_certificate(crypto.FILETYPE_ASN1, der) for der in chain]

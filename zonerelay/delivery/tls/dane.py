@@ -64,13 +64,13 @@ def verify(chain: Sequence[bytes], records: Sequence[TlsaRecord], names: Sequenc
 def _verify_by_authority(
     chain: Sequence[bytes], records: Sequence[TlsaRecord], names: Sequence[str], *, now: float
 ) -> str:
-    # Its libraries take 9 MB, which only relays pay whose peers have such records.
+    # Its libraries take 9 MB, which only a relay with such peers should pay.
     from zonerelay.delivery.tls import chains  # noqa: PLC0415
 
     anchors = [each for record in records for each in _anchors(chain, record)]
     for record in records:
         if (record.selector, record.matching) == (_KEY, _FULL):
-            # The server need not send the authority: what its bare key has signed is as good as itself.
+            # The server need not send the authority: a certificate that its key has signed proves as much.
             anchors += [der for der in chain if chains.is_signed_by(der, record.data)]
     if not anchors:
         raise NotVouchedForError(

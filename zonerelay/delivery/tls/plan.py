@@ -145,7 +145,7 @@ class TlsPlanner:
             return [found.canonical, host.name] if found.canonical else [host.name]
         if not found.canonical:
             return []
-        # The name may be secure where only what it is an alias for is not.
+        # The name may be secure although the target of its alias is not.
         alias = await self._lookup.alias(host.name)
         if not alias.status.is_definite:
             raise _unusable(host, f"has an alias that cannot be looked up: {alias.status}")

@@ -65,6 +65,6 @@ def _encrypting() -> ssl.SSLContext:
 
 def _verifying() -> ssl.SSLContext:
     context = ssl.create_default_context()
-    context.check_hostname = False  # `tls_check` does: it knows several names, and can say which were shown
+    context.check_hostname = False  # `verify.py` checks several names, and reports those of the certificate
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context

@@ -99,7 +99,7 @@ def peer_chain(tls: ssl.SSLObject) -> list[bytes]:
     DANE-TA needs the whole chain, verified or not. Python 3.13 has a public method for it; 3.11 and 3.12 have
     the same method, not public yet, on the object that `SSLObject` wraps.
     """
-    # `Any`: what it is differs between versions of Python, which is why it is asked.
+    # `Any`: the object differs between versions of Python.
     connection: Any = tls if hasattr(tls, "get_unverified_chain") else tls._sslobj  # type: ignore[attr-defined]
     found = connection.get_unverified_chain() or ()
     return [each if isinstance(each, bytes) else each.public_bytes(_ENCODING_DER) for each in found]

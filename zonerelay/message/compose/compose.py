@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import format_datetime
 
 from zonerelay.message.compose import mime
 from zonerelay.message.compose.mime import Base64Text
+from zonerelay.message.header.received import rfc5322_date
 from zonerelay.model.address import Mailbox
 
 _FOLD = 76
@@ -70,7 +69,7 @@ def compose_pieces(draft: Draft) -> Iterator[bytes]:
 
 
 def _header(draft: Draft) -> str:
-    date = format_datetime(datetime.fromtimestamp(int(draft.created), UTC))
+    date = rfc5322_date(draft.created)
     fields = [f"Date: {date}\r\n", f"Message-ID: {draft.message_id}\r\n", _addresses("From", [draft.author])]
     # RFC 5322 3.6 asks for a destination field only when there is one to show: nobody but Bcc has none.
     fields += [_addresses(name, some) for name, some in (("To", draft.to), ("Cc", draft.cc)) if some]

@@ -16,7 +16,7 @@ from zonerelay.message.header.folding import MAX_WORD, crlf, field
 
 _WORD_OCTETS = 42  # in base64 with its frame: 68 of the 75 characters that RFC 2047 2 allows
 _PHRASE = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~ -]+")
-# Without what RFC 2231 gives a meaning: readers trip over a bare one, though RFC 2045 allows it.
+# The characters of RFC 2231 are left out: readers misread a bare one, though RFC 2045 allows it.
 _TOKEN = re.compile(r"[A-Za-z0-9!#$&+.^_`{|}~-]+")
 _QUOTED = re.compile(r'(["\\])')
 _MANY = 6
@@ -119,7 +119,7 @@ class Base64Text:
         rest = b""
         for start in range(0, len(self._text), _SLICE):
             rest += b"".join(bytes(self._text[start : start + _SLICE]).split())
-            # Something is kept for the end: only there padding may be.
+            # The end is held back, because only it may have padding.
             whole = (len(rest) - 1) // LINE * LINE
             if whole > 0:
                 yield self._decode(rest[:whole], is_last=False)

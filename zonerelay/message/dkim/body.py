@@ -17,7 +17,7 @@ import hashlib
 
 _INDENT = b" " * 8  # shortens long runs at once, so that few passes are left
 _CRLF = b"\r\n"
-_BLANK_LINES = 16 * 1024  # of those kept back, that are hashed at a time
+_BLANK_LINES = 16 * 1024  # blank lines that are hashed at a time
 
 
 def single_spaces(data: bytes) -> bytes:
@@ -39,7 +39,7 @@ class RelaxedBody:
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self._is_empty = True  # so far, but for line ends
-        self._blank_lines = 0  # line ends kept back: at the end of the body they do not count
+        self._blank_lines = 0  # line ends held back: at the end of the body they do not count
         self._tail = b""  # begins a line end, perhaps: at most a space and a CR
 
     def feed(self, piece: bytes) -> None:
@@ -63,7 +63,7 @@ class RelaxedBody:
         """Returns the SHA-256 in base64. More may be fed afterwards, and the digest be taken again."""
         whole = self._hash.copy()
         if not self._is_empty:
-            whole.update(_CRLF)  # of the last line, which may lack it
+            whole.update(_CRLF)  # the last line may lack its end
         return base64.b64encode(whole.digest()).decode("ascii")
 
     def _hash_blank_lines(self) -> None:
@@ -87,7 +87,7 @@ class BodyHash:
 
     def __init__(self) -> None:
         self._body = RelaxedBody()
-        self._tail: bytes | None = _LINE_END  # the last of our fields'; None: the body has begun
+        self._tail: bytes | None = _LINE_END  # the end of our last field; None once the body has begun
 
     def feed(self, piece: bytes) -> None:
         if self._tail is None:

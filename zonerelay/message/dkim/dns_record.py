@@ -64,7 +64,7 @@ def _judge(tags: Mapping[str, str], key: PrivateKey) -> Finding:
     kind, ours = tags.get("k", "rsa").lower(), _kind(key)
     version_is_first = next(iter(tags)) == "v" or "v" not in tags
     public = tags.get("p")
-    # The first that is true says enough.
+    # The first true finding is enough.
     findings = (
         (
             tags.get("v", "DKIM1") != "DKIM1" or not version_is_first,

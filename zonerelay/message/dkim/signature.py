@@ -24,7 +24,7 @@ from functools import lru_cache
 from zonerelay.message.dkim.body import single_spaces
 
 WIDTH = 78  # RFC 5322 2.1.1
-# More fields of one name are no mail; the signature names each of them.
+# The signature names each field, and mail with more fields of one name is invalid.
 MAX_SAME_FIELDS = 50
 
 RSA = "rsa-sha256"
@@ -42,7 +42,7 @@ _NOT_OVERSIGNED = (
 )
 _ORDER = (*_ALWAYS, *_WHEN_PRESENT, *_NOT_OVERSIGNED)
 _SIGNED = frozenset(_ORDER)
-_PIECE = 72  # of base64 on a line
+_PIECE = 72  # characters of base64 on a line
 
 
 @dataclass(frozen=True)

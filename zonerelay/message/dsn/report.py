@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from email.utils import format_datetime
 
 from zonerelay.message.dsn.text import (
     MAX_REPLY,
@@ -29,6 +27,7 @@ from zonerelay.message.dsn.text import (
     shown,
 )
 from zonerelay.message.header.folding import crlf, field, one_line, seven_bit
+from zonerelay.message.header.received import rfc5322_date
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 
@@ -104,7 +103,7 @@ def _header(notice: Notice, dsn_id: MessageId, boundary: bytes, encoding: str) -
         field("From", f"Mail Delivery System <MAILER-DAEMON@{notice.hostname}>"),
         field("To", f"<{shown(notice.message.envelope.sender)}>"),
         field("Subject", SUBJECTS[notice.kind]),
-        field("Date", _date(notice.now)),
+        field("Date", rfc5322_date(notice.now)),
         field("Message-ID", f"<{dsn_id}.{notice.kind}@{notice.hostname}>"),
     ]
     original = notice.message.header("Message-ID").strip()
@@ -125,7 +124,7 @@ def _status_fields(notice: Notice) -> str:
     fields = [field("Reporting-MTA", f"dns; {notice.hostname}"), field("X-Zonerelay-Queue-Id", envelope.id)]
     if envelope.envid:
         fields.append(field("Original-Envelope-Id", _decoded(envelope.envid)))
-    fields.append(field("Arrival-Date", _date(envelope.created)))
+    fields.append(field("Arrival-Date", rfc5322_date(envelope.created)))
     for report in notice.reports:
         fields += ["\r\n", *_recipient_fields(notice, report)]
     return "".join(fields)
@@ -142,15 +141,15 @@ def _recipient_fields(notice: Notice, report: RecipientReport) -> list[str]:
         field("Action", notice.kind),
         field("Status", said.reply.status),
     ]
-    # What we say ourselves is no SMTP reply of anybody's: the text for people has it.
+    # Our own words are no SMTP reply: the text for people has them.
     if said.host:
         host = one_line(said.host, limit=255, ascii_only=True)
         text = one_line(str(said.reply), limit=MAX_REPLY, ascii_only=not notice.is_international)
         fields += [field("Remote-MTA", f"dns; {_bracketed(host)}"), field("Diagnostic-Code", f"smtp; {text}")]
     if said.at is not None:
-        fields.append(field("Last-Attempt-Date", _date(said.at)))
+        fields.append(field("Last-Attempt-Date", rfc5322_date(said.at)))
     if notice.kind is DsnKind.DELAYED and notice.retry_until is not None:
-        fields.append(field("Will-Retry-Until", _date(notice.retry_until)))
+        fields.append(field("Will-Retry-Until", rfc5322_date(notice.retry_until)))
     return fields
 
 
@@ -198,7 +197,7 @@ def _original_recipient(notice: Notice, orcpt: str) -> str:
 
 def _embedded_character(match: re.Match[str]) -> str:
     number = int(match[1], 16)
-    # Surrogates and what is beyond Unicode are no characters: such text stays as it is.
+    # Surrogates and numbers beyond Unicode are no characters: such text stays unchanged.
     return chr(number) if number < 0xD800 or 0xDFFF < number <= 0x10FFFF else match[0]
 
 
@@ -210,7 +209,3 @@ def _decoded(xtext: str) -> str:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host or host.replace(".", "").isdigit() else host
-
-
-def _date(at: float) -> str:
-    return format_datetime(datetime.fromtimestamp(at, UTC))

@@ -50,7 +50,7 @@ _BLANK, _COMMENT, _WORD, _QUOTED, _LITERAL, _SPECIAL = range(1, 7)
 _LETTERS = {_WORD: "w", _QUOTED: "q", _LITERAL: "l"}
 _IN_COMMENT = re.compile(rb"[^()\\]++|\\.|[()]", re.DOTALL)
 
-# Over one letter for each token. An address begins and ends where an element of a list or group does.
+# A pattern over one letter for each token. An address begins and ends where a list's or group's element does.
 _SPEC = r"([wq](?:\.[wq])*+@(?:w(?:\.w)*+|l))"
 _ELEMENT = re.compile(rf"(?<![^,;:])(?:[wql.@]*+<(?:@[wl.,@]*+:)?{_SPEC}>|{_SPEC})(?![^,;:])")
 

@@ -41,17 +41,17 @@ _CLOUDED_FIRST_LINE = re.compile(
     rb"[!-9;-~%b]{1,%d}+[ \t%b]{0,%d}+:" % (_CONTROLS, MAX_FIELD_NAME, _CONTROLS, MAX_FIELD_NAME)
 )
 _CLOUDED_NAME = re.compile(rb"^[!-9;-~%b]++[ \t%b]*+:" % (_CONTROLS, _CONTROLS), re.MULTILINE)
-# Possessive: each part ends where the next begins, so there is nothing to go back for.
+# Possessive, because each part ends where the next begins, so backtracking finds nothing.
 _FIELD = re.compile(r"^([!-9;-~]++) *+: *+(.*+)\n", re.MULTILINE)
 _AUTHOR = re.compile(r"^from *:(.*)", re.MULTILINE | re.IGNORECASE)
 # The start of a complete line that is neither field, continuation nor empty.
 _STRAY_LINE = re.compile(rb"\r\n(?![ \t\r]|[!-9;-~]++(?:[ \t]|\r\n[ \t])*+:)(?=[^\r]*\r)")
-# What could move a cursor or forge a log line: no blank and no part of a name (an octet that UTF-8 never
-# has becomes U+FFFD). Tabs are blanks; LF stays to split at.
+# Octets that could move a cursor or forge a log line are replaced: no blank and no part of a name (an octet
+# that UTF-8 never has becomes U+FFFD). Tabs are blanks; LF stays to split at.
 _VISIBLE = bytes(
     0x20 if b == 0x09 else b if b == 0x0A or (b >= 0x20 and b != 0x7F) else 0xFF for b in range(256)
 )
-# As readers see it that take them for blanks, or some of them for line ends.
+# The header as readers see it that take control characters for blanks, or some of them for line ends.
 _BLANKED = bytes(b if b in b"\n" or (b >= 0x20 and b != 0x7F) else 0x20 for b in range(256))
 _SPLIT = bytes(0x0A if b in b"\x0b\x0c\x1c\x1d\x1e" else _BLANKED[b] for b in range(256))
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
@@ -227,7 +227,7 @@ def authors(header: Header, held: bytes) -> list[str]:
     and line ends.
     """
     if not header.names and header.lead != MAILBOX_LINE:
-        return []  # we put an empty line before it
+        return []  # the relay puts an empty line before it
     block = held.partition(_END)[0]
     text = _unfolded(block, _BLANKED)
     found = _AUTHOR.findall(text)

@@ -38,7 +38,7 @@ def received(envelope: Envelope, date: str, *, hostname: str, hide_client: bool 
     origin = envelope.origin
     recipients = envelope.recipients
     if hide_client:
-        # The grammar wants a from clause; this one says nothing about anybody.
+        # The grammar demands a from clause; this one hides the client.
         client = "localhost (client hidden)"
     else:
         client = _from_client(origin.helo, origin.client_address, envelope.smtputf8)

@@ -141,7 +141,7 @@ class MxRouter:
         if hop.kind is not NextHopKind.MX:
             literal = hop.kind is NextHopKind.ADDRESS
             hosts = [MxHost(hop.host, port, literal=literal)]
-            # The name is the operator's: what is left for DNSSEC are its addresses and TLSA records.
+            # The operator wrote the name, so only its addresses and TLSA records need DNSSEC.
             return self._yes(zone, text, hosts, STATIC_TTL, secure=self._resolver.trusts_ad and not literal)
         found = await self._by_mx(zone, hop.host, port)
         if isinstance(found, Unroutable) and found.outcome.verdict is Verdict.BOUNCED:
@@ -253,7 +253,7 @@ class MxRouter:
 async def _policy(zone: ZoneSettings, domain: str, sts: StsPolicies) -> PolicyLookup | None:
     try:
         name = ascii_domain(domain)
-    except ValueError:  # which is what the look-up of its MX says, too
+    except ValueError:  # the look-up of its MX reports the same
         return None
     return await sts.look_up(zone, name)
 

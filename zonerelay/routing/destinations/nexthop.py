@@ -91,7 +91,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         hosts = ",".join(sorted(f"{host.name}:{host.port}" for host in self.hosts))
-        # Kept, for they are asked for with every message.
+        # Both are stored, because every message needs them.
         site = f"{self.zone} {hosts}"
         force_setattr(self, "site", SiteKey(site))
         line = f"{site} {self.terms}" if self.terms else site

@@ -43,7 +43,7 @@ class _Tlsa(dns.rdtypes.ANY.TLSA.TLSA):
     _cert_length_by_mtype: dict[int, int] = {}  # noqa: RUF012 - the base class has it so
 
 
-# There is no public way to put another class in the place of one that dnspython knows.
+# dnspython has no public way to replace one of its classes.
 dns.rdata._rdata_classes[dns.rdataclass.IN, dns.rdatatype.TLSA] = _Tlsa
 
 
@@ -120,7 +120,7 @@ def _dns_resolver(settings: DnsSettings) -> dns.asyncresolver.Resolver:
 
 def _understand(answer: dns.resolver.Answer, records: tuple[Record, ...]) -> Reading[Record]:
     if answer.rrset and not records:
-        # Records that all made no sense are not the same as no records: an implicit MX would be wrong.
+        # Malformed records are not the same as no records: an implicit MX would be wrong.
         return Reading(DnsStatus.BAD, (), 0.0)
     status = DnsStatus.OK if records else DnsStatus.NODATA
     alias = answer.canonical_name if answer.canonical_name != answer.qname else None
@@ -194,7 +194,7 @@ def _blame(error: dns.resolver.NoNameservers) -> DnsStatus:
     return DnsStatus.BAD
 
 
-# Any: each has the type of its kind's records, which a dict cannot say.
+# `Any`: each reader has the type of its kind's records, which a dict cannot express.
 _READERS: dict[Kind[Any], Callable[[dns.resolver.Answer], list[Any]]] = {
     MX: _mx_records,
     A: _ip_records,

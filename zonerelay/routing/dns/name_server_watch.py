@@ -56,7 +56,7 @@ class NameServerWatch:
             " here, or set [dns] servers to others"
         )
 
-    # What questions have brought
+    # Results of questions.
 
     def silent(self) -> None:
         """Notes that a server was silent, or could not be reached."""
@@ -81,7 +81,7 @@ class NameServerWatch:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    # Asking ourselves
+    # Probes.
 
     async def _doubt(self) -> None:
         before = self._answers
@@ -102,7 +102,7 @@ class NameServerWatch:
         self._task = loop.create_task(self._look_again())
 
     async def _look_again(self) -> None:
-        # The probe's name has an answer also where no other name has one.
+        # The probe's name has an answer even where no other name has one.
         name = PROBE if self._reason == SILENT else next(iter(self._failed))
         while self._reason:
             await asyncio.sleep(PROBE_PAUSE)
@@ -116,7 +116,7 @@ class NameServerWatch:
         self._reason = ""
         if self._observer is not None:
             self._observer.restored(self._servers, asyncio.get_running_loop().time() - self._since)
-        # It may be the task itself that has heard the answer: then its loop ends here.
+        # When the task itself has heard the answer, its loop ends here.
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         self._task = None

@@ -146,7 +146,7 @@ class _Line:
         self._waiting: dict[int, asyncio.Future[bytes | None]] = {}
         self._left = PER_SOCKET
         try:
-            # Connected: the kernel takes packets from the server only, and tells when nobody is there.
+            # A connected socket takes packets from the server only, and learns when no server is there.
             self._socket.connect((server.address, server.port))
             self._loop.add_reader(self._socket.fileno(), self._receive)
         except BaseException:
@@ -188,7 +188,7 @@ class _Line:
         except BlockingIOError:
             return
         except OSError:
-            # ICMP: nobody is there. It is not said which question it is about, so it is about all.
+            # ICMP says that no server is there, without the question, so every question fails.
             for answer in self._waiting.values():
                 _set(answer, _UNREACHABLE)
             self.retire()

@@ -94,7 +94,7 @@ def _read(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record]:
     is_failed = rcode in (_FAILED, _REFUSED)
     need(is_failed or rcode in (_NO_ERROR, _NO_SUCH_NAME))
     records = _Records(packet, _pass_question(packet, name, kind.code) if questions else _HEADER.size)
-    # Some servers that fail do not say at what.
+    # Some servers that fail leave the question out.
     need(questions == 1 or (is_failed and not questions))
     found, aliases = _sort(packet, records.take(answers), kind)
     soas = {
@@ -117,7 +117,7 @@ def _read(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record]:
         return Reading(status, (), float(ttl), authentic, "" if rcode else alias)
     need(rcode == _NO_ERROR)
     ttl = min(ttl, *(row.ttl for row in here))
-    # A record that is there twice is one record.
+    # A record that occurs twice is one record.
     distinct = dict.fromkeys(kind.read(packet, row.start, row.end) for row in here)
     return Reading(DnsStatus.OK, tuple(distinct), float(ttl), authentic, alias)
 

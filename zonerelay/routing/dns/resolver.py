@@ -44,8 +44,8 @@ MIN_TTL = 5.0
 FAILURE_TTL = 15.0
 MAX_RECORDS = 100  # as Postfix since 3.9: a name with more is an attack, not a mail system
 MAX_CONCURRENT = 200
-LEAST_TIME = 0.1  # seconds for what is asked again although the time is nearly up
-MAX_TEXT = 4096  # octets of one TXT record; longer ones are nothing that we look for, and are left out
+LEAST_TIME = 0.1  # seconds for a question that is repeated although the time is nearly up
+MAX_TEXT = 4096  # octets of one TXT record; longer ones serve no purpose here and are left out
 
 Raw = TypeVar("Raw")
 
@@ -223,7 +223,7 @@ def _texts(records: tuple[tuple[bytes, ...], ...]) -> tuple[str, ...]:
 
 def _addresses(name: str, ips: Sequence[str], answers: Sequence[DnsAnswer[str]]) -> Addresses:
     if ips:
-        # A family whose look-up failed says nothing: else whoever can break it could take security away.
+        # A failed look-up does not count: otherwise an attacker that breaks it could take security away.
         heard = [answer for answer in answers if answer.status.is_definite]
         secure = bool(heard) and all(answer.secure for answer in heard)
         canonical = next((answer.canonical for answer in heard if answer.canonical), "")

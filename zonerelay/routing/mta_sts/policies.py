@@ -39,7 +39,7 @@ PENDING_LIFE = 30.0
 """Seconds that mail goes without a policy that is still being fetched."""
 MAX_FETCHES = 20  # at a time
 MAX_POLICIES = 10_000
-MAX_NAME = 244  # characters of a domain: "_mta-sts." in front of it has to be a name, too
+MAX_NAME = 244  # characters of a domain: with "_mta-sts." in front it has to be a name, too
 
 _log = logging.getLogger(__name__)
 

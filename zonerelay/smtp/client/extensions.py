@@ -96,7 +96,7 @@ def _limits(parameters: str) -> Limits:
     least: dict[str, int] = {}
     for word in parameters.upper().split():
         name, _, value = word.partition("=")
-        # Said twice, the stricter counts: it can do no harm.
+        # Of two values the stricter one counts: it does no harm.
         if _LIMIT.fullmatch(value):
             least[name] = min(int(value), least.get(name, MAX_LIMIT))
     return Limits(

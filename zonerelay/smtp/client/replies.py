@@ -19,9 +19,9 @@ from zonerelay.model.reply import Reply
 
 MAX_LINE = 8 * 1024
 MAX_REPLY = 64 * 1024
-# Unread input, reached only by a peer that sends while nobody asks: twice the longest reply.
+# Unread input, twice the longest reply. Only a peer that sends without a command reaches it.
 MAX_BACKLOG = 2 * MAX_REPLY
-# What is remembered is bounded in number and in octets each: a peer decides what it says.
+# Remembered replies are bounded in number and octets, because the peer chooses their text.
 MAX_REMEMBERED = 1024
 MAX_REMEMBERED_LINE = 128
 

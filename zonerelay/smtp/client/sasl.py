@@ -310,7 +310,7 @@ def without_secrets(text: str, identity: Identity) -> str:
 def _spellings(identity: Identity) -> list[str]:
     user, secret = _octets(identity.user), _octets(identity.secret)
     whole = (secret, b"\0%s\0%s" % (user, secret), b"user=%s\x01auth=Bearer %s\x01\x01" % (user, secret))
-    # The longest first: what is shorter may be a part of it.
+    # The longest comes first, because a shorter one may be a part of it.
     return sorted((_encoded(each).decode() for each in whole), key=len, reverse=True)
 
 
@@ -318,7 +318,7 @@ def _error_in(challenge: bytes) -> str:
     """Returns `{"status":"401","schemes":"bearer","scope":"…"}` in words that fit on a line."""
     try:
         found = json.loads(challenge)
-    except (ValueError, RecursionError):  # also what is not UTF-8, and lists within lists
+    except (ValueError, RecursionError):  # invalid UTF-8 and deeply nested lists included
         found = None
     if not isinstance(found, dict) or not found:
         return "the token was refused"

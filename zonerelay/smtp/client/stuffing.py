@@ -34,8 +34,8 @@ class DotStuffer:
         self.normalized = False
         self._line_start = True
         self._held_cr = False
-        self._only_nul = False  # the line that was begun
-        # It keeps the set of line ends it has seen, at four times the speed of counting them.
+        self._only_nul = False  # true while the unfinished line has NULs only
+        # The decoder keeps the set of line ends that it has seen, four times as fast as counting them.
         self._line_ends = io.IncrementalNewlineDecoder(None, False)
 
     def feed(self, chunk: bytes) -> bytes:
@@ -94,7 +94,7 @@ class PlainLines:
         self._tail = b"\r\n"
 
     def feed(self, chunk: bytes) -> bytes:
-        # One octet is enough: a plain body has no bare LF, so LF at its end means CRLF.
+        # One octet is enough, because a plain body has no bare LF: LF at its end means CRLF.
         self._tail = chunk[-1:] or self._tail
         return chunk
 

@@ -174,7 +174,7 @@ class Transaction:
         self._settle(self._waiting(), reply, Verdict.DEFERRED, Scope.LOCAL, local=True, counts=False)
         self.phase = Phase.DONE
 
-    # What each reply means, one method per phase.
+    # One method per phase takes its replies.
 
     def _on_mail(self, reply: Reply) -> bytes:
         kind = reply.code // 100
@@ -263,7 +263,7 @@ class Transaction:
     def _finish(self) -> bytes:
         self.phase = Phase.DONE
         if self.overflow and not (self.delivered or self.again):
-            # Nobody was refused for good, so nothing of the attempt is held against the rest.
+            # No recipient was refused for good, so the attempt does not count against the rest.
             self._settle(self.overflow, _LATER, Verdict.DEFERRED, Scope.RECIPIENT, counts=False)
         return b""
 
@@ -282,7 +282,7 @@ class Transaction:
 
     def _end(self, reply: Reply, *, local: bool) -> None:
         self.closing = True
-        in_doubt = local and self._may_be_taken  # 421 is an answer
+        in_doubt = local and self._may_be_taken  # 421 is a reply
         self.unanswered = self.phase is Phase.MAIL and not in_doubt
         self._settle(
             self._waiting(),
