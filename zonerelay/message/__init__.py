@@ -1,1 +1,5 @@
-"""Building and rewriting messages, streaming: no sockets, no store."""
+"""Builds and rewrites messages as streams of octets: no sockets, no store.
+
+`header` reads and changes header sections, `dkim` signs, `dsn` makes reports, `compose` makes messages from
+their parts, `srs` rewrites senders.
+"""

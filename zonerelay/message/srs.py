@@ -1,25 +1,25 @@
 """The Sender Rewriting Scheme, with the Guarded scheme of libsrs2 and Mail::SRS. No I/O, no clock.
 
-Mail that is forwarded with its first sender fails SPF at the next host, for that sender's domain does not
-list this relay. SRS makes the sender an address in a domain of ours that holds the first one, and that
-nobody else can make, for a keyed hash is in it: `SRS0=HHHH=TT=first.example=ann@srs.example`. A
-sender that another forwarder has made so is not wrapped once more: `SRS1=HHHH=other.example==…` sends reports
-to that forwarder, which knows the way from there. The address stays as long as it is.
+Mail that is forwarded with its first sender fails SPF at the next host, because that sender's domain does not
+list this relay. SRS replaces the sender by an address in a domain of ours that contains the first one and a
+keyed hash, so that others cannot make such an address: `SRS0=HHHH=TT=first.example=ann@srs.example`. A sender
+that another forwarder has rewritten is not wrapped again: `SRS1=HHHH=other.example==…` sends reports to that
+forwarder, which knows the rest of the path. The address keeps its length.
 
 Policies:
 
-- The hash is 40 bits of HMAC-SHA-256, 8 characters of base 32, so that changed cases do no harm. The length
-  of each part is in what is hashed, so no other parts have the same hash. It covers the whole number of the
-  day, of which the address shows the last two digits: what is older than `DAYS` has a wrong hash.
+- The hash is 40 bits of HMAC-SHA-256, 8 characters of base 32, so that a changed case does no harm. The
+  length of each part is hashed, so no other parts have the same hash. The hash covers the whole number of the
+  day, of which the address shows the last two digits: an address older than `DAYS` has a wrong hash.
 - `SRS1=` has a day, too: the two characters in front of its hash.
 - The old form, which postsrsd and others make with the same secret, has 4 characters of base64 in any case,
-  so that one guess in a million is right, over parts that are joined without a seam: a hash for
-  mbob@victim.co is right for bob@victim.com. (Longer ones, as postsrsd makes them on request, are taken too.)
-  It is read where `accept_legacy` says so, or for `max_age` after `upgraded`, the time when this machine
-  first knew the new form.
-- The day of a time stamp may be tomorrow: machines that share a secret share no clock.
-- A local part that becomes too long (RFC 5321 4.5.3.1.1) is an error, not a shortened address. The hash costs
-  4 octets more than in the old form: 46 are left for the first sender's two parts.
+  so one guess in a million is right, over parts that are joined without a separator: a hash for
+  mbob@victim.co is right for bob@victim.com. (Longer hashes, as postsrsd makes them on request, are accepted
+  too.) It is read where `accept_legacy` says so, or for `max_age` after `upgraded`, the time when this
+  machine first knew the new form.
+- The day of a time stamp may be tomorrow, because machines that share a secret share no clock.
+- A local part that becomes too long (RFC 5321 4.5.3.1.1) is an error, not a shortened address. The hash takes
+  4 octets more than in the old form: 46 remain for the first sender's two parts.
 - Local parts in quotes are wrapped without them, and get them back where they need them.
 """
 
@@ -39,7 +39,7 @@ HASH_LENGTH = 8
 OLD_HASH_LENGTH = 4
 DAY = 86_400.0
 DAYS = 1024
-"""What two characters of base 32 can tell apart: almost three years, of which `max_age` is at most one."""
+"""Days that two characters of base 32 can tell apart: almost three years. `max_age` is one year at most."""
 
 _BASE32 = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 _SRS0 = re.compile(r"SRS0[=+-]([^=]+)=([^=]+)=([^=]+)=(.*)", re.IGNORECASE)
@@ -65,7 +65,9 @@ class SrsFault(enum.StrEnum):
 
 
 class SrsError(Exception):
-    """`kind` is safe for logs and metrics; an address is in no text of it."""
+    """The address cannot be rewritten or restored. `kind` is safe for logs and metrics; no text contains an
+    address.
+    """
 
     def __init__(self, kind: SrsFault) -> None:
         super().__init__(kind.replace("_", " "))
@@ -91,15 +93,15 @@ class Srs:
         self._local_parents = frozenset(domain[2:] for domain in own if domain.startswith("*."))
 
     def forward(self, sender: Mailbox, now: float) -> Mailbox:
-        """The sender to show to the next host: the same for the null sender and local domains.
+        """Returns the sender for the next host. The null sender and local domains stay unchanged.
 
-        Raises SrsError TOO_LONG. `now` is Unix time.
+        `now` is Unix time. Raises SrsError TOO_LONG.
         """
         domain = domain_of(sender)
         if sender == NULL_SENDER or self._is_local(domain):
             return sender
         local = _unquoted(local_part(sender))
-        # As it was sent: whoever reads the report may care for the case.
+        # The case is kept, because the reader of the report may need it.
         written = sender.rpartition("@")[2]
         today = int(now // DAY)
         stamp = _stamp(today)
@@ -115,7 +117,7 @@ class Srs:
         return _mailbox(f"SRS1={_stamp(today)}{hashed}={first}={rest}", self.domain)
 
     def is_in_old_form(self, recipient: Mailbox) -> bool:
-        """It may be an address that SRS has made here, or another program with the same secret."""
+        """True for an address that SRS may have made, here or in another program with the same secret."""
         if domain_of(recipient) != self.domain:
             return False
         local = _unquoted(local_part(recipient))
@@ -123,7 +125,8 @@ class Srs:
         return found is not None and not _is_new(found)
 
     def reverse(self, recipient: Mailbox, now: float) -> Mailbox | None:
-        """Whom a report to this address is for; `None` when the address is not one that SRS makes here.
+        """Returns the recipient of a report to this address; `None` when SRS here does not make such
+        addresses.
 
         Raises SrsError.
         """
@@ -166,7 +169,7 @@ class Srs:
         )
 
     def _check_old(self, found: re.Match[str], given: str, *parts: str, today: int) -> None:
-        """Raises SrsError OLD_FORM where that is not read, so that no guess is answered."""
+        """Raises SrsError OLD_FORM where the old form is not read, so that no guess gets an answer."""
         if not self._accept_legacy and not 0 <= today - self._upgraded <= self._max_days:
             raise SrsError(SrsFault.WRONG_HASH if _is_new(found) else SrsFault.OLD_FORM)
         if len(given) < OLD_HASH_LENGTH or not given.isascii():
@@ -183,19 +186,23 @@ class Srs:
 
 
 def _is_new(found: re.Match[str]) -> bool:
-    """By what the first part looks like: in SRS1 the day is in front of the hash."""
+    """Tells the forms apart by the first part: in SRS1 the day is in front of the hash."""
     return (_NEW_SRS0 if found.re is _SRS0 else _NEW_SRS1).fullmatch(found[1]) is not None
 
 
 def _hash(key: bytes, *parts: str | int) -> str:
-    """Over ASCII letters in lower case, since servers change the case; each part with its length in front."""
+    """Hashes the parts with ASCII letters in lower case, since servers change the case, each with its length
+    in front.
+    """
     octets = [str(part).encode().lower() for part in parts]
     mac = hmac.digest(key, b"".join(b"%d:%b" % (len(part), part) for part in octets), "sha256")
     return base64.b32encode(mac)[:HASH_LENGTH].decode()
 
 
 def _old_hash(key: bytes, parts: Sequence[str]) -> str:
-    """Over ASCII letters in lower case, as libsrs2 does it, whatever the characters around them."""
+    """Hashes the parts with ASCII letters in lower case, as libsrs2 does, whatever the characters around
+    them.
+    """
     mac = hmac.digest(key, "".join(parts).encode().lower(), "sha1")
     return base64.b64encode(mac).decode().rstrip("=")
 
@@ -205,7 +212,7 @@ def _stamp(day: int) -> str:
 
 
 def _day(stamp: str, today: int) -> int | None:
-    """The last day with this stamp, until tomorrow; `None` when it is none."""
+    """Returns the last day with this stamp, tomorrow included; `None` when the stamp is none."""
     stamp = stamp.upper()
     if not _STAMP.fullmatch(stamp):
         return None

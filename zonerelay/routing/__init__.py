@@ -1,1 +1,4 @@
-"""Which zone, which next hop, which hosts."""
+"""Routing: the zone of a recipient (`zones`), the hosts of a domain (`destinations`), and what both ask.
+
+`dns` resolves names, `mta_sts` keeps policies of recipient domains, `idna` converts domain names.
+"""

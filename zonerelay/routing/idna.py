@@ -1,7 +1,7 @@
-"""Domains as DNS and TLS know them: A-labels in lower case, no final dot; and address literals.
+"""Domain names for DNS and TLS: A-labels in lower case without a final dot; and address literals.
 
-The idna library (IDNA 2008 with UTS #46 mapping) lives here only. Plain ASCII names skip it, because it
-refuses what is common in real names (underscores). ValueError says in words what is wrong.
+The only home of the idna library (IDNA 2008 with UTS #46 mapping). Plain ASCII names skip the library,
+because it refuses characters of real names (underscores). Raises ValueError with the reason in words.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
 
 @lru_cache(8192)
 def ascii_domain(domain: str) -> str:
-    """`Bücher.Example.` becomes `xn--bcher-kva.example`."""
+    """Returns the ASCII form: `Bücher.Example.` becomes `xn--bcher-kva.example`. Raises ValueError."""
     name = domain.lower().removesuffix(".")
     if not name.isascii():
         name = _encode(name)
@@ -38,12 +38,14 @@ def _encode(name: str) -> str:
 
 
 def is_literal(domain: str) -> bool:
-    """True for what looks like an address literal, valid or not."""
+    """True for a text in the form of an address literal, valid or not."""
     return domain.startswith("[")
 
 
 def literal_address(domain: str) -> str | None:
-    """The address in `[192.0.2.1]` or `[IPv6:2001:db8::1]` (RFC 5321 4.1.3), `None` when it is not one."""
+    """Returns the address in `[192.0.2.1]` or `[IPv6:2001:db8::1]` (RFC 5321 4.1.3), `None` for any other
+    text.
+    """
     if not (domain.startswith("[") and domain.endswith("]")):
         return None
     inside = domain[1:-1]

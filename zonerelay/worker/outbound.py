@@ -19,9 +19,9 @@ from zonerelay.config.tables.dkim import read_key_file
 from zonerelay.config.tables.srs import srs_secrets, upgraded_at
 from zonerelay.delivery.auth.logins import Logins, senders_of, token_directory
 from zonerelay.delivery.batch.courier import SmtpCourier
-from zonerelay.delivery.batch.transaction_io import ReadBody
 from zonerelay.delivery.rewrite.rendering import Renderer
 from zonerelay.delivery.rewrite.signing import Signing
+from zonerelay.delivery.rewrite.stored_pieces import ReadBody
 from zonerelay.delivery.source.selection import SourceSelection
 from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.message.srs import Srs

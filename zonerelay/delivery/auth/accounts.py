@@ -1,4 +1,4 @@
-"""Whether a credential may be tried at a zone's smarthost now. Pure: no I/O, `now` is a parameter.
+"""Decides whether a credential may be tried at a zone's smarthost now. No I/O; `now` is a parameter.
 
     new ──accepted──▶ proven ──refused──▶ refused ──its pause is over──▶ one try ──accepted──▶ proven
                                             ▲  │                           │
@@ -6,9 +6,9 @@
                                             │     configuration, an operator's word: new            │
                                             └───────────────────────────────────────────────────────┘
 
-Accounts get locked by repeated wrong passwords, so a refusal ends all tries for a pause; log-ins go one at a
-time, also after one was accepted, for the server's idea of the password may have changed since, and those
-that were on their way when one was refused are not carried out.
+Servers lock accounts after repeated wrong passwords, so a refusal ends all tries for a pause. Log-ins go one
+at a time, after an accepted one too, because the server's idea of the password may have changed since.
+Log-ins that were waiting when one was refused are not carried out.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ FIRST_PAUSE = 300.0
 LONGEST_PAUSE = 3600.0
 
 TRY_TIME = 120.0
-"""How long one try after a pause keeps others back, should it never report."""
+"""Seconds for which the one try after a pause keeps others back, should it never report."""
 
 PATIENCE = 15.0
-"""How long a log-in with a secret that was accepted before waits for another one: a host that hangs must not
-hold up those at other hosts, and servers answer a wrong password after 10 seconds at most."""
+"""Seconds that a log-in with a proven secret waits for another one. A host that hangs must not hold up
+log-ins at other hosts, and servers answer a wrong password within 10 seconds.
+"""
 
 
 class Account:
-    """One credential at one zone. `problem`: why it cannot log in, in words, `""` while it can.
+    """One credential at one zone. `problem` says in words why it cannot log in, `""` while it can.
 
     `epoch` changes with each refusal. `stale`: the digest of a token that was refused for its age.
     """
@@ -52,7 +53,7 @@ class Account:
 
     @contextlib.asynccontextmanager
     async def one_at_a_time(self, material: str) -> AsyncIterator[None]:
-        """One log-in after the other."""
+        """Holds the account for one log-in."""
         try:
             async with asyncio.timeout(PATIENCE if self.is_proven(material) else None):
                 await self._lock.acquire()
@@ -65,7 +66,9 @@ class Account:
             self._lock.release()
 
     def may_try(self, material: str, now: float) -> bool:
-        """`material` stands for the secrets as they are now. True may be the one try after a pause."""
+        """True when a log-in may start. `material` is the digest of the present secrets. True may be the one
+        try after a pause.
+        """
         if not self.refused:
             return True
         if material != self._material:
@@ -86,7 +89,7 @@ class Account:
         self._failures += 1
 
     def accept(self, material: str) -> bool:
-        """True when that is news: there was a problem."""
+        """Notes an accepted log-in. Returns true when the account had a problem before."""
         news = bool(self.problem)
         self.forgive()
         self._proven = material
@@ -94,24 +97,24 @@ class Account:
         return news
 
     def is_proven(self, material: str) -> bool:
-        """Accepted before, with these secrets, and nothing has spoken against it since."""
+        """True when a log-in with these secrets was accepted and no later event speaks against them."""
         return bool(self._proven) and self._proven == material
 
     @property
     def is_known(self) -> bool:
-        """Its last log-in says something about the next."""
+        """True when the last log-in says something about the next."""
         return bool(self._proven or self.problem)
 
     def doubt(self) -> None:
         self._proven = ""
 
     def forgive(self) -> None:
-        """Try as if never refused; the problem stands until a log-in has shown that it is gone."""
+        """Allows a try as if there had been no refusal. The problem stands until a log-in succeeds."""
         self.refused = False
         self._failures = 0
         self._until = 0.0
 
 
 def digest(*secrets: str) -> str:
-    """What `material` is: enough to see a change, and no secret."""
+    """Returns the `material` of secrets: enough to notice a change, and no secret."""
     return hashlib.sha256("\0".join(secrets).encode()).hexdigest()

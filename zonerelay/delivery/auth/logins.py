@@ -1,11 +1,17 @@
-"""Credentials at work: which one is for a batch, whether it may be tried, and who is told what came of it.
+"""Logs in at smarthosts: chooses a batch's credential, decides whether it may be tried, and reports the
+result.
 
-- A refusal, by a smarthost (`login.py`) or by a token server, bounces nothing. It is told once, is a problem
-  in `status` and metrics, and ends all tries with that credential at that zone for a pause (`accounts.py`).
-  With one credential in the zone it is the destination's trouble, and suspends it; with several it is the
-  message's.
-- A secret that cannot be read, a token server that cannot be reached: mail waits, and the operator is told.
-- Where a token from earlier is refused another is fetched and shown on a new connection, once.
+- A log-in needs TLS. A connection whose certificate was not verified will do only where the operator wrote
+  `tls = "required"`.
+- A refusal (5yz to AUTH, no mechanism in common, a server that cannot prove itself, a token server's final
+  no) bounces no mail. It is reported once, is a problem in `status` and metrics, and ends all tries with the
+  credential at the zone for a pause (`accounts.py`). With one credential in the zone the refusal suspends the
+  destination; with several it defers the message.
+- A 4yz reply, a broken connection and a malformed answer are the host's trouble: the courier tries another
+  host.
+- When a secret cannot be read or a token server cannot be reached, mail waits and the operator is told.
+- A token that was fetched earlier may have been revoked since: its refusal is a StaleTokenError. Another
+  token is fetched and shown on a new connection, once.
 """
 
 from __future__ import annotations
@@ -50,21 +56,22 @@ if TYPE_CHECKING:  # a command that only explains needs no metrics
     from zonerelay.telemetry.events.smarthosts import SmarthostEvents
 
 MAX_SHOWN = 200
-MAX_WORDS = 500  # of a reply: it is stored with every message that waits
+MAX_WORDS = 500  # characters of a reply, which is stored with every message that waits
+"""Characters of a reply that are kept: the text is stored with every message that waits."""
 
 
 class AuthDialog(Protocol):
-    """One connection, one command at a time."""
+    """One connection during its log-in, one command at a time."""
 
     who: str
     address: str
 
     async def say(self, line: bytes) -> tuple[int, str]:
-        """The reply's code and text. Raises HostTrouble."""
+        """Sends a line and returns the reply's code and text. Raises HostTrouble."""
 
 
 class NoLogin(HostTrouble):
-    """No host of the zone needs to be tried with this batch. Costs no attempt."""
+    """The batch cannot log in at any host of the zone. The attempt does not count."""
 
     def __init__(self, reply: Reply, scope: Scope, *, address: str = "") -> None:
         super().__init__(reply, address=address, asked=False)
@@ -72,7 +79,7 @@ class NoLogin(HostTrouble):
 
 
 class StaleTokenError(Exception):
-    """The token is not from just now, and was refused; another one may do."""
+    """A token from an earlier fetch was refused; a fresh one may do."""
 
     def __init__(self, token: str) -> None:
         super().__init__("a token from earlier was refused")
@@ -95,8 +102,9 @@ class BlockedLogin:
 
 @dataclass(frozen=True, slots=True)
 class PreparedLogin:
-    """What is known before a connection is made. `material`: see `Account`. `is_new`: the secret is certainly
-    not out of date.
+    """What is known before the connection is made. `material`: see `Account`.
+
+    `is_new`: the secret is certainly not out of date.
     """
 
     credential: CredentialSettings
@@ -108,7 +116,7 @@ class PreparedLogin:
 
 
 class Login:
-    """For one connection."""
+    """The log-in of one connection."""
 
     def __init__(self, logins: Logins, prepared: PreparedLogin) -> None:
         self._logins = logins
@@ -118,9 +126,9 @@ class Login:
         self._epoch = self._account.epoch
 
     async def run(self, dialog: AuthDialog, capabilities: Capabilities, *, security: str) -> None:
-        """On a connection with EHLO done. `security` as in `tls_check.Proof`.
+        """Logs in on a connection with EHLO done. `security` as in `Session.security`.
 
-        Raises HostTrouble (also NoLogin) and StaleTokenError.
+        Raises HostTrouble (NoLogin included) and StaleTokenError.
         """
         self._check_tls(dialog, security)
         credential = self._prepared.credential
@@ -135,10 +143,10 @@ class Login:
 
     def _check_tls(self, dialog: AuthDialog, security: str) -> None:
         if security == "none":
-            text = f"{dialog.who} has no TLS, and nobody logs in in clear text"
+            text = f"{dialog.who} has no TLS, and the relay does not log in in clear text"
             raise HostTrouble(Reply(451, "7.4", text), address=dialog.address)
         if security == ENCRYPTED and self._prepared.mode is not TlsMode.REQUIRED:
-            text = f"the certificate of {dialog.who} was not verified, so nobody logs in there"
+            text = f"the certificate of {dialog.who} was not verified, so the relay does not log in there"
             raise HostTrouble(Reply(451, "7.5", text), address=dialog.address)
 
     async def _log_in(self, dialog: AuthDialog, name: str) -> None:
@@ -169,7 +177,7 @@ class Login:
         raise self._refused(dialog, words)
 
     async def _converse(self, dialog: AuthDialog, talking: Conversation) -> Reply:
-        """The last reply. Raises HostTrouble and SaslError."""
+        """Returns the last reply. Raises HostTrouble and SaslError."""
         line = talking.begin()
         while True:
             code, text = await dialog.say(line)
@@ -193,7 +201,7 @@ Senders = Mapping[str, AddressPatterns]
 
 
 class Logins:
-    """One per worker. `resume(zone)`: its mail may be tried again now."""
+    """One per worker. Calls `resume(zone)` when the zone's mail may be tried again."""
 
     def __init__(
         self,
@@ -211,7 +219,7 @@ class Logins:
         self._post = post
         self._accounts: dict[tuple[str, str], Account] = {}
         self._credentials: dict[str, CredentialSettings] = {}
-        # Of mailboxes, each under the name of the one zone that logs in with it.
+        # The credentials of mailboxes, each under the name of the one zone that uses it.
         self._mailboxes: dict[str, CredentialSettings] = {}
         self._patterns: Senders = {}
         self._tokens: dict[str, TokenSource] = {}
@@ -223,7 +231,9 @@ class Logins:
     def configure(
         self, credentials: Sequence[CredentialSettings], senders: Senders, zones: Sequence[ZoneSettings]
     ) -> None:
-        """Go by these from now on; whatever was refused may be tried again. `senders`: see below."""
+        """Replaces the settings; a credential that was refused may be tried again. `senders`: see
+        `senders_of`.
+        """
         old = self._credentials
         self._credentials = {each.name: each for each in credentials} | self._mailboxes
         self._patterns = senders
@@ -244,7 +254,7 @@ class Logins:
                 self.resume(key[0])
 
     def provide(self, credential: CredentialSettings) -> None:
-        """That of a mailbox; its name is its zone's. It may have been tried in vain before."""
+        """Adds the credential of a mailbox, whose name is its zone's. An earlier refusal is forgotten."""
         name = credential.name
         self._mailboxes[name] = self._credentials[name] = credential
         account = self._accounts.get((name, name))
@@ -253,17 +263,17 @@ class Logins:
             self.forgive(name)
 
     def withdraw(self, name: str) -> None:
-        """The mailbox is not used any more."""
+        """Removes the credential of a mailbox."""
         self._mailboxes.pop(name, None)
         self._credentials.pop(name, None)
         self._accounts.pop((name, name), None)
 
     def passwords_of_mailboxes(self, read: Callable[[str], str]) -> None:
-        """`read(zone)` raises SecretError."""
+        """Sets the reader of mailbox passwords. `read(zone)` raises SecretError."""
         self._secrets.of_mailbox = read
 
     def forgive(self, zone: str) -> None:
-        """An operator wants it tried now."""
+        """Allows a try at once, because an operator asked for it."""
         for account in self._accounts.values():
             if account.zone == zone and account.problem:
                 account.forgive()
@@ -271,7 +281,7 @@ class Logins:
                     self._tokens[account.credential].retry_now()
 
     def problems(self) -> Iterator[str]:
-        """For `status`."""
+        """Yields one line per account that cannot log in, for `status`."""
         for account in self._accounts.values():
             if account.problem:
                 where = f" at {account.host}" if account.host else ""
@@ -279,7 +289,7 @@ class Logins:
                 yield f"{who}: {account.problem}"
 
     def login_states(self) -> Iterator[tuple[str, str, bool]]:
-        """Zone, credential and whether it can log in, of those that have tried."""
+        """Yields zone, credential and whether it can log in, for accounts that have tried."""
         for account in self._accounts.values():
             if account.is_known and not is_mailbox_zone(account.zone):
                 yield account.zone, account.credential, not account.problem
@@ -297,7 +307,7 @@ class Logins:
     # ---- one batch ----------------------------------------------------------------------------
 
     def credential_for(self, zone: ZoneSettings, sender: str) -> CredentialSettings:
-        """The zone's first that is for this envelope sender. Raises NoLogin."""
+        """Returns the zone's first credential for this envelope sender. Raises NoLogin."""
         credential = self._credentials.get(first_for(sender, zone, self._patterns))
         if credential is not None:
             return credential
@@ -305,13 +315,17 @@ class Logins:
         raise NoLogin(Reply(451, "7.0", text), Scope.LOCAL)
 
     def explain(self, zone: ZoneSettings, sender: str) -> str:
-        """As whom a zone with credentials logs in for this sender, and what keeps it from that."""
+        """Returns the credential that a zone uses for this sender, and the problem that keeps it from logging
+        in.
+        """
         name = first_for(sender, zone, self._patterns)
         account = self._accounts.get((zone.name, name))
         return f"{name}, which cannot log in: {account.problem}" if account and account.problem else name
 
     async def opening(self, terms: Terms, open_with: Callable[[Login], Awaitable[_Session]]) -> _Session:
-        """A session that is logged in. `open_with` connects, and has the log-in `run`. Raises HostTrouble."""
+        """Returns a session that is logged in. `open_with` connects and runs the log-in. Raises
+        HostTrouble.
+        """
         login = await self._prepare(terms)
         try:
             return await open_with(login)
@@ -346,12 +360,12 @@ class Logins:
         return digest(credential.user, await self._secrets.get(credential.password))
 
     async def _material_or_none(self, credential: CredentialSettings) -> str:
-        with contextlib.suppress(SecretError):  # it is told at the next try, which reads it again
+        with contextlib.suppress(SecretError):  # the next try reads it again and reports the error
             return await self._material(credential)
         return ""
 
     async def _identity(self, credential: CredentialSettings, refused: str) -> tuple[Identity, bool]:
-        """With what to log in, and whether it is certainly not out of date; not with the `refused` token."""
+        """Returns the identity, and whether it is certainly not out of date. Never the `refused` token."""
         if not credential.token_url:
             return Identity(credential.user, await self._secrets.get(credential.password)), True
         source = self._token_source(credential)
@@ -377,7 +391,7 @@ class Logins:
     # ---- what came of it ----------------------------------------------------------------------
 
     def _broken(self, account: Account, problem: str, material: str | None) -> None:
-        """It could not be tried. `material`: with these secrets, which somebody has to correct."""
+        """Notes a log-in that could not be tried. `material`: the secrets that an operator has to correct."""
         news = problem != account.problem
         if material is None:
             account.problem, account.host, account.address = problem, "", ""
@@ -408,19 +422,19 @@ class Logins:
 
 
 def senders_of(credentials: Sequence[CredentialSettings]) -> Senders:
-    """Whom each is for, of those that are not for everybody. Raises ValueError."""
+    """Returns the senders of each credential that is not for every sender. Raises ValueError."""
     return {each.name: AddressPatterns(each.sender) for each in credentials if each.sender}
 
 
 def first_for(sender: str, zone: ZoneSettings, senders: Senders) -> str:
-    """The name of the zone's first credential that is for this envelope sender; `""` when none is."""
+    """Returns the name of the zone's first credential for this envelope sender, `""` when there is none."""
     return next((name for name in zone.credentials if name not in senders or senders[name].match(sender)), "")
 
 
 def token_directory(settings: Settings) -> Path:
-    """Where refresh tokens are kept that cannot be written to where they came from: beside the spool."""
+    """Returns the directory, beside the spool, for refresh tokens whose own file cannot be written."""
     return settings.spool.path.parent / "refresh-tokens"
 
 
 def _nobody(zone: str) -> None:
-    """Until a scheduler listens."""
+    """Does nothing: the hook before a scheduler sets its own."""

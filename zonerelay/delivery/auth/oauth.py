@@ -1,8 +1,8 @@
-"""Access tokens for XOAUTH2: fetched with a refresh token or the application's own secret, and kept a while.
+"""Fetches and keeps access tokens for XOAUTH2, with a refresh token or the application's own secret.
 
-For one credential, one request at a time; who needs the token waits for the same one. A token is used until
-shortly before it ends, and replaced ahead of that in the background, so that no mail waits for it. After a
-failure the server is left alone for a while, longer each time; what it said last holds until then.
+For one credential one request runs at a time, and all callers wait for the same token. A token is used until
+shortly before it ends and is replaced before that in the background, so that no mail waits. After a failure
+the token server is left alone for a pause that grows; until it is over, callers get the last error.
 
 Raises TokenError (`refused`: see `oauth_grants.py`) and SecretError. A token is in no text, log or repr.
 """
@@ -23,7 +23,7 @@ from zonerelay.process.webclient import Response, WebError, request
 TIMEOUT = 30.0
 
 SPARE = 30.0
-"""Seconds before its end from which a token is not used any more: clocks differ, and log-ins take a while."""
+"""Seconds before its end from which a token is not used any more: clocks differ, and log-ins take time."""
 
 AHEAD = 0.8
 """The part of its life after which a token is replaced in the background."""
@@ -33,7 +33,7 @@ LONGEST_PAUSE = 300.0
 
 
 Post = Callable[[str, Mapping[str, str]], Awaitable[Response]]
-"""POST of a form. Raises WebError."""
+"""Posts a form. Raises WebError."""
 
 
 async def post(url: str, form: Mapping[str, str]) -> Response:
@@ -41,7 +41,7 @@ async def post(url: str, form: Mapping[str, str]) -> Response:
 
 
 class TokenSource:
-    """Of one credential. `warn` is told what goes wrong in the background."""
+    """The tokens of one credential. Calls `warn` with problems of background requests."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class TokenSource:
         self._failed_with: tuple[str, str] | None = None
 
     async def material(self) -> tuple[str, str]:
-        """Client secret and refresh token as they are now. Raises SecretError."""
+        """Returns client secret and refresh token as they are now. Raises SecretError."""
         settings = self._settings
         secret = await self._secrets.get(settings.client_secret) if settings.client_secret else ""
         if not settings.refresh_token:
@@ -90,7 +90,7 @@ class TokenSource:
         return await self._fresh(), True
 
     async def another_than(self, refused: str) -> str:
-        """Somebody did not take that one any more. Raises as `token`."""
+        """Returns a token other than the one that a server refused. Raises as `token`."""
         if self._token != refused and self._clock.monotonic() < self._good_until:
             return self._token
         return await self._fresh()
@@ -102,20 +102,20 @@ class TokenSource:
             if self._fetching is None:
                 self._begin()
         assert self._fetching is not None
-        # Who waits may be cancelled; the others, and the token that comes, may not.
+        # A cancelled caller must not cancel the request, for which others wait.
         return await asyncio.shield(self._fetching)
 
     async def _raise_unless_corrected(self, trouble: TokenError | SecretError) -> None:
-        """What was said about other secrets than those of now says nothing."""
+        """Raises the trouble unless the secrets have changed since: it says nothing about other secrets."""
         if self._failed_with is None or await self.material() == self._failed_with:
             raise trouble
 
     def retry_now(self) -> None:
-        """An operator wants it: ask the server again without waiting."""
+        """Ends the pause after a failure, because an operator asked for it."""
         self._pause_until = 0.0
 
     def forget(self) -> None:
-        """A smarthost does not take the present token, and maybe never will."""
+        """Drops the present token, which a smarthost refuses."""
         self._good_until = 0.0
 
     async def close(self) -> None:
@@ -132,7 +132,7 @@ class TokenSource:
     def _fetched(self, task: asyncio.Task[str]) -> None:
         self._fetching = None
         if not task.cancelled():
-            task.exception()  # whoever waits has it; if all were cancelled, nobody has to
+            task.exception()  # the callers have it; after their cancellation it is not needed
 
     def _renewed(self, task: asyncio.Task[str]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -172,7 +172,7 @@ class TokenSource:
         return grant
 
     async def _keep(self, token: str) -> None:
-        """Before the access token is used, so that a crash cannot lose it."""
+        """Stores a new refresh token before the access token is used, so that a crash cannot lose it."""
         settings = self._settings
         try:
             original = await self._secrets.get(settings.refresh_token)
@@ -181,6 +181,6 @@ class TokenSource:
                 self._kept.replace, settings.name, settings.refresh_token, original, token
             )
         except SecretError as error:
-            self._warn(str(error))  # it serves until the next start, and the operator knows
+            self._warn(str(error))  # the token serves until the next start, and the operator is told
         else:
             self._unkept = None

@@ -1,7 +1,7 @@
-"""What is said to a token server and what it answers (RFC 6749), as values. No I/O.
+"""Requests to a token server and its answers (RFC 6749) as values. No I/O.
 
-A refusal is what only an operator can mend (a revoked grant, a wrong client secret); everything else that is
-no token is trouble that may pass. No secret is in the text of either.
+A refusal is an error that only an operator can mend (a revoked grant, a wrong client secret). Every other
+answer without a token is trouble that may pass. The text of neither contains a secret.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from zonerelay.config.settings import CredentialSettings, OauthGrant
 
 MAX_ANSWER = 64 * 1024
-MAX_TOKEN = 8 * 1024  # what fits into one line of AUTH, in base64
+MAX_TOKEN = 8 * 1024  # octets that fit into one line of AUTH, in base64
 
 DEFAULT_LIFE = 600.0
-"""Seconds that a token is used whose server does not say how long it is good for (RFC 6749 5.1)."""
+"""Seconds that a token is used when the server does not say how long it is valid (RFC 6749 5.1)."""
 
 SHORTEST_LIFE = 5.0
 LONGEST_LIFE = 24 * 3600.0
@@ -46,7 +46,7 @@ _REFUSALS = frozenset(
 
 
 class TokenError(Exception):
-    """No token. The text says why; `refused`: until an operator does something about it."""
+    """There is no token; the text says why. `refused`: waiting does not help, an operator has to act."""
 
     def __init__(self, text: str, *, refused: bool = False) -> None:
         super().__init__(text)
@@ -55,7 +55,7 @@ class TokenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """`refresh_token`: a new one, which replaces that which was used; `""` if it stays."""
+    """An access token. `refresh_token` replaces the one that was used; `""` keeps it."""
 
     access_token: str = field(repr=False)
     life: float
@@ -63,7 +63,7 @@ class Grant:
 
 
 def request_form(settings: CredentialSettings, *, client_secret: str, refresh_token: str) -> dict[str, str]:
-    """Empty values are left out, as servers want it."""
+    """Returns the form of a token request. Empty values are left out, because servers refuse them."""
     form = {
         "grant_type": settings.grant.value,
         "client_id": settings.client_id,
@@ -76,7 +76,7 @@ def request_form(settings: CredentialSettings, *, client_secret: str, refresh_to
 
 
 def read_answer(status: int, body: bytes, *, secrets: Sequence[str] = ()) -> Grant:
-    """Raises TokenError, without the `secrets` should the server repeat them."""
+    """Returns the token. Raises TokenError, whose text leaves out the `secrets` that a server may repeat."""
     document = _document(body)
     if status == 200:
         return _granted(document)
@@ -87,7 +87,7 @@ def read_answer(status: int, body: bytes, *, secrets: Sequence[str] = ()) -> Gra
         raise TokenError(text, refused=status == 401)
     described = document.get("error_description")
     words = f"{error}: {described}" if isinstance(described, str) and described else error
-    for secret in filter(None, secrets):  # before it is cut: a part of one is a secret, too
+    for secret in filter(None, secrets):  # before the text is cut: a part of a secret is a secret, too
         words = words.replace(secret, "[secret]")
     text = f"it answered {status} {_printable(words)}"
     raise TokenError(text, refused=error in _REFUSALS or status == 401)
@@ -115,7 +115,7 @@ def _granted(document: dict[str, object]) -> Grant:
 
 
 def _life(expires_in: object) -> float:
-    """Seconds; some servers write the number as text."""
+    """Returns the life of a token in seconds. Some servers write the number as text."""
     if isinstance(expires_in, bool) or not isinstance(expires_in, int | float | str):
         return DEFAULT_LIFE
     try:

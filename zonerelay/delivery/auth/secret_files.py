@@ -1,6 +1,15 @@
-"""Secrets as they are now: a file is looked at each time it is needed, and read again when it has changed.
+"""Reads secrets, and keeps refresh tokens that a token server has replaced.
 
-No restart and no signal after a password was changed. Raises SecretError, whose text is for the operator.
+A file is looked at each time its secret is needed and read again when it has changed, so that a new password
+needs no restart and no signal.
+
+A server that rotates refresh tokens may refuse the old one, so a lost token costs the operator another log-in
+in a browser. A new token is stored before the new access token is used: in the file that held the old one,
+atomically and readable by its owner alone. Where that file cannot be written (an environment variable,
+systemd's credentials, a directory that the relay may only read) the token goes to a file of its own in
+`directory`, which counts as long as the operator's original is still the one that it replaces.
+
+Raises SecretError, whose text is for the operator.
 """
 
 from __future__ import annotations
@@ -17,21 +26,21 @@ from pathlib import Path
 from zonerelay.config.credentials.secrets import SecretError, read_secret, secret_path
 from zonerelay.model.outbox import is_mailbox_zone
 
-# What stat says of a file.
+# The fields of stat that change with a file.
 _Look = tuple[int, ...]
 
 
 class Secrets:
-    """One per worker. `environment` is where `env:` and `credential:` point into."""
+    """One per worker. References with `env:` and `credential:` point into `environment`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
         self._read: dict[str, tuple[_Look, str]] = {}
         self.of_mailbox: Callable[[str], str] | None = None
-        """`of_mailbox(zone)`: the password of a mailbox of the outbox. Raises SecretError."""
+        """Returns the password of a mailbox of the outbox, by its zone. Raises SecretError."""
 
     async def get(self, reference: str) -> str:
-        """Raises SecretError."""
+        """Returns the secret behind a reference. Raises SecretError."""
         if self.of_mailbox is not None and is_mailbox_zone(reference):
             return self.of_mailbox(reference)
         path = secret_path(reference, self.environment)
@@ -45,12 +54,14 @@ class Secrets:
         return known[1]
 
     def forget(self) -> None:
-        """The settings have changed: other references count now."""
+        """Drops what was read, because new settings have other references."""
         self._read.clear()
 
 
 def _look(path: Path) -> _Look:
-    """On the event loop: microseconds for a small local file, and a thread would cost a hundred."""
+    """Runs on the event loop: a stat takes microseconds on a small local file, a thread would cost a
+    hundred.
+    """
     try:
         found = os.stat(path)  # noqa: PTH116  (half the time of Path.stat)
     except OSError as error:
@@ -62,13 +73,15 @@ MAX_KEPT = 256 * 1024
 
 
 class KeptTokens:
-    """`directory` must be private to the relay. Methods block: run them in a thread."""
+    """Refresh tokens in `directory`, which must be private to the relay. Methods block: run them in a
+    thread.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def current(self, credential: str, original: str) -> str:
-        """What has replaced the operator's token, or that itself. Raises SecretError."""
+        """Returns the token that has replaced the operator's, or the operator's own. Raises SecretError."""
         path = self._path(credential)
         try:
             with path.open("rb") as file:
@@ -84,7 +97,9 @@ class KeptTokens:
         raise SecretError(f"{path} is damaged; remove it to start afresh")
 
     def replace(self, credential: str, reference: str, original: str, token: str) -> None:
-        """`original`: what `reference` says now. Raises SecretError when it can be kept nowhere."""
+        """Stores a token. `original`: the present value of `reference`. Raises SecretError when no place
+        takes it.
+        """
         if reference.startswith("/"):
             with contextlib.suppress(OSError):
                 _write(Path(reference), f"{token}\n")
@@ -102,7 +117,7 @@ class KeptTokens:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all, also after a power cut; readable by its owner alone."""
+    """Writes a file atomically, a power cut included, readable by its owner alone."""
     path = path.resolve()  # a symbolic link stays one
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

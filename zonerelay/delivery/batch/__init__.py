@@ -1,0 +1,5 @@
+"""One batch from the queue's call to its outcomes: `courier` is the face.
+
+`courier` goes from host to host, `batch_state` decides which recipients the next transaction asks for,
+`transaction_io` moves the bytes, `progress` keeps the outcomes, `chunking` decides between DATA and BDAT.
+"""

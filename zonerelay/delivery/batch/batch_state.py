@@ -1,8 +1,19 @@
-"""One batch on its way: its progress, its body, and the transaction that fits the next peer.
+"""The state of one batch during an attempt: its progress, its body, and the transaction for the next peer.
 
-Here it is decided who is asked at a peer: who is still open, whom the peer's extensions can serve, and how
-many its limits allow. A message is never converted for a peer that lacks what it needs: that would break its
-signatures (RFC 6152 3, RFC 6531 3.6 leave it to the relay).
+The state decides which recipients a transaction names: those without a final answer, whom the peer's
+extensions can serve, and no more than the peer's limits (LIMITS, RFC 9422) allow. A message is never
+converted for a peer that lacks an extension, because a conversion breaks its signatures (RFC 6152 3 and RFC
+6531 3.6 leave the choice to the relay).
+
+MAILMAX is `Session.max_transactions`. RCPTDOMAINMAX counts the domains of all recipients that were named on a
+connection (RFC 9422 4.3), accepted or not. A host that announces no RCPTDOMAINMAX gets one domain in a
+transaction, unless the zone says that domains mix: of several domains Google takes the first and answers 451
+4.3.0 for the others.
+
+A next hop that answers 530 (RFC 4954 6, RFC 3207 4) wants a log-in or TLS that the zone does not configure.
+The reply is about the configuration, not about the mail: the recipients are deferred with scope HOST instead
+of bounced, until an operator has seen it. An MX host that answers 530 refuses the mail, because the relay has
+no credentials for it.
 """
 
 from __future__ import annotations
@@ -14,10 +25,11 @@ from typing import Protocol
 from zonerelay.config.settings import ZoneSettings
 from zonerelay.delivery.batch.chunking import chunked
 from zonerelay.delivery.batch.progress import NO_8BITMIME, NO_SMTPUTF8, Progress
-from zonerelay.delivery.batch.transaction_io import Body, ReadBody
+from zonerelay.delivery.batch.transaction_io import Body
 from zonerelay.delivery.connection.session import Session
 from zonerelay.delivery.peer.connection_key import Terms
 from zonerelay.delivery.rewrite.rendering import Rendered
+from zonerelay.delivery.rewrite.stored_pieces import ReadBody
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
@@ -28,18 +40,18 @@ from zonerelay.smtp.client.transaction import Transaction, needs_smtputf8, too_l
 
 
 class Turn(Protocol):
-    """Of a rate: one is taken before each transaction."""
+    """The right to begin one transaction under a rate. The courier takes one before each transaction."""
 
     async def take(self) -> bool:
-        """Wait for it; false when it would be too long."""
+        """Waits for the turn. Returns false when the wait would be too long."""
 
 
 class NoTurnError(Exception):
-    """No further transaction may begin soon."""
+    """The rate allows no further transaction soon."""
 
 
 class Batch(Protocol):
-    """Deliveries of one message to one route, as the scheduler puts them together."""
+    """Deliveries of one message to one route. The scheduler makes it."""
 
     @property
     def zone(self) -> ZoneSettings: ...
@@ -60,15 +72,16 @@ class Batch(Protocol):
     def more(self) -> bool: ...
 
     rcptdomainmax: int | None
-    """Set to what the latest peer announces."""
+    """The courier sets it to the limit that the latest peer announces."""
 
 
 class BatchState:
-    """`message` is what is sent: the batch's own, or what the zone makes of it.
+    """The state of one batch. `message` is what is sent: the stored message, or the zone's rendition of it.
 
-    `source_unfit`: its source has no address here, or none in common with the hosts. `family_missed`: that
-    is so with one host at least. `unfit`: the sources that were given up for it. `address_blamed`: somebody
-    has refused the source's address for what it is.
+    `source_unfit`: this machine lacks the source's address, or the source shares no address family with the
+    hosts. `family_missed`: the source shares no address family with one host at least. `unfit`: the names of
+    the sources that were given up for these reasons. `address_blamed`: a peer has refused the source's
+    address for its reputation.
     """
 
     __slots__ = (
@@ -100,17 +113,19 @@ class BatchState:
         self.family_missed = False
         self.address_blamed = False
         self.left_out = False
-        """True when the peer's limits kept somebody out of the latest transaction."""
+        """True when the peer's limits kept a recipient out of the latest transaction."""
         self.lacking = False
-        """Set when a peer lacks an extension that somebody needs."""
+        """True when a peer lacks an extension that a recipient needs."""
 
     def send(self, rendered: Rendered) -> None:
-        """This instead of the stored message; before anything is sent."""
+        """Sends this rendition instead of the stored message. Call it before anything is sent."""
         self.message, self._read_body = rendered.message, rendered.read_body
         self.body = Body(self._read_body, self.message)
 
     def transaction(self, session: Session) -> Transaction | None:
-        """For those who are open and whom this peer can serve; `None` when there are none."""
+        """Returns the transaction for the open recipients that this peer can serve, `None` when there are
+        none.
+        """
         asking = self._servable(session)
         self.left_out = False
         if session.capabilities.limits is not NO_LIMITS or not self.batch.zone.mixes_domains:
@@ -128,13 +143,15 @@ class BatchState:
         return Transaction(self.message, deliveries, session.capabilities, session.peer)
 
     async def reopen_body(self) -> None:
+        """Reads the body again from its beginning. Raises StoreError."""
         await self.body.close()
         self.body = Body(self._read_body, self.message)
         await self.body.open()
 
     def record(self, transaction: Transaction, session: Session) -> None:
+        """Takes over the outcomes of a finished transaction."""
         if not transaction.delivered and self.batch.zone.next_hop:
-            transaction.outcomes = spared(transaction.outcomes, self.batch.zone.name)
+            transaction.outcomes = without_auth_bounces(transaction.outcomes, self.batch.zone.name)
         self.progress.record(self._asking, transaction, session.peer)
 
     def _servable(self, session: Session) -> list[int]:
@@ -179,12 +196,14 @@ class BatchState:
 WANTS_MORE = 530
 
 
-def spared(outcomes: Sequence[Outcome | None], zone: str) -> list[Outcome | None]:
-    """Outcomes of a transaction with a next hop, without bounces that are not the mail's fault."""
-    return [None if each is None else _spared(each, zone) for each in outcomes]
+def without_auth_bounces(outcomes: Sequence[Outcome | None], zone: str) -> list[Outcome | None]:
+    """Returns the outcomes of a transaction with a next hop, with deferrals in the place of bounces
+    for 530.
+    """
+    return [None if each is None else _without_auth_bounce(each, zone) for each in outcomes]
 
 
-def _spared(outcome: Outcome, zone: str) -> Outcome:
+def _without_auth_bounce(outcome: Outcome, zone: str) -> Outcome:
     if outcome.verdict is not Verdict.BOUNCED or outcome.reply.code != WANTS_MORE:
         return outcome
     said = outcome.reply
@@ -202,7 +221,9 @@ def _spared(outcome: Outcome, zone: str) -> Outcome:
 def within_limits(
     session: Session, zone: ZoneSettings, deliveries: Sequence[Delivery], wanted: list[int]
 ) -> list[int]:
-    """Who of `wanted` may be asked in the next transaction; nobody when this connection is no use to them."""
+    """Returns the positions of `wanted` that the next transaction may name; none when the connection cannot
+    serve them.
+    """
     limits = session.capabilities.limits
     most = limits.rcptdomainmax
     if not mixes(zone, most):
@@ -213,22 +234,24 @@ def within_limits(
 
 
 def mixes(zone: ZoneSettings, rcptdomainmax: int | None) -> bool:
-    """Recipients in several domains may share a transaction, at a host that announces this limit or none."""
+    """True when recipients in several domains may share a transaction at a host that announces this
+    RCPTDOMAINMAX.
+    """
     return zone.mixes_domains or (zone.mix_domains is None and rcptdomainmax is not None)
 
 
 def _of_few_domains(
     domains: set[str], deliveries: Sequence[Delivery], wanted: list[int], most: int
 ) -> list[int]:
-    """Those whose domain is among the connection's; first come, first served while there is room for more."""
+    """Returns the recipients whose domain the connection has named or has room for, in their order."""
     return [index for index in wanted if _has_room(domains, deliveries[index].domain, most)]
 
 
 def _of_one_domain(
     domains: set[str], deliveries: Sequence[Delivery], wanted: list[int], most: int | None
 ) -> list[int]:
-    """Those in the first domain that the connection has room for."""
-    if len(wanted) == 1 and most is None:  # as nearly always
+    """Returns the recipients in the first domain that the connection has room for."""
+    if len(wanted) == 1 and most is None:  # the usual case
         return wanted
     for index in wanted:
         domain = deliveries[index].domain
@@ -238,7 +261,7 @@ def _of_one_domain(
 
 
 def _has_room(domains: set[str], domain: str, most: int) -> bool:
-    """The domain is one of the connection's, if need be from now on."""
+    """True when the connection has named the domain or may name it; then the domain counts from now on."""
     if len(domains) < most:
         domains.add(domain)
     return domain in domains

@@ -1,6 +1,7 @@
-"""When BDAT is used (RFC 3030), and the memory of hosts that offer it and do not know it.
+"""Decides when BDAT replaces DATA (RFC 3030), and remembers hosts that offer CHUNKING but do not know BDAT.
 
-What a session may do is decided once for each connection: mail to peers without CHUNKING pays nothing.
+The decision is made once for each connection, so mail to peers without CHUNKING pays nothing. The memory
+holds MAX_REMEMBERED addresses for REMEMBER_FOR seconds and forgets the oldest first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ MAX_REMEMBERED = 10_000
 REMEMBER_FOR = 24 * 3600.0
 
 LATELY = 1.0
-"""A connection that was idle for longer may be closed by now: nothing that cannot be repeated is risked."""
+"""Seconds. A connection that was idle for longer may be closed by now, so a transaction that cannot be
+repeated does not risk it.
+"""
 
 
 class Chunking:
@@ -34,7 +37,7 @@ class Chunking:
         self._unknown_until: OrderedDict[str, float] = OrderedDict()
 
     def allow(self, session: Session) -> None:
-        """A session was opened: settle whether BDAT is used on it."""
+        """Settles whether a new session uses BDAT."""
         session.chunking = (
             session.terms.zone.chunking
             and session.capabilities.chunking
@@ -42,7 +45,7 @@ class Chunking:
         )
 
     def learn(self, session: Session, transaction: Transaction) -> None:
-        """A transaction on a session with `chunking` is over."""
+        """Learns from a finished transaction on a session with `chunking`."""
         if not isinstance(transaction, ChunkedTransaction):
             return
         if transaction.unknown:
@@ -70,10 +73,10 @@ class Chunking:
 def chunked(
     session: Session, message: Message, deliveries: Sequence[Delivery], body: Body
 ) -> Transaction | None:
-    """The transaction with BDAT; `None` for a body that can only be sent with DATA.
+    """Returns the transaction with BDAT, `None` for a body that only DATA can carry.
 
-    Everything goes at once when it is one piece, the connection has shown that it takes BDAT and is warm,
-    and the zone does not mind that more is in doubt then (chunked.py).
+    The transaction is one write when the body is one piece, the connection has taken a BDAT before and is
+    warm, and the zone accepts that more mail is in doubt then (`smtp/client/chunked.py`).
     """
     head = body.head
     if not can_be_chunked(head):

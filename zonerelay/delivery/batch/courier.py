@@ -1,32 +1,34 @@
-"""Carries batches to hosts: the next hop's order of events, from an idle connection to the last MX host.
+"""Carries batches to hosts, from an idle connection to the last MX host.
 
-For one batch: read the first piece of the body, use an idle connection if there is one, otherwise
-open connections to the route's hosts in the order of preference (equal ones shuffled, RFC 5321 5.1) until
-every recipient has an answer or `max_hosts_per_attempt` addresses have been tried.
+The courier reads the first piece of the body and uses an idle connection if there is one. Otherwise it opens
+connections to the route's hosts in the order of preference (equal hosts shuffled, RFC 5321 5.1) until every
+recipient has an answer or `max_hosts_per_attempt` addresses have been tried.
 
 Policies:
 
-- An idle connection that turns out to be closed before it answered MAIL costs nothing: the
-  transaction runs again on a fresh one.
-- Before MAIL is answered, whatever fails concerns the host: the next one is tried. Afterwards a failure
-  is a deferral, because a second host would be asked to take what the first may have taken.
-- All failures of hosts are deferrals, also a 5yz greeting and addresses that are not allowed. Bounced is
-  only what a peer refuses with 5yz, and what it announced it would: a message beyond its SIZE (5.3.4), and
-  where no host of the route has the extension (each has been asked), 8-bit content without 8BITMIME (5.6.3),
-  addresses and header fields in UTF-8 without SMTPUTF8 (5.6.7).
-- In a zone with sources the batch has one, and what it says about our address is remembered against it
-  (`source_ways.py`). A refusal of our address bounces nothing, and suspends nobody, while another source is
-  left: the next attempt goes out from there. A source whose address this machine has not got, or that
-  shares no family with the hosts, makes way for the next one at once.
-- Hosts that were found dead lately are tried last (`host_order.py`). In a zone with credentials the batch has
-  one, and is sent on connections that were logged in with it; why nobody can log in is why it waits
-  (`logins.py`). A next hop that wants a log-in nobody configured bounces nothing (`unasked.py`).
-- What a peer limits with LIMITS (RFC 9422) is sent in several transactions, and on several connections to the
-  same host as long as each one brings somebody further.
-- Unknown trouble is a deferral of scope LOCAL, and goes to the event loop's exception handler.
+- When an idle connection turns out to be closed before it has answered MAIL, the transaction runs again on a
+  fresh connection and the attempt costs nothing.
+- A failure before the reply to MAIL concerns the host: the courier tries the next one. A later failure is a
+  deferral, because a second host would be asked to take what the first may have taken.
+- Every failure of a host is a deferral, a greeting with 5yz and a forbidden address included. Mail bounces
+  only for a peer's 5yz to a recipient or the message, for a message beyond an announced SIZE (5.3.4), and
+  where every host of the route lacks an extension: 8-bit content without 8BITMIME (5.6.3), UTF-8 in addresses
+  or header fields without SMTPUTF8 (5.6.7).
+- In a zone with sources the batch has one source, and what a peer says about its address is remembered
+  against it (`source/selection.py`). A refusal of the address bounces no mail and suspends no destination
+  while another source is left: the next attempt uses that one. A source whose address this machine lacks, or
+  that shares no address family with the hosts, gives way to the next source at once.
+- Hosts that were found dead lately are tried last (`connection/host_order.py`). In a zone with credentials
+  the batch has one credential and uses connections that were logged in with it; while the log-in fails the
+  batch waits (`auth/logins.py`). A next hop that wants a log-in without a configured credential bounces no
+  mail (`batch_state.py`).
+- When a peer limits transactions with LIMITS (RFC 9422), the courier sends several transactions, and opens
+  several connections to the same host as long as each one settles a recipient.
+- An unexpected exception is a deferral of scope LOCAL and goes to the event loop's exception handler.
 
-A cancelled delivery aborts its connection: a reply that came late could be paired with another message. It
-ends as cancelled while nobody is answered for; later with outcomes, for what was taken is not sent again.
+A cancelled delivery aborts its connection, because a late reply could be paired with another message. It ends
+as cancelled while no recipient has an answer; later it returns outcomes, so that mail that a peer has taken
+is not sent again.
 """
 
 from __future__ import annotations
@@ -36,13 +38,12 @@ import random as random_module
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Protocol
 
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.auth.logins import Logins, NoLogin
 from zonerelay.delivery.batch.batch_state import Batch, BatchState, NoTurnError
 from zonerelay.delivery.batch.chunking import Chunking
-from zonerelay.delivery.batch.transaction_io import ReadBody, phase_timeouts, run_transaction, unreadable
+from zonerelay.delivery.batch.transaction_io import phase_timeouts, run_transaction, unreadable
 from zonerelay.delivery.connection.host_order import HostOrder
 from zonerelay.delivery.connection.pool import Pool
 from zonerelay.delivery.connection.session import Session, SessionOpener, TlsObserver
@@ -50,8 +51,9 @@ from zonerelay.delivery.connection.slots import AllowanceOf, Slot
 from zonerelay.delivery.peer.connection_key import ANY_CONNECTION, ConnectionKey, Terms
 from zonerelay.delivery.peer.sockets import HostTrouble, NoSource, SourceTrouble
 from zonerelay.delivery.rewrite.rendering import Renderer, RenderError
+from zonerelay.delivery.rewrite.stored_pieces import ReadBody
 from zonerelay.delivery.source.selection import SourceSelection, from_elsewhere, sent_from
-from zonerelay.delivery.tls.plan import TlsaLookup, TlsPlan, TlsPlanner, named_after
+from zonerelay.delivery.tls.plan import HostLookup, TlsPlan, TlsPlanner, named_after
 from zonerelay.delivery.tls.policy import TlsPolicy
 from zonerelay.model.clock import Clock
 from zonerelay.model.outcome import Outcome, Scope, Verdict
@@ -61,25 +63,18 @@ from zonerelay.smtp.client.transaction import Transaction
 from zonerelay.store.contract import StoreError
 
 MAX_LACKING = 20
-"""Addresses of hosts that are found, in one attempt, to lack what the message needs."""
-
-
-class AddressLookup(TlsaLookup, Protocol):
-    """Where the addresses of an MX host come from, and what DNS says about its TLS."""
-
-    async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
-        """Most wanted first; `failure` when there are none. Raises nothing but CancelledError."""
+"""Addresses of hosts that one attempt may find to lack what the message needs."""
 
 
 class SmtpCourier:
-    """One per worker: owns every outgoing connection."""
+    """One per worker. Owns every outgoing connection."""
 
     def __init__(
         self,
         settings: DeliverySettings,
         *,
         hostname: str,
-        addresses: AddressLookup,
+        addresses: HostLookup,
         sources: SourceSelection,
         logins: Logins,
         read_body: ReadBody,
@@ -108,8 +103,8 @@ class SmtpCourier:
         self.close_idle = self._pool.close_idle
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
-        """One outcome per delivery, in order. Raises nothing but CancelledError, and that only while no peer
-        has answered for anybody.
+        """Returns one outcome per delivery, in order. Raises only CancelledError, and only while no peer has
+        answered for a recipient.
         """
         route = named_after(batch.deliveries, batch.route, batch.zone)
         state = BatchState(Terms(batch.zone, route, ANY_CONNECTION), batch, self._read_body)
@@ -125,7 +120,7 @@ class SmtpCourier:
                 raise
             progress.settle_open(_CUT_SHORT)
         except NoTurnError:
-            progress.undecided(_NO_TURN)  # what peers have said so far stands
+            progress.undecided(_NO_TURN)  # the peers' replies so far stand
         except NoLogin as trouble:
             progress.host_failed("", trouble)
         except Exception as error:  # noqa: BLE001  DESIGN rule 3: unknown trouble is temporary
@@ -155,11 +150,11 @@ class SmtpCourier:
             await self._attempt(state)
 
     async def close(self) -> None:
-        """Say goodbye to idle peers, within `quit_timeout`; active sessions end when they are done."""
+        """Sends QUIT to idle peers within `quit_timeout`. Active sessions end when their batch is done."""
         await self._pool.close()
 
     def read_authorities_again(self) -> None:
-        """The machine's trusted authorities may have changed; new connections go by what there is now."""
+        """Makes new connections read the machine's trusted authorities again."""
         self._tls.forget_contexts()
 
     def open_connections(self, zone: str) -> int:
@@ -182,7 +177,9 @@ class SmtpCourier:
             await self._find_takers(state, reused=session is not None)
 
     async def _attempt_from_sources(self, state: BatchState) -> None:
-        """From the batch's own source; from the next one if that cannot be used here."""
+        """Attempts from the batch's own source, and from the next one when that source cannot be used
+        here.
+        """
         batch = state.batch
         while state.progress.open:
             key = self._sources.choose(batch.zone, batch.route, batch.message, state.unfit)
@@ -197,9 +194,9 @@ class SmtpCourier:
             state.unfit.add(key.source.name)
 
     async def _find_takers(self, state: BatchState, *, reused: bool) -> None:
-        """Go from connection to connection until nobody is open or nothing is left to try.
+        """Goes from connection to connection until no recipient is open or nothing is left to try.
 
-        `reused`: a connection that was idle has been tried; only fresh ones are, from here on.
+        `reused`: an idle connection has been tried, so only fresh connections follow.
         """
         terms = state.terms
         slot: Slot | None = None
@@ -222,7 +219,7 @@ class SmtpCourier:
                             if state.source_unfit or isinstance(opened, NoLogin):
                                 return
                             break
-                        slot = None  # the session's now
+                        slot = None  # the session owns it now
                         before = len(state.progress.open)
                         limited = await self._use(opened, state)
                         if not state.progress.open:
@@ -235,13 +232,13 @@ class SmtpCourier:
     async def _open(
         self, state: BatchState, slot: Slot, host: MxHost, ip: str, plan: TlsPlan
     ) -> Session | HostTrouble:
-        """A new connection, which takes the slot, or why there is none."""
+        """Returns a new connection, which owns the slot from then on, or the reason why there is none."""
         terms = state.terms
         try:
             try:
                 session = await self._opener.open(terms, host, ip, slot, plan)
             except HostTrouble as trouble:
-                # It may take fewer connections than we allow: those that are idle there give way to this one.
+                # The host may take fewer connections than we allow: its idle ones give way to this one.
                 if not (trouble.is_not_now and await self._pool.clear(terms.route)):
                     raise
                 session = await self._opener.open(terms, host, ip, slot, plan)
@@ -265,14 +262,14 @@ class SmtpCourier:
             and self._sources.heard(state.terms, said, trouble.address)
         ):
             state.address_blamed = True
-            self._order.talked(host, ip)  # for others it may be well
+            self._order.talked(host, ip)  # the host may be fine for other sources
         else:
             self._order.troubled(host, ip, trouble)
 
     async def _endpoints(self, state: BatchState) -> AsyncGenerator[tuple[MxHost, str, TlsPlan], None]:
-        """Hosts and addresses to try; a host that cannot be found counts as one that was tried.
+        """Yields hosts and addresses to try. A host that cannot be found counts as tried.
 
-        One that lacks what the message needs does not count.
+        A host that lacks what the message needs does not count.
         """
         left, lacking = self._max_hosts, MAX_LACKING
         found = False
@@ -322,13 +319,13 @@ class SmtpCourier:
         found = await self._addresses.addresses(host.name, ipv6=state.batch.zone.ipv6)
         if not found.ips:
             reply = found.failure.reply if found.failure else Reply(451, "4.3", "no address")
-            # Transient even if the name does not exist: the MX record names it, and may be corrected.
+            # The failure is transient even if the name does not exist: the MX record may be corrected.
             reply = Reply(451, reply.detail if reply.is_transient else "4.3", f"{host.name}: {reply.text}")
             state.progress.host_failed(host.name, HostTrouble(reply, asked=False))
         return found
 
     async def _plan(self, host: MxHost, found: Addresses, state: BatchState) -> TlsPlan | None:
-        """What TLS with this host must be; `None` when that rules it out."""
+        """Returns what TLS with this host must be, `None` when DNS rules the host out."""
         try:
             return await self._planner.plan(state.terms, host, found)
         except HostTrouble as trouble:
@@ -336,9 +333,9 @@ class SmtpCourier:
             return None
 
     async def _use(self, session: Session, state: BatchState) -> bool:
-        """Run transactions on a connection until nobody is open or it is good for nothing more.
+        """Runs transactions on a connection until no recipient is open or the connection can serve no more.
 
-        True when the peer's limits ended it and another connection to it may serve more.
+        Returns true when the peer's limits ended it and another connection to the host may serve more.
         """
         in_step = False
         try:
@@ -370,7 +367,7 @@ class SmtpCourier:
         return in_step and (state.left_out or session.transactions >= session.max_transactions)
 
     def _hear(self, transaction: Transaction, session: Session, state: BatchState) -> None:
-        """Whether somebody refused our address. Those in one transaction mostly share their reply."""
+        """Notes replies that refuse our address. Recipients of one transaction mostly share their reply."""
         replies = {
             outcome.reply
             for outcome in transaction.outcomes

@@ -1,7 +1,7 @@
-"""How far one batch has come while the courier goes from connection to connection.
+"""The outcomes of one batch while the courier goes from connection to connection.
 
-A recipient is *open* until a peer has answered for it. What is known about an open one is
-*tentative*: the outcome it gets when no connection is left to try.
+A recipient is *open* until a peer has answered for it. An open recipient may have a *tentative* outcome: the
+one that it gets when no connection is left to try.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_SMTPUTF8 = Reply(550, "6.7", "the host does not support SMTPUTF8, which the a
 
 
 class Progress:
-    """Outcomes of a batch's deliveries, by their position in it."""
+    """Outcomes of a batch's deliveries, by their position in the batch."""
 
     __slots__ = ("_known", "_tentative", "open")
 
@@ -32,19 +32,20 @@ class Progress:
 
     @property
     def answered(self) -> bool:
-        """Somebody has an outcome."""
+        """True when a recipient has a final outcome."""
         return len(self.open) < len(self._known)
 
     def settle_open(self, outcome: Outcome) -> None:
-        """The same final outcome for everybody who has none."""
+        """Gives every open recipient the same final outcome."""
         for index in self.open:
             self._known[index] = outcome
         self.open = []
 
     def host_failed(self, host: str, trouble: HostTrouble) -> None:
-        """Nobody was asked there; that the next host cannot be asked either outweighs what another said.
+        """Records that a host could not be asked. A later host that cannot be asked outweighs what an earlier
+        host said.
 
-        What is our own trouble outweighs nothing that was said about the mail's being deferred.
+        A trouble of our own (scope LOCAL) does not replace a deferral by a host.
         """
         outcome = Outcome(
             Verdict.DEFERRED,
@@ -61,20 +62,26 @@ class Progress:
             self.undecided(outcome)
 
     def undecided(self, outcome: Outcome) -> None:
-        """There are hosts that were not asked: this deferral, for whom no host has deferred so far."""
+        """Gives this deferral to the open recipients that no host has deferred so far, because some hosts
+        were not asked.
+        """
         for index in self.open:
             known = self._tentative[index]
             if known is None or known.verdict is Verdict.BOUNCED:
                 self._tentative[index] = outcome
 
     def refuse_open(self, reply: Reply, peer: Peer) -> None:
-        """The peer announced that it would refuse the message, so it is not asked."""
+        """Bounces the open recipients: the peer announced that it would refuse the message, so it is not
+        asked.
+        """
         self.settle_open(
             Outcome(Verdict.BOUNCED, reply, Scope.MESSAGE, peer.host, peer.address, peer.tls, local=True)
         )
 
     def unsupported(self, indices: Sequence[int], reply: Reply, peer: Peer) -> None:
-        """This host lacks what these need; final only when every host of the route does."""
+        """Notes that this host lacks what the recipients need. The bounce is final only when every host of
+        the route does.
+        """
         outcome = Outcome(
             Verdict.BOUNCED, reply, Scope.RECIPIENT, peer.host, peer.address, peer.tls, local=True
         )
@@ -83,7 +90,7 @@ class Progress:
                 self._tentative[index] = outcome
 
     def record(self, indices: Sequence[int], transaction: Transaction, peer: Peer) -> None:
-        """Take over what a finished transaction for these recipients has brought."""
+        """Takes over the outcomes of a finished transaction for these recipients."""
         if transaction.unanswered:
             self._suppose(transaction.outcomes[0])
             return
@@ -98,7 +105,7 @@ class Progress:
             self.left_out([index for index in indices if self._known[index] is None], peer)
 
     def left_out(self, indices: Sequence[int], peer: Peer) -> None:
-        """One transaction did not do for them; another one is to follow."""
+        """Notes that the recipients need another transaction."""
         later = Outcome(
             Verdict.DEFERRED, OVERFLOW, Scope.RECIPIENT, peer.host, peer.address, peer.tls, counts=False
         )
@@ -106,7 +113,7 @@ class Progress:
             self._tentative[index] = later
 
     def outcomes(self, otherwise: Outcome) -> list[Outcome]:
-        """The result. A host that answered for some would talk, so the rest is no HOST trouble."""
+        """Returns the result. When a host has answered for some recipients, the rest has no HOST trouble."""
         answered = self.answered
         for index in self.open:
             outcome = self._tentative[index] or otherwise

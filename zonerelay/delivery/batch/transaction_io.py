@@ -1,13 +1,11 @@
-"""Carries one transaction out on one connection: bytes, bodies and deadlines, but no decisions.
+"""Runs one transaction on one connection: bytes, bodies and deadlines, but no decisions.
 
-A broken connection, a silent or confused peer and a body that cannot be read to its end become
-outcomes of the transaction, which is DONE afterwards. When the body cannot be read the
-final dot is never sent and the connection is aborted, so no peer takes a cut message.
+A broken connection, a silent or confused peer and a body that cannot be read to its end become outcomes of
+the transaction, which is DONE afterwards. When the body cannot be read, the final dot is never sent and the
+connection is aborted, so that no peer takes a truncated message.
 """
 
 from __future__ import annotations
-
-from collections.abc import AsyncIterator, Callable
 
 from zonerelay.config.settings import DeliverySettings
 from zonerelay.delivery.connection.client_protocol import (
@@ -15,8 +13,8 @@ from zonerelay.delivery.connection.client_protocol import (
     ProtocolError,
     ReplyTimeoutError,
 )
+from zonerelay.delivery.rewrite.stored_pieces import ReadBody
 from zonerelay.model.envelope import Message
-from zonerelay.model.message_id import MessageId
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.chunk_lines import ChunkLines
 from zonerelay.smtp.client.chunked import ChunkedTransaction
@@ -26,9 +24,8 @@ from zonerelay.smtp.client.transaction import Phase, Transaction
 from zonerelay.store.contract import StoreCorruptError, StoreError
 
 MAX_UNANSWERED_CHUNKS = 16
-"""Chunks on the way to a peer: with 64 KiB each, a megabyte for every round trip."""
+"""Chunks that the peer has not answered: with 64 KiB each, one megabyte for every round trip."""
 
-ReadBody = Callable[[MessageId], AsyncIterator[bytes]]
 Timeouts = dict[Phase, float]
 
 
@@ -49,11 +46,11 @@ def phase_timeouts(settings: DeliverySettings) -> Timeouts:
 
 
 class Body:
-    """A stored body on its way out. `open` reads the first piece before the peer is bothered.
+    """A stored body while it is sent. `open` reads the first piece before the first command to the peer.
 
-    A body of one piece is in memory then and can be sent again; a longer one is read once, and
-    `spent` tells that a new Body is needed. Every method raises StoreError when the store
-    fails or when the length is not the message's: a message must not be completed then.
+    A body of one piece stays in memory and can be sent again. A longer body is read once, and `spent` says
+    that a new Body is needed. Every method raises StoreError when the store fails or when the length is not
+    the message's; then the message must not be completed.
     """
 
     __slots__ = ("_pieces", "_seen", "_size", "head", "plain_lines", "spent", "whole")
@@ -61,7 +58,7 @@ class Body:
     def __init__(self, read_body: ReadBody, message: Message) -> None:
         self.head = b""
         self.whole = False
-        """True when `head` is all there is."""
+        """True when `head` is the complete body."""
         self.spent = False
         self.plain_lines = message.plain_lines
         self._size = message.size
@@ -75,12 +72,12 @@ class Body:
             self.whole = True
 
     async def next(self) -> bytes:
-        """What follows `head`, piece by piece; `b""` at the end."""
+        """Returns the piece after `head`, and so on; `b""` at the end."""
         self.spent = True
         return self._count(await anext(self._pieces, b""))
 
     async def close(self) -> None:
-        """Needed unless the body is `whole`: then it has been read to its end."""
+        """Releases the reader. A `whole` body has been read to its end and needs no close."""
         close = getattr(self._pieces, "aclose", None)  # generators hold resources, plain iterators need not
         if close is not None:
             await close()
@@ -95,7 +92,7 @@ class Body:
 async def run_transaction(
     transaction: Transaction, protocol: ClientProtocol, body: Body, timeouts: Timeouts
 ) -> None:
-    """Run the transaction until it is DONE. Raises nothing but CancelledError and our own bugs."""
+    """Runs the transaction until it is DONE. Raises only CancelledError, and exceptions that are bugs."""
     try:
         protocol.write(transaction.begin())
         if transaction.at_once:
@@ -110,7 +107,7 @@ async def run_transaction(
                     transaction.body_sent()
                     phase = transaction.phase
             elif phase is Phase.CHUNKS:
-                assert isinstance(transaction, ChunkedTransaction)  # nobody else comes here
+                assert isinstance(transaction, ChunkedTransaction)  # only BDAT has chunks
                 await _send_chunks(transaction, protocol, body, timeouts[phase])
                 continue
             reply = protocol.next_reply() or await protocol.reply(timeouts[phase])
@@ -130,11 +127,14 @@ async def run_transaction(
 
 
 def unreadable(error: StoreError) -> Reply:
+    """Returns the deferral for a message that the store cannot read."""
     return Reply(451, "3.0", f"the message could not be read from the store: {error}")
 
 
 def _send_whole(body: Body, protocol: ClientProtocol) -> bool:
-    """True when the body and the final dot were written, false when the peer has answered before."""
+    """Writes the body and the final dot. Returns false, without writing, when the peer has answered
+    before.
+    """
     if protocol.heard:
         return False
     protocol.write(stuffed(body.head, plain=body.plain_lines))
@@ -142,7 +142,7 @@ def _send_whole(body: Body, protocol: ClientProtocol) -> bool:
 
 
 async def _send(body: Body, protocol: ClientProtocol, timeout: float) -> bool:
-    """Like `_send_whole`, for a body that is read while it is sent."""
+    """Does the same as `_send_whole` for a body that is read while it is sent."""
     stuffer = PlainLines() if body.plain_lines else DotStuffer()
     piece = stuffer.feed(body.head)
     while following := await body.next():
@@ -151,7 +151,7 @@ async def _send(body: Body, protocol: ClientProtocol, timeout: float) -> bool:
         protocol.write(piece)
         await protocol.drain(timeout)
         piece = stuffer.feed(following)
-    # What is lost before this returns was certainly not complete, so it is not in doubt.
+    # A message that is lost before this returns was certainly not complete, so it is not in doubt.
     await protocol.flush(timeout)
     if protocol.heard:
         return False
@@ -162,9 +162,9 @@ async def _send(body: Body, protocol: ClientProtocol, timeout: float) -> bool:
 async def _send_chunks(
     transaction: ChunkedTransaction, protocol: ClientProtocol, body: Body, timeout: float
 ) -> None:
-    """All but the first octet, a chunk for each piece that is read, until the last or a refusal.
+    """Sends the body after its first octet, one chunk for each piece, until the last chunk or a refusal.
 
-    What waits in this process is bounded by the write limit, what was not answered by MAX_UNANSWERED_CHUNKS.
+    The write limit bounds what waits in this process, MAX_UNANSWERED_CHUNKS what the peer has not answered.
     """
     lines = ChunkLines(plain=body.plain_lines)
     piece = lines.feed(body.head)[1:]
@@ -178,7 +178,7 @@ async def _send_chunks(
         piece = lines.feed(following)
         if not _hear_all(transaction, protocol):
             return
-    # What is lost before the last chunk is written is certainly not complete, so it is not in doubt.
+    # A message that is lost before its last chunk is written is certainly not complete: it is not in doubt.
     while transaction.unanswered_chunks and protocol.unsent:
         _hear(transaction, protocol, protocol.next_reply() or await protocol.reply(timeout))
         if transaction.phase is not Phase.CHUNKS:
@@ -188,7 +188,7 @@ async def _send_chunks(
 
 
 def _hear_all(transaction: ChunkedTransaction, protocol: ClientProtocol) -> bool:
-    """Take the replies that are here; false when the rest is not to be sent."""
+    """Takes the replies that have arrived. Returns false when the rest must not be sent."""
     while transaction.phase is Phase.CHUNKS and (reply := protocol.next_reply()):
         _hear(transaction, protocol, reply)
     return transaction.phase is Phase.CHUNKS

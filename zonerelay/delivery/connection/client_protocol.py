@@ -1,12 +1,11 @@
-"""One connection to a peer as lines in and bytes out: the asyncio protocol that transactions use.
+"""The asyncio protocol of an outgoing connection: reply lines in, bytes out.
 
-Made for reuse thousands of times: no task, no timeout context and at most one future per wait, and one
-timer for the life of the connection that is moved, not remade, from phase to phase.
+It is made for thousands of transactions on one connection: no task, no timeout context, at most one future
+per wait, and one timer for the life of the connection, which moves from phase to phase.
 
-Promises: replies that arrived before the connection broke are still returned; every wait ends by its
-deadline; memory is bounded by the write limit and the reply parser's caps; bytes that
-arrive while nobody waits (`idle`) close the connection, because the next command
-would be paired with the wrong reply.
+Promises: a reply that arrived before the connection broke is still returned; every wait ends by its deadline;
+the write limit and the reply parser's limits bound memory; bytes that arrive on an idle connection (`idle`)
+close it, because the next command would be paired with the wrong reply.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ from zonerelay.model.reply import Reply
 from zonerelay.smtp.client.replies import ReplyParser
 
 WRITE_LIMIT = 256 * 1024
-"""Octets queued in this process before the writer has to wait."""
+"""Octets queued in this process before the writer waits."""
 
 
 QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # Linux only
 
 
 class ProtocolError(Exception):
-    """The connection cannot be used any more; `detail` is the RFC 3463 subject and detail."""
+    """The connection cannot be used any more. `detail` is the RFC 3463 subject and detail."""
 
     detail = "4.2"
 
 
 class ConnectionLostError(ProtocolError):
-    """Connection lost"""
+    """The connection is lost."""
 
 
 class ReplyTimeoutError(ProtocolError):
-    """Timed out"""
+    """The reply did not come before its deadline."""
 
 
 class ClientProtocol(asyncio.Protocol):
-    """Owns an open transport; `on_lost` is called exactly once, when the socket is gone."""
+    """Owns an open transport. Calls `on_lost` exactly once, when the socket is gone."""
 
     def __init__(
         self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, on_lost: Callable[[], None]
@@ -54,17 +53,17 @@ class ClientProtocol(asyncio.Protocol):
         self._parser = parser = ReplyParser()
         self._feed = parser.feed
         self.next_reply = parser.next_reply
-        """A reply that is here already, or `None`. Raises PeerError."""
+        """Returns a reply that has arrived, or `None`. Raises PeerError."""
         self._paused = False
         self._waiter: asyncio.Future[None] | None = None
         self._deadline = 0.0
-        # Not asked for its time: with less than a millisecond to go uvloop's handles have none.
+        # The handle is not asked for its time: uvloop's have none with less than a millisecond to go.
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
         transport.set_write_buffer_limits(high=WRITE_LIMIT)
         transport.set_protocol(self)
 
-    # What the transport calls.
+    # Callbacks of the transport.
 
     def data_received(self, data: bytes) -> None:
         self._feed(data)
@@ -91,16 +90,18 @@ class ClientProtocol(asyncio.Protocol):
         self._paused = False
         self._wake()
 
-    # What a transaction calls.
+    # Methods for a transaction.
 
     @property
     def usable(self) -> bool:
-        """True when a new transaction may start: open, and every byte that came was asked for."""
+        """True when a new transaction may start: the connection is open and every byte that came was asked
+        for.
+        """
         return not (self.lost or self._parser.has_input or self._transport.is_closing())
 
     @property
     def heard(self) -> bool:
-        """True when the peer has begun to say something that was not read yet."""
+        """True when the peer has sent bytes that were not read yet."""
         return self._parser.has_input
 
     @property
@@ -110,7 +111,7 @@ class ClientProtocol(asyncio.Protocol):
 
     @property
     def unsent(self) -> bool:
-        """True while anything that was written has not left this process."""
+        """True while written bytes have not left this process."""
         return self._transport.get_write_buffer_size() > 0
 
     def write(self, data: bytes) -> None:
@@ -119,18 +120,18 @@ class ClientProtocol(asyncio.Protocol):
         self._transport.write(data)
 
     def acknowledge_at_once(self) -> None:
-        """Do not delay the acknowledgment of what comes next, where the system lets us say so.
+        """Asks the system not to delay the acknowledgment of the next segment, where it has such an option.
 
-        A peer that answers in two small packets would hold the second back until the first is
-        acknowledged (Nagle), which takes 40 ms when we have nothing to send: Postfix does with BDAT.
+        A peer that answers in two small segments (Postfix with BDAT) holds the second back until the first is
+        acknowledged (Nagle). The delay is 40 ms when this side has nothing to send.
         """
         sock = self._transport.get_extra_info("socket")
         if QUICKACK is not None and sock is not None:
-            with contextlib.suppress(OSError):  # the connection is gone: reading will tell
+            with contextlib.suppress(OSError):  # the connection is gone, and the next read reports it
                 sock.setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
 
     async def reply(self, timeout: float) -> Reply:
-        """The next reply, when `next_reply` had none; `timeout` covers all of it.
+        """Waits for the next reply after `next_reply` had none; `timeout` (seconds) covers the whole reply.
 
         Raises ConnectionLostError, ReplyTimeoutError or PeerError.
         """
@@ -144,7 +145,10 @@ class ClientProtocol(asyncio.Protocol):
         raise ConnectionLostError
 
     async def drain(self, timeout: float) -> None:
-        """Wait while the peer reads slower than we write, until it does, says something, or is gone."""
+        """Waits while the peer reads slower than we write. Returns when it catches up or sends a reply.
+
+        Raises ConnectionLostError or ReplyTimeoutError.
+        """
         if self._paused:
             self._start_clock(timeout)
         while self._paused and not self.lost and not self._parser.has_input:
@@ -153,7 +157,9 @@ class ClientProtocol(asyncio.Protocol):
             raise ConnectionLostError
 
     async def flush(self, timeout: float) -> None:
-        """Like `drain`, until everything written has left (with TLS: all but what one write may hold)."""
+        """Waits like `drain` until everything written has left (with TLS, all but what one write may
+        hold).
+        """
         if not self._transport.get_write_buffer_size():
             return  # TLS transports would pause us at a limit of 0, and find no reason to resume
         self._transport.set_write_buffer_limits(high=0)
@@ -163,9 +169,8 @@ class ClientProtocol(asyncio.Protocol):
             self._transport.set_write_buffer_limits(high=WRITE_LIMIT)
 
     def quit(self, timeout: float) -> None:
-        """Say goodbye without waiting for the answer; `timeout` bounds how long closing may take.
-
-        Not hearing the 221 is what Postfix does too: there is nothing left that it could tell us.
+        """Sends QUIT and closes without waiting for the 221, as Postfix does. `timeout` bounds the closing,
+        in seconds.
         """
         if not self._transport.is_closing():
             self.idle = False
@@ -177,7 +182,7 @@ class ClientProtocol(asyncio.Protocol):
             self._timer = self._loop.call_later(timeout, self._transport.abort)
 
     def abort(self) -> None:
-        """Close now and drop what is queued: a body that must not be completed ends here."""
+        """Closes at once and drops queued bytes. A body that must not be completed ends here."""
         self._transport.abort()
 
     # Waiting.
@@ -190,7 +195,9 @@ class ClientProtocol(asyncio.Protocol):
                 waiter.set_result(None)
 
     def _change(self) -> asyncio.Future[None]:
-        """Done when anything has happened, while the clock runs. Raises ReplyTimeoutError after its time."""
+        """Returns a future that is done after the next event, while the clock runs. Raises ReplyTimeoutError
+        afterwards.
+        """
         if self._timer is None:
             raise ReplyTimeoutError
         waiter = self._waiter = self._loop.create_future()

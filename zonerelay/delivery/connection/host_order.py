@@ -1,7 +1,19 @@
-"""In which order the hosts of a route are tried: by preference, and what is dead after everything else.
+"""Orders the hosts of a route: by preference, dead hosts last.
 
-Equal ones are shuffled (RFC 5321 5.1); in a zone that shares its mail between next hops each batch has one of
-the equal ones to begin with, and idle connections to it alone (`ConnectionKey.host`).
+Equal hosts are shuffled (RFC 5321 5.1). In a zone that shares its mail between next hops each batch begins
+with one of the equal hosts and uses idle connections to that host only (`ConnectionKey.host`).
+
+    up ──connecting fails, or the greeting is bad──▶ down for 30 s ──▶ a probe ──it talks──▶ up
+                                                        ▲                 │
+                                                        └── twice as long, up to 10 minutes
+
+The state is kept for each address (`ip:port`) and, for the choice between hosts before their look-up, for
+each `name:port`. While the time of an address runs, and while its probe is under way, the address is tried
+after all others. When its time is over, one batch tries it in its usual place. No address is ever left out:
+with every address down mail is tried as if none were.
+
+The module does no I/O. Of more than `MAX_REMEMBERED` dead hosts the ones that failed longest ago are
+forgotten.
 """
 
 from __future__ import annotations
@@ -20,7 +32,7 @@ FIRST_PAUSE = 30.0
 LONGEST_PAUSE = 600.0
 
 PROBE_TIME = 60.0
-"""How long the batch that tries a host again keeps others from it, should it never report back."""
+"""Seconds for which a probe keeps other batches from the host, should the probe never report."""
 
 MAX_REMEMBERED = 10_000
 
@@ -35,7 +47,7 @@ class _Down:
 
 
 class DeadHosts:
-    """One per worker. As a condition: whether anything is down at all."""
+    """One per worker. False as a condition while no host is down."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -45,7 +57,9 @@ class DeadHosts:
         return bool(self._down)
 
     def is_down(self, key: str) -> bool:
-        """Whether to try others first. When its time is over the first to ask is its probe, and told no."""
+        """True when other hosts go first. After the host's time the first call is its probe and returns
+        false.
+        """
         down = self._down.get(key)
         if down is None:
             return False
@@ -57,12 +71,12 @@ class DeadHosts:
         return False
 
     def looks_down(self, key: str) -> bool:
-        """The same for who only wants to know, and tries nothing."""
+        """Returns the same as `is_down` without starting a probe."""
         down = self._down.get(key)
         return down is not None and self._clock.monotonic() < down.until
 
     def failed(self, key: str) -> None:
-        """Ten connections that fail together are one failure, not ten doublings."""
+        """Notes a failure. Connections that fail together count as one failure, not as several doublings."""
         now = self._clock.monotonic()
         down = self._down.get(key)
         if down is None:
@@ -91,7 +105,7 @@ class HostOrder:
         self._dead_hosts = DeadHosts(clock)
 
     def first_of(self, route: Route) -> str:
-        """One of the most preferred hosts that are not known to be dead, for `ConnectionKey.host`."""
+        """Returns one of the most preferred hosts that are not known to be dead, for `ConnectionKey.host`."""
         most = route.hosts[0].preference if route.hosts else 0
         best = [_name(host) for host in route.hosts if host.preference == most]
         if self._dead_hosts:
@@ -108,11 +122,11 @@ class HostOrder:
             yield from group
 
     def is_down(self, host: MxHost, ip: str) -> bool:
-        """Whether to try it last. To be asked right before it is tried: see `DeadHosts.is_down`."""
+        """True when the address is tried last. Call it right before the attempt: see `DeadHosts.is_down`."""
         return bool(self._dead_hosts) and self._dead_hosts.is_down(display_address(ip, host.port))
 
     def talked(self, host: MxHost, ip: str) -> None:
-        """It was connected to, and answered like a mail server."""
+        """Notes that the host accepted a connection and answered like a mail server."""
         if self._dead_hosts:
             for key in _keys(host, ip):
                 self._dead_hosts.talked(key)

@@ -1,20 +1,21 @@
-"""Connections between transactions: which wait for more mail, which make room, which are closed.
+"""Connections between transactions: which stay idle, which make room, which are closed.
 
-- The connection that became idle last is reused first: few stay warm, the others time out.
-- A connection serves mail of its own destination and key only: same TLS demand, same source, same log-in.
-- An idle connection never keeps a new one from opening. When a limit is reached the one that has been
-  idle longest makes room: at the same site if that is full, else of the zone, and there those that were used
-  once go first, or a crowd of hosts with a message each would close what others' next mail goes by, and those
-  with `more` to come at once go last. Each waiter has one closed for it, not one at every look. Where the
-  host itself refuses one more, all that are idle there do. Where other workers wait for shared limits, what
-  has been idle for `IN_THE_WAY` is closed for them, and what they are to have as soon as its transaction is
-  over.
-- Room in a zone goes to whoever has waited longest for it.
-- One timer closes idle connections on time; taking one and giving it back touch no timer.
-- A connection ends with QUIT, bounded by `quit_timeout`. One on which the peer has said anything unasked is
-  not used again.
+- The connection that became idle last is reused first, so that few connections stay warm and the others time
+  out.
+- A connection serves mail of its own destination and connection key only: same TLS demand, source and log-in.
+- An idle connection never keeps a new one from opening. When a limit is reached, the connection that has been
+  idle longest is closed: at the same site if the site is full, else of the zone. In the zone, connections
+  that were used once go first, so that many hosts with one message each do not close the connections of other
+  mail; connections with `more` mail to come at once go last. Each waiter has one connection closed for it,
+  not one at every look. When the host itself refuses one more connection, all idle ones to it are closed.
+  When other workers wait for shared limits, connections that have been idle for `IN_THE_WAY` are closed, and
+  a connection that another worker is to have is closed after its transaction.
+- Room in a zone goes to the batch that has waited longest.
+- One timer closes idle connections on time. Taking a connection and giving it back touch no timer.
+- A connection ends with QUIT, bounded by `quit_timeout`. A connection on which the peer has sent unexpected
+  bytes is not used again.
 
-The scheduler starts no more batches than the limits allow; should it, they wait here.
+The scheduler starts no more batches than the limits allow. A batch beyond the limits waits here.
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ from zonerelay.delivery.peer.connection_key import PoolKey, Terms
 from zonerelay.routing.destinations.nexthop import Route
 
 NOTICE_TIME = 0.3
-"""Seconds that a host has to notice that we have closed connections."""
+"""Seconds that a host has to notice closed connections."""
 
 PATIENCE = 0.5
 """Seconds that a connection has to close before another one makes room as well."""
 
 IN_THE_WAY = 0.3
-"""Seconds that a connection is idle before it makes room for another worker's: most are used again soon."""
+"""Seconds that a connection is idle before it makes room for another worker: most connections are used again
+sooner.
+"""
 
-# In the order in which they became idle.
+# Idle connections, in the order in which they became idle.
 _Idle = dict[Slot, Session]
 
 
@@ -48,15 +51,15 @@ class Pool:
         self._slots = Slots(self._on_release, shared)
         self._idle_of: dict[PoolKey, _Idle] = {}
         self._idle_in: defaultdict[str, _Idle] = defaultdict(dict)  # zones are few and stay
-        self._used_once: defaultdict[str, _Idle] = defaultdict(dict)  # of those
-        self._more: set[Slot] = set()  # also of those
+        self._used_once: defaultdict[str, _Idle] = defaultdict(dict)  # a part of _idle_in
+        self._more: set[Slot] = set()  # a part of _idle_in
         self._closing: defaultdict[str, dict[Slot, float]] = defaultdict(dict)
         """Since when."""
-        # In the order in which they came: who has waited longest looks first.
+        # In the order of their arrival: the one that has waited longest looks first.
         self._waiters: dict[asyncio.Future[None], None] = {}
-        # Who waits for room in a zone, in order: a newcomer would take what was made for somebody else.
+        # Waiters for room in a zone, in order: without it a later one takes the room made for an earlier one.
         self._lines: dict[str, dict[object, None]] = {}
-        # Not asked for its time: with less than a millisecond to go uvloop's handles have none.
+        # The handle is not asked for its time: uvloop's have none with less than a millisecond to go.
         self._timer: asyncio.Handle | None = None
         self._sweep_at = 0.0
         self._closed = False
@@ -65,7 +68,7 @@ class Pool:
         return self._slots.open_in(zone)
 
     async def acquire(self, terms: Terms) -> Session | Slot:
-        """An idle connection, or else the right to open one; waits while there is neither."""
+        """Returns an idle connection, or else the right to open one; waits while there is neither."""
         place = object()
         try:
             while (session := self.take(terms)) is None:
@@ -77,7 +80,7 @@ class Pool:
             self._leave_line(terms.zone.name, place)
 
     async def reserve(self, terms: Terms) -> Slot:
-        """The right to open a connection; waits for room."""
+        """Returns the right to open a connection; waits for room."""
         place = object()
         try:
             while not self._has_room(terms, place):
@@ -87,8 +90,10 @@ class Pool:
             self._leave_line(terms.zone.name, place)
 
     def give_back(self, session: Session, *, more: bool = False) -> None:
-        """The transaction is over and the connection is in step: keep it for the next one, or say goodbye.
-        `more`: the next one is likely to come at once.
+        """Takes a connection after a transaction and keeps it, or closes it. `more`: the next transaction
+        follows at once.
+
+        The connection must be in step: every command has its reply.
         """
         if not session.protocol.usable:
             session.protocol.abort()
@@ -102,12 +107,12 @@ class Pool:
             self._keep(session, session.terms.zone.connection_idle_timeout, more=more)
 
     def granted(self) -> None:
-        """There may be room that others had."""
+        """Wakes the waiters: another worker may have left room."""
         if self._waiters:
             self._wake()
 
     def relieve(self, zone: str) -> None:
-        """Close what is idle and stands in other workers' way."""
+        """Closes idle connections that other workers wait for."""
         idle = self._idle_in.get(zone)
         if self._slots.shared is None or not idle:
             return
@@ -126,7 +131,9 @@ class Pool:
                 self._dismiss(session)
 
     async def clear(self, route: Route) -> bool:
-        """Close what is idle at the route's hosts, and give them time to notice. False when nothing was."""
+        """Closes the idle connections to the route's hosts and waits until the hosts notice. False when there
+        were none.
+        """
         idle = self._idle_in.get(route.zone)
         there = [session for slot, session in (idle or {}).items() if slot.site == route.site]
         for session in there:
@@ -138,7 +145,9 @@ class Pool:
         return bool(there)
 
     async def close(self) -> None:
-        """Close what is idle and wait until it is; what is active is closed when it is given back."""
+        """Closes idle connections and waits for them. Active connections are closed when they are
+        given back.
+        """
         self._closed = True
         closing = [slot for idle in self._idle_in.values() for slot in idle]
         self.close_idle()
@@ -151,7 +160,7 @@ class Pool:
     # Idle connections.
 
     def take(self, terms: Terms) -> Session | None:
-        """An idle connection, if there is one."""
+        """Returns an idle connection, or `None`."""
         pool_key = terms.pool_key
         while waiting := self._idle_of.get(pool_key):
             slot, session = waiting.popitem()
@@ -164,7 +173,7 @@ class Pool:
                 protocol.abort()
             elif session.suits(terms):
                 return session
-            else:  # opened under settings that no longer hold: TLS, names, source
+            else:  # it was opened under settings that no longer hold: TLS, names, source
                 self._quit(session)
         return None
 
@@ -213,7 +222,7 @@ class Pool:
         session.protocol.quit(self._quit_timeout)
 
     def _sweep(self) -> None:
-        """Close what has been idle too long; within a zone the first is always the oldest."""
+        """Closes connections that have been idle too long. Within a zone the first is always the oldest."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._timer = None
@@ -231,10 +240,10 @@ class Pool:
     # Limits.
 
     def _has_room(self, terms: Terms, place: object) -> bool:
-        """True when a connection may be opened now. If not, an idle one is told to make room.
+        """True when a connection may be opened now. If not, an idle connection is told to make room.
 
-        `place` is the asker's in the zone's line, which he enters when the zone is full and leaves while it
-        is something else that is full: then he would only keep others waiting.
+        `place` stands for the caller in the zone's line. The caller enters the line when the zone is full and
+        leaves it while another limit is reached, because it would only keep others waiting.
         """
         zone = terms.zone
         if self._slots.site_is_full(terms):
@@ -243,7 +252,7 @@ class Pool:
             return False
         line = self._lines.get(zone.name)
         ahead = 0 if line is None else _ahead(line, place)
-        # What is free is for those ahead.
+        # Free room belongs to the waiters ahead.
         lacking = self._slots.open_in(zone.name) + ahead + 1 - zone.max_connections
         if self._slots.zone_is_full(zone) or lacking > 0:
             self._lines.setdefault(zone.name, {})[place] = None
@@ -275,7 +284,7 @@ class Pool:
             self._dismiss(next((each for slot, each in idle.items() if slot not in self._more), first))
 
     def _evict_at(self, route: Route) -> None:
-        """One of the line's own first: another line's may be no use to it."""
+        """Closes an idle connection at the site, of the same destination if there is one."""
         idle = self._idle_in.get(route.zone)
         there = [session for slot, session in (idle or {}).items() if slot.site == route.site]
         if there:
@@ -304,5 +313,5 @@ class Pool:
 
 
 def _ahead(line: dict[object, None], place: object) -> int:
-    """How many stand before a place in line; all of them when it is not there yet."""
+    """Returns how many places stand before a place in line; all of them when it is not in line yet."""
     return next((number for number, each in enumerate(line) if each is place), len(line))

@@ -1,18 +1,20 @@
-"""Brings a connection from nothing to the point where transactions can start. aiosmtplib lives here only.
+"""Brings a connection from a host's address to the point where transactions can start. The only home of
+aiosmtplib.
 
-aiosmtplib reads the greeting and does EHLO, HELO and STARTTLS on a socket that we opened; then our
-own `ClientProtocol` takes the transport over. What of aiosmtplib is avoided, and why:
+aiosmtplib reads the greeting and does EHLO, HELO and STARTTLS on a socket of ours; then `ClientProtocol`
+takes over the transport. Parts of aiosmtplib that the relay avoids, with the reasons:
 
-- Its opportunistic STARTTLS verifies certificates, fails hard and leaves the socket open when the
-  handshake breaks, so it is told `start_tls=False` and the policy is applied here.
-- It connects by name (getaddrinfo in a thread, no MX order), so it is given `sock`.
-- After cancellation or an error it may hold its lock and the socket, so each object serves one
-  connection and whatever is not handed over is aborted in `finally`.
-- MAIL, RCPT and DATA reparse addresses, want the whole message and one reply at a time: not used.
+- Its opportunistic STARTTLS verifies certificates, fails hard and leaves the socket open after a broken
+  handshake. It gets `start_tls=False`, and the policy is applied here.
+- It connects by name (getaddrinfo in a thread, no MX order), so it gets `sock`.
+- After cancellation or an error it may keep its lock and the socket, so each object serves one connection,
+  and a connection that is not handed over is aborted in `finally`.
+- Its MAIL, RCPT and DATA parse addresses again and want the whole message and one reply at a time, so they
+  are not used.
 
-A host that will not talk is `HostTrouble` with a transient reply, also when it greets with 5yz
-(Postfix: smtp_skip_5xx_greeting): that is about the host, not about the mail, and another
-host or another day may do.
+A host that refuses to talk is `HostTrouble` with a transient reply, a greeting with 5yz included (Postfix:
+smtp_skip_5xx_greeting): the refusal is about the host, not about the mail, and another host or a later
+attempt may do.
 """
 
 from __future__ import annotations
@@ -43,14 +45,14 @@ from zonerelay.smtp.client.transaction import Peer
 
 
 class TlsTrouble(HostTrouble):
-    """The host talks, but not with the TLS that was asked for."""
+    """The host talks, but not with the TLS that the plan demands."""
 
 
 class TlsObserver(Protocol):
-    """Is told how each connection that was to be encrypted turned out; `telemetry.events` has it."""
+    """Hears how each connection that was to be encrypted turned out; `telemetry.events` has it."""
 
     def __call__(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
-        """`result`: ok, failed or fallback; `why` comes with the first fallback of a host."""
+        """`result`: ok, failed or fallback. `why` comes with the first fallback of a host."""
 
 
 IN_CLEAR = Proof("none")
@@ -58,7 +60,7 @@ IN_CLEAR = Proof("none")
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A connection ready for transactions, and what is known about the other end."""
+    """A connection ready for transactions, and what is known about the peer."""
 
     protocol: ClientProtocol
     peer: Peer
@@ -68,15 +70,15 @@ class Session:
     transactions: int = 0
     idle_until: float = 0.0
     pool_key: PoolKey = field(init=False)
-    """What mail it may carry."""
+    """The key under which the pool keeps the connection."""
     max_transactions: int = field(init=False)
-    """What the zone and the peer (MAILMAX, RFC 9422) allow."""
+    """The number that the zone and the peer (MAILMAX, RFC 9422) allow."""
     domains: set[str] = field(default_factory=set)
-    """Of the recipients so far; kept only where the peer limits them."""
+    """Domains of the recipients so far; kept only where the peer limits them."""
     chunking: bool = False
-    """BDAT is used instead of DATA."""
+    """True when BDAT is used instead of DATA."""
     bdat_taken: bool = False
-    """The peer has taken a BDAT on this connection."""
+    """True when the peer has taken a BDAT on this connection."""
     proof: Proof = IN_CLEAR
 
     def __post_init__(self) -> None:
@@ -86,17 +88,17 @@ class Session:
 
     @property
     def security(self) -> str:
-        """none, encrypted (with whomever), verified, dane or mta-sts."""
+        """Returns none, encrypted (an unknown peer), verified, dane or mta-sts."""
         return self.proof.security
 
     def suits(self, terms: Terms) -> bool:
-        """It may carry mail on these terms, which are of the same kind as its own."""
+        """True when the connection may carry mail on these terms, whose pool key equals its own."""
         only_for = self.proof.only_for
         return self.terms.cover(terms) and (not only_for or terms.route.name == only_for)
 
 
 class SessionOpener:
-    """Opens sessions. Raises HostTrouble; whatever it raises, no socket stays open."""
+    """Opens sessions. Raises HostTrouble. After any exception no socket stays open."""
 
     def __init__(
         self,
@@ -114,7 +116,9 @@ class SessionOpener:
         self._observe = observe_tls
 
     async def open(self, terms: Terms, host: MxHost, ip: str, slot: Slot, plan: TlsPlan) -> Session:
-        """The session takes the slot and releases it with its socket; if this raises, it is the caller's."""
+        """Returns a session, which owns the slot and releases it with its socket. After an exception the
+        caller owns it.
+        """
         if terms.key.credential is None:
             return await self._open_as_planned(terms, host, ip, slot, plan)
 
@@ -166,7 +170,7 @@ class SessionOpener:
 
 
 class _Greeter:
-    """From a connected socket, which it owns until `hand_over`, to the last EHLO.
+    """Takes a connected socket from the greeting to the last EHLO, and owns it until `hand_over`.
 
     aiosmtplib's errors become HostTrouble.
     """
@@ -185,7 +189,9 @@ class _Greeter:
         self.address = display_address(ip, host.port)
         self.proof = IN_CLEAR
         self.tls_words = ""
-        """The version of TLS, and what the certificate was worth, where it was asked: "TLSv1.3 dane"."""
+        """The TLS version, with the security of the connection where the plan asked for more:
+        "TLSv1.3 dane".
+        """
         self.who = self.address if host.literal else f"{host.name} ({self.address})"
         self._sock = sock
         self._settings = settings
@@ -202,7 +208,7 @@ class _Greeter:
         self._transport: asyncio.Transport | None = None
 
     async def run(self) -> Capabilities:
-        """What the server offers once the connection is what the plan asks for."""
+        """Returns what the server offers once the connection is what the plan demands. Raises HostTrouble."""
         await self._connect()
         if self._plan.on_connect:
             self._prove()
@@ -230,7 +236,7 @@ class _Greeter:
         self._hold_transport()
 
     def open_transport(self) -> asyncio.Transport:
-        """The transport, to be taken over. Raises HostTrouble if the peer has left in the meantime."""
+        """Returns the open transport. Raises HostTrouble if the peer has closed it."""
         if self._transport is None or self._transport.is_closing():
             raise HostTrouble(
                 Reply(451, "4.2", f"{self.address} closed the connection"), address=self.address
@@ -238,7 +244,7 @@ class _Greeter:
         return self._transport
 
     def hand_over(self) -> asyncio.Transport:
-        """As `open_transport`; nothing is kept here."""
+        """Returns the open transport and keeps no reference to it. Raises HostTrouble."""
         transport = self.open_transport()
         # The client and its protocol refer to each other: each connection would be left to the garbage
         # collector.
@@ -246,10 +252,12 @@ class _Greeter:
         return transport
 
     async def say(self, line: bytes) -> tuple[int, str]:
-        """A line of a log-in: what comes back, whatever it is. Raises HostTrouble."""
+        """Sends a line of a log-in and returns the reply's code and text, whatever they are. Raises
+        HostTrouble.
+        """
         try:
             code, text = await self._client.execute_command(line, timeout=self._settings.ehlo_timeout)
-        except aiosmtplib.SMTPResponseException as error:  # its text is what the server said, maybe a secret
+        except aiosmtplib.SMTPResponseException as error:  # its text may repeat a secret
             text = f"{self.address} answered AUTH with what is no reply"
             raise HostTrouble(Reply(451, "5.0", text), address=self.address) from error
         except (aiosmtplib.SMTPException, OSError) as error:
@@ -264,7 +272,7 @@ class _Greeter:
             self._sock.close()
 
     async def _introduce(self) -> Capabilities:
-        """EHLO, or HELO with a server that does not know EHLO (RFC 5321 3.2)."""
+        """Sends EHLO, or HELO to a server that does not know EHLO (RFC 5321 3.2)."""
         timeout = self._settings.ehlo_timeout
         try:
             try:
@@ -278,7 +286,7 @@ class _Greeter:
         return Capabilities()
 
     async def _start_tls(self) -> bool:
-        """False when the server declined in good order and clear text is allowed to go on."""
+        """Returns false when the server declines in good order and the plan allows clear text."""
         context = self._tls.context(verify=self._plan.verify)
         timeout = self._settings.starttls_timeout
         try:
@@ -295,7 +303,7 @@ class _Greeter:
         return True
 
     def _prove(self) -> None:
-        """Before anything is said inside TLS."""
+        """Checks the peer's identity before any command inside TLS."""
         tls = self.open_transport().get_extra_info("ssl_object")
         try:
             self.proof = prove(self._plan, tls, now=self._tls.now())
@@ -328,7 +336,7 @@ class _Greeter:
         return TlsTrouble(Reply(451, "7.5", text), address=self.address)
 
     def _trouble(self, phase: str, error: Exception) -> HostTrouble:
-        """Always transient: it is about the host, and no mail has been mentioned yet."""
+        """Returns a transient trouble: the failure is about the host, and no mail has been mentioned yet."""
         said = None
         if isinstance(error, aiosmtplib.SMTPResponseException) and 200 <= error.code <= 599:
             said = make_reply(error.code, [printable(line) for line in error.message.split("\n")])

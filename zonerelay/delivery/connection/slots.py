@@ -1,14 +1,14 @@
-"""How many connections are open: the counts behind the zone's and the destination's limits.
+"""Counts open connections against the zone's and the destination's limits.
 
-Lines of mail for the same hosts share a site. A line's limit counts the connections of all lines there whose
-limit is no larger: lines with equal limits share it, a line never exceeds its own, and all together never the
-largest.
+Destinations at the same hosts share a site. A destination's limit counts the connections of all destinations
+at the site whose limit is no larger: destinations with equal limits share the limit, a destination never
+exceeds its own, and all together never exceed the largest.
 
-Where the limits are totals over several workers, an allowance says how much of them is this one's
-(`limits/allowance.py`); it is asked besides, and told.
+When several workers share the limits, an allowance says how much of them is this worker's
+(`limits/worker/allowance.py`). It is asked in addition, and hears of every connection.
 
-A *slot* is the right to have one connection. It is taken before connecting and given back when the
-socket is gone, so connecting, active, idle and closing connections all count.
+A *slot* is the right to have one connection. It is taken before connecting and released when the socket is
+gone, so connecting, active, idle and closing connections all count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zonerelay.routing.destinations.nexthop import DestinationKey, SiteKey
 
 
 class Slot:
-    """One connection's place; `release` may be called again."""
+    """The right to have one connection. `release` may be called again."""
 
     __slots__ = ("_on_release", "line", "released", "site", "zone")
 
@@ -44,7 +44,7 @@ class Slot:
 
 
 class _Line:
-    """The connections of one line, and its limit as it was asked for last."""
+    """The connections of one destination, and its limit at the latest question."""
 
     __slots__ = ("limit", "open")
 
@@ -54,12 +54,13 @@ class _Line:
 
 
 AllowanceOf = Callable[[str], ZoneAllowance]
-"""What a worker may use of a zone's limits, by the zone's name."""
+"""Returns what this worker may use of a zone's limits, by the zone's name."""
 
 
 class Slots:
-    """Counts slots; `on_release` is told about each one that is free again. `shared`: the allowances, where
-    other workers go by the same limits.
+    """Counts slots and calls `on_release` for each one that is free again.
+
+    `shared`: the allowances, when other workers go by the same limits.
     """
 
     def __init__(self, on_release: Callable[[Slot], None], shared: AllowanceOf | None = None) -> None:
@@ -92,7 +93,9 @@ class Slots:
         return any(_open_within(lines, most) >= most for most in limits)
 
     def is_allowed(self, terms: Terms) -> bool:
-        """One more connection is, by what this worker may have of shared limits; if not, it is wished for."""
+        """True when this worker's share of the limits has room for one more connection. Otherwise notes the
+        wish.
+        """
         if self.shared is None:
             return True
         route, zone = terms.route, terms.zone
@@ -101,7 +104,7 @@ class Slots:
         )
 
     def may_keep(self, slot: Slot) -> bool:
-        """False: somebody else is to have it when its transaction is over."""
+        """False when another worker is to have the connection after its transaction."""
         return self.shared is None or self.shared(slot.zone).may_keep(slot.site, slot.line)
 
     def take(self, terms: Terms) -> Slot:

@@ -1,7 +1,9 @@
-"""In whose name a batch is sent, and all that an idle connection must match to carry it.
+"""What a batch demands of its connection: source, credential and next hop, with the zone's and the route's
+terms.
 
-The key is chosen once for a batch, before a connection is looked for: the source by `source_choice.py`, the
-credential by `logins.py`, the host by `host_order.py`.
+The key is chosen once for a batch, before a connection is looked for: the source by `source/selection.py`,
+the credential by `auth/logins.py`, the host by `connection/host_order.py`. An idle connection carries a batch
+only when it matches.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from zonerelay.routing.destinations.nexthop import DestinationKey, Limits, Route
 class ConnectionKey:
     """`source` and `credential` are `None` in zones without any. `text` tells the keys of one zone apart.
 
-    `ipv4_only`: the source's IPv6 is not wanted for now, so a connection over it does not fit this key.
-    `host` (`name:port`): the one of several equal next hops that this batch goes to if it can.
+    `ipv4_only`: the batch does not use the source's IPv6 for now, so a connection over IPv6 does not match.
+    `host` (`name:port`): the one of several equal next hops that the batch tries first.
     """
 
     source: SourceSettings | None = None
@@ -34,7 +36,7 @@ class ConnectionKey:
             object.__setattr__(self, "text", f"{source}{family} {credential} {self.host}")
 
     def from_source(self, chosen: ConnectionKey) -> ConnectionKey:
-        """The same from another source, as `source_ways.py` has chosen it."""
+        """Returns the same key with the source and family that `SourceSelection` has chosen."""
         if self is ANY_CONNECTION:
             return chosen
         return replace(self, source=chosen.source, ipv4_only=chosen.ipv4_only)
@@ -47,7 +49,7 @@ PoolKey = tuple[DestinationKey, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """What a connection is opened for, and therefore what it may carry."""
+    """The demands for which a connection is opened, and that limit which mail it carries."""
 
     zone: ZoneSettings
     route: Route
@@ -67,12 +69,12 @@ class Terms:
         return self.route.tls_in(self.zone)
 
     def ehlo_name(self, hostname: str) -> str:
-        """The source's own name, or the zone's, or the relay's."""
+        """Returns the name for EHLO: the source's, else the zone's, else the relay's."""
         source = self.key.source
         return (source.ehlo_name if source is not None else "") or self.zone.ehlo_name or hostname
 
     def cover(self, other: Terms) -> bool:
-        """False when these were made under settings that no longer hold: TLS, names, source, log-in."""
+        """False when these terms were made under settings that no longer hold: TLS, names, source, log-in."""
         mine, theirs = self.route, other.route
         return (
             (self.zone is other.zone or self.zone == other.zone)

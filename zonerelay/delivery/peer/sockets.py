@@ -1,11 +1,11 @@
-"""Opens the socket to a peer: from which of our addresses, to which of theirs, and whether it may be.
+"""Opens the socket to a peer, from the right address of ours, and only to an address that is allowed.
 
-With a source the socket is bound to its address of the peer's family, or not opened at all: mail never goes
-out from another address than its zone's.
+With a source the socket is bound to the source's address of the peer's family, or not opened: mail never
+leaves from an address that the zone does not name.
 
-The peer's address is checked here, right before connecting to that very address, so that no name that
-resolves differently a moment later gets around the check. The caller owns the socket that is returned;
-when this raises, also by cancellation, no socket is left open.
+The peer's address is checked right before the connection to that very address, so that a name that resolves
+differently a moment later cannot evade the check. The caller owns the socket that is returned. When a
+function raises, by cancellation too, no socket stays open.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from zonerelay.routing.destinations.addresses import is_private
 
 
 class HostTrouble(Exception):
-    """A host cannot be used for this attempt; another one may do.
+    """A host cannot be used for this attempt; another host may do.
 
-    `reply` tells why; `asked` is false when nothing was sent to anybody. `said` are the host's own words, if
-    there were any. `down`: nobody would be served there, so others are tried before it for a while
-    (`health.py`).
+    `reply` says why. `asked` is false when nothing was sent to a peer. `said` is the host's own reply, if
+    there was one. `down`: the host serves no mail now, so other hosts are tried before it for a while
+    (`connection/host_order.py`).
     """
 
     scope = Scope.HOST
@@ -49,12 +49,14 @@ class HostTrouble(Exception):
 
     @property
     def is_not_now(self) -> bool:
-        """The host itself said so."""
+        """True when the host itself answered with a temporary refusal."""
         return self.said is not None and self.said.is_transient
 
 
 class SourceTrouble(HostTrouble):
-    """An address of ours cannot be sent from. `ip` is that address, `reason` the system's."""
+    """This machine cannot send from an address of a source. `ip` is the address, `reason` the
+    system's words.
+    """
 
     scope = Scope.LOCAL
 
@@ -66,7 +68,7 @@ class SourceTrouble(HostTrouble):
 
 
 class NoSource(HostTrouble):
-    """None of a zone's sources can be used now."""
+    """No source of the zone can be used now."""
 
     scope = Scope.LOCAL
 
@@ -76,20 +78,23 @@ class NoSource(HostTrouble):
 
 
 def display_address(ip: str, port: int) -> str:
+    """Returns `ip:port`, with brackets around IPv6."""
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 def check_address(zone: ZoneSettings, host: str, ip: str) -> None:
-    """Refuse what a stranger's DNS must not make us talk to. A next hop was chosen by the operator."""
+    """Raises HostTrouble for a private address that DNS led to. The operator chose a next hop, so it is not
+    checked.
+    """
     if zone.allow_private_addresses or zone.next_hop or not is_private(ip):
         return
-    # 4.4.4, not a bounce: a wrong MX record is often put right before the message is too old.
+    # 4.4.4 defers instead of bouncing: a wrong MX record is often corrected before the message expires.
     text = f"{host} has the private address {ip}, which the zone does not allow"
     raise HostTrouble(Reply(451, "4.4", text), asked=False)
 
 
 def own_address(source: SourceSettings, *, ipv6: bool) -> str:
-    """The source's address of a family, `""` if it has none."""
+    """Returns the source's address of a family, `""` if it has none."""
     return next((ip for ip in source.address if (":" in ip) == ipv6), "")
 
 
@@ -102,7 +107,7 @@ async def open_socket(
     timeout: float,
     source: SourceSettings | None = None,
 ) -> socket.socket:
-    """A connected, non-blocking TCP socket. Raises HostTrouble."""
+    """Returns a connected, non-blocking TCP socket. Raises HostTrouble."""
     check_address(zone, host, ip)
     address = display_address(ip, port)
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
@@ -132,19 +137,21 @@ async def open_socket(
     return sock
 
 
-# What the system says of an address that is on no interface, or of a family that is switched off.
+# The errors of bind for an address on no interface, and for a family that is switched off.
 _NOT_HERE = frozenset((errno.EADDRNOTAVAIL, errno.EINVAL, errno.ENODEV, errno.EAFNOSUPPORT))
 
 
 def _bind(sock: socket.socket, source: SourceSettings, *, ipv6: bool) -> None:
-    """Raises SourceTrouble when the source has no such address now, OSError for any other trouble."""
+    """Raises SourceTrouble when this machine lacks the source's address now, OSError for any other
+    trouble.
+    """
     ip = own_address(source, ipv6=ipv6)
     if not ip:
         family = "IPv6" if ipv6 else "IPv4"
         raise HostTrouble(Reply(451, "3.5", f"the source {source.name} has no {family} address"), asked=False)
     no_port_yet = getattr(socket, "IP_BIND_ADDRESS_NO_PORT", None)  # Linux only
     if no_port_yet is not None:
-        # The port is chosen when the peer is known: else all peers together have an address's 28,000 ports.
+        # The kernel chooses the port at connect, for one peer. At bind all peers would share 28,000 ports.
         sock.setsockopt(socket.IPPROTO_IP, no_port_yet, 1)
     try:
         sock.bind((ip, 0))

@@ -1,0 +1,4 @@
+"""Renditions: what a zone changes in a message before it is sent. `rendering` is the face.
+
+`stored_pieces` reads a stored body that is examined first, `signing` makes DKIM signatures.
+"""

@@ -1,20 +1,20 @@
-"""What a zone changes in a message before it is sent: header fields, a DKIM signature, the sender (SRS).
+"""Makes a zone's rendition of a message: header fields, a DKIM signature, the sender (SRS).
 
-The stored message never changes, nor what the queue, the logs and reports say of it. A rendition is a message
-beside it, with another size and perhaps another sender; its body is a new header and then what is
-stored. The rules go first (remove, replace, add), the signature last.
+The stored message never changes, nor do the queue, the logs and the reports. A rendition is a message beside
+it, with another size and perhaps another sender; its body is a new header followed by the stored body. The
+zone's rules come first (remove, replace, add), the signature last.
 
 Policies:
 
-- A zone that changes nothing costs one look at it (`changes`).
-- What was rendered is kept for a while, so that a message with a hundred destinations is signed once, and
-  every connection gets the same octets. One task renders a message, the others wait for it.
-- What cannot be changed is sent as it is, and the log says so: a header without an end, a sender that
-  becomes too long. Where the zone requires a signature the message waits instead.
-- A body that nobody has hashed (our own reports, mail from before there were keys) is read once more.
+- A zone that changes nothing costs one look (`changes`).
+- Renditions are kept for a while, so that a message with a hundred destinations is signed once and every
+  connection gets the same octets. One task renders a message; other tasks wait for it.
+- A message that cannot be changed (a header without an end, a sender that becomes too long) is sent
+  unchanged, and the log says so. Where the zone requires a signature, the message waits instead.
+- A body without a stored hash (our own reports, mail from before there were keys) is read once more.
 
-Raises StoreError when the store does, and RenderError with the deferral's reply. Whatever else is raised is
-for the caller to make a deferral of.
+Raises StoreError when the store does, and RenderError with the deferral's reply. The caller makes a deferral
+of any other exception.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Protocol
 from zonerelay.config.settings import DkimMode, ZoneSettings
 from zonerelay.delivery.batch.transaction_io import ReadBody
 from zonerelay.delivery.rewrite.signing import Signing
-from zonerelay.delivery.rewrite.stored_pieces import StoredPieces
+from zonerelay.delivery.rewrite.stored_pieces import ReadBody, StoredPieces
 from zonerelay.message.dkim.authors import author_domain
 from zonerelay.message.dkim.signature import DkimKey
 from zonerelay.message.header.edits import edit_header
@@ -41,17 +41,17 @@ from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
 
 MAX_HEADER = 1024 * 1024
-"""Octets of a header that are looked at, unless a listener takes longer ones."""
+"""Octets of a header that are examined, unless a listener accepts longer ones."""
 OUR_FIELDS = 64 * 1024
-"""How much longer a header may be in the spool than it was when it came."""
+"""Octets by which a header in the spool may be longer than the client's."""
 
 MAX_KEPT = 1000
 MAX_KEPT_OCTETS = 4 * 1024 * 1024
 KEEP_FOR = 900.0
-"""Seconds. A signature has a time in it, and keys and stamps change with the day."""
+"""Seconds. A signature contains a time, and keys and stamps change with the day."""
 
 MAX_COMPLAINTS = 1000
-"""Domains without a key that an operator is told of, once each."""
+"""Reasons for a missing signature that are reported, once each."""
 
 SIGNED, NO_KEY, FAILED = "signed", "no_key", "failed"
 
@@ -59,7 +59,7 @@ _Key = tuple[MessageId, str]
 
 
 class RenderError(Exception):
-    """The message cannot go out as this zone demands: a deferral with `reply`."""
+    """The message cannot go out as the zone demands. `reply` is the deferral."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(str(reply))
@@ -67,14 +67,14 @@ class RenderError(Exception):
 
 
 class Keys(Protocol):
-    """As `message/dkim_keys.py` has them."""
+    """The DKIM keys; `message.dkim.keys` has them."""
 
     def for_author(self, domain: str, now: float) -> Sequence[DkimKey]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What is sent in the place of a stored message."""
+    """The message and body that are sent in the place of the stored ones."""
 
     message: Message
     read_body: ReadBody
@@ -82,7 +82,7 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
-    """What one zone changes."""
+    """The changes of one zone."""
 
     zone: ZoneSettings
     add: tuple[tuple[str, str], ...]
@@ -98,7 +98,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rendition:
-    """`header` takes the place of the first `skipped` octets; nothing of none when it stays as it is."""
+    """`header` replaces the first `skipped` octets. Both are empty when the header stays unchanged."""
 
     plan: _Plan
     header: bytes
@@ -119,7 +119,9 @@ class _Rendition:
 
 
 class Renderer:
-    """One per worker. `configure` may come at any time: what is under way then is finished as it began."""
+    """One per worker. `configure` may run at any time; a rendition in progress ends under the old
+    settings.
+    """
 
     def __init__(
         self, *, read_body: ReadBody, events: Events, clock: Clock, signing: Signing | None = None
@@ -133,7 +135,9 @@ class Renderer:
         self.configure(keys=None, srs=None, max_header_size=0)
 
     def configure(self, *, keys: Keys | None, srs: Srs | None, max_header_size: int) -> None:
-        """`keys`: `None` without any [[dkim]]. `max_header_size`: the largest of the listeners'."""
+        """`keys`: `None` without any [[dkim]]. `max_header_size`: the largest of the listeners', in
+        octets.
+        """
         self._keys = keys
         self._srs = srs
         self._max_header = max(max_header_size, MAX_HEADER) + OUR_FIELDS
@@ -150,6 +154,7 @@ class Renderer:
         return known[1] is not None
 
     async def render(self, zone: ZoneSettings, message: Message) -> Rendered:
+        """Returns the zone's rendition of the message. Raises StoreError and RenderError."""
         if not self.changes(zone):
             return Rendered(message, self._read_body)
         _, plan = self._plans[zone.name]
@@ -159,7 +164,7 @@ class Renderer:
             other = self._rendering.get(key)
             if other is None:
                 return await self._make(plan, message)
-            await asyncio.wait([other])  # if it failed there, we try
+            await asyncio.wait([other])  # if the other task failed, this one tries
         return self._rendered(message, rendition)
 
     def _plan(self, zone: ZoneSettings) -> _Plan | None:
@@ -176,7 +181,7 @@ class Renderer:
         known = self._plans.get(plan.zone.name)
         return known is not None and known[1] is plan
 
-    # What is kept.
+    # Kept renditions.
 
     def _known(self, key: _Key, plan: _Plan) -> _Rendition | None:
         rendition = self._kept.get(key)
@@ -202,7 +207,7 @@ class Renderer:
     def _rendered(
         self, message: Message, rendition: _Rendition, ahead: StoredPieces | None = None
     ) -> Rendered:
-        """`ahead`: what has been read of the body, for whoever reads first."""
+        """`ahead`: the part of the body that was read already, for the first reader."""
 
         def read_body(message_id: MessageId) -> AsyncIterator[bytes]:
             nonlocal ahead
@@ -253,8 +258,8 @@ class Renderer:
         if plan.srs is None:
             return sender
         if message.envelope.origin.stranger:
-            # Only the stranger says whose sender it is: an address of ours for it would let the stranger
-            # write to that person, and have the next host's report sent there.
+            # The stranger's sender is not proven: an SRS address for it would let the stranger write to that
+            # person, and have the next host's report sent there.
             return NULL_SENDER
         try:
             return plan.srs.forward(sender, now)
@@ -265,12 +270,14 @@ class Renderer:
     async def _signature(
         self, plan: _Plan, message: Message, pieces: StoredPieces, header: bytes, now: float
     ) -> bytes:
-        """The fields to put in front. Raises RenderError where there must be one and is no key."""
+        """Returns the fields to put in front. Raises RenderError when the zone requires a signature and has
+        no key.
+        """
         if plan.keys is None:
             self._not_signed(plan, "there are no keys")
             return b""
         domain = author_domain(header)
-        # From anybody who may not relay is anybody's word: our signature under it would be theirs to spread.
+        # The From of a client that may not relay is not proven, and the client could spread what we sign.
         stranger = message.envelope.origin.stranger
         keys = plan.keys.for_author(domain, now) if domain and not stranger else ()
         if not keys:
@@ -288,7 +295,7 @@ class Renderer:
         return fields
 
     def _not_signed(self, plan: _Plan, why: str) -> None:
-        """Raises RenderError, and tells the operator once, when the zone requires a signature."""
+        """Raises RenderError, and reports it once, when the zone requires a signature."""
         if plan.zone.dkim is not DkimMode.REQUIRED:
             return
         zone = plan.zone.name
@@ -299,6 +306,6 @@ class Renderer:
 
 
 def _rules(fields: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """`Name: value` each, as `edit_header` takes them."""
+    """Splits `Name: value` texts for `edit_header`."""
     parts = (field.partition(":") for field in fields)
     return tuple((name, value.strip()) for name, _, value in parts)

@@ -1,8 +1,8 @@
-"""Where signatures are made: the slow ones in a thread, if there is a core for it; the others on the loop.
+"""Makes DKIM signatures: slow ones in a thread if a core is free for it, others on the event loop.
 
-RSA with 2048 bits takes as long as everything else that a small message needs, and leaves Python's lock
-alone meanwhile (from cryptography 49 on), so a thread lets the loop go on. It costs some CPU more; where the
-loop has the only core that is a loss. Everything else is done before a thread would have begun
+RSA with 2048 bits takes as long as all other work for a small message, and releases Python's lock meanwhile
+(from cryptography 49 on), so a thread lets the loop continue. The thread costs some CPU, which is a loss
+where the loop has the only core. All work but the signature is done before the thread starts
 (tests/bench/dkim.py has the figures).
 """
 
@@ -16,14 +16,14 @@ from zonerelay.message.dkim.signature import DkimKey, unsigned_fields
 
 
 class Signing:
-    """One per worker. `beside`: use a thread. It begins with the first slow signature."""
+    """One per worker. `beside`: use a thread, which starts with the first slow signature."""
 
     def __init__(self, *, beside: bool) -> None:
         self._beside = beside
         self._thread: ThreadPoolExecutor | None = None
 
     async def sign(self, header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) -> bytes:
-        """As `message.dkim.sign`."""
+        """Returns the DKIM-Signature fields, as `message.dkim.signature.sign` does."""
         fields = []
         for each in unsigned_fields(header, body_hash, keys, now=now):
             if self._beside and each.key.slow:
@@ -39,6 +39,6 @@ class Signing:
         return await asyncio.get_running_loop().run_in_executor(self._thread, key.sign, digest)
 
     def close(self) -> None:
-        """What is waiting there is not signed any more."""
+        """Ends the thread. Waiting signatures are cancelled."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)

@@ -1,22 +1,26 @@
-"""A stored body that is looked at before it is sent: its header, the hash of the rest, and then its octets.
+"""Reads a stored body that is examined before it is sent: its header, the hash of the rest, then its octets.
 
-For one reading: what was taken off the store for a look is not read again, as long as all of it is still
-there (`intact`). Memory: the pieces that hold the header, and one more. Raises what the store raises.
+One object serves one reading. Pieces that were read for the examination are not read again as long as all of
+them are still there (`intact`). Memory holds the pieces of the header and one more. Raises StoreError.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from zonerelay.message.dkim.body import RelaxedBody
+from zonerelay.model.message_id import MessageId
+
+ReadBody = Callable[[MessageId], AsyncIterator[bytes]]
+"""Reads a stored body piece by piece. The iterator raises StoreError."""
 
 _CRLF = b"\r\n"
 _END = b"\r\n\r\n"
 
 
 class StoredPieces:
-    """`header` first, then perhaps `body_hash`, then `spliced` once, or `close`."""
+    """Call `header`, then perhaps `body_hash`, then `spliced` once, or `close`."""
 
     __slots__ = ("_header_size", "_held", "_pieces", "intact")
 
@@ -25,12 +29,13 @@ class StoredPieces:
         self._held: deque[bytes] = deque()
         self._header_size = 0
         self.intact = True
-        """False when a part of the body is gone, so that it has to be read anew."""
+        """False when a part of the body was dropped, so that the body has to be read again."""
 
     async def header(self, limit: int) -> bytes | None:
-        """All fields with the CRLF of the last one; `None` when the end is not within `limit` and a piece.
+        """Returns all fields with the CRLF of the last one; `None` when the end is not within `limit` and one
+        piece.
 
-        Without an empty line all of the message is header.
+        In a message without an empty line everything is header.
         """
         block = b""
         while piece := await anext(self._pieces, b""):
@@ -47,7 +52,7 @@ class StoredPieces:
         return block
 
     async def body_hash(self) -> str:
-        """In DKIM's relaxed form, of what follows the empty line after the header."""
+        """Returns the hash, in DKIM's relaxed form, of the body after the empty line."""
         body = RelaxedBody()
         skipped = self._header_size + len(_CRLF)
         for piece in self._held:
@@ -60,7 +65,7 @@ class StoredPieces:
         return body.digest()
 
     async def spliced(self, header: bytes, skipped: int) -> AsyncGenerator[bytes, None]:
-        """`header`, then the stored body without its first `skipped` octets. No piece is empty."""
+        """Yields `header`, then the stored body without its first `skipped` octets. No piece is empty."""
         try:
             while piece := await self._next():
                 if skipped >= len(piece):

@@ -1,0 +1,3 @@
+"""Source addresses: `selection` is the face; `choice` draws the source of a message, `penalties` keeps
+refusals.
+"""

@@ -1,11 +1,11 @@
-"""What is remembered against sources: who has refused them, and which addresses this machine has not got now.
+"""Remembers hosts that have refused a source, and source addresses that this machine lacks.
 
-A refusal counts for one source and the hosts of one destination, in all zones, until its penalty is over. One
-over IPv6 counts for the source's IPv6 only while it has IPv4 as well: the next try goes over IPv4. An address
-that cannot be bound is passed over by all mail for `ABSENT_FOR`, and then tried again.
+A refusal counts for one source and the hosts of one destination, in all zones, until its penalty is over.
+While a source has IPv4 as well, a refusal over IPv6 counts for its IPv6 only: the next attempt uses IPv4. An
+address that cannot be bound is passed over by all mail for `ABSENT_FOR` seconds and then tried again.
 
-In memory alone: after a restart each refusal is learnt anew, at the price of one deferral. Bounded by
-`MAX_REMEMBERED`; the oldest is forgotten first. Pure but for the clock.
+The memory is lost with the process: after a restart each refusal is learnt again, at the price of one
+deferral. It is bounded by `MAX_REMEMBERED` and forgets the oldest refusal first. No I/O.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ ABSENT_FOR = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """`hosts` have refused `source` with `reply`. `until` is Unix time; `ipv6`: over IPv6 alone."""
+    """`hosts` have refused `source` with `reply`. `until` is Unix time; `ipv6`: the penalty is for IPv6
+    alone.
+    """
 
     source: str
     hosts: str
@@ -50,7 +52,7 @@ _Key = tuple[str, str, bool]
 
 
 class SourceMemory:
-    """Times inside are monotonic: a clock that is set does not lengthen a penalty."""
+    """Times inside are monotonic, so a clock that is set does not lengthen a penalty."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -58,7 +60,7 @@ class SourceMemory:
         self._absences: dict[tuple[str, str], _Absence] = {}
 
     def keep(self, sources: Iterable[SourceSettings]) -> None:
-        """Forget every other source."""
+        """Forgets every other source."""
         names = {source.name for source in sources}
         owners = {(source.name, ip) for source in sources for ip in source.address}
         for key in [key for key in self._refusals if key[0] not in names]:
@@ -69,7 +71,7 @@ class SourceMemory:
     # Refusals.
 
     def refused(self, source: str, hosts: str, reply: Reply, *, seconds: float, ipv6: bool) -> bool:
-        """True when the source was in no penalty there before."""
+        """Notes a refusal. Returns true when the source had no penalty there before."""
         key = (source, hosts, ipv6)
         is_new = self._in_force(key) is None
         now = self._clock.monotonic()
@@ -80,7 +82,7 @@ class SourceMemory:
         return is_new
 
     def refused_at(self, source: str, hosts: str) -> float | None:
-        """When these hosts last refused it, while that counts."""
+        """Returns when these hosts last refused the source, `None` when no penalty is in force."""
         refusal = self._in_force((source, hosts, False))
         return None if refusal is None else refusal.at
 
@@ -88,7 +90,7 @@ class SourceMemory:
         return self._in_force((source, hosts, True)) is not None
 
     def penalties(self) -> list[Penalty]:
-        """All in force, the latest last."""
+        """Returns all penalties in force, the latest last."""
         now, offset = self._clock.monotonic(), self._clock.now() - self._clock.monotonic()
         return [
             Penalty(source, hosts, refusal.reply, refusal.until + offset, ipv6)
@@ -106,23 +108,25 @@ class SourceMemory:
     # Absences.
 
     def absent(self, source: str, ip: str, reason: str) -> bool:
-        """This address cannot be sent from. True when that is news."""
+        """Notes that an address cannot be bound. Returns true when that is news."""
         now = self._clock.monotonic()
         is_new = (source, ip) not in self._absences
         self._absences[source, ip] = _Absence(now + ABSENT_FOR, reason)
         return is_new
 
     def present(self, source: str, ip: str) -> bool:
-        """It can again. True when that is news."""
+        """Notes that an address can be bound. Returns true when that is news."""
         return self._absences.pop((source, ip), None) is not None
 
     def is_absent(self, source: str, ip: str) -> bool:
-        """True while it is not worth trying."""
+        """True while the address is not worth a try."""
         if not self._absences:
             return False
         absence = self._absences.get((source, ip))
         return absence is not None and absence.until > self._clock.monotonic()
 
     def absences(self) -> list[tuple[str, str, str]]:
-        """Source, address and reason, of all that could not be bound when it was last tried."""
+        """Returns source, address and reason of all addresses that could not be bound when they were last
+        tried.
+        """
         return [(source, ip, absence.reason) for (source, ip), absence in self._absences.items()]

@@ -1,14 +1,15 @@
-"""The sources at work: which one sends a batch, who is passed over, and what is told about it.
+"""Selects the source that sends a batch, and reports refusals and absent addresses.
 
 Policies:
 
-- A source of weight 0 takes nothing, not even when all others are passed over: an operator empties it so.
-- Passed over are sources whose address this machine has not got now (for everybody, `ABSENT_FOR`), and
-  sources that the batch's hosts have refused for their reputation (`zone.source_penalty`), while another one
-  is left. When all have been refused it is the turn of the one whose refusal is the oldest.
-- A source that has lost its IPv6 alone, in either way, sends over IPv4; to hosts without IPv4, over IPv6 all
-  the same if it can be bound.
-- A zone none of whose sources can be used sends nothing: its mail waits.
+- A source of weight 0 sends no mail, even when all others are passed over: an operator empties a source this
+  way.
+- A source whose address this machine lacks is passed over for all mail (`ABSENT_FOR`). A source that the
+  batch's hosts have refused for its reputation is passed over there (`zone.source_penalty`) while another one
+  is left. When every source has been refused, the one with the oldest refusal sends.
+- A source that has lost only its IPv6, in either way, sends over IPv4; to hosts without IPv4 it sends over
+  IPv6 if that can be bound.
+- A zone without a usable source sends nothing: its mail waits.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from zonerelay.smtp.client.reputation import blame
 
 
 class SourceObserver(Protocol):
-    """Who is told; `telemetry.events` has it."""
+    """Hears of refused and absent sources; `telemetry.events` has it."""
 
     def source_refused(
         self, zone: str, source: str, destination: str, reply: Reply, until: float
@@ -50,10 +51,11 @@ class SourceObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """What is to be said of one source for one destination. `share` of the zone's mail, 0 to 1.
+    """The state of one source for one destination. `share` of the zone's mail, 0 to 1.
 
-    `penalty`: it, or its IPv6, is passed over there. `absent`: those of its addresses that are not here now.
-    `first`: the mail asked about would go out from it now; `None` when that depends on the message.
+    `penalty`: why the source, or its IPv6, is passed over there. `absent`: the addresses that this machine
+    lacks now. `first`: true when the mail would go out from this source now; `None` when that depends on the
+    message.
     """
 
     source: SourceSettings
@@ -74,7 +76,7 @@ class SourceSelection:
         self._keys: dict[tuple[str, bool], ConnectionKey] = {}
 
     def configure(self, sources: Iterable[SourceSettings]) -> None:
-        """A source whose addresses have changed starts afresh."""
+        """Replaces the sources. A source whose addresses have changed loses its penalties."""
         new = {source.name: source for source in sources}
         same = [
             each
@@ -94,7 +96,10 @@ class SourceSelection:
     def choose(
         self, zone: ZoneSettings, route: Route, message: Message, unfit: Collection[str] = ()
     ) -> ConnectionKey | None:
-        """`None` when none of the zone's sources can be used now. `unfit` are not asked."""
+        """Returns the key with the batch's source, `None` when no source of the zone can be used now.
+
+        `unfit` sources are left out.
+        """
         drawn_by = key_of(zone.source_by, message.id, message.envelope.sender)
         source = self._choose(self._usable(zone, unfit), drawn_by, _hosts(route.site))
         if source is None:
@@ -106,7 +111,7 @@ class SourceSelection:
         return key
 
     def reachable(self, key: ConnectionKey, ips: Sequence[str]) -> tuple[str, ...]:
-        """Those of a host's addresses that this key leads to."""
+        """Returns the addresses of a host that the key's source can reach."""
         source = key.source
         if source is None:
             return tuple(ips)
@@ -116,7 +121,7 @@ class SourceSelection:
         return tuple(ip for ip in ips if ":" in ip or four)
 
     def another_left(self, terms: Terms, unfit: Collection[str] = ()) -> bool:
-        """Mail that was just refused may be taken from another address, not one of the `unfit`."""
+        """True when another source, none of the `unfit`, may send the mail that was just refused."""
         hosts = _hosts(terms.route.site)
         return any(
             self._memory.refused_at(source.name, hosts) is None for source in self._usable(terms.zone, unfit)
@@ -137,7 +142,7 @@ class SourceSelection:
         return min(refused, key=_when)[1] if refused else None
 
     def _is_absent(self, source: SourceSettings) -> bool:
-        """Without IPv4 it reaches too little to count, unless it never had it."""
+        """True when the source's IPv4 address is absent, or its IPv6 address if it has no IPv4."""
         ip = own_address(source, ipv6=False) or own_address(source, ipv6=True)
         return self._memory.is_absent(source.name, ip)
 
@@ -150,15 +155,15 @@ class SourceSelection:
         ip = own_address(source, ipv6=ipv6)
         return bool(ip) and not self._memory.is_absent(source.name, ip)
 
-    # What happened.
+    # Results of attempts.
 
     def heard(self, terms: Terms, reply: Reply, peer: str) -> bool:
-        """A refusal from the peer at this address. True when it is about our address, which is remembered."""
+        """Notes a refusal from the peer at this address. Returns true when it is about our address."""
         source = terms.key.source
         if source is None or blame(reply) is None:
             return False
         zone, hosts = terms.zone, _hosts(terms.route.site)
-        # One that was told to keep to IPv4 and went over IPv6 all the same has no IPv4 to go back to.
+        # A source that was told to keep to IPv4 and went over IPv6 nevertheless has no IPv4 to go back to.
         ipv6_alone = peer.startswith("[") and len(source.address) > 1 and not terms.key.ipv4_only
         seconds = zone.source_penalty
         if self._memory.refused(source.name, hosts, reply, seconds=seconds, ipv6=ipv6_alone):
@@ -169,12 +174,12 @@ class SourceSelection:
         return True
 
     def lost(self, source: SourceSettings, trouble: SourceTrouble) -> bool:
-        """An address could not be bound. True when the source is of no use without it."""
+        """Notes an address that cannot be bound. Returns true when the source cannot be used without it."""
         self._absent(source.name, trouble.ip, trouble.reason)
         return self._is_absent(source)
 
     def bound(self, source: SourceSettings, peer: str) -> None:
-        """A connection to this address of a host stands."""
+        """Notes a connection from the source to this address of a host."""
         ip = own_address(source, ipv6=":" in peer)
         if self._memory.present(source.name, ip):
             self._observer.source_back(source.name, ip)
@@ -183,10 +188,10 @@ class SourceSelection:
         if self._memory.absent(source, ip, reason):
             self._observer.source_absent(source, ip, reason)
 
-    # For people.
+    # Reports for people.
 
     def problems(self) -> tuple[str, ...]:
-        """What `status` shows. The system is asked again, because no mail may have tried since."""
+        """Returns the problems for `status`. Asks the system again, because no mail may have tried since."""
         found = []
         for name, ip, reason in self._memory.absences():
             if is_address_of_this_machine(ip_address(ip)):
@@ -200,14 +205,14 @@ class SourceSelection:
         return self._memory.penalties()
 
     def penalty_counts(self) -> dict[str, int]:
-        """How many destinations pass a source over, for every source."""
+        """Returns, for every source, how many destinations pass it over."""
         counts = dict.fromkeys(self._sources, 0)
         for penalty in self._memory.penalties():
             counts[penalty.source] = counts.get(penalty.source, 0) + 1
         return counts
 
     def statuses(self, zone: ZoneSettings, site: SiteKey | None, sender: str) -> list[SourceStatus]:
-        """Every source of a zone, for mail of `sender` (`""`: unknown) to a site."""
+        """Returns the status of every source of a zone, for mail of `sender` (`""`: unknown) to a site."""
         hosts = "" if site is None else _hosts(site)
         sources = [self._sources[name] for name in zone.sources if name in self._sources]
         usable = self._usable(zone, ())
@@ -228,7 +233,9 @@ class SourceSelection:
 
 
 def from_elsewhere(outcome: Outcome) -> Outcome:
-    """What a refusal of our address comes to while another one is left: a deferral of this mail alone."""
+    """Returns the outcome of a refusal of our address while another source is left: a deferral of this mail
+    alone.
+    """
     reply = outcome.reply
     if outcome.verdict is Verdict.BOUNCED and not outcome.local and blame(reply) is not None:
         later = Reply(reply.code - 100, reply.detail, f"{reply.text}; will be tried from another source")
@@ -239,12 +246,12 @@ def from_elsewhere(outcome: Outcome) -> Outcome:
 
 
 def sent_from(source: SourceSettings, outcome: Outcome) -> Outcome:
-    """For the log, where a peer was reached."""
+    """Adds the source to an outcome that reached a peer, for the log."""
     return replace(outcome, source=source.name) if outcome.peer else outcome
 
 
 def _hosts(site: SiteKey) -> str:
-    """Reputation is lost with hosts, whichever zone sent the mail."""
+    """Returns the hosts of a site. Reputation is lost with hosts, whichever zone sent the mail."""
     return site.partition(" ")[2]
 
 

@@ -1,9 +1,8 @@
-"""What can be read off a certificate: its public key's octets, its fingerprint, and whether its names fit.
+"""Reads a certificate's public key and fingerprint, and matches its names.
 
-Names are compared as RFC 6125 has it: without regard to case, a wildcard stands for one whole label on the
-left, and only above a name with two labels. The public key is taken out of the DER as it is, because TLSA
-records are about those very octets, of whatever kind the key may be. Raises ValueError for what is no
-certificate.
+Names are compared as RFC 6125 says: without regard to case; a wildcard stands for one whole label on the
+left, above a name with two labels at least. The public key is taken out of the DER unchanged, because TLSA
+records are about those octets, for any kind of key. Raises ValueError for octets that are no certificate.
 """
 
 from __future__ import annotations
@@ -24,7 +23,9 @@ def fingerprint(der: bytes) -> str:
 
 
 def public_key(der: bytes) -> bytes:
-    """The SubjectPublicKeyInfo: the seventh field of the signed part (RFC 5280 4.1), if it has a version."""
+    """Returns the SubjectPublicKeyInfo: the seventh field of the signed part (RFC 5280 4.1), if it has a
+    version.
+    """
     _, start, end = _element(der, 0, len(der), expected=_SEQUENCE)
     _, at, last = _element(der, start, end, expected=_SEQUENCE)
     tag, _, after = _element(der, at, last)
@@ -37,7 +38,7 @@ def public_key(der: bytes) -> bytes:
 
 
 def is_sequence(der: bytes) -> bool:
-    """True when this is one DER SEQUENCE from the first octet to the last, as keys and certificates are."""
+    """True when the octets are exactly one DER SEQUENCE, as keys and certificates are."""
     try:
         _, _, end = _element(der, 0, len(der), expected=_SEQUENCE)
     except ValueError:
@@ -46,7 +47,7 @@ def is_sequence(der: bytes) -> bool:
 
 
 def shown_names(names: Iterable[str]) -> str:
-    """For a deferral's text: what an operator has to compare."""
+    """Returns the names for a deferral's text."""
     known = list(names)
     if not known:
         return "no name"
@@ -54,9 +55,9 @@ def shown_names(names: Iterable[str]) -> str:
     return ", ".join(known[:MAX_NAMES_SHOWN]) + more
 
 
-# `Any`: the nested tuples that `ssl.SSLSocket.getpeercert` makes, which typeshed does not describe either.
+# `Any` stands for the nested tuples of `ssl.SSLSocket.getpeercert`, which typeshed does not describe either.
 def names_in(described: Mapping[str, Any]) -> tuple[str, ...]:
-    """DNS names and addresses in a certificate that the `ssl` module has verified and taken apart."""
+    """Returns DNS names and addresses of a certificate that the `ssl` module has verified and parsed."""
     return tuple(
         value.lower().rstrip(".") if kind == "DNS" else value
         for kind, value in described.get("subjectAltName", ())
@@ -65,7 +66,9 @@ def names_in(described: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def matching_name(wanted: Iterable[str], names: Iterable[str]) -> str | None:
-    """The first of the wanted names that a certificate is valid for. `*.example.com` wants any name below."""
+    """Returns the first of the wanted names that the certificate covers. `*.example.com` matches any name
+    below it.
+    """
     known = list(names)
     for each in wanted:
         if any(_fits(each.lower().rstrip("."), name) for name in known):
@@ -85,7 +88,7 @@ def _fits(wanted: str, name: str) -> bool:
 
 
 def _same_address(one: str, other: str) -> bool:
-    """OpenSSL writes IPv6 addresses in full."""
+    """Compares IPv6 addresses, which OpenSSL writes in full."""
     if ":" not in one or ":" not in other:
         return False
     try:
@@ -95,7 +98,9 @@ def _same_address(one: str, other: str) -> bool:
 
 
 def _element(der: bytes, at: int, limit: int, *, expected: int | None = None) -> tuple[int, int, int]:
-    """Tag, and where the content of the DER element at `at` starts and ends."""
+    """Returns the tag, and the start and end of the content, of the DER element at `at`. Raises
+    ValueError.
+    """
     if at + 2 > limit:
         raise ValueError("the certificate is cut short")
     tag, length, start = der[at], der[at + 1], at + 2

@@ -1,9 +1,9 @@
-"""Certificate chains up to an authority that we name ourselves.
+"""Verifies certificate chains up to an authority that the caller names.
 
-OpenSSL checks signatures, dates, and that who signs may sign; the authority need not be self-signed
-(PARTIAL_CHAIN). The `ssl` module cannot do it: it verifies during the handshake, against one store for all
-connections. Import this lazily: cryptography and pyOpenSSL bring 9 MB. Raises ChainError with words for an
-operator.
+OpenSSL checks signatures, dates and the right to sign; the authority need not be self-signed (PARTIAL_CHAIN).
+The `ssl` module cannot do it, because it verifies during the handshake, against one store for all
+connections. Import this module only when it is needed: cryptography and pyOpenSSL take 9 MB. Raises
+ChainError with words for an operator.
 """
 
 from __future__ import annotations
@@ -23,21 +23,25 @@ _EXPIRED, _NOT_YET = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_Y
 _UNKNOWN_ISSUER = frozenset((2, 7, 18, 19, 20, 21))  # 7: of the same name, with another key
 
 
-# What cryptography raises about a certificate, by the time it looks at the part that is wrong.
+# The exceptions of cryptography when it reaches the malformed part of a certificate.
 _UNREADABLE = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
 
 
 class ChainError(Exception):
-    """The chain does not hold; says where."""
+    """The chain is not valid; the text says where."""
 
 
 def verify(chain: Sequence[bytes], anchors: Sequence[bytes], *, now: float) -> None:
-    """The first certificate of `chain` is signed, over the others, by one of `anchors`; all are in date."""
+    """Checks that one of `anchors` has signed the first certificate, over the others, and that all dates are
+    valid.
+
+    `chain` and `anchors` are DER; `now` is Unix time. Raises ChainError.
+    """
     store = crypto.X509Store()
     store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)
     store.set_time(datetime.datetime.fromtimestamp(now, datetime.UTC))
     for anchor in anchors:
-        with contextlib.suppress(crypto.Error):  # one that cannot be read is one that nothing leads to
+        with contextlib.suppress(crypto.Error):  # no chain leads to an unreadable anchor
             store.add_cert(crypto.load_certificate(crypto.FILETYPE_ASN1, anchor))
     try:
         leaf, *others = [crypto.load_certificate(crypto.FILETYPE_ASN1, der) for der in chain]
@@ -62,7 +66,7 @@ def _is_for_servers(der: bytes) -> bool:
 
 
 def names(der: bytes) -> tuple[str, ...]:
-    """DNS names; the common name where there are none (RFC 7672 3.2.3)."""
+    """Returns the DNS names, or the common name where there are none (RFC 7672 3.2.3). Raises ChainError."""
     try:
         certificate = x509.load_der_x509_certificate(der)
         try:
@@ -79,7 +83,7 @@ def names(der: bytes) -> tuple[str, ...]:
 
 
 def is_signed_by(der: bytes, key_der: bytes) -> bool:
-    """The signature on a certificate was made with this public key's other half."""
+    """True when the private half of this public key has signed the certificate."""
     try:
         certificate, key = x509.load_der_x509_certificate(der), load_der_public_key(key_der)
         signature, signed = certificate.signature, certificate.tbs_certificate_bytes

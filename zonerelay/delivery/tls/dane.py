@@ -1,14 +1,14 @@
-"""DANE for SMTP: which TLSA records count, and whether they vouch for a server's certificate (RFC 7672 3).
+"""DANE for SMTP (RFC 7672 3): which TLSA records count, and whether they vouch for a server's certificate.
 
-Counted are DANE-TA(2) and DANE-EE(3); the usages that lean on public authorities are not for SMTP (3.1.3),
-and what is malformed is left out. Of several digests of the same kind the strongest counts (RFC 7671 9).
+DANE-TA(2) and DANE-EE(3) count. The usages that need public authorities are not for SMTP (3.1.3), and
+malformed records are left out. Of several digests of the same kind the strongest counts (RFC 7671 9).
 
 - DANE-EE: the server's own certificate or key is the one in the record. Its names and dates do not matter
-  (3.1.1): the record is the statement, and whoever wants it to end takes it away.
+  (3.1.1).
 - DANE-TA: the certificate chain leads to the authority in the record, which the server has to send along
-  unless the record holds all of it. Dates count, and one of the names must fit (3.2.2).
+  unless the record holds the complete certificate. Dates count, and one of the names must fit (3.2.2).
 
-Pure: no I/O, no clock. `verify` raises NotVouchedForError with what an operator wants to know.
+No I/O, no clock. `verify` raises NotVouchedForError with the reason for an operator.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from zonerelay.delivery.tls.certificate_facts import is_sequence, matching_name,
 from zonerelay.routing.dns.answers import TlsaRecord
 
 MAX_CHAIN = 16
-"""Certificates of a server's chain that are looked at."""
+"""Certificates of a server's chain that are examined."""
 MAX_RECORDS = 32
-"""Usable records of one host that are looked at."""
+"""Usable records of one host that are examined."""
 
 DANE_TA, DANE_EE = 2, 3
 _CERTIFICATE, _KEY = 0, 1
@@ -35,7 +35,7 @@ class NotVouchedForError(Exception):
 
 
 def usable(records: Sequence[TlsaRecord]) -> tuple[TlsaRecord, ...]:
-    """Those that a certificate can be held against, in the order given."""
+    """Returns the records that a certificate can be compared with, in their order."""
     sound = [record for record in records if _is_usable(record)]
     strongest: dict[tuple[int, int], int] = {}
     for record in sound:
@@ -46,9 +46,9 @@ def usable(records: Sequence[TlsaRecord]) -> tuple[TlsaRecord, ...]:
 
 
 def verify(chain: Sequence[bytes], records: Sequence[TlsaRecord], names: Sequence[str], *, now: float) -> str:
-    """The name that the certificate is good for: one of `names`, or `""` where names do not matter.
+    """Returns the name that the certificate is valid for: one of `names`, or `""` where names do not matter.
 
-    `chain` is DER, the server's own certificate first; `records` are usable ones.
+    `chain` is DER, the server's own certificate first; `records` are usable ones. Raises NotVouchedForError.
     """
     if not chain:
         raise NotVouchedForError("the server has shown no certificate")
@@ -64,13 +64,13 @@ def verify(chain: Sequence[bytes], records: Sequence[TlsaRecord], names: Sequenc
 def _verify_by_authority(
     chain: Sequence[bytes], records: Sequence[TlsaRecord], names: Sequence[str], *, now: float
 ) -> str:
-    # Its libraries take 9 MB, which only relays pay whose peers have such records.
+    # Its libraries take 9 MB, which only a relay with such peers should pay.
     from zonerelay.delivery.tls import chains  # noqa: PLC0415
 
     anchors = [each for record in records for each in _anchors(chain, record)]
     for record in records:
         if (record.selector, record.matching) == (_KEY, _FULL):
-            # The server need not send the authority: what its bare key has signed is as good as itself.
+            # The server need not send the authority: a certificate that its key has signed proves as much.
             anchors += [der for der in chain if chains.is_signed_by(der, record.data)]
     if not anchors:
         raise NotVouchedForError(
@@ -90,7 +90,7 @@ def _verify_by_authority(
 
 
 def _anchors(chain: Sequence[bytes], record: TlsaRecord) -> list[bytes]:
-    """The certificates to trust because of this record."""
+    """Returns the certificates to trust because of this record."""
     if (record.selector, record.matching) == (_CERTIFICATE, _FULL):
         return [record.data]  # the server need not send it
     return [der for der in chain if _matches(der, record)]
@@ -117,7 +117,9 @@ def _matches(der: bytes, record: TlsaRecord) -> bool:
 
 
 def _association(der: bytes, selector: int, matching: int) -> bytes | None:
-    """What a record of this kind about this certificate would hold."""
+    """Returns the data of a record of this kind about this certificate, `None` for an unreadable
+    certificate.
+    """
     try:
         selected = der if selector == _CERTIFICATE else public_key(der)
     except ValueError:

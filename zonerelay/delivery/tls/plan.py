@@ -1,16 +1,17 @@
-"""What a connection to one host must be: the route's demand, and what DNS says about the host (RFC 7672 2.2).
+"""Decides what a connection to one host must be: the route's demand, and what DNS says about the host.
 
-DANE is asked about where the demand says that the MX records were secure, and only for hosts whose addresses
-are: a TLSA record that anybody could have forged the way to protects nothing. Then
+DANE (RFC 7672 2.2) applies where the demand says that the MX records were secure, and only to hosts whose
+addresses are secure, because an attacker could forge a TLSA record behind an insecure answer. Then
 
-- usable records: the certificate must match one of them, whatever else was demanded, and nothing falls back.
-  Where the demand is an MTA-STS policy, they take its place; where it is an operator's `verify`, both hold.
-- records of which none can be used: encryption, of whomever.
-- a look-up that fails, or whose answer is bogus: the host is not used now, for an attacker would make it
-  so. Only a secure denial, or an answer from a part of DNS without DNSSEC, leaves the demand as it is.
+- usable records: the certificate must match one of them, whatever else was demanded, and the connection never
+  falls back to clear text. The records replace the demand of an MTA-STS policy; an operator's `verify` holds
+  in addition.
+- records of which none is usable: encryption, with any certificate.
+- a failed or bogus look-up: the host is not used now, because an attacker can cause the failure. Only a
+  secure denial, or an answer from a part of DNS without DNSSEC, leaves the demand unchanged.
 
-With `tls = dane` a host without usable records is not used. `tls = none` is an operator's word: nothing is
-asked.
+With `tls = dane` a host without usable records is not used. With `tls = none` DNS is not asked.
+
 Raises HostTrouble when the host cannot be used.
 """
 
@@ -35,8 +36,14 @@ from zonerelay.routing.idna import ascii_domain
 MTA_STS = "mta-sts"
 
 
-class TlsaLookup(Protocol):
-    """What is asked about a host beside its addresses. Raises nothing but CancelledError."""
+class HostLookup(Protocol):
+    """The look-ups of the courier: addresses of an MX host, and what DNS says about its TLS.
+
+    Every method raises only CancelledError.
+    """
+
+    async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
+        """Returns addresses, most wanted first; `failure` when there are none."""
 
     async def tlsa(self, name: str) -> DnsAnswer[TlsaRecord]: ...
 
@@ -45,11 +52,12 @@ class TlsaLookup(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TlsPlan:
-    """`level` is what counts in the end: a `TlsMode`, or "mta-sts". `why` is a clause for people.
+    """What TLS must be. `level` is the demand that counts: a `TlsMode`, or "mta-sts". `why` is a clause for
+    people.
 
-    `name` is asked for in the handshake (SNI). `verify`: a trusted authority vouches for one of `names`;
-    `certificates`: it is one of these, whoever signed it; `tlsa`: it matches one of these, with `tlsa_names`
-    for those that care for names, of which `next_hop` is not the host's own.
+    `name` goes into the handshake (SNI). `verify`: a trusted authority vouches for one of `names`.
+    `certificates`: the certificate is one of these, with any issuer. `tlsa`: the certificate matches one of
+    these, with `tlsa_names` for records that need a name, of which `next_hop` is not the host's own.
     """
 
     level: str
@@ -69,7 +77,7 @@ class TlsPlan:
 
     @property
     def may_fall_back(self) -> bool:
-        """Clear text is better than nothing; where TLS comes first there is none."""
+        """True when clear text may replace failed TLS. With TLS on connect there is no clear text."""
         return self.level == TlsMode.OPPORTUNISTIC and not self.on_connect
 
     def in_clear(self) -> TlsPlan:
@@ -77,10 +85,10 @@ class TlsPlan:
 
 
 def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings) -> Route:
-    """With DANE, the route with the name of the domain that the mail is for; of several, all their names.
+    """With DANE, returns the route under the name of the domains that the mail is for.
 
-    Domains at the same hosts share a route, named after one of them, and with DANE-TA a certificate for the
-    domain alone will do (RFC 7672 3.2.2): that is to be no other domain's.
+    Domains at the same hosts share a route, named after one of them. With DANE-TA a certificate for the
+    domain alone is valid (RFC 7672 3.2.2), so it must not count for another domain's mail.
     """
     if route.tls is None or not route.tls.dane or zone.next_hop:
         return route
@@ -93,11 +101,15 @@ def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings
 
 
 class TlsPlanner:
-    def __init__(self, lookup: TlsaLookup) -> None:
+    """Makes plans. Raises HostTrouble when DNS rules a host out."""
+
+    def __init__(self, lookup: HostLookup) -> None:
         self._lookup = lookup
 
     async def plan(self, terms: Terms, host: MxHost, found: Addresses) -> TlsPlan:
-        """`found`: the addresses of the host that are about to be connected to."""
+        """Returns the plan. `found`: the addresses of the host that are about to be connected to. Raises
+        HostTrouble.
+        """
         demand = terms.tls
         plan = _as_demanded(terms, demand, host)
         mandatory = demand.mode is TlsMode.DANE
@@ -124,14 +136,16 @@ class TlsPlanner:
         return plan
 
     async def _base_domains(self, host: MxHost, found: Addresses) -> list[str]:
-        """Where TLSA records may be (RFC 7672 2.2.2): where secure aliases end, then at the name itself."""
+        """Returns where TLSA records may be (RFC 7672 2.2.2): at the end of secure aliases, then at the name
+        itself.
+        """
         if host.literal:
             return []
         if found.secure:
             return [found.canonical, host.name] if found.canonical else [host.name]
         if not found.canonical:
             return []
-        # The name may be secure where only what it is an alias for is not.
+        # The name may be secure although the target of its alias is not.
         alias = await self._lookup.alias(host.name)
         if not alias.status.is_definite:
             raise _unusable(host, f"has an alias that cannot be looked up: {alias.status}")
@@ -167,7 +181,7 @@ def _held_to(plan: TlsPlan, terms: Terms, host: MxHost, base: str, usable: tuple
 
 
 def _with_unusable(plan: TlsPlan, host: MxHost, base: str) -> TlsPlan:
-    """RFC 7672 2.2: there are records, so there is TLS; none can be used, so it may be anybody's."""
+    """Demands TLS with any certificate: there are records, but none is usable (RFC 7672 2.2)."""
     if plan.level == TlsMode.DANE:
         raise _unusable(host, f"has TLSA records of which none can be used, and {plan.why}")
     if plan.level == TlsMode.OPPORTUNISTIC:

@@ -1,10 +1,10 @@
-"""TLS towards peers: one context per policy, and the memory of hosts whose TLS is broken.
+"""The TLS contexts towards peers, and the memory of hosts whose TLS is broken.
 
-`opportunistic` and `required` encrypt without asking who the peer is (RFC 7435: unauthenticated
-encryption beats none, and most MX certificates do not match); DANE and pinned certificates are checked after
-the handshake (`tls_check.py`); `verify` and MTA-STS want a certificate of a trusted authority, whose name is
-checked there, too. Only `opportunistic` ever falls back to clear text, on a fresh connection, and remembers
-that for the host so that not every message pays for a failed handshake.
+`opportunistic` and `required` encrypt without authentication of the peer (RFC 7435: unauthenticated
+encryption is better than none, and most MX certificates do not match). DANE and pinned certificates are
+checked after the handshake (`verify.py`). `verify` and MTA-STS need a certificate of a trusted authority;
+`verify.py` checks its name. Only `opportunistic` falls back to clear text, on a fresh connection, and
+remembers the host, so that not every message pays for a failed handshake.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_REMEMBERED = 10_000
 
 
 class TlsPolicy:
-    """Contexts are built when first needed, because loading the trusted authorities takes milliseconds."""
+    """Builds a context at its first use, because loading the trusted authorities takes milliseconds."""
 
     def __init__(self, clock: Clock, *, remember_broken: float) -> None:
         self._clock = clock
@@ -27,7 +27,7 @@ class TlsPolicy:
         self._contexts: dict[bool, ssl.SSLContext] = {}
 
     def now(self) -> float:
-        """Unix time: what the dates in certificates are held against."""
+        """Returns Unix time, with which the dates in certificates are compared."""
         return self._clock.now()
 
     def context(self, *, verify: bool) -> ssl.SSLContext:
@@ -36,7 +36,7 @@ class TlsPolicy:
         return self._contexts[verify]
 
     def forget_contexts(self) -> None:
-        """Read the trusted authorities anew when they are needed next."""
+        """Makes the next use read the trusted authorities again."""
         self._contexts.clear()
 
     def is_broken(self, host: str) -> bool:
@@ -65,6 +65,6 @@ def _encrypting() -> ssl.SSLContext:
 
 def _verifying() -> ssl.SSLContext:
     context = ssl.create_default_context()
-    context.check_hostname = False  # `tls_check` does: it knows several names, and can say which were shown
+    context.check_hostname = False  # `verify.py` checks several names, and reports those of the certificate
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context

@@ -1,8 +1,7 @@
-"""Whether the server at the other end of a finished handshake is the one asked for, and the words if not.
+"""Checks the server's identity after a finished handshake, before any command inside TLS.
 
-Nothing has been said inside TLS yet when this is asked. A chain to a trusted authority and its dates were
-OpenSSL's to check, during the handshake; names, fingerprints and TLSA records are checked here, so
-that a refusal can say what the certificate has instead.
+OpenSSL has checked the chain to a trusted authority and its dates during the handshake. Names, fingerprints
+and TLSA records are checked here, so that a refusal can name what the certificate has instead.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from zonerelay.delivery.tls.plan import MTA_STS, TlsPlan
 from zonerelay.smtp.client.replies import printable
 
 ENCRYPTED = "encrypted"
-"""What a connection is worth of which nobody asked more."""
+"""The security of a connection without a demand on the certificate."""
 
 _EXPIRED, _NOT_YET = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID
 _SELF_SIGNED = 18
@@ -24,18 +23,18 @@ _UNKNOWN_ISSUER = frozenset((2, 19, 20, 21))
 
 
 class Proof(NamedTuple):
-    """`security` as in `Session.security`. `only_for`: the one next hop that the certificate is good for."""
+    """`security` as in `Session.security`. `only_for`: the one next hop that the certificate is valid for."""
 
     security: str
     only_for: str = ""
 
 
 class WrongPeerError(Exception):
-    """The handshake is fine, the certificate is not the one that was asked for."""
+    """The handshake succeeded with a certificate other than the demanded one."""
 
 
 def prove(plan: TlsPlan, tls: ssl.SSLObject, *, now: float) -> Proof:
-    """What the connection is worth. Raises WrongPeerError."""
+    """Returns the security of the connection. Raises WrongPeerError."""
     if plan.verify:
         _check_names(plan, tls)
     if plan.certificates:
@@ -52,7 +51,7 @@ def prove(plan: TlsPlan, tls: ssl.SSLObject, *, now: float) -> Proof:
 
 
 def handshake_words(error: BaseException) -> str:
-    """Why a handshake failed, for an operator. A library's error has OpenSSL's as its cause."""
+    """Returns why a handshake failed, for an operator. A library's error has OpenSSL's as its cause."""
     if error.__cause__ is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -95,8 +94,12 @@ _ENCODING_DER = 2  # X509_FILETYPE_ASN1
 
 
 def peer_chain(tls: ssl.SSLObject) -> list[bytes]:
-    """DER, the server's own certificate first; empty when it has shown none."""
-    # `Any`: what it is differs between versions of Python, which is why it is asked.
+    """Returns the certificates that the server has sent, in DER, its own first; none when it has sent none.
+
+    DANE-TA needs the whole chain, verified or not. Python 3.13 has a public method for it; 3.11 and 3.12 have
+    the same method, not public yet, on the object that `SSLObject` wraps.
+    """
+    # `Any`: the object differs between versions of Python.
     connection: Any = tls if hasattr(tls, "get_unverified_chain") else tls._sslobj  # type: ignore[attr-defined]
     found = connection.get_unverified_chain() or ()
     return [each if isinstance(each, bytes) else each.public_bytes(_ENCODING_DER) for each in found]

@@ -1,8 +1,8 @@
 """Makes a message from its parts: text and HTML as alternatives, files attached. Pure.
 
-The same draft gives the same octets, so that a second attempt sends what the first may have sent. The result
-is ASCII but for addresses whose local part is not, which need SMTPUTF8. What a draft may hold has been
-checked by whoever built it: no line end in a field, addresses that are addresses.
+Equal drafts give equal octets, so a second attempt sends what the first may have sent. The result is ASCII
+except for addresses with another local part, which need SMTPUTF8. The caller has checked the draft: no line
+end in a field, and every address is valid.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import format_datetime
 
 from zonerelay.message.compose import mime
 from zonerelay.message.compose.mime import Base64Text
+from zonerelay.message.header.received import rfc5322_date
 from zonerelay.model.address import Mailbox
 
 _FOLD = 76
@@ -22,7 +21,7 @@ _FOLD = 76
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`name` is shown to people, `""` for none."""
+    """`name` is the display name, `""` for none."""
 
     mailbox: Mailbox
     name: str = ""
@@ -33,7 +32,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """`content_type` is checked. With a `content_id` the HTML shows it."""
+    """An attached file. `content_type` is checked. With a `content_id` the HTML can show it."""
 
     name: str
     content_type: str
@@ -43,7 +42,9 @@ class File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """`message_id` in brackets, `created` Unix time, `headers` in order."""
+    """The parts of a message. `message_id` has its brackets, `created` is Unix time, `headers` keep their
+    order.
+    """
 
     message_id: str
     created: float
@@ -62,13 +63,13 @@ def compose(draft: Draft) -> bytes:
 
 
 def compose_pieces(draft: Draft) -> Iterator[bytes]:
-    """Files go in pieces, so that large ones need little memory. Raises Base64Error."""
+    """Yields the message. Files come in pieces, so that large ones need little memory. Raises Base64Error."""
     yield _header(draft).encode() + b"MIME-Version: 1.0\r\n"
     yield from _Body(draft).whole()
 
 
 def _header(draft: Draft) -> str:
-    date = format_datetime(datetime.fromtimestamp(int(draft.created), UTC))
+    date = rfc5322_date(draft.created)
     fields = [f"Date: {date}\r\n", f"Message-ID: {draft.message_id}\r\n", _addresses("From", [draft.author])]
     # RFC 5322 3.6 asks for a destination field only when there is one to show: nobody but Bcc has none.
     fields += [_addresses(name, some) for name, some in (("To", draft.to), ("Cc", draft.cc)) if some]
@@ -92,7 +93,7 @@ def _addresses(name: str, addresses: Sequence[Address]) -> str:
 
 
 class _Body:
-    """Boundaries are a hash of all that is between them: nobody writes a text that holds its own."""
+    """A multipart body. A boundary is a hash of what it separates, so that no text can contain its own."""
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft

@@ -1,6 +1,7 @@
-"""Parts of a message as RFC 2045 and 2047 write them: encoded words, parameters, bodies in seven bits.
+"""Writes parts of a message (RFC 2045, RFC 2047): encoded words, parameters, bodies in seven bits.
 
-Everything ends its lines with CRLF, and the same input gives the same octets.
+All output ends its lines with CRLF, and equal input gives equal octets. `Base64Text` decodes a file that came
+as text a piece at a time, so that a large file is not in memory twice.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from zonerelay.message.header.folding import MAX_WORD, crlf, field
 
 _WORD_OCTETS = 42  # in base64 with its frame: 68 of the 75 characters that RFC 2047 2 allows
 _PHRASE = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~ -]+")
-# Without what RFC 2231 gives a meaning: readers trip over a bare one, though RFC 2045 allows it.
+# The characters of RFC 2231 are left out: readers misread a bare one, though RFC 2045 allows it.
 _TOKEN = re.compile(r"[A-Za-z0-9!#$&+.^_`{|}~-]+")
 _QUOTED = re.compile(r'(["\\])')
 _MANY = 6
-"""One octet in so many beyond ASCII makes base64 the shorter one."""
+"""When more than one octet in this number is beyond ASCII, base64 is shorter than quoted-printable."""
 
 
 def encoded(text: str) -> str:
-    """As encoded words, folded."""
+    """Returns the text as encoded words, folded."""
     words: list[bytes] = [b""]
     for character in text:
         octets = character.encode()
@@ -34,7 +35,7 @@ def encoded(text: str) -> str:
 
 
 def unstructured(name: str, text: str) -> str:
-    """A field whose readers get exactly `text`."""
+    """Returns a field that readers decode to exactly `text`."""
     plain = text.isascii() and text.isprintable() and "=?" not in text and "  " not in text
     if plain and text == text.strip() and all(len(word) <= MAX_WORD for word in text.split(" ")):
         return field(name, text)
@@ -42,7 +43,7 @@ def unstructured(name: str, text: str) -> str:
 
 
 def phrase(text: str) -> str:
-    """A display name."""
+    """Returns a display name."""
     if not text.isascii() or "=?" in text or len(text) > MAX_WORD // 2:
         return encoded(text)
     if _PHRASE.fullmatch(text) and "  " not in text:
@@ -55,7 +56,7 @@ def _quoted(text: str) -> str:
 
 
 def parameter(name: str, value: str) -> str:
-    """`; name=value` of a MIME field; in RFC 2231's form where it is not plain ASCII."""
+    """Returns `; name=value` of a MIME field, in RFC 2231's form where the value is not plain ASCII."""
     if _TOKEN.fullmatch(value):
         return f"; {name}={value}"
     if value.isascii() and len(value) < MAX_WORD // 4:
@@ -64,7 +65,7 @@ def parameter(name: str, value: str) -> str:
 
 
 def text_part(text: str, subtype: str) -> bytes:
-    """Header and body; the last line is ended."""
+    """Returns header and body of a text part; its last line ends with CRLF."""
     data = text.replace("\r\n", "\n").replace("\r", "\n").encode()
     if not data.endswith(b"\n"):
         data += b"\n"
@@ -87,7 +88,7 @@ def base64_lines(data: bytes) -> bytes:
 
 
 def multipart(subtype: str, boundary: str, parts: Sequence[Iterable[bytes]]) -> Iterator[bytes]:
-    """Each part in pieces."""
+    """Yields a multipart body, each part in pieces."""
     opening = f"--{boundary}\r\n".encode()
     yield f'Content-Type: multipart/{subtype};\r\n boundary="{boundary}"\r\n\r\n'.encode()
     for at, part in enumerate(parts):
@@ -101,22 +102,24 @@ _SLICE = 1024 * LINE
 
 
 class Base64Error(ValueError):
-    """The text says what is no base64, without its value."""
+    """The text is not base64. The message names the text, not its value."""
 
 
 class Base64Text:
-    """White space in `text` is passed over. `name` is what errors call it."""
+    """Text in base64. White space is skipped. `name` is its name in errors."""
 
     def __init__(self, text: bytes | memoryview, name: str = "text") -> None:
         self._text = memoryview(text)
         self._name = name
 
     def pieces(self) -> Iterator[bytes]:
-        """The octets, every time anew; each piece but the last is of whole lines. Raises Base64Error."""
+        """Yields the octets, from the beginning at each call. Every piece but the last holds whole lines.
+        Raises Base64Error.
+        """
         rest = b""
         for start in range(0, len(self._text), _SLICE):
             rest += b"".join(bytes(self._text[start : start + _SLICE]).split())
-            # Something is kept for the end: only there padding may be.
+            # The end is held back, because only it may have padding.
             whole = (len(rest) - 1) // LINE * LINE
             if whole > 0:
                 yield self._decode(rest[:whole], is_last=False)

@@ -1,7 +1,7 @@
-"""Whose mail it is: the domain in From, as signing sees the header. Sans-IO.
+"""Finds the author's domain in From, as signing needs it. No I/O.
 
-The first address counts. Two From fields are no mail (RFC 5322 3.6): nobody's, for no two readers
-agree which one to show. A field that is longer than `MAX_FROM` octets is nobody's either.
+The first address counts. A header with two From fields has no author (RFC 5322 3.6), because readers disagree
+which one to show. A field longer than `MAX_FROM` octets has no author either.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAILBOX = re.compile(r"(?:[^<>,;:@]*+:)?+([^<>,;]*+)(?:<([^<>]*+)>?)?[^,;]*+[,;
 
 
 def author_domain(header: bytes) -> str:
-    """As it is written there, perhaps in U-labels; `""` when there is none that can be read."""
+    """Returns the domain as it is written, perhaps in U-labels; `""` when none can be read."""
     values = relaxed_fields(header, _FROM).get(b"from", ())
     if len(values) != 1 or len(values[0]) > MAX_FROM:
         return ""
@@ -51,7 +51,7 @@ def _first_domain(value: str) -> str:
 
 
 def _without_comments(value: str) -> str:
-    """Quoted strings become one letter, comments (within comments) a space."""
+    """Replaces quoted strings by one letter, comments (nested ones too) by a space."""
     kept: list[str] = []
     depth = 0
     for token in _TOKEN.finditer(value):

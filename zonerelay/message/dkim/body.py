@@ -1,10 +1,13 @@
-"""The body in DKIM's relaxed form (RFC 6376 3.4.4), hashed while it arrives. Sans-IO.
+"""Hashes a body in DKIM's relaxed form (RFC 6376 3.4.4) while it arrives. No I/O.
 
-Promises the same hash however the body is cut into pieces, in memory for one piece. What is fed has CRLF
-line ends only, as everything that is stored.
+The hash does not depend on how the body is cut into pieces; memory holds one piece. The input has CRLF line
+ends only, like everything that is stored. `BodyHash` finds the beginning of the body of an arriving message
+for `Message.body_hash`: after the first empty line of the message as it is stored, where signers and
+verifiers divide it. A message without a header has an empty line in front (`Header.lead`), so all of it is
+body; without an empty line there is no body.
 
-It is done to every message that may be signed, so no step is taken per line: whole pieces go through a few
-operations on bytes, and what may turn out to be the end of a line, or of the body, is kept back.
+Every message that may be signed is hashed, so no work is done per line: whole pieces go through a few
+operations on bytes, and octets that may be the end of a line, or of the body, are held back.
 """
 
 from __future__ import annotations
@@ -14,11 +17,11 @@ import hashlib
 
 _INDENT = b" " * 8  # shortens long runs at once, so that few passes are left
 _CRLF = b"\r\n"
-_BLANK_LINES = 16 * 1024  # of those kept back, that are hashed at a time
+_BLANK_LINES = 16 * 1024  # blank lines that are hashed at a time
 
 
 def single_spaces(data: bytes) -> bytes:
-    """Every run of spaces and tabs as one space, in time linear in the length."""
+    """Replaces every run of spaces and tabs by one space, in linear time."""
     if b"\t" in data:
         data = data.replace(b"\t", b" ")
     if b"  " in data:
@@ -29,14 +32,14 @@ def single_spaces(data: bytes) -> bytes:
 
 
 class RelaxedBody:
-    """`feed` what follows the empty line after the header; `digest` when that was all."""
+    """The hash of a body. `feed` what follows the empty line after the header, then call `digest`."""
 
     __slots__ = ("_blank_lines", "_hash", "_is_empty", "_tail")
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self._is_empty = True  # so far, but for line ends
-        self._blank_lines = 0  # line ends kept back: at the end of the body they do not count
+        self._blank_lines = 0  # line ends held back: at the end of the body they do not count
         self._tail = b""  # begins a line end, perhaps: at most a space and a CR
 
     def feed(self, piece: bytes) -> None:
@@ -57,10 +60,10 @@ class RelaxedBody:
             self._tail = data[len(kept) :]
 
     def digest(self) -> str:
-        """Base64 of the SHA-256. May be asked again, with more fed in between."""
+        """Returns the SHA-256 in base64. More may be fed afterwards, and the digest be taken again."""
         whole = self._hash.copy()
         if not self._is_empty:
-            whole.update(_CRLF)  # of the last line, which may lack it
+            whole.update(_CRLF)  # the last line may lack its end
         return base64.b64encode(whole.digest()).decode("ascii")
 
     def _hash_blank_lines(self) -> None:
@@ -76,13 +79,15 @@ _EMPTY_LINE = b"\r\n\r\n"
 
 
 class BodyHash:
-    """Feed it what follows our own header fields, `Header.lead` first, cut in any way."""
+    """The hash of the body of a whole message. Feed it what follows our own header fields, `Header.lead`
+    first.
+    """
 
     __slots__ = ("_body", "_tail")
 
     def __init__(self) -> None:
         self._body = RelaxedBody()
-        self._tail: bytes | None = _LINE_END  # the last of our fields'; None: the body has begun
+        self._tail: bytes | None = _LINE_END  # the end of our last field; None once the body has begun
 
     def feed(self, piece: bytes) -> None:
         if self._tail is None:

@@ -1,7 +1,7 @@
-"""The record in DNS with the public half of a key (RFC 6376 3.6.1, RFC 8463 4.2): written, and judged.
+"""Writes and judges the DNS record with the public half of a key (RFC 6376 3.6.1, RFC 8463 4.2).
 
-Promises that no record makes it fail; what one says is the domain's owner's to put right, so every finding
-says what is there and what should be.
+No record makes it fail. The domain's owner has to correct the record, so every finding says what is there and
+what should be.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def record_text(key: PrivateKey) -> str:
 
 
 def strings(record: str) -> list[str]:
-    """As a zone file has a long TXT record; readers join them without a space."""
+    """Splits a long TXT record as a zone file needs it. Readers join the strings without a space."""
     return [record[at : at + MAX_STRING] for at in range(0, len(record), MAX_STRING)]
 
 
 def judge(texts: Sequence[str], key: PrivateKey) -> Finding:
-    """`texts` are the TXT records at the key's name."""
+    """Compares the TXT records at the key's name with the key."""
     if not texts:
         return Finding(RecordStatus.MISSING, "there is no TXT record: publish it")
     if len(texts) > 1:
@@ -64,7 +64,7 @@ def _judge(tags: Mapping[str, str], key: PrivateKey) -> Finding:
     kind, ours = tags.get("k", "rsa").lower(), _kind(key)
     version_is_first = next(iter(tags)) == "v" or "v" not in tags
     public = tags.get("p")
-    # The first that is true says enough.
+    # The first true finding is enough.
     findings = (
         (
             tags.get("v", "DKIM1") != "DKIM1" or not version_is_first,
@@ -98,7 +98,7 @@ def _kind(key: PrivateKey) -> str:
 
 
 def _tags(record: str) -> dict[str, str] | None:
-    """RFC 6376 3.2. `None` when it is none; a tag that is there twice makes it none."""
+    """Returns the tags (RFC 6376 3.2), `None` when the text is no tag list or repeats a tag."""
     tags: dict[str, str] = {}
     for part in record.rstrip().removesuffix(";").split(";"):
         name, equals, value = part.partition("=")

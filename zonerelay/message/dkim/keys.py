@@ -1,10 +1,10 @@
-"""The [[dkim]] keys: read once, then looked up by the author's domain and the time.
+"""The [[dkim]] keys: read once, then found by the author's domain and the time.
 
-Promises ValueError, with the option's path, for a key that cannot be used; no key is ever in a text of this
-module. Which entries sign (docs/dkim.md): those for the very domain, else those of the nearest wildcard
-above it, as far as their dates fit; of several for one signing domain and algorithm the one that began last.
+Raises ValueError, with the option's path, for a key that cannot be used; no text of this module contains a
+key. Which entries sign (docs/dkim.md): those for exactly the domain, else those of the nearest wildcard above
+it, within their dates; of several for one signing domain and algorithm the one that began last.
 
-Imported when there is a [[dkim]] entry, for what it imports takes a while.
+Import this module only when there is a [[dkim]] entry, because its libraries take a while to load.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AsciiDomain = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One [[dkim]] table, read. `domain` may begin with `*.`; `signing_domain` may be empty."""
+    """One [[dkim]] table with its key. `domain` may begin with `*.`; `signing_domain` may be empty."""
 
     option: str
     domain: str
@@ -40,7 +40,9 @@ class Entry:
 
 
 class DkimKeys:
-    """`ascii_domain` makes A-labels, and raises ValueError for what is no domain (routing/idna.py)."""
+    """All keys. `ascii_domain` makes A-labels, and raises ValueError for a text that is no domain
+    (routing/idna.py).
+    """
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class DkimKeys:
             self._entries.setdefault(entry.domain, []).append(entry)
 
     def for_author(self, domain: str, now: float) -> tuple[DkimKey, ...]:
-        """RSA before Ed25519; empty when nothing signs for this domain."""
+        """Returns the keys that sign for the domain, RSA before Ed25519; none when no entry is for it."""
         try:
             name = self._ascii_domain(domain)
         except ValueError:
@@ -75,7 +77,7 @@ class DkimKeys:
         return ()
 
     def advice(self, now: float) -> Iterator[str]:
-        """What an operator should see to, `dkim[0].key: …`."""
+        """Returns lines about keys that need an operator's attention, `dkim[0].key: …`."""
         for entry in self.entries:
             if entry.key.algorithm == RSA and entry.key.bits < GOOD_RSA_BITS:
                 weak = f"RSA with {entry.key.bits} bits is weak: make a key of {GOOD_RSA_BITS}"
@@ -88,7 +90,7 @@ class DkimKeys:
 
 
 def read_key(path: Path, read: Callable[[Path], bytes], option: str) -> PrivateKey:
-    """Raises ValueError: `dkim[0].key_file: …`."""
+    """Reads a key. Raises ValueError: `dkim[0].key_file: …`."""
     try:
         return load_private_key(read(path))
     except OSError as error:
@@ -117,7 +119,7 @@ def _entry(each: DkimSettings, key: PrivateKey, option: str, ascii_domain: Ascii
 
 
 def _patterns(name: str) -> Iterator[str]:
-    """The domain itself, then the wildcards that it is below, the nearest first."""
+    """Yields the domain itself, then the wildcards above it, the nearest first."""
     yield name
     dot = name.find(".")
     while dot >= 0:
@@ -146,7 +148,7 @@ def _chosen(entries: Sequence[Entry], name: str, now: float) -> tuple[DkimKey, .
 
 
 def _ending(entries: Sequence[Entry], now: float) -> Iterator[str]:
-    """Keys that end soon, and have no successor of their kind when they do."""
+    """Yields keys that end soon without a successor of their kind."""
     for entry in entries:
         if entry.fits(now) and entry.not_after and entry.not_after <= now + ENDS_SOON:
             kin = [other for other in entries if _are_kin(entry, other)]

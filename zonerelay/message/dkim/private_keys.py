@@ -1,7 +1,7 @@
-"""Private keys of DKIM as PEM text: made, read, and signed with. `cryptography` for DKIM lives here only.
+"""Private keys of DKIM as PEM text: makes, reads and uses them. The only importer of `cryptography` for DKIM.
 
-Promises ValueError that says what is wrong with a key, and no octet of one in any text or repr. A `sign`
-may be called in any thread; while an RSA key works, the GIL is free.
+Raises ValueError that says what is wrong with a key. No text or repr contains an octet of a key. `sign` may
+run in any thread; an RSA key releases the GIL while it works.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HASHED = Prehashed(hashes.SHA256())
 
 @dataclass(frozen=True, slots=True)
 class PrivateKey:
-    """`sign` takes a SHA-256, 32 octets. `public` is what p= has (RFC 6376 3.6.1, 8463 4.2)."""
+    """`sign` takes a SHA-256, 32 octets. `public` is the value of p= (RFC 6376 3.6.1, RFC 8463 4.2)."""
 
     algorithm: str
     bits: int
@@ -46,7 +46,7 @@ class PrivateKey:
 
 
 def new_private_key(algorithm: str) -> str:
-    """PEM (PKCS #8), without a password."""
+    """Returns a new key as PEM (PKCS #8), without a password."""
     key: RSAPrivateKey | Ed25519PrivateKey
     if algorithm == ED25519:
         key = Ed25519PrivateKey.generate()
@@ -56,7 +56,7 @@ def new_private_key(algorithm: str) -> str:
 
 
 def load_private_key(pem: bytes) -> PrivateKey:
-    """Raises ValueError; its text begins with a verb, for a file's name before it."""
+    """Reads a key. Raises ValueError, whose text begins with a verb and follows a file's name."""
     try:
         # The library's own check takes longer than a hundred signatures; ours below finds a broken key too.
         key = load_pem_private_key(pem, password=None, unsafe_skip_rsa_key_validation=True)

@@ -1,16 +1,16 @@
-"""DKIM-Signature fields (RFC 6376, 8301, 8463): relaxed/relaxed, one for each key. Sans-IO.
+"""Makes DKIM-Signature fields (RFC 6376, RFC 8301, RFC 8463): relaxed/relaxed, one for each key. No I/O.
 
-What is signed (RFC 6376 5.4.1): what a reader sees or a program acts on. A field that is signed once more
-than it is there cannot be added afterwards, or be put on top of the signed one ("oversigned"):
+The signature covers (RFC 6376 5.4.1) what a reader sees or a program acts on. A field that is named in h=
+once more than it occurs cannot be added afterwards, or be put on top of the signed one ("oversigned"):
 
-- always those that every reader shows (`_ALWAYS`), there or not;
-- when they are there, those that lists and gateways add where they are missing (`_WHEN_PRESENT`);
-- never the List-* and Resent-* fields that a list or a person who sends mail on adds as one more.
+- always for the fields that every reader shows (`_ALWAYS`), present or not;
+- when present for the fields that lists and gateways add where they are missing (`_WHEN_PRESENT`);
+- never for the List-* and Resent-* fields, of which a list or a resending person adds one more.
 
-What changes on the way is not signed: Received, Return-Path, Authentication-Results, and what nobody acts
-on. No `l=` (RFC 6376 8.2), no `x=`: a queue on the way may hold mail for days.
+Fields that change in transit are not signed: Received, Return-Path, Authentication-Results, and fields
+without an effect. There is no `l=` (RFC 6376 8.2) and no `x=`: a queue may hold mail for days.
 
-Everything here is pure and may run in any thread. Time is linear in the header's length.
+All functions are pure and may run in any thread. Their time is linear in the header's length.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from functools import lru_cache
 from zonerelay.message.dkim.body import single_spaces
 
 WIDTH = 78  # RFC 5322 2.1.1
-# More fields of one name are no mail; the signature names each of them.
+# The signature names each field, and mail with more fields of one name is invalid.
 MAX_SAME_FIELDS = 50
 
 RSA = "rsa-sha256"
@@ -42,14 +42,14 @@ _NOT_OVERSIGNED = (
 )
 _ORDER = (*_ALWAYS, *_WHEN_PRESENT, *_NOT_OVERSIGNED)
 _SIGNED = frozenset(_ORDER)
-_PIECE = 72  # of base64 on a line
+_PIECE = 72  # characters of base64 on a line
 
 
 @dataclass(frozen=True)
 class DkimKey:
-    """`domain` is d=. `sign` takes the SHA-256 of the header, 32 octets, and gives the bare signature.
+    """`domain` is d=. `sign` takes the SHA-256 of the header, 32 octets, and returns the bare signature.
 
-    `slow`: long enough for a thread to be worth it.
+    `slow`: the signature takes long enough to be worth a thread.
     """
 
     domain: str
@@ -61,7 +61,7 @@ class DkimKey:
 
 @dataclass(frozen=True, slots=True)
 class UnsignedField:
-    """A field that lacks its signature: `key.sign` of `digest`. What is left to do is the expensive part."""
+    """A field without its signature: `key.sign` of `digest` is the expensive step that remains."""
 
     key: DkimKey
     digest: bytes
@@ -74,9 +74,9 @@ class UnsignedField:
 
 
 def sign(header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) -> bytes:
-    """The fields to put in front of `header`, each with its CRLF.
+    """Returns the fields to put in front of `header`, each with its CRLF.
 
-    `header` is all of it as it will be sent, without the empty line at its end; `body_hash` is from
+    `header` is the header as it will be sent, without the empty line at its end; `body_hash` comes from
     `RelaxedBody`.
     """
     drafts = unsigned_fields(header, body_hash, keys, now=now)
@@ -86,7 +86,7 @@ def sign(header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float) 
 def unsigned_fields(
     header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float
 ) -> list[UnsignedField]:
-    """As `sign`, up to the signatures."""
+    """Does what `sign` does, up to the signatures."""
     names, canonical = _signed_fields(header)
     middle = b"\r\n t=%d; bh=%b;\r\n %b\r\n b=" % (now, body_hash.encode("ascii"), _names_tag(names))
     hashed = hashlib.sha256(canonical)
@@ -100,12 +100,12 @@ def unsigned_fields(
 
 
 def _relaxed(header: bytes) -> bytes:
-    """Unfolded, and every run of blanks one space (RFC 6376 3.4.2), but for blanks at the colons and ends."""
+    """Unfolds, and makes every run of blanks one space (RFC 6376 3.4.2), except at the colons and ends."""
     return single_spaces(header.replace(b"\r\n ", b" ").replace(b"\r\n\t", b" "))
 
 
 def relaxed_fields(header: bytes, names: frozenset[bytes]) -> dict[bytes, list[bytes]]:
-    """The values of these fields, as they are signed, from top to bottom."""
+    """Returns the values of these fields in the signed form, from top to bottom."""
     found: dict[bytes, list[bytes]] = {}
     for line in _relaxed(header).split(b"\r\n"):
         name, _, value = line.partition(b":")
@@ -116,7 +116,7 @@ def relaxed_fields(header: bytes, names: frozenset[bytes]) -> dict[bytes, list[b
 
 
 def _signed_fields(header: bytes) -> tuple[tuple[bytes, ...], bytes]:
-    """The names for h=, and the fields behind them in relaxed form, from the bottom up (RFC 6376 5.4.2)."""
+    """Returns the names for h=, and their fields in relaxed form, from the bottom up (RFC 6376 5.4.2)."""
     found = relaxed_fields(header, _SIGNED)
     names: list[bytes] = []
     lines: list[bytes] = []
@@ -130,7 +130,7 @@ def _signed_fields(header: bytes) -> tuple[tuple[bytes, ...], bytes]:
 
 
 def _rsa_first(key: DkimKey) -> bool:
-    """Some verifiers look at the first signature only, and not all know Ed25519."""
+    """Orders RSA first: some verifiers look at the first signature only, and not all know Ed25519."""
     return key.algorithm != RSA
 
 
@@ -147,7 +147,7 @@ def _first_tags(algorithm: str, domain: str, selector: str) -> bytes:
 
 
 def _folded(begin: bytes, pieces: Sequence[bytes]) -> bytes:
-    """Lines of whole pieces, of which none is broken."""
+    """Returns lines of whole pieces."""
     lines = [begin]
     for piece in pieces:
         if len(lines[-1]) + len(piece) <= WIDTH:

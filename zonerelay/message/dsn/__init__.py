@@ -1,0 +1,1 @@
+"""Delivery status notifications: `report` composes the message, `text` writes its part for people."""

@@ -1,23 +1,21 @@
 """Composes delivery status notifications: RFC 3464 in an RFC 6522 report, RFC 6533 beyond ASCII.
 
-The result is a whole message with CRLF line ends whose body is 7-bit whatever the reports quote
-(quoted-printable where needed), except that an 8-bit message that comes back whole stays as it is:
-`message/rfc822` may not be encoded (RFC 2046 5.2.1). Its header is ASCII too, unless the sender it goes to is
-not: then the notification has to be sent with SMTPUTF8. Nothing from a peer or from the original message
-reaches a header field, a status field or a MIME boundary without being made harmless first.
+The result is a whole message with CRLF line ends. Its body is 7-bit, whatever the reports quote
+(quoted-printable where needed), except that an 8-bit message that comes back whole stays unchanged:
+`message/rfc822` must not be encoded (RFC 2046 5.2.1). Its header is ASCII too, unless the recipient's address
+is not; then the notification needs SMTPUTF8. Text of a peer or of the original message is made harmless
+before it reaches a header field, a status field or a MIME boundary.
 
-The international types are used when an address in the report is beyond ASCII, which only mail sent
-with SMTPUTF8 can have; and for what is returned, when such mail has UTF-8 in its header.
+The international types are used when an address in the report is beyond ASCII, which only mail sent with
+SMTPUTF8 can have, and for the returned part when such mail has UTF-8 in its header.
 
-Whether a report is owed, and to whom, is decided elsewhere; to the null sender it never is.
+The caller decides whether a report is due, and to whom; the null sender never gets one.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from email.utils import format_datetime
 
 from zonerelay.message.dsn.text import (
     MAX_REPLY,
@@ -29,6 +27,7 @@ from zonerelay.message.dsn.text import (
     shown,
 )
 from zonerelay.message.header.folding import crlf, field, one_line, seven_bit
+from zonerelay.message.header.received import rfc5322_date
 from zonerelay.model.envelope import Message
 from zonerelay.model.message_id import MessageId
 
@@ -53,10 +52,10 @@ def compose(
     retry_until: float | None = None,
     whole_message: bytes = b"",
 ) -> bytes:
-    """The notification about `message` to its sender. The caller limits the size of what is returned.
+    """Returns the notification about `message` to its sender. The caller limits the size of the returned
+    part.
 
-    `whole_message` is returned instead of the header, if it is given; it must be one that
-    `can_return_whole`.
+    With `whole_message` the message comes back instead of its header; it must pass `can_return_whole`.
     """
     if not message.envelope.sender:
         raise ValueError("a notification is never sent to the null sender")
@@ -84,7 +83,7 @@ def compose(
 
 
 def can_return_whole(message: bytes) -> bool:
-    """True when the message can stand in a report as it is: SMTP carries neither NUL nor endless lines."""
+    """True when the message can stand in a report unchanged: SMTP carries neither NUL nor endless lines."""
     return b"\0" not in message and all(len(line) <= _MAX_LINE for line in message.split(b"\r\n"))
 
 
@@ -104,7 +103,7 @@ def _header(notice: Notice, dsn_id: MessageId, boundary: bytes, encoding: str) -
         field("From", f"Mail Delivery System <MAILER-DAEMON@{notice.hostname}>"),
         field("To", f"<{shown(notice.message.envelope.sender)}>"),
         field("Subject", SUBJECTS[notice.kind]),
-        field("Date", _date(notice.now)),
+        field("Date", rfc5322_date(notice.now)),
         field("Message-ID", f"<{dsn_id}.{notice.kind}@{notice.hostname}>"),
     ]
     original = notice.message.header("Message-ID").strip()
@@ -125,7 +124,7 @@ def _status_fields(notice: Notice) -> str:
     fields = [field("Reporting-MTA", f"dns; {notice.hostname}"), field("X-Zonerelay-Queue-Id", envelope.id)]
     if envelope.envid:
         fields.append(field("Original-Envelope-Id", _decoded(envelope.envid)))
-    fields.append(field("Arrival-Date", _date(envelope.created)))
+    fields.append(field("Arrival-Date", rfc5322_date(envelope.created)))
     for report in notice.reports:
         fields += ["\r\n", *_recipient_fields(notice, report)]
     return "".join(fields)
@@ -142,15 +141,15 @@ def _recipient_fields(notice: Notice, report: RecipientReport) -> list[str]:
         field("Action", notice.kind),
         field("Status", said.reply.status),
     ]
-    # What we say ourselves is no SMTP reply of anybody's: the text for people has it.
+    # Our own words are no SMTP reply: the text for people has them.
     if said.host:
         host = one_line(said.host, limit=255, ascii_only=True)
         text = one_line(str(said.reply), limit=MAX_REPLY, ascii_only=not notice.is_international)
         fields += [field("Remote-MTA", f"dns; {_bracketed(host)}"), field("Diagnostic-Code", f"smtp; {text}")]
     if said.at is not None:
-        fields.append(field("Last-Attempt-Date", _date(said.at)))
+        fields.append(field("Last-Attempt-Date", rfc5322_date(said.at)))
     if notice.kind is DsnKind.DELAYED and notice.retry_until is not None:
-        fields.append(field("Will-Retry-Until", _date(notice.retry_until)))
+        fields.append(field("Will-Retry-Until", rfc5322_date(notice.retry_until)))
     return fields
 
 
@@ -174,7 +173,7 @@ def _multipart(parts: Sequence[bytes], boundary: bytes) -> bytes:
 
 
 def _boundary(dsn_id: MessageId, parts: Sequence[bytes]) -> bytes:
-    """Ids can be guessed, so what the original message quotes is checked for it."""
+    """Returns a boundary that no part contains. Ids can be guessed, so the parts are searched for it."""
     number = 0
     while True:
         # "=_" cannot occur in quoted-printable (RFC 2045 6.7).
@@ -185,7 +184,7 @@ def _boundary(dsn_id: MessageId, parts: Sequence[bytes]) -> bytes:
 
 
 def _original_recipient(notice: Notice, orcpt: str) -> str:
-    """Decoded (RFC 3461 6.3 d); an address of type utf-8 only where that is allowed (RFC 6533 3)."""
+    """Decodes the address (RFC 3461 6.3 d). The type utf-8 appears only where it is allowed (RFC 6533 3)."""
     kind, _, address = orcpt.partition(";")
     if kind.lower() != "utf-8":
         plain = _decoded(address)
@@ -198,19 +197,15 @@ def _original_recipient(notice: Notice, orcpt: str) -> str:
 
 def _embedded_character(match: re.Match[str]) -> str:
     number = int(match[1], 16)
-    # Surrogates and what is beyond Unicode are no characters: such text stays as it is.
+    # Surrogates and numbers beyond Unicode are no characters: such text stays unchanged.
     return chr(number) if number < 0xD800 or 0xDFFF < number <= 0x10FFFF else match[0]
 
 
 def _decoded(xtext: str) -> str:
-    """RFC 3461 4: `+XX` stands for one octet. The result is shown, so it stays printable ASCII."""
+    """Decodes `+XX` to one octet (RFC 3461 4). The result stays printable ASCII, because it is shown."""
     text = _XTEXT.sub(lambda match: chr(int(match[1], 16)), xtext)
     return one_line(text, limit=_MAX_XTEXT, ascii_only=True)
 
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host or host.replace(".", "").isdigit() else host
-
-
-def _date(at: float) -> str:
-    return format_datetime(datetime.fromtimestamp(at, UTC))

@@ -1,4 +1,4 @@
-"""The part of a delivery report that is written for people: what happened, why, and what comes next."""
+"""Writes the part of a delivery report for people: what happened, why, and what follows."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class DsnKind(enum.StrEnum):
     FAILED = "failed"
     DELAYED = "delayed"
     RELAYED = "relayed"
-    """Handed to a server that cannot report more (RFC 3464 2.3.3): the end of what can be known."""
+    """Handed to a server that cannot report more (RFC 3464 2.3.3), so the result stays unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecipientReport:
-    """One recipient's line of the report: the delivery before this outcome, and the outcome."""
+    """One recipient's part of the report: the delivery before this outcome, and the outcome."""
 
     delivery: Delivery
     outcome: Outcome
@@ -37,7 +37,7 @@ class RecipientReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """Everything one notification is about."""
+    """The content of one notification."""
 
     kind: DsnKind
     message: Message
@@ -46,18 +46,20 @@ class Notice:
     now: float
     retry_until: float | None
     whole: bool = False
-    """The message comes back with the report, not only its header."""
+    """True when the message comes back with the report, not only its header."""
 
     @property
     def is_international(self) -> bool:
-        """True when an address is beyond ASCII: RFC 6533's media types and address type are needed."""
+        """True when an address is beyond ASCII, which needs RFC 6533's media types and address type."""
         addresses = [self.message.envelope.sender]
         for report in self.reports:
             addresses += [report.delivery.recipient, Mailbox(report.delivery.orcpt)]
         return not all(address.isascii() for address in addresses)
 
     def last_words(self, report: RecipientReport) -> Said:
-        """This outcome's reply; or, when we merely gave up, what a peer said in the attempt before."""
+        """Returns this outcome's reply, or, when the relay gave up, the peer's reply to the attempt
+        before.
+        """
         outcome, last = report.outcome, report.delivery.last
         if outcome.local and outcome.verdict is Verdict.EXPIRED and last is not None and not last.local:
             return Said(last.reply, last.host, last.at)
@@ -67,7 +69,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The last thing that was said about a recipient, and by whom: `host` is `""` when it was us."""
+    """The last reply about a recipient and the host that sent it; `host` is `""` for the relay."""
 
     reply: Reply
     host: str
@@ -104,7 +106,7 @@ _HINTS = {
 
 
 def for_people(notice: Notice) -> str:
-    """Plain text, lines ended by CRLF."""
+    """Returns plain text with CRLF line ends."""
     lines = [f"This is the mail system of {notice.hostname}.", "", *wrap(_OPENINGS[notice.kind])]
     if notice.kind is DsnKind.DELAYED and notice.retry_until is not None:
         lines += wrap(f"Delivery will be tried until {_date(notice.retry_until)}.")
@@ -139,7 +141,9 @@ def _about(notice: Notice, report: RecipientReport) -> list[str]:
 
 
 def shown(mailbox: Mailbox) -> str:
-    """A recipient came through our parser, but a report goes to somebody else's screen: be sure."""
+    """Returns the address in a form that is safe on another person's screen, although our parser has checked
+    it.
+    """
     return one_line(mailbox, limit=512)
 
 

@@ -1,15 +1,15 @@
-"""Other addresses in the header fields that hold addresses (RFC 5322 3.4), all else as it came. Sans-IO.
+"""Replaces addresses in the header fields that hold addresses (RFC 5322 3.4). No I/O.
 
-Owns finding each addr-spec in such a field, in all the forms that readers take: in angle brackets behind a
-name or alone, in groups, between comments, with a route, quoted, in UTF-8 (RFC 6532), folded anywhere, with
-blanks where RFC 822 allowed them. What is between the addresses keeps every octet: names, encoded words,
-comments, folds. So does a comment between the parts of an address.
+The module finds each addr-spec in all forms that readers accept: in angle brackets after a name or alone, in
+groups, between comments, with a route, quoted, in UTF-8 (RFC 6532), folded anywhere, with blanks where RFC
+822 allowed them. Everything between the addresses keeps its octets: names, encoded words, comments, folds,
+and comments between the parts of an address.
 
-Bad syntax is left alone: an element of a list that is no address, and the whole field where a quoted string,
-a comment or a bracket has no end, or a control character stands. Nothing is guessed.
+Bad syntax stays unchanged: an element of a list that is no address, and a whole field with an unterminated
+quoted string, comment or bracket, or with a control character. Nothing is guessed.
 
-A fold is added where longer addresses would make a line longer than RFC 5322 2.1.1 allows, behind a comma.
-The time is linear in the length of the field, whatever is in it.
+A fold is added after a comma where longer addresses would make a line longer than RFC 5322 2.1.1 allows. The
+time is linear in the length of the field, for any content.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ ADDRESS_FIELDS = frozenset(
     )
 )
 MAX_OCTETS = 64 * 1024
-"""Of the address fields of one message; those beyond are left as they are. Some 1,500 addresses: ten times as
-many would keep everybody else waiting."""
+"""Octets of address fields in one message; fields beyond stay unchanged. The limit allows some 1,500
+addresses: ten times as many would make other mail wait.
+"""
 MAX_ADDRESSES = 4000
-"""Likewise: as many octets could be ten times as many addresses of a letter or two."""
+"""Addresses of one message: the octets alone could be ten times as many short addresses."""
 
 MAX_ADDRESS = 320  # RFC 5321 4.5.3.1: 64 octets, "@", 255. Nothing longer is an address of anybody
 MAX_LINE = 998
 
 Change = Callable[[str], str]
-"""The address for an address: `local@domain`, quotes included; the same where nothing changes."""
+"""Returns the address for an address: `local@domain`, quotes included; the same where nothing changes."""
 
 _ATOM = rb"[^\x00-\x20\x7f()<>\[\]:;@\\,.\"]++"
 # In this order: blanks, a comment without others in it, a comment, a word (dots included where they are
@@ -49,7 +50,7 @@ _BLANK, _COMMENT, _WORD, _QUOTED, _LITERAL, _SPECIAL = range(1, 7)
 _LETTERS = {_WORD: "w", _QUOTED: "q", _LITERAL: "l"}
 _IN_COMMENT = re.compile(rb"[^()\\]++|\\.|[()]", re.DOTALL)
 
-# Over one letter for each token. An address begins and ends where an element of a list or group does.
+# A pattern over one letter for each token. An address begins and ends where a list's or group's element does.
 _SPEC = r"([wq](?:\.[wq])*+@(?:w(?:\.w)*+|l))"
 _ELEMENT = re.compile(rf"(?<![^,;:])(?:[wql.@]*+<(?:@[wl.,@]*+:)?{_SPEC}>|{_SPEC})(?![^,;:])")
 
@@ -57,7 +58,7 @@ _Token = tuple[str, int, int]
 
 
 def change_addresses(header: bytes, change: Change) -> bytes:
-    """`header` is complete lines of a header section; the same object when nothing is different."""
+    """Changes complete lines of a header section. Returns the same object when nothing is different."""
     octets, addresses = MAX_OCTETS, MAX_ADDRESSES
 
     def changed(field: bytes) -> bytes:
@@ -70,7 +71,7 @@ def change_addresses(header: bytes, change: Change) -> bytes:
 
 
 def change_field(field: bytes, change: Change) -> bytes:
-    """`field` from its name to its last line end."""
+    """Changes a field, given from its name to its last line end."""
     start = field.find(b":") + 1
     if field.find(b"@", start) < 0:
         return field
@@ -89,7 +90,7 @@ def change_field(field: bytes, change: Change) -> bytes:
 
 
 def _changes(field: bytes, tokens: list[_Token], change: Change) -> list[tuple[int, int, bytes]]:
-    """What stands where instead: the parts of one address that differ."""
+    """Returns the replacements: the parts of an address that differ."""
     if tokens[-1][2] - tokens[0][1] > MAX_ADDRESS:
         return []
     at = next(number for number, token in enumerate(tokens) if token[0] == "@")
@@ -107,13 +108,13 @@ def _changes(field: bytes, tokens: list[_Token], change: Change) -> list[tuple[i
 
 
 def _text(field: bytes, part: list[_Token]) -> str:
-    """Without folds, and what stands between its words."""
+    """Returns the tokens without folds and without what stands between them."""
     octets = b"".join([field[begin:end] for _, begin, end in part])
     return octets.replace(b"\r\n", b"").decode()
 
 
 def _tokens(field: bytes, position: int) -> list[_Token]:
-    """Without blanks and comments; none when one of them is not to be had."""
+    """Returns the tokens without blanks and comments; none when the field is malformed."""
     tokens: list[_Token] = []
     while position < len(field):
         match = _TOKEN.match(field, position)
@@ -133,7 +134,7 @@ def _tokens(field: bytes, position: int) -> list[_Token]:
 
 
 def _behind_comment(field: bytes, position: int) -> int:
-    """Where the comment ends whose first octet is before `position`; -1 when it does not."""
+    """Returns the end of the comment that begins before `position`; -1 when it has none."""
     depth = 1
     for match in _IN_COMMENT.finditer(field, position):
         octet = match[0]

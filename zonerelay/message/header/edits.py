@@ -1,8 +1,8 @@
-"""Takes fields out of a header section, puts others in their place, and new ones on top. Sans-IO.
+"""Removes and replaces fields of a header section, and adds new ones on top. No I/O.
 
-Every octet of the fields that stay is kept as it came, so that signatures over them still hold. A line
-that is neither a field nor a continuation ends the header, as in `headers`: nothing behind it is touched. New
-values are put on one line first, whatever they hold, so no value can become a field or end the header.
+Fields that stay keep every octet, so that signatures over them remain valid. A line that is neither a field
+nor a continuation ends the header, as in `headers`; nothing after it is touched. New values are put on one
+line first, so that no value can become a field or end the header.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zonerelay.message.header.folding import field
 
 _COLON = rb"(?:[ \t]|\r\n[ \t])*+:"
 # A first line that is no field, or a later one that is neither a field nor a continuation.
-# Possessive: what ends a name is what follows it.
+# Possessive, because the character after a name ends it.
 _NO_HEADER = re.compile(rb"\A(?![!-9;-~]++%b)|\r\n(?![ \t]|[!-9;-~]++%b)" % (_COLON, _COLON))
 _VALUE = rb"(?:[^\r]++|\r(?!\n(?![ \t])))*+(?:\r\n)?"
 
@@ -27,10 +27,10 @@ def edit_header(
     replace: Sequence[tuple[str, str]] = (),
     remove: Collection[str] = (),
 ) -> bytes:
-    """`block` is complete lines of a header, with its `Header.lead` in front.
+    """Edits complete lines of a header that begins with its `Header.lead`.
 
-    In this order: remove; replace, where a message has the field: the first of its name, the others go; add,
-    in the order given. Names are compared without case, values are ASCII.
+    The order is: remove; replace, where a message has the field (the first of its name is replaced, the
+    others go); add, in the order given. Names are compared without case; values are ASCII.
     """
     if remove or replace:
         lower = block.lower()
@@ -45,7 +45,9 @@ def edit_header(
 
 
 def change_fields(block: bytes, names: frozenset[bytes], change: Callable[[bytes], bytes]) -> bytes:
-    """Each field of these names (in lower case) is what `change` makes of it, with its name and line end."""
+    """Replaces each field of these names (in lower case) by what `change` returns, name and line end
+    included.
+    """
     found = _NO_HEADER.search(block)
     end = found.end() if found is not None else len(block)
     changed = _fields(names).sub(lambda field: change(field[0]), block[:end])
@@ -57,9 +59,9 @@ def _new_field(name: str, value: str) -> bytes:
 
 
 def _edited(block: bytes, names: frozenset[bytes], instead: bytes = b"") -> bytes:
-    """`instead` of the first such field, nothing of the others.
+    """Puts `instead` in the place of the first such field and removes the others.
 
-    No step is taken per line: a header may have tens of thousands.
+    No work is done per line: a header may have tens of thousands.
     """
     found = _NO_HEADER.search(block)
     end = found.end() if found is not None else len(block)
@@ -74,6 +76,6 @@ def _edited(block: bytes, names: frozenset[bytes], instead: bytes = b"") -> byte
 
 @lru_cache(maxsize=64)
 def _fields(names: frozenset[bytes]) -> re.Pattern[bytes]:
-    """Fields of these names, each with its continuations."""
+    """Returns the pattern of fields with these names, with their continuations."""
     any_name = b"|".join(map(re.escape, names))
     return re.compile(rb"(?:\A|(?<=\r\n))(?:%b)%b%b" % (any_name, _COLON, _VALUE), re.IGNORECASE)

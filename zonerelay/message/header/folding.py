@@ -1,6 +1,6 @@
-"""Text that strangers wrote, made fit for a header field or a paragraph of a message of ours.
+"""Makes foreign text fit for a header field or a paragraph of a message of ours.
 
-What comes out has no control characters and no line longer than RFC 5322 2.1.1 allows, whatever went in.
+The result has no control characters and no line longer than RFC 5322 2.1.1 allows, for any input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ _ENCODED_EOL = re.compile(rb"\r\n|\r|\n")
 
 
 def one_line(text: str, *, limit: int, ascii_only: bool = False) -> str:
-    """Whitespace runs and line ends become single spaces, what is not printable `?`; at most `limit` long."""
+    """Replaces white space and line ends by single spaces, unprintable characters by `?`; at most `limit`
+    characters.
+    """
     text = " ".join(text[: 4 * limit].split())
     if not text.isprintable() or (ascii_only and not text.isascii()):
         text = "".join(c if c.isprintable() and (not ascii_only or c.isascii()) else "?" for c in text)
@@ -25,7 +27,7 @@ def one_line(text: str, *, limit: int, ascii_only: bool = False) -> str:
 
 
 def wrap(text: str, width: int = WIDTH) -> list[str]:
-    """Lines of whole words; a word too long for any line is broken. At least one line."""
+    """Returns lines of whole words, at least one line. A word too long for any line is broken."""
     lines: list[str] = []
     line = ""
     for word in _breakable(text):
@@ -38,18 +40,20 @@ def wrap(text: str, width: int = WIDTH) -> list[str]:
 
 
 def field(name: str, value: str) -> str:
-    """`Name: value`, folded (RFC 5322 2.2.3), with its final CRLF."""
+    """Returns `Name: value`, folded (RFC 5322 2.2.3), with its final CRLF."""
     return "\r\n ".join(wrap(f"{name}: {value}")) + "\r\n"
 
 
 def crlf(data: bytes) -> bytes:
-    """Every line end as CRLF, the last line ended."""
+    """Makes every line end CRLF and ends the last line."""
     data = _ENCODED_EOL.sub(b"\r\n", data)
     return data if data.endswith(b"\r\n") else data + b"\r\n"
 
 
 def seven_bit(data: bytes) -> tuple[str, bytes]:
-    """CRLF-ended lines as they are, or as quoted-printable when SMTP could not carry them as 7BIT."""
+    """Returns the encoding and the lines with CRLF: unchanged, or quoted-printable when 7BIT cannot carry
+    them.
+    """
     if data.isascii() and b"\0" not in data and all(len(line) <= 998 for line in data.split(b"\r\n")):
         return "7bit", data
     return "quoted-printable", binascii.b2a_qp(data, istext=True)

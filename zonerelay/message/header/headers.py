@@ -1,20 +1,20 @@
-"""The header section of an arriving message: where it ends and what is in it. Sans-IO.
+"""Finds and parses the header section of an arriving message. No I/O.
 
-Owns the first bytes of a body until the header is complete, so that our own fields can be put in front
-of it. Takes what `BodyReader` gives: CRLF line ends only.
+The scanner holds the first octets of a message until the header is complete, so that our own fields can be
+put in front. Its input comes from `BodyReader`: CRLF line ends only.
 
-All readers must see the same header, or one of them sees a field that nobody has checked:
+All readers must see the same header; otherwise one of them sees a field that was not checked:
 
-- A line that can be neither a field nor a continuation ends the header, as in Postfix, and gets an empty line
-  in front: some readers go on behind it, others take the rest for the body. The same holds for a message
-  without any header: `lead` is then an empty line between our fields and the message (a first line that
-  begins with a blank would otherwise continue our last field).
+- A line that is neither a field nor a continuation ends the header, as in Postfix, and gets an empty line in
+  front, because some readers continue after it and others take the rest for the body. The same holds for a
+  message without any header: `lead` is then an empty line between our fields and the message (a first line
+  that begins with a blank would otherwise continue our last field).
 - `lead` is `Mailbox-Line: ` before an mbox "From " line, so that the fields below it remain header fields.
-- Some readers drop NUL, some every control character: `controls` says that there is a NUL in the header, or a
-  control character in what would be a field's name without it. Where they are to be removed, they are;
-  nothing else of the message is ever changed. In values they stay, ISO-2022-JP has ESC (RFC 1468).
+- Some readers drop NUL, some every control character: `controls` says that the header contains a NUL, or a
+  control character in a text that is a field's name without it. The scanner removes them where the listener
+  says so and changes nothing else. Control characters stay in values, because ISO-2022-JP has ESC (RFC 1468).
 
-Memory: at most `max_size` octets and one piece. Field values kept for people are capped at `MAX_METADATA`.
+Memory: at most `max_size` octets and one piece. Field values kept for people are limited to `MAX_METADATA`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _CLOUDED_FIRST_LINE = re.compile(
     rb"[!-9;-~%b]{1,%d}+[ \t%b]{0,%d}+:" % (_CONTROLS, MAX_FIELD_NAME, _CONTROLS, MAX_FIELD_NAME)
 )
 _CLOUDED_NAME = re.compile(rb"^[!-9;-~%b]++[ \t%b]*+:" % (_CONTROLS, _CONTROLS), re.MULTILINE)
-# Possessive: each part ends where the next begins, so there is nothing to go back for.
+# Possessive, because each part ends where the next begins, so backtracking finds nothing.
 _FIELD = re.compile(r"^([!-9;-~]++) *+: *+(.*+)\n", re.MULTILINE)
 _AUTHOR = re.compile(r"^from *:(.*)", re.MULTILINE | re.IGNORECASE)
 # The start of a complete line that is neither field, continuation nor empty.
 _STRAY_LINE = re.compile(rb"\r\n(?![ \t\r]|[!-9;-~]++(?:[ \t]|\r\n[ \t])*+:)(?=[^\r]*\r)")
-# What could move a cursor or forge a log line: no blank and no part of a name (an octet that UTF-8 never
-# has becomes U+FFFD). Tabs are blanks; LF stays to split at.
+# Octets that could move a cursor or forge a log line are replaced: no blank and no part of a name (an octet
+# that UTF-8 never has becomes U+FFFD). Tabs are blanks; LF stays to split at.
 _VISIBLE = bytes(
     0x20 if b == 0x09 else b if b == 0x0A or (b >= 0x20 and b != 0x7F) else 0xFF for b in range(256)
 )
-# As readers see it that take them for blanks, or some of them for line ends.
+# The header as readers see it that take control characters for blanks, or some of them for line ends.
 _BLANKED = bytes(b if b in b"\n" or (b >= 0x20 and b != 0x7F) else 0x20 for b in range(256))
 _SPLIT = bytes(0x0A if b in b"\x0b\x0c\x1c\x1d\x1e" else _BLANKED[b] for b in range(256))
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
@@ -60,12 +60,14 @@ Fields = tuple[tuple[str, str], ...]
 
 
 class HeaderTooLargeError(Exception):
-    """The header section is longer than the listener takes."""
+    """The header section is longer than the listener accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the header says. `fields` are in order, unfolded, undecoded (RFC 2047 is for readers), capped."""
+    """What the header says. `fields` are in order, unfolded, undecoded (RFC 2047 is for readers), limited in
+    size.
+    """
 
     fields: Fields = ()
     names: frozenset[str] = frozenset()
@@ -74,14 +76,14 @@ class Header:
     controls: bool = False
 
     def has(self, name: str) -> bool:
-        """`name` in lower case."""
+        """True when there is a field of this name, given in lower case."""
         return name in self.names
 
 
 class HeaderScanner:
-    """`feed` pieces until `header` is there; `held` is the message so far, body bytes included.
+    """Takes pieces by `feed` until `header` is set. `held` is the message so far, body octets included.
 
-    `size` is how many octets of it are the header, without the empty line behind it.
+    `size` is the number of its octets that are header, without the empty line after it.
     """
 
     __slots__ = ("_begins_well", "_max_size", "_removes_controls", "header", "held", "size")
@@ -95,7 +97,7 @@ class HeaderScanner:
         self.size = 0
 
     def feed(self, piece: bytes) -> None:
-        """Raises `HeaderTooLargeError`."""
+        """Takes the next piece. Raises HeaderTooLargeError."""
         if self.held:
             searched = max(len(self.held) - len(_END) + 1, 0)
             if isinstance(self.held, bytes):
@@ -119,7 +121,9 @@ class HeaderScanner:
             self._remove_controls()
 
     def finish(self) -> Header:
-        """The message is over: all of it is header if no end came, for a message may have no body."""
+        """Ends the message. Without an end of the header all of it is header, because a message may have no
+        body.
+        """
         if self.header is None:
             if _FIRST_LINE.match(self.held):
                 self._found(len(self.held))
@@ -132,7 +136,7 @@ class HeaderScanner:
         return self.header
 
     def _found(self, end: int) -> None:
-        """Of this size, unless there is a line in it that is no field."""
+        """Sets the header of this size, unless it contains a line that is no field."""
         header, is_whole = _parsed(bytes(self.held[:end]))
         stray = None if is_whole else _STRAY_LINE.search(self.held, 0, end)
         if stray is not None:
@@ -141,7 +145,7 @@ class HeaderScanner:
             self.size, self.header = end, header
 
     def _break_off(self, end: int) -> None:
-        """Here, before a line that is no field."""
+        """Ends the header here, before a line that is no field."""
         held = bytes(self.held)
         line = held[end : held.find(EMPTY_LINE, end)]
         header = parse_header(held[:end])
@@ -152,7 +156,9 @@ class HeaderScanner:
         self.size, self.header = end, header
 
     def _remove_controls(self) -> None:
-        """And look again: what is left may be less of a header, or more."""
+        """Removes control characters and looks again, because the rest may be a shorter or a longer
+        header.
+        """
         held = bytes(self.held)
         if self._begins_well:
             end = held.find(_END, 0, self._max_size)
@@ -165,7 +171,7 @@ class HeaderScanner:
         self.feed(head + held[end:])
 
     def _end(self, searched: int) -> int:
-        """Length of the header with the CRLF of its last field; -1 while unknown."""
+        """Returns the length of the header with the CRLF of its last field; -1 while it is unknown."""
         if not self._begins_well:
             if _FIRST_LINE.match(self.held):
                 self._begins_well = True
@@ -175,7 +181,7 @@ class HeaderScanner:
         return end + 2 if end >= 0 else -1
 
     def _stray_line(self) -> int:
-        """No header ends within the limit: perhaps a body began without an empty line before it."""
+        """Looks for a body that began without an empty line, because no header ends within the limit."""
         stray = _STRAY_LINE.search(self.held, 0, self._max_size)
         if stray is None:
             raise HeaderTooLargeError
@@ -187,12 +193,12 @@ def _without_controls(name: re.Match[bytes]) -> bytes:
 
 
 def parse_header(block: bytes) -> Header:
-    """`block` begins with a field (or an mbox line) and ends with the CRLF of its last one."""
+    """Parses a block that begins with a field (or an mbox line) and ends with the CRLF of its last one."""
     return _parsed(block)[0]
 
 
 def _parsed(block: bytes) -> tuple[Header, bool]:
-    """And whether every line of it is part of a field."""
+    """Returns the header, and whether every line of the block is part of a field."""
     lead = b""
     controls = b"\0" in block
     if not _FIELD_START.match(block):
@@ -215,12 +221,13 @@ def _parsed(block: bytes) -> tuple[Header, bool]:
 
 
 def authors(header: Header, held: bytes) -> list[str]:
-    """What every From field says that any reader could find in `held`, for whoever has to check them all.
+    """Returns the value of every From field that any reader could find in `held`, for checks of all authors.
 
-    Not only those in `header`: others keep more than MAX_METADATA, and know other blanks and line ends.
+    These may be more than those in `header`: other readers keep more than MAX_METADATA, and know other blanks
+    and line ends.
     """
     if not header.names and header.lead != MAILBOX_LINE:
-        return []  # we put an empty line before it
+        return []  # the relay puts an empty line before it
     block = held.partition(_END)[0]
     text = _unfolded(block, _BLANKED)
     found = _AUTHOR.findall(text)

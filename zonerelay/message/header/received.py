@@ -1,9 +1,9 @@
-"""The fields this relay puts in front of a message: Received (RFC 5321 4.4), and Date and Message-ID
-when they are missing (RFC 6409 8).
+"""Writes the fields that the relay puts in front of a message: Received, Date and Message-ID.
 
-What the client said about itself is a stranger's text in our own field: everything but the characters of
-a domain or an address literal becomes `?`, so that it can neither end the field nor open a comment. The
-recipient is named only when there is exactly one: otherwise a blind copy would show (RFC 5321 7.2).
+Received is RFC 5321 4.4; Date and Message-ID are added when they are missing (RFC 6409 8). What the client
+said about itself becomes text in our own field, so every character outside a domain or an address literal
+becomes `?` and can neither end the field nor open a comment. The recipient is named only when there is
+exactly one: otherwise a blind copy would show (RFC 5321 7.2).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MONTHS = ("", "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "O
 
 
 def trace_fields(envelope: Envelope, header: Header, *, hostname: str, hide_client: bool = False) -> bytes:
-    """Everything that goes before the message as it came, `header.lead` included."""
+    """Returns everything that goes before the message as it came, `header.lead` included."""
     date = rfc5322_date(envelope.created)
     fields = received(envelope, date, hostname=hostname, hide_client=hide_client)
     if "date" not in header.names:
@@ -38,7 +38,7 @@ def received(envelope: Envelope, date: str, *, hostname: str, hide_client: bool 
     origin = envelope.origin
     recipients = envelope.recipients
     if hide_client:
-        # The grammar wants a from clause; this one says nothing about anybody.
+        # The grammar demands a from clause; this one hides the client.
         client = "localhost (client hidden)"
     else:
         client = _from_client(origin.helo, origin.client_address, envelope.smtputf8)
@@ -51,7 +51,7 @@ def received(envelope: Envelope, date: str, *, hostname: str, hide_client: bool 
 
 
 def rfc5322_date(timestamp: float) -> str:
-    """`Mon, 20 Nov 2023 17:53:01 +0000`, whatever the locale."""
+    """Returns `Mon, 20 Nov 2023 17:53:01 +0000`, in any locale."""
     return _date(int(timestamp))
 
 
@@ -63,7 +63,7 @@ def _date(timestamp: int) -> str:
 
 @lru_cache(maxsize=256)
 def _from_client(helo: str, address: str, utf8: bool) -> str:
-    """RFC 5321 4.4 Extended-Domain with TCP-info. A client on a Unix socket has no address."""
+    """Returns the Extended-Domain with TCP-info of RFC 5321 4.4. A client on a Unix socket has no address."""
     name = (_NOT_IN_UTF8_NAME if utf8 else _NOT_IN_NAME).sub("?", helo[:_MAX_HELO])
     if not address:
         return f"{name} (local)"

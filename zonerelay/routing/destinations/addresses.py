@@ -1,10 +1,10 @@
-"""Which addresses mail from the Internet's DNS must not lead to, and which are our own.
+"""IP addresses that mail from the Internet's DNS must not lead to, and our own.
 
-`is_private` is the check that keeps a stranger's MX record from making the relay talk to loopback, the
-local network or a cloud's metadata service (169.254.169.254). It is asked about the address that is
-being connected to, not about a name, because a name may resolve differently the next time.
-The table is the IANA special-purpose registries (RFC 6890) written out, so that it does not change
-with the Python version; what embeds an IPv4 address is judged by that address.
+`is_private` keeps a stranger's MX record from making the relay talk to loopback, the local network or a
+cloud's metadata service (169.254.169.254). It judges the address of the connection, not a name, because a
+name may resolve differently the next time. The table is the IANA special-purpose registries (RFC 6890)
+written out, so that it does not change with the Python version. An address that embeds an IPv4 address is
+judged by that.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _COMPATIBLE = ipaddress.IPv6Network("::/96")
 
 @lru_cache(4096)
 def is_private(ip: str) -> bool:
-    """True when mail for the Internet has no business there. What is no IP address counts as private."""
+    """True when Internet mail must not go to the address. A text that is no IP address counts as private."""
     try:
         address = ipaddress.ip_address(ip.partition("%")[0])
     except ValueError:
@@ -74,7 +74,7 @@ def is_private(ip: str) -> bool:
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address that packets to an IPv6 address end up at: mapped, compatible, 6to4 or NAT64."""
+    """Returns the IPv4 address where packets to an IPv6 address end up: mapped, compatible, 6to4 or NAT64."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     if address.sixtofour is not None:
@@ -85,7 +85,7 @@ def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 
 class OwnAddresses:
-    """Answers whether an address and port is one of our own listeners: mail sent there would loop."""
+    """Knows whether an address and port is one of our own listeners: mail sent there would loop."""
 
     def __init__(self, listeners: Iterable[ListenAddress]) -> None:
         self._exact: set[tuple[IPAddress, int]] = set()
@@ -99,7 +99,7 @@ class OwnAddresses:
                 self._exact.add((ipaddress.ip_address(listener.host), listener.port))
 
     def has_port(self, port: int) -> bool:
-        """False when no address with this port can be ours, so that nobody needs to resolve names."""
+        """False when no address with this port can be ours, so that names need no look-up."""
         return port in self._wildcard_ports or any(own == port for _, own in self._exact)
 
     def includes(self, ip: str, port: int) -> bool:
@@ -115,7 +115,7 @@ class OwnAddresses:
 
 
 def is_address_of_this_machine(address: IPAddress) -> bool:
-    """Ask the kernel: a socket can only be bound to an address that an interface has."""
+    """Asks the kernel: a socket can only be bound to an address that an interface has."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

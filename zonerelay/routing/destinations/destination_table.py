@@ -1,11 +1,11 @@
 """The `[[destination]]` tables: other limits and other TLS for some destinations.
 
-The first entry of the file whose every condition holds counts, as with routes. `domain` is the recipient's
-(none is known where the zone has a next hop), `mx` holds when every host of the route matches, `zone` is
-where the mail is. Conditions that are not given hold.
+The first entry whose conditions all hold applies, as with routes. `domain` is the recipient's (unknown where
+the zone has a next hop), `mx` holds when every host of the route matches, `zone` is the mail's zone. A
+condition that is not given holds.
 
-Everything is prepared when the settings are loaded: the cost of an entry does not grow with its patterns.
-Asking never raises.
+Everything is prepared when the settings are loaded, so the cost of an entry does not grow with its patterns.
+A look-up never raises.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zonerelay.routing.zones.address_patterns import AddressPatterns
 
 @dataclass(frozen=True, slots=True)
 class DestinationEntry:
-    """`number` counts from 0, as in the paths of configuration problems."""
+    """One table. `number` counts from 0, as in the paths of configuration problems."""
 
     number: int
     settings: DestinationSettings
@@ -33,16 +33,18 @@ class DestinationEntry:
 
     @property
     def has_tls(self) -> bool:
-        """It says itself what TLS has to be: neither the zone nor a policy of the domain's has a say."""
+        """True when the entry says what TLS has to be: then neither the zone nor the domain's policy
+        matters.
+        """
         return self.settings.tls is not DestinationTls.ZONE
 
     @property
     def changes_nothing(self) -> bool:
-        """It only keeps its mail from later entries."""
+        """True when the entry only keeps its mail from later entries."""
         return not self.has_tls and self.limits(ZoneSettings()) is None
 
     def tls(self, *, secure: bool) -> TlsDemand:
-        """`secure`: DNSSEC vouches for the hosts' names."""
+        """Returns the entry's demand. `secure`: DNSSEC vouches for the hosts' names."""
         mode = TlsMode(self.settings.tls)
         return TlsDemand(
             mode,
@@ -53,7 +55,7 @@ class DestinationEntry:
         )
 
     def limits(self, zone: ZoneSettings) -> Limits | None:
-        """What the entry says, and for the rest the zone; `None` when it says nothing."""
+        """Returns the entry's limits, completed by the zone's; `None` when the entry has none."""
         own = self.settings
         of_zone = Limits.of_zone(zone)
         limits = structs.replace(
@@ -71,13 +73,13 @@ class DestinationEntry:
 
 
 class DestinationTable:
-    """Raises ValueError in words when a pattern is no domain. Immutable: a reload makes another one."""
+    """Raises ValueError in words when a pattern is no domain. Immutable: a reload makes another table."""
 
     def __init__(self, destinations: Sequence[DestinationSettings] = ()) -> None:
         self._rules = tuple(_Rule(DestinationEntry(at, each)) for at, each in enumerate(destinations))
 
     def find(self, zone: str, domain: str, hosts: Sequence[MxHost]) -> DestinationEntry | None:
-        """`domain` is `""` in a zone with a next hop."""
+        """Returns the entry for the mail, `None` without one. `domain` is `""` in a zone with a next hop."""
         for rule in self._rules:
             if rule.holds(zone, domain, hosts):
                 return rule.entry
@@ -103,7 +105,7 @@ class _Rule:
 
 
 def _name(host: MxHost) -> str:
-    """As a domain is written: an address goes in brackets."""
+    """Returns the host in the form of a domain: an address goes in brackets."""
     if not host.literal:
         return host.name
     return f"[IPv6:{host.name}]" if ":" in host.name else f"[{host.name}]"

@@ -1,13 +1,17 @@
 """Finds the hosts that take a domain's mail: RFC 5321 5.1, RFC 7505, or the zone's next hop.
 
-Bounced is only what the domain's own DNS settles: it does not exist (550 5.1.2), it takes no mail (null
-MX, 556 5.1.10), it has neither MX nor address (550 5.1.2), its mail ends here and we do not take it
-(554 5.4.6), or the address's domain is not a domain at all. Everything else is deferred: a name
-server that fails or is silent, MX records that lead nowhere today. Nothing about a configured next
-hop ever bounces mail: a typing mistake of the operator's must not.
+Mail bounces only when the domain's own DNS settles it: the domain does not exist (550 5.1.2), it takes no
+mail (null MX, 556 5.1.10), it has neither MX nor address (550 5.1.2), its mail ends here and the relay does
+not take it (554 5.4.6), or the text is no domain. Any other failure is a deferral: a name server that fails
+or is silent, MX records that lead nowhere today. Trouble with a configured next hop never bounces mail,
+because it may be the operator's typing mistake.
 
-Private addresses are refused later, on the address connected to (`addresses.is_private`). On which terms the
-hosts are used, by [[destination]] and by the domain's MTA-STS policy, is `terms.py`'s.
+A zone with several next hops has one route over all of them, in the order in which they are written or
+sharing evenly. A next hop that cannot be found is left out as long as another one can, and looked up again
+soon.
+
+Private addresses are refused later, at the address of the connection (`addresses.is_private`). `terms.py`
+applies [[destination]] tables and the domain's MTA-STS policy.
 """
 
 from __future__ import annotations
@@ -36,14 +40,14 @@ from zonerelay.routing.idna import ascii_domain, is_literal, literal_address
 from zonerelay.routing.mta_sts.policies import PolicyLookup, StsPolicies
 
 STATIC_TTL = 3600.0
-"""How long a route that no DNS answer stands behind may be reused."""
+"""Seconds for which a route without a DNS answer may be reused."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ExaminedRoute:
-    """A route and what decided its terms: `entry` of [[destination]], `sts` where a policy was asked for."""
+    """A route and what decided its terms: `entry` of [[destination]], `sts` where a policy was looked up."""
 
     answer: Route | Unroutable
     entry: DestinationEntry | None = None
@@ -51,9 +55,9 @@ class ExaminedRoute:
 
 
 class MxRouter:
-    """Satisfies `queue.protocols.Router`. `hostname` is ours: what an MX record would call us.
+    """Implements `queue.contract.Router`. `hostname` is the relay's name in MX records.
 
-    Without `sts` no zone asks for MTA-STS policies.
+    Without `sts` no zone looks up MTA-STS policies.
     """
 
     def __init__(
@@ -76,15 +80,15 @@ class MxRouter:
         self._own = own_addresses or OwnAddresses(())
 
     def configure(self, destinations: DestinationTable) -> None:
-        """Routes from now on go by this table."""
+        """Replaces the [[destination]] tables for routes from now on."""
         self._table = destinations
 
     async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
-        """Hosts by preference, equal ones in a new random order at every call."""
+        """Returns hosts by preference, equal ones in a new random order at every call. Does not raise."""
         return (await self.examine(zone, domain)).answer
 
     async def examine(self, zone: ZoneSettings, domain: str) -> ExaminedRoute:
-        """The route, and what decided its terms, for who explains it."""
+        """Returns the route with what decided its terms, for `explain`. Does not raise."""
         try:
             if zone.next_hop:
                 found = await self._to_next_hops(zone)
@@ -106,7 +110,7 @@ class MxRouter:
         return ExaminedRoute(on_terms(zone, found, entry), entry)
 
     async def _with_policy(self, zone: ZoneSettings, domain: str, sts: StsPolicies) -> ExaminedRoute:
-        """The policy is looked up while the MX is; who has no use for it does not wait for it."""
+        """Looks the policy up while the MX look-up runs, and waits for it only when it matters."""
         asking = asyncio.get_running_loop().create_task(_policy(zone, domain, sts))
         try:
             found = await self._to_domain(zone, domain)
@@ -137,7 +141,7 @@ class MxRouter:
         if hop.kind is not NextHopKind.MX:
             literal = hop.kind is NextHopKind.ADDRESS
             hosts = [MxHost(hop.host, port, literal=literal)]
-            # The name is the operator's: what is left for DNSSEC are its addresses and TLSA records.
+            # The operator wrote the name, so only its addresses and TLSA records need DNSSEC.
             return self._yes(zone, text, hosts, STATIC_TTL, secure=self._resolver.trusts_ad and not literal)
         found = await self._by_mx(zone, hop.host, port)
         if isinstance(found, Unroutable) and found.outcome.verdict is Verdict.BOUNCED:
@@ -198,7 +202,7 @@ class MxRouter:
     async def _implicit(
         self, zone: ZoneSettings, name: str, answer: DnsAnswer[MxRecord], port: int, ttl: float
     ) -> Route | Unroutable:
-        """RFC 5321 5.1: no MX record at all means that the domain's own address is its MX."""
+        """Uses the domain's own address when there is no MX record (RFC 5321 5.1)."""
         # Both families, whatever the zone uses: a domain with the other one only may get ours tomorrow.
         found = await self._resolver.addresses(name, ipv6=True)
         if found.ips:
@@ -216,7 +220,9 @@ class MxRouter:
     # ---- ourselves in the list ---------------------------------------------------------------
 
     async def _cut_at_own(self, zone: ZoneSettings, hosts: Sequence[MxHost]) -> list[MxHost]:
-        """RFC 5321 5.1: hosts as preferred as ourselves, or less, would only send the mail back."""
+        """Drops hosts no more preferred than the relay itself, which would send the mail back (RFC
+        5321 5.1).
+        """
         ours = await asyncio.gather(*(self._is_ours(host, ipv6=zone.ipv6) for host in hosts))
         least = min((host.preference for host, own in zip(hosts, ours, strict=True) if own), default=None)
         return [host for host in hosts if least is None or host.preference < least]
@@ -247,7 +253,7 @@ class MxRouter:
 async def _policy(zone: ZoneSettings, domain: str, sts: StsPolicies) -> PolicyLookup | None:
     try:
         name = ascii_domain(domain)
-    except ValueError:  # which is what the look-up of its MX says, too
+    except ValueError:  # the look-up of its MX reports the same
         return None
     return await sts.look_up(zone, name)
 
@@ -277,11 +283,13 @@ def _loop(name: str) -> Outcome:
 
 
 STEP = 65_536
-"""Preferences of MX records are below that (RFC 1035 3.3.9)."""
+"""Preferences of MX records are below this number (RFC 1035 3.3.9)."""
 
 
 def one_route(zone: ZoneSettings, found: Sequence[Route | Unroutable], *, soon: float) -> Route | Unroutable:
-    """`found`: what each next hop leads to, in order. `soon`: until when a route with gaps may be used."""
+    """Joins the routes of a zone's next hops, given in their order. A route with gaps may be used until
+    `soon`.
+    """
     routes = [each for each in found if isinstance(each, Route)]
     if not routes:
         return _none(zone, [each for each in found if isinstance(each, Unroutable)])
@@ -294,7 +302,7 @@ def one_route(zone: ZoneSettings, found: Sequence[Route | Unroutable], *, soon: 
 
 
 def _ranked(routes: Iterable[Route]) -> tuple[MxHost, ...]:
-    """Each next hop's hosts after all those of the one before, by their own preferences."""
+    """Returns each next hop's hosts after all those of the one before, by their own preferences."""
     return _once(
         structs.replace(host, preference=at * STEP + host.preference)
         for at, route in enumerate(routes)
@@ -303,7 +311,7 @@ def _ranked(routes: Iterable[Route]) -> tuple[MxHost, ...]:
 
 
 def _shared(routes: Iterable[Route]) -> tuple[MxHost, ...]:
-    """The best hosts of each next hop are equal, then the second-best, as MX records rank them."""
+    """Makes the best hosts of each next hop equal, then the second-best, and so on."""
     ranked = []
     for route in routes:
         ranks = sorted({host.preference for host in route.hosts})
@@ -312,7 +320,7 @@ def _shared(routes: Iterable[Route]) -> tuple[MxHost, ...]:
 
 
 def _once(hosts: Iterable[MxHost]) -> tuple[MxHost, ...]:
-    """A host that two next hops lead to is tried where it is wanted most."""
+    """Keeps a host that two next hops share at its most preferred place."""
     first: dict[tuple[str, int], MxHost] = {}
     for host in hosts:
         first.setdefault((host.name, host.port), host)

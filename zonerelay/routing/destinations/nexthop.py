@@ -1,12 +1,12 @@
 """Values that say where mail for a domain goes, and on which terms.
 
-`Route` is the answer for one zone and one domain. Its `site` is the zone and the set of hosts: what limits on
-connections and rates count, so that domains hosted by one provider share them. Its `destination` is the line
-that mail stands in, with its suspension and its idle connections: the site, and what makes mail for one
-domain another thing than mail for its neighbour at the same hosts (another TLS demand, other limits).
+`Route` is the answer for one zone and one domain. Its `site` is the zone and the set of hosts: limits on
+connections and rates count by site, so that domains at one provider share them. Its `destination` has its own
+line of mail, suspension and idle connections: the site, and what sets mail for one domain apart from mail for
+another at the same hosts (another TLS demand, other limits).
 
-There are thousands. What holds words, numbers and such values only is in no reference cycle, and the garbage
-collector need not look at it (`gc=False`).
+There are thousands of these values. Those that hold only words and numbers are in no reference cycle, and the
+garbage collector need not look at them (`gc=False`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ SiteKey = NewType("SiteKey", str)
 class TlsDemand:
     """What a connection must be before mail is sent on it.
 
-    `dane`: the MX records were secure, so hosts with TLSA records are held to them (RFC 7672), whatever
-    `mode` says. `names` and `certificates` (SHA-256, lower-case hex) take the place of the host's name in
-    VERIFY. `because` is for people and metrics: "zone", "destination" or "mta-sts".
+    `dane`: the MX records were secure, so hosts with TLSA records are held to them (RFC 7672) under any
+    `mode`. `names` and `certificates` (SHA-256, lower-case hex) replace the host's name in VERIFY. `because`
+    is for people and metrics: "zone", "destination" or "mta-sts".
     """
 
     mode: TlsMode = TlsMode.OPPORTUNISTIC
@@ -42,7 +42,7 @@ class TlsDemand:
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False):
-    """Of one destination. `max_rate`: transactions."""
+    """The limits of one destination. `max_rate` counts transactions."""
 
     max_connections: int
     max_recipients_per_transaction: int
@@ -69,12 +69,12 @@ class MxHost(msgspec.Struct, frozen=True, gc=False):
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):
-    """`hosts` sorted by preference (equal ones are shuffled per attempt, RFC 5321 5.1).
+    """The hosts for mail, sorted by preference (equal ones are shuffled per attempt, RFC 5321 5.1).
 
     `name` is for people: the MX domain or the next hop as configured. `expires` is Unix time. `tls` and
-    `limits`: `None` is what the zone says. `terms`: what tells this line from others at the same hosts, in a
-    word for people ("mta-sts", "destination[2]"), `""` for what the zone says. `secure`: DNSSEC vouches for
-    the hosts' names.
+    `limits`: `None` stands for the zone's. `terms`: a word for people that tells this destination from others
+    at the same hosts ("mta-sts", "destination[2]"), `""` for the zone's own terms. `secure`: DNSSEC vouches
+    for the hosts' names.
     """
 
     zone: str
@@ -87,11 +87,11 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     secure: bool = False
     site: SiteKey = SiteKey("")
     destination: DestinationKey = DestinationKey("")
-    """Both follow from the rest."""
+    """`site` and `destination` follow from the other fields."""
 
     def __post_init__(self) -> None:
         hosts = ",".join(sorted(f"{host.name}:{host.port}" for host in self.hosts))
-        # Kept, for they are asked for with every message.
+        # Both are stored, because every message needs them.
         site = f"{self.zone} {hosts}"
         force_setattr(self, "site", SiteKey(site))
         line = f"{site} {self.terms}" if self.terms else site
@@ -106,9 +106,9 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Unroutable:
-    """No host to try: `outcome` says why (bounced only where RFC 5321 and RFC 7505 say so).
+    """There is no host to try: `outcome` says why (bounced only where RFC 5321 and RFC 7505 say so).
 
-    `expires` is Unix time: how long the answer may be reused for other mail to the domain.
+    `expires` is Unix time: until then the answer may be reused for other mail to the domain.
     """
 
     zone: str
@@ -121,7 +121,8 @@ class Unroutable:
 class Addresses:
     """The addresses of one host, most wanted first; `failure` says why there are none.
 
-    `secure`: DNSSEC vouches for all of them, and for the aliases on the way; `canonical` is where those end.
+    `secure`: DNSSEC vouches for all of them, and for the aliases before them; `canonical` is where the
+    aliases end.
     """
 
     ips: tuple[str, ...]

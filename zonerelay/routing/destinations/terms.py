@@ -1,14 +1,15 @@
-"""On which terms a route is used: TLS demand, limits, and the hosts that remain. Pure, but for reports.
+"""The terms of a route: TLS demand, limits, and the hosts that remain.
 
-Who has the say about TLS, in this order:
+TLS is decided in this order:
 
-1. an entry of [[destination]] with a `tls` of its own, alone: it takes the place of the zone's, of DANE's and
-   of MTA-STS's demands, so that an operator can get past a peer's mistake, in words;
-2. the zone, and on top of it DANE where DNSSEC vouches for the hosts' names (RFC 7672), and the domain's
-   MTA-STS policy in mode enforce (RFC 8461 5): a certificate that is valid for the host, and only hosts that
-   the policy names. Neither makes less of what the zone demands.
+1. an entry of [[destination]] with a `tls` of its own decides alone: it replaces the demands of the zone, of
+   DANE and of MTA-STS, so that an operator can get past a peer's mistake, in words;
+2. the zone decides, and in addition DANE where DNSSEC vouches for the hosts' names (RFC 7672), and the
+   domain's MTA-STS policy in mode enforce (RFC 8461 5): a certificate that is valid for the host, and only
+   hosts that the policy names. Neither weakens the zone's demand.
 
-`Route.terms` names what is not simply the zone's, so that such mail has a line of its own.
+`Route.terms` names what differs from the zone, so that such mail is a destination of its own. Nothing here
+does I/O; a host outside a policy is reported to `StsPolicies`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MAX_NAMED = 3  # hosts in a text
 def on_terms(
     zone: ZoneSettings, route: Route, entry: DestinationEntry | None, *, enforced: bool = False
 ) -> Route:
-    """`enforced`: by the domain's MTA-STS policy, which the hosts have passed."""
+    """Returns the route with its terms. `enforced`: the hosts have passed the domain's MTA-STS policy."""
     words = [entry.name] if entry is not None and not entry.changes_nothing else []
     if entry is not None and entry.has_tls:
         demand = entry.tls(secure=route.secure)
@@ -57,7 +58,7 @@ def by_policy(
     found: PolicyLookup,
     policies: StsPolicies,
 ) -> Route | Unroutable:
-    """The terms with what was found about the domain's policy."""
+    """Returns the route with its terms under what was found about the domain's policy."""
     route = structs.replace(route, expires=min(route.expires, found.expires))
     held = found.held
     if held is None or held.policy.mode is StsMode.NONE:

@@ -1,10 +1,10 @@
-"""What DNS said, as values that keep the kinds of "no" apart.
+"""Answers of DNS as values, which tell the kinds of failure apart.
 
-Which of them bounce mail is decided in `mx`: a name that does not exist is the domain's last word, a name
-server that does not answer is everybody's bad day.
+`destinations/mx.py` decides which of them bounce mail: a name that does not exist is the domain's own word, a
+silent name server is a temporary trouble.
 
-Tens of thousands are cached. They hold words and numbers only, so they are in no reference cycle, and the
-garbage collector need not look at them (`gc=False`).
+The caches hold tens of thousands of these values. The values hold words and numbers only, so they are in no
+reference cycle and the garbage collector need not look at them (`gc=False`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DnsStatus(enum.StrEnum):
 
     @property
     def is_definite(self) -> bool:
-        """True when the domain's own data said so; everything else may be different in a minute."""
+        """True when the domain's own data said so. Any other status may be different in a minute."""
         return self in (DnsStatus.OK, DnsStatus.NXDOMAIN, DnsStatus.NODATA)
 
 
@@ -39,7 +39,7 @@ class MxRecord(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class TlsaRecord(msgspec.Struct, frozen=True, gc=False):
-    """RFC 6698 2.1, as it came: what of it can be used is for `delivery.dane` to say."""
+    """The fields of RFC 6698 2.1, unchecked. `delivery/tls/dane.py` decides which records are usable."""
 
     usage: int
     selector: int
@@ -50,8 +50,8 @@ class TlsaRecord(msgspec.Struct, frozen=True, gc=False):
 class DnsAnswer(msgspec.Struct, Generic[Record], frozen=True, gc=False):
     """`records` is empty unless the status is OK. `expires` is on the monotonic clock.
 
-    `secure`: DNSSEC vouches for it, denials included, and the resolver that says so is trusted (`trust_ad`).
-    `canonical`: the name at the end of the aliases, where there are any.
+    `secure`: DNSSEC vouches for the answer, denials included, and the resolver that says so is trusted
+    (`trust_ad`). `canonical`: the name at the end of the aliases, where there are any.
     """
 
     status: DnsStatus

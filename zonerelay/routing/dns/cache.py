@@ -1,7 +1,7 @@
 """A bounded cache of answers that joins equal questions.
 
-The oldest entry makes room for a new one. A question that is being asked is asked once; it runs in
-a task of its own, so that a caller who is cancelled does not take the answer from the others.
+The oldest entry makes room for a new one. Callers with the same question wait for one task, so that a caller
+that is cancelled does not take the answer from the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AnswerCache(Generic[Record]):
     async def get(
         self, question: Question, ask: Callable[[], Coroutine[None, None, DnsAnswer[Record]]]
     ) -> DnsAnswer[Record]:
-        """The cached answer, or the one that `ask` brings. `ask` must not raise."""
+        """Returns the cached answer, or the one that `ask` brings. `ask` must not raise."""
         answer = self._answers.get(question)
         if answer is not None and answer.expires > self._clock.monotonic():
             return answer

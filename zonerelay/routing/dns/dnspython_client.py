@@ -1,7 +1,7 @@
-"""DNS by dnspython (which lives here only): any question, any answer, TCP, search lists, and every failure.
+"""DNS by dnspython, whose only home this is: any question, any answer, TCP, search lists and every failure.
 
-It is asked when a question or its answer is not plain (`dns_packets.py`). It never raises: every failure is a
-status.
+The resolver uses it when a question or its answer is not plain (`packets.py`). It never raises: every failure
+is a status.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ _HOST = re.compile(r"[a-z0-9_.-]+", re.ASCII)
 
 
 class _Tlsa(dns.rdtypes.ANY.TLSA.TLSA):
-    """With data of any length: one record that is malformed must not make its good neighbours unreadable.
+    """Accepts data of any length, so that one malformed record does not make the others unreadable.
 
-    RFC 7671 4.1 has it unusable, and the others count; dnspython would give the whole answer up.
+    RFC 7671 4.1 calls a malformed record unusable and counts the others; dnspython would drop the whole
+    answer.
     """
 
     _cert_length_by_mtype: dict[int, int] = {}  # noqa: RUF012 - the base class has it so
 
 
-# There is no public way to put another class in the place of one that dnspython knows.
+# dnspython has no public way to replace one of its classes.
 dns.rdata._rdata_classes[dns.rdataclass.IN, dns.rdatatype.TLSA] = _Tlsa
 
 
 class ThoroughDns:
-    """Asks the configured name servers, or the system's, or the one on this machine, as libc does."""
+    """Asks the configured name servers, or the system's, or one on this machine, as libc does."""
 
     def __init__(self, settings: DnsSettings) -> None:
         self._settings = settings
@@ -56,7 +57,7 @@ class ThoroughDns:
 
     @property
     def servers(self) -> list[NameServer]:
-        """None if one of them is of another kind than DNS over UDP and TCP."""
+        """Returns the name servers; none if one of them speaks another protocol than DNS over UDP and TCP."""
         found = []
         for server in self._dns.nameservers:
             if isinstance(server, str):
@@ -70,7 +71,7 @@ class ThoroughDns:
     async def ask(
         self, name: str, kind: Kind[Record], *, lifetime: float, tcp: bool = False
     ) -> Reading[Record]:
-        """`lifetime` in seconds; `tcp`: not over UDP."""
+        """Returns what the answer says. `lifetime` is in seconds; `tcp`: do not use UDP."""
         try:
             answer = await self._dns.resolve(
                 name,
@@ -94,12 +95,12 @@ class ThoroughDns:
         return _understand(answer, tuple(_READERS[kind](answer)))
 
     def searches(self, name: str, kind: str) -> bool:
-        """Whether the system's search list is gone through for it."""
+        """True when the system's search list applies to the question."""
         return kind in ("A", "AAAA") and "." not in name and not self._settings.servers
 
 
 def _dns_resolver(settings: DnsSettings) -> dns.asyncresolver.Resolver:
-    """The configured servers, or the system's; without either, one on this machine, as libc has it."""
+    """Returns a resolver with the configured servers, the system's, or 127.0.0.1."""
     resolver = dns.asyncresolver.Resolver(configure=False)
     if settings.servers:
         servers = [parse_name_server(server) for server in settings.servers]
@@ -119,7 +120,7 @@ def _dns_resolver(settings: DnsSettings) -> dns.asyncresolver.Resolver:
 
 def _understand(answer: dns.resolver.Answer, records: tuple[Record, ...]) -> Reading[Record]:
     if answer.rrset and not records:
-        # Records that all made no sense are not the same as no records: an implicit MX would be wrong.
+        # Malformed records are not the same as no records: an implicit MX would be wrong.
         return Reading(DnsStatus.BAD, (), 0.0)
     status = DnsStatus.OK if records else DnsStatus.NODATA
     alias = answer.canonical_name if answer.canonical_name != answer.qname else None
@@ -172,7 +173,7 @@ def _responses(error: dns.resolver.NXDOMAIN) -> list[dns.message.QueryMessage]:
 
 
 def _nxdomain_ttl(responses: Sequence[dns.message.QueryMessage]) -> float:
-    """RFC 2308 5: the smaller of the SOA's TTL and its minimum, as dnspython works it out."""
+    """Returns the smaller of the SOA's TTL and its minimum (RFC 2308 5), as dnspython computes it."""
     ttls = []
     for response in responses:
         try:
@@ -183,7 +184,7 @@ def _nxdomain_ttl(responses: Sequence[dns.message.QueryMessage]) -> float:
 
 
 def _blame(error: dns.resolver.NoNameservers) -> DnsStatus:
-    """Servers that answered with a failure code, or nonsense, or could not be reached at all."""
+    """Tells servers that failed from servers that answered nonsense and servers that could not be reached."""
     # dnspython's list of (server, tcp, port, error, response).
     failures = [(failure[3], failure[4]) for failure in error.kwargs["errors"]]
     if any(response is not None and not isinstance(what, Exception) for what, response in failures):
@@ -193,7 +194,7 @@ def _blame(error: dns.resolver.NoNameservers) -> DnsStatus:
     return DnsStatus.BAD
 
 
-# Any: each has the type of its kind's records, which a dict cannot say.
+# `Any`: each reader has the type of its kind's records, which a dict cannot express.
 _READERS: dict[Kind[Any], Callable[[dns.resolver.Answer], list[Any]]] = {
     MX: _mx_records,
     A: _ip_records,

@@ -1,7 +1,7 @@
-"""Names that need no DNS: `localhost` (RFC 6761 6.3) and what the machine's hosts file says.
+"""Names that need no DNS: `localhost` (RFC 6761 6.3) and the names of the machine's hosts file.
 
-The file is read when the resolver is built, that is at start and on reload, never while mail flows.
-It is consulted before DNS for every address look-up, as the system's own resolver does by default.
+The file is read when the resolver is built, at start and on reload, never while mail flows. Every address
+look-up consults it before DNS, as the system's own resolver does by default.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Hosts:
         self._names = dict(names)
 
     def lookup(self, name: str) -> tuple[str, ...]:
-        """The addresses of a name in lower case, `()` when DNS has to be asked."""
+        """Returns the addresses of a name in lower case, `()` when DNS has to be asked."""
         found = self._names.get(name)
         if found is not None:
             return found
@@ -33,7 +33,7 @@ def is_localhost(name: str) -> bool:
 
 
 def read_hosts(path: Path = HOSTS_FILE) -> Hosts:
-    """An unreadable or absent file is an empty one; a line that makes no sense is skipped."""
+    """Reads the file. A file that cannot be read counts as empty; a malformed line is skipped."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return parse_hosts(file.read(MAX_HOSTS_SIZE))

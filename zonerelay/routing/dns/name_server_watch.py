@@ -1,11 +1,11 @@
-"""Whether the name servers answer at all. A domain whose own servers are silent or broken is no outage.
+"""Notices that no name server answers. A domain whose own servers are silent or broken is no outage.
 
     answering ──one try was silent──▶ doubted ──a probe is silent, too──▶ lost ──any answer──▶ answering
              └──`FAILURES` different names failed, and no name had an answer between them──▶ lost
 
-A probe asks each server once for a name that every resolver answers by itself (RFC 6303). While name servers
-are lost there is one every `PROBE_PAUSE` seconds, so that recovery is noticed without mail. With up to four
-servers an outage is known within ten seconds of the first question that is not answered.
+A probe asks each server once for a name that every resolver answers by itself (RFC 6303). While the name
+servers are lost a probe runs every `PROBE_PAUSE` seconds, so that recovery is noticed without mail. With up
+to four servers an outage is known within ten seconds of the first question without an answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAILING = "they answer every question with a failure"
 
 
 class NameServerObserver(Protocol):
-    """Who is told; `telemetry.name_servers` has it."""
+    """Hears of outages; `telemetry.events.name_servers` has it."""
 
     def lost(self, servers: str, reason: str) -> None: ...
 
@@ -32,7 +32,7 @@ class NameServerObserver(Protocol):
 
 
 class NameServerWatch:
-    """`ask(name)` asks the servers for that name. `servers` is for people."""
+    """`ask(name)` asks the servers for that name. `servers` names them in texts."""
 
     def __init__(
         self, servers: str, ask: Callable[[str], Awaitable[DnsStatus]], observer: NameServerObserver | None
@@ -47,7 +47,7 @@ class NameServerWatch:
         self._task: asyncio.Task[None] | None = None
 
     def problem(self) -> str | None:
-        """For people."""
+        """Returns the outage in words, `None` while name servers answer."""
         if not self._reason:
             return None
         return (
@@ -56,15 +56,15 @@ class NameServerWatch:
             " here, or set [dns] servers to others"
         )
 
-    # What questions have brought
+    # Results of questions.
 
     def silent(self) -> None:
-        """A server was asked and said nothing in time, or could not be reached."""
+        """Notes that a server was silent, or could not be reached."""
         if not self._reason and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._doubt())
 
     def ended(self, name: str, status: DnsStatus) -> None:
-        """A question got its answer, or none."""
+        """Notes the result of a question."""
         if status.is_definite:
             self._answered()
         elif status is DnsStatus.TIMEOUT:
@@ -81,7 +81,7 @@ class NameServerWatch:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    # Asking ourselves
+    # Probes.
 
     async def _doubt(self) -> None:
         before = self._answers
@@ -102,7 +102,7 @@ class NameServerWatch:
         self._task = loop.create_task(self._look_again())
 
     async def _look_again(self) -> None:
-        # The probe's name has an answer also where no other name has one.
+        # The probe's name has an answer even where no other name has one.
         name = PROBE if self._reason == SILENT else next(iter(self._failed))
         while self._reason:
             await asyncio.sleep(PROBE_PAUSE)
@@ -116,7 +116,7 @@ class NameServerWatch:
         self._reason = ""
         if self._observer is not None:
             self._observer.restored(self._servers, asyncio.get_running_loop().time() - self._since)
-        # It may be the task itself that has heard the answer: then its loop ends here.
+        # When the task itself has heard the answer, its loop ends here.
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         self._task = None

@@ -1,14 +1,14 @@
-"""Asks name servers over UDP the questions whose answers are nearly always plain (`dns_packets.py`).
+"""Asks name servers over UDP those questions whose answers are nearly always plain (`packets.py`).
 
-One server after the other, `TRY_TIMEOUT` for each, round and round until the time is up; one that says that
-it has failed is left out. Silence of all that are left raises TimeoutError. What else is no plain answer
-(one that was cut short, or makes no sense, or a server that cannot be reached) is not judged here: then the
-thorough way begins.
+The servers are asked in turn, `TRY_TIMEOUT` seconds each, round and round until the time is up. A server that
+reports a failure is left out. When every remaining server is silent, TimeoutError is raised. An answer that
+is not plain (truncated, malformed, a server that cannot be reached) is not judged here: `dnspython_client.py`
+asks again.
 
-A forged answer has to hit the id, which is random for each question, and the port, which the kernel draws
-for each socket; a socket carries few questions, then another takes its place (RFC 5452 9.2). Packets from
-elsewhere, or with an id that nobody waits for, are ignored. A socket that has heard nothing is not used
-again: the machine may have got another address.
+A forged answer has to match the id, which is random for each question, and the port, which the kernel draws
+for each socket. A socket carries few questions, then a new one replaces it (RFC 5452 9.2). Packets from other
+hosts, or with an id that no question has, are ignored. A socket without an answer is not used again, because
+the machine may have a new address.
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ from zonerelay.routing.dns.packets import Reading, is_truncated, question, read_
 from zonerelay.routing.dns.records import Kind
 
 TRY_TIMEOUT = 2.0
-"""Seconds for one name server, of the `dns.timeout` for all of them."""
+"""Seconds for one name server, out of the `dns.timeout` for all of them."""
 PER_SOCKET = 32
-"""Questions for one socket, which costs as much as one of them."""
+"""Questions for one socket, whose opening costs as much as one question."""
 LONGEST = 4096
-"""Octets. A longer packet than was asked for is cut off, and so not plain."""
+"""Octets. A longer packet is cut off and therefore not plain."""
 IDS = 1 << 16
 
 _UNREACHABLE = b""
 
 
 class NotPlain(enum.Enum):
-    """Why the thorough way is needed."""
+    """Why dnspython has to ask."""
 
     TRUNCATED = "truncated"
     OTHER = "other"
 
 
 class NameServers:
-    """`random` must be one that nobody can guess. Without `servers` nothing is asked here. `silent` is called
-    when one has said nothing in time, or cannot be reached.
+    """`random` must be unpredictable. Without `servers` no question is asked here.
+
+    Calls `silent` when a server has not answered in time, or cannot be reached.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class NameServers:
         self._wants_dnssec = wants_dnssec
 
     async def ask(self, name: str, kind: Kind[Record], *, lifetime: float) -> Reading[Record] | NotPlain:
-        """`name` is plain. Raises TimeoutError after `lifetime` seconds."""
+        """Returns what the answer says. `name` is plain. Raises TimeoutError after `lifetime` seconds."""
         clock = asyncio.get_running_loop().time
         ends = clock() + lifetime
         turns = deque(self._servers)
@@ -92,7 +93,7 @@ class NameServers:
 
 
 class _Server:
-    """The way to one name server."""
+    """The sockets to one name server."""
 
     def __init__(self, server: NameServer, random: Random) -> None:
         self._server = server
@@ -100,7 +101,9 @@ class _Server:
         self._line: _Line | None = None
 
     async def ask(self, name: str, code: int, seconds: float, *, dnssec: bool) -> bytes | None:
-        """A packet with the question's id, empty if the server cannot be reached; `None`: silence."""
+        """Returns a packet with the question's id, an empty one if the server cannot be reached, `None` after
+        silence.
+        """
         line = self._line
         try:
             if line is None or not line.has_room:
@@ -133,7 +136,7 @@ class _Server:
 
 
 class _Line:
-    """A socket with a port of its own. Closes itself when it has had its questions and nobody waits."""
+    """A socket with a port of its own. It closes itself after its last question has ended."""
 
     def __init__(self, server: NameServer) -> None:
         """Raises OSError."""
@@ -143,7 +146,7 @@ class _Line:
         self._waiting: dict[int, asyncio.Future[bytes | None]] = {}
         self._left = PER_SOCKET
         try:
-            # Connected: the kernel takes packets from the server only, and tells when nobody is there.
+            # A connected socket takes packets from the server only, and learns when no server is there.
             self._socket.connect((server.address, server.port))
             self._loop.add_reader(self._socket.fileno(), self._receive)
         except BaseException:
@@ -175,7 +178,7 @@ class _Line:
         self._close_if_done()
 
     def retire(self) -> None:
-        """No more questions."""
+        """Takes no more questions."""
         self._left = 0
         self._close_if_done()
 
@@ -185,7 +188,7 @@ class _Line:
         except BlockingIOError:
             return
         except OSError:
-            # ICMP: nobody is there. It is not said which question it is about, so it is about all.
+            # ICMP says that no server is there, without the question, so every question fails.
             for answer in self._waiting.values():
                 _set(answer, _UNREACHABLE)
             self.retire()

@@ -1,14 +1,14 @@
-"""DNS questions and their plain answers as octets (RFC 1035 4, RFC 6891 6.1, RFC 2308 5). Pure.
+"""DNS questions and plain answers as octets (RFC 1035 4, RFC 6891 6.1, RFC 2308 5). Pure.
 
-A relay asks the same few questions all day, each of a new domain, and to be thorough with them (any type of
-record, any class, every flag) costs as much CPU as the rest of a delivery. So here is what nearly every
-answer looks like, and nothing else: `read_answer` understands an answer that leaves nothing to ask, and
-says `None` to all others, which are not errors but another module's work (`thorough_dns.py`, by dnspython).
-What it does understand it understands as dnspython does; the tests hold it to that.
+A relay asks the same few questions all day, each about a new domain. A complete DNS library (any type, any
+class, every flag) costs as much CPU for that as the rest of a delivery. `read_answer` understands only what
+nearly every answer looks like, and returns `None` for all others, which go to dnspython
+(`dnspython_client.py`). What it understands it understands as dnspython does; the tests compare the two.
 
-Plain is: a server that says that it failed, or one answer to one question in class IN, whole, with the code
-"no error" or "no such name", with names of letters, digits, hyphens and underscores, aliases that lead on,
-and records of the length that their type has. The rest of the packet has to be well-formed too.
+An answer is plain when the server reports a failure, or when it is one complete answer to one question in
+class IN, with the code "no error" or "no such name", names of letters, digits, hyphens and underscores,
+aliases that lead on, and records of the length that their type has. The rest of the packet has to be
+well-formed too.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from zonerelay.routing.dns.records import CNAME, Kind, NotPlainError, need, read
 
 MAX_ALIASES = 15
 NO_SOA_TTL = 300
-"""Seconds for a denial without an SOA record, as dnspython has it."""
+"""Seconds for a denial without an SOA record, as in dnspython."""
 MAX_TTL = 2**31 - 1
 EDNS_PAYLOAD = 1232
-"""Avoids fragments (DNS flag day 2020)."""
+"""Octets that avoid fragments (DNS flag day 2020)."""
 
 _HEADER = Struct("!HHHHHH")
 _TYPE_AND_CLASS = Struct("!HH")
@@ -45,8 +45,9 @@ _SOA_MINIMUM = 16
 
 
 class Reading(msgspec.Struct, Generic[Record], frozen=True, gc=False):
-    """What an answer says. `ttl` in seconds, as it came; `authentic` is its AD bit; `canonical` is the name
-    at the end of the aliases, where there are any.
+    """What an answer says. `ttl` is in seconds, unbounded; `authentic` is its AD bit.
+
+    `canonical` is the name at the end of the aliases, where there are any.
     """
 
     status: DnsStatus
@@ -57,8 +58,10 @@ class Reading(msgspec.Struct, Generic[Record], frozen=True, gc=False):
 
 
 def question(number: int, name: str, code: int, *, wants_dnssec: bool) -> bytes:
-    """A query packet. `name` is plain; `number` is the query's id. With `wants_dnssec` AD and DO are set: AD
-    asks for AD in the answer (RFC 6840 5.7), and resolvers older than that want DO.
+    """Returns a query packet. `name` is plain; `number` is the query's id.
+
+    With `wants_dnssec` AD and DO are set: AD asks for AD in the answer (RFC 6840 5.7); older resolvers need
+    DO.
     """
     flags = _RECURSION_DESIRED | (_AUTHENTIC if wants_dnssec else 0)
     labels = b"".join(len(label).to_bytes() + label for label in name.encode("ascii").split(b"."))
@@ -72,7 +75,7 @@ def question(number: int, name: str, code: int, *, wants_dnssec: bool) -> bytes:
 
 
 def read_answer(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record] | None:
-    """The answer to the question for `kind` of `name`; `None` if it is not plain."""
+    """Returns the answer to the question for `kind` of `name`; `None` if it is not plain."""
     try:
         return _read(packet, name, kind)
     except (NotPlainError, error, IndexError):
@@ -80,7 +83,7 @@ def read_answer(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record]
 
 
 def is_truncated(packet: bytes) -> bool:
-    """The server has more to say than fits into a packet: ask it over TCP."""
+    """True when the server has more to say than fits into a packet, and TCP is needed."""
     return len(packet) >= _HEADER.size and bool(_HEADER.unpack_from(packet)[1] & _TRUNCATED)
 
 
@@ -91,7 +94,7 @@ def _read(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record]:
     is_failed = rcode in (_FAILED, _REFUSED)
     need(is_failed or rcode in (_NO_ERROR, _NO_SUCH_NAME))
     records = _Records(packet, _pass_question(packet, name, kind.code) if questions else _HEADER.size)
-    # Some servers that fail do not say at what.
+    # Some servers that fail leave the question out.
     need(questions == 1 or (is_failed and not questions))
     found, aliases = _sort(packet, records.take(answers), kind)
     soas = {
@@ -114,7 +117,7 @@ def _read(packet: bytes, name: str, kind: Kind[Record]) -> Reading[Record]:
         return Reading(status, (), float(ttl), authentic, "" if rcode else alias)
     need(rcode == _NO_ERROR)
     ttl = min(ttl, *(row.ttl for row in here))
-    # A record that is there twice is one record.
+    # A record that occurs twice is one record.
     distinct = dict.fromkeys(kind.read(packet, row.start, row.end) for row in here)
     return Reading(DnsStatus.OK, tuple(distinct), float(ttl), authentic, alias)
 
@@ -137,14 +140,14 @@ class _Row(NamedTuple):
 
 
 class _Records:
-    """The sections behind the question, one after the other."""
+    """The sections after the question, one after the other."""
 
     def __init__(self, packet: bytes, at: int) -> None:
         self._packet = packet
         self.at = at
 
     def take(self, count: int, once: int = CNAME.code) -> Iterator[_Row]:
-        """The rows of a section in class IN; an owner has the type `once` only once."""
+        """Yields the rows of a section in class IN. An owner has the type `once` only once."""
         owners = set()
         for _ in range(count):
             owner, code, class_, ttl, start = self._header()
@@ -158,7 +161,7 @@ class _Records:
             yield _Row(owner, code, ttl if ttl <= MAX_TTL else 0, start, self.at)
 
     def pass_additional(self, count: int) -> None:
-        """Nothing in it is believed, but the upper bits of the code are there (RFC 6891 6.1.3)."""
+        """Checks the section. Only the upper bits of the code in it count (RFC 6891 6.1.3)."""
         options = 0
         for _ in range(count):
             owner, code, _, ttl, start = self._header()
@@ -186,7 +189,7 @@ class _Records:
 def _sort(
     packet: bytes, rows: Iterator[_Row], kind: Kind[Record]
 ) -> tuple[dict[str, list[_Row]], dict[str, tuple[str, int]]]:
-    """By owner: records of the kind, and where an alias leads and for how long."""
+    """Returns, by owner, the records of the kind, and where an alias leads with its TTL."""
     found: dict[str, list[_Row]] = {}
     aliases: dict[str, tuple[str, int]] = {}
     for row in rows:
@@ -198,7 +201,7 @@ def _sort(
 
 
 def _follow(name: str, found: dict[str, list[_Row]], aliases: dict[str, tuple[str, int]]) -> tuple[str, int]:
-    """Where the aliases end, and the least of their TTLs."""
+    """Returns the end of the aliases and the least of their TTLs."""
     ttl = MAX_TTL
     for _ in range(MAX_ALIASES + 1):
         alias = None if name in found else aliases.get(name)
@@ -209,7 +212,7 @@ def _follow(name: str, found: dict[str, list[_Row]], aliases: dict[str, tuple[st
 
 
 def _denial_ttl(name: str, soas: dict[str, int]) -> int:
-    """RFC 2308 5: what the zone's SOA says, which is that of the name or of one above it."""
+    """Returns the TTL in the zone's SOA (RFC 2308 5), whose owner is the name or one above it."""
     while True:
         ttl = soas.get(name)
         if ttl is not None:

@@ -1,7 +1,7 @@
-"""The types of DNS records that mail needs, each with a reader of its data, and names as packets have them.
+"""The types of DNS records that mail needs, each with a reader of its data, and names in packets. Pure.
 
-Pure. `NotPlainError` is said of whatever is rare or malformed: then a whole answer is another module's work
-(`dns_packets.py` has why).
+The readers raise `NotPlainError` for rare or malformed data; then dnspython reads the whole answer
+(`packets.py` has the reasons).
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ _PLAIN_LABEL = re.compile(rb"[a-zA-Z0-9_-]*")
 
 
 class NotPlainError(Exception):
-    """There is more to it than is known here."""
+    """The answer needs a complete DNS library."""
 
 
 def need(is_plain: bool) -> None:
-    """Raises NotPlainError."""
+    """Raises NotPlainError unless the condition holds."""
     if not is_plain:
         raise NotPlainError
 
 
 class Kind(NamedTuple, Generic[Record]):
-    """A type of record. `read` takes its data from a packet, from one offset to another; it raises
-    NotPlainError, IndexError and struct.error.
+    """A type of record. `read` reads its data from a packet, between two offsets.
+
+    `read` raises NotPlainError, IndexError and struct.error.
     """
 
     name: str
@@ -45,12 +46,15 @@ class Kind(NamedTuple, Generic[Record]):
 
 
 def is_plain_name(name: str) -> bool:
-    """Lower case, of letters, digits, hyphens and underscores, without a final dot."""
+    """True for a name in lower case of letters, digits, hyphens and underscores, without a final dot."""
     return len(name) <= _MAX_NAME and _PLAIN_NAME.fullmatch(name) is not None
 
 
 def scan_name(packet: bytes, at: int) -> tuple[str, int]:
-    """In lower case, without the final dot, and where it ends. Pointers lead backwards (RFC 1035 4.1.4)."""
+    """Returns the name in lower case without the final dot, and the offset after it.
+
+    Pointers lead backwards (RFC 1035 4.1.4).
+    """
     labels: list[bytes] = []
     end = 0
     least = at
@@ -72,7 +76,7 @@ def scan_name(packet: bytes, at: int) -> tuple[str, int]:
 
 
 def read_name(packet: bytes, start: int, end: int) -> str:
-    """One that takes up all of the octets."""
+    """Reads a name that takes up all of the octets."""
     name, at = scan_name(packet, start)
     need(at == end)
     return name
@@ -103,7 +107,7 @@ def _tlsa(packet: bytes, start: int, end: int) -> TlsaRecord:
 
 
 def _strings(packet: bytes, start: int, end: int) -> tuple[bytes, ...]:
-    """Its character-strings (RFC 1035 3.3.14)."""
+    """Returns the character-strings (RFC 1035 3.3.14)."""
     need(start < end)
     strings = []
     while start < end:

@@ -1,20 +1,19 @@
-"""DNS: asynchronous, cached within bounds, and never an exception.
+"""The resolver: asynchronous, cached within bounds, never an exception.
 
 Answers are cached by their TTL, between `MIN_TTL` and `dns.max_ttl`; "no such name" and "no data" by the
-zone's negative TTL up to `dns.negative_ttl`; failures only for `FAILURE_TTL`, so that a name server's
-bad minute is not remembered. Questions that are being asked already are joined, not repeated, and a
-caller that gives up does not take the answer from the others. Names are asked for as they are
-(no search list), except that a name without dots follows the system's search list for addresses: that is
-how a container finds `mailhog`.
+zone's negative TTL up to `dns.negative_ttl`; failures for `FAILURE_TTL` only, so that a name server's bad
+minute is not remembered. Equal questions are joined, and a caller that gives up does not take the answer from
+the others. Names are asked for unchanged (no search list), except that address look-ups of a name without
+dots follow the system's search list: that is how a container finds `mailhog`.
 
 An answer is `secure` when the resolver says that it has validated it (the AD bit) and `dns.trust_ad` says
-that we believe it; without that option DNSSEC is not asked about at all.
+that the relay believes it. Without that option DNSSEC is not requested.
 
-Asked are the name servers by ourselves (`name_servers.py`), which costs a tenth of the CPU, and whenever that
-brings no plain answer by dnspython (`thorough_dns.py`).
+The relay asks the name servers itself (`name_servers.py`), which costs a tenth of the CPU, and through
+dnspython (`dnspython_client.py`) when that brings no plain answer.
 
-Every failure is a value. What it means for mail is decided in `mx`; whether it is an outage of the name
-servers in `name_server_watch.py`.
+Every failure is a value. `destinations/mx.py` decides what it means for mail, `name_server_watch.py` whether
+it is an outage of the name servers.
 """
 
 from __future__ import annotations
@@ -45,15 +44,16 @@ MIN_TTL = 5.0
 FAILURE_TTL = 15.0
 MAX_RECORDS = 100  # as Postfix since 3.9: a name with more is an attack, not a mail system
 MAX_CONCURRENT = 200
-LEAST_TIME = 0.1  # seconds for what is asked again although the time is nearly up
-MAX_TEXT = 4096  # octets of one TXT record; longer ones are nothing that we look for, and are left out
+LEAST_TIME = 0.1  # seconds for a question that is repeated although the time is nearly up
+MAX_TEXT = 4096  # octets of one TXT record; longer ones serve no purpose here and are left out
 
 Raw = TypeVar("Raw")
 
 
 class Resolver:
-    """One per worker. `hosts` is what needs no DNS; by default the machine's hosts file. `random` draws the
-    ids of questions: one that can be guessed makes answers easier to forge.
+    """One per worker. `hosts` has names that need no DNS; by default the machine's hosts file.
+
+    `random` draws the ids of questions: a predictable id makes answers easier to forge.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Resolver:
         random: Random | None = None,
         observer: NameServerObserver | None = None,
     ) -> None:
-        """`observer` is told when no name server answers, and when one does again."""
+        """`observer` hears when no name server answers, and when one does again."""
         self._settings = settings
         self._clock = clock
         self._hosts = read_hosts() if hosts is None else hosts
@@ -88,23 +88,24 @@ class Resolver:
 
     @property
     def trusts_ad(self) -> bool:
-        """Whether an answer can be `secure` at all."""
+        """True when an answer can be `secure`."""
         return self._settings.trust_ad
 
     def problem(self) -> str | None:
-        """For people: no name server answers now."""
+        """Returns, in words, that no name server answers now; else `None`."""
         return self._watch.problem()
 
     async def mx(self, domain: str) -> DnsAnswer[MxRecord]:
-        """The MX records of an ASCII domain, by preference. The root as a host is `""` (null MX)."""
+        """Returns the MX records of an ASCII domain, by preference. The root as a host is `""` (null MX)."""
         if is_localhost(domain):
             return self._negative(DnsStatus.NODATA, 0.0)
         return await self._mx_cache.get(("MX", domain), lambda: self._ask(domain, MX, _sorted))
 
     async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
-        """The addresses of a host, IPv6 and IPv4 in turn, so that one broken family costs one attempt.
+        """Returns the addresses of a host, IPv6 and IPv4 in turn, so that one broken family costs one
+        attempt.
 
-        A failure is a deferral: an MX host without an address is its owner's mistake of today.
+        A failure is a deferral: an MX host without an address is its owner's mistake and may be corrected.
         """
         if _is_ip(name):
             return Addresses((name,))
@@ -123,24 +124,26 @@ class Resolver:
         return _addresses(name, [ip for ip in turns if ip is not None], (six, four))
 
     async def lookup(self, name: str, kind: str) -> DnsAnswer[str]:
-        """The A or AAAA records of an ASCII name from DNS or the cache, never from the hosts file."""
+        """Returns the A or AAAA records of an ASCII name from DNS or the cache, never from the hosts file."""
         asked = AAAA if kind == "AAAA" else A
         return await self._ip_cache.get((kind, name), lambda: self._ask(name, asked, _as_they_are))
 
     async def tlsa(self, name: str) -> DnsAnswer[TlsaRecord]:
-        """The TLSA records of an ASCII name such as `_25._tcp.mx.example.com` (RFC 6698 3)."""
+        """Returns the TLSA records of an ASCII name such as `_25._tcp.mx.example.com` (RFC 6698 3)."""
         return await self._tlsa_cache.get(("TLSA", name), lambda: self._ask(name, TLSA, _as_they_are))
 
     async def alias(self, name: str) -> DnsAnswer[str]:
-        """What an ASCII name is an alias for, one step (CNAME)."""
+        """Returns the target of an ASCII name's CNAME, one step."""
         return await self._ip_cache.get(("CNAME", name), lambda: self._ask(name, CNAME, _as_they_are))
 
     async def txt(self, name: str) -> DnsAnswer[str]:
-        """The TXT records of an ASCII name, each one's character-strings joined; none over `MAX_TEXT`."""
+        """Returns the TXT records of an ASCII name, each one's character-strings joined; none over `MAX_TEXT`
+        octets.
+        """
         return await self._txt_cache.get(("TXT", name), lambda: self._ask(name, TXT, _texts))
 
     async def close(self) -> None:
-        """Give up what is being asked."""
+        """Cancels the questions in progress."""
         await self._watch.close()
         await self._mx_cache.close()
         await self._ip_cache.close()
@@ -220,7 +223,7 @@ def _texts(records: tuple[tuple[bytes, ...], ...]) -> tuple[str, ...]:
 
 def _addresses(name: str, ips: Sequence[str], answers: Sequence[DnsAnswer[str]]) -> Addresses:
     if ips:
-        # A family whose look-up failed says nothing: else whoever can break it could take security away.
+        # A failed look-up does not count: otherwise an attacker that breaks it could take security away.
         heard = [answer for answer in answers if answer.status.is_definite]
         secure = bool(heard) and all(answer.secure for answer in heard)
         canonical = next((answer.canonical for answer in heard if answer.canonical), "")

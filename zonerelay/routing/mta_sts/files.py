@@ -1,8 +1,8 @@
-"""MTA-STS policies on disk: a JSON file for each domain, so that a restart forgets no promise.
+"""Keeps MTA-STS policies on disk, a JSON file for each domain, so that a restart forgets no policy.
 
-Written to another name and renamed, so a reader finds the old or the new one. A file that makes no sense (a
-power cut, a curious editor) is passed over, named, and overwritten by the next policy of its domain. Policies
-that have expired are removed. Every method touches the disk: not for the event loop.
+A file is written under another name and renamed, so a reader finds the old or the new one. A malformed file
+(a power cut, an editor) is skipped, reported, and overwritten by the next policy of its domain. Expired
+policies are removed. Every method touches the disk: do not call it on the event loop.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ DIRECTORY = "mta-sts"
 _SUFFIX = ".json"
 _UNFINISHED = ".new"
 _NO_POLICY = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
-"""What reading a file of anything at all can raise."""
+"""The exceptions of reading a file with any content."""
 
 
 def policy_directory(settings: Settings) -> Path:
-    """Beside the spool, where all workers of a relay find it; made with the first policy."""
+    """Returns the directory beside the spool, which all workers of a relay share; made with the first
+    policy.
+    """
     return settings.spool.path.parent / DIRECTORY
 
 
@@ -40,14 +42,16 @@ class Loaded:
 
 
 class StsFiles:
-    """`writable` false: for a look that changes nothing."""
+    """The files of one directory. `writable` false: change nothing."""
 
     def __init__(self, directory: Path, *, writable: bool = True) -> None:
         self._directory = directory
         self._writable = writable
 
     def load(self, now: float, limit: int) -> Loaded:
-        """What is still in force, the latest first. Raises OSError when the directory cannot be read."""
+        """Returns the policies in force, the latest first. Raises OSError when the directory cannot
+        be read.
+        """
         found: list[HeldPolicy] = []
         problems: list[str] = []
         for path in self._files():
@@ -94,7 +98,7 @@ class StsFiles:
                     self._unlink(Path(entry.path))
 
     def _unlink(self, path: Path) -> None:
-        """What cannot be removed is harmless: it is expired, or read again next time."""
+        """Removes a file if that is possible: it is expired, or read again next time."""
         if self._writable:
             with contextlib.suppress(OSError):
                 path.unlink()

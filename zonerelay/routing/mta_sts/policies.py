@@ -1,12 +1,13 @@
-"""The MTA-STS policies of recipient domains: looked up, fetched, kept, refreshed (RFC 8461 3 and 5.1).
+"""Looks up, fetches, keeps and refreshes the MTA-STS policies of recipient domains (RFC 8461 3 and 5.1).
 
-A policy that is held counts until its `max_age` is over, whatever DNS and the policy's server say meanwhile:
-to suppress an answer gains an attacker nothing. It is fetched again when its TXT record has another id (who
-routes waits for that, up to `FIRST_WAIT`), and in the background when it is used and a day old or half its
-life. A domain that has a policy which cannot be had is treated as one without, for `RETRY_AFTER`.
+A held policy counts until its `max_age` is over, whatever DNS and the policy's server say meanwhile, so an
+attacker gains nothing by suppressing an answer. It is fetched again when its TXT record has another id
+(routing waits for that, up to `FIRST_WAIT`), and in the background when it is used and a day old or half its
+life. A domain whose policy cannot be fetched is treated as one without a policy, for `RETRY_AFTER`.
 
-Policies are in memory and on disk (`sts_files.py`), read at the first question: a relay whose zones do not
-ask pays nothing. Equal questions are joined. `look_up` does not raise for anything that the network does.
+Policies are in memory and on disk (`files.py`), which is read at the first question, so a relay whose zones
+do not use MTA-STS pays nothing. Equal questions are joined. `look_up` does not raise for any trouble of the
+network.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from zonerelay.routing.mta_sts.policy_text import MAX_POLICY, HeldPolicy, parse_
 
 HTTPS_PORT = 443
 FIRST_WAIT = 10.0
-"""Seconds that mail waits for a policy that is not held yet; the fetch goes on without it."""
+"""Seconds that mail waits for a policy that is not held yet; the fetch goes on afterwards."""
 FETCH_TIMEOUT = 60.0
 """Seconds for one fetch (RFC 8461 3.3 suggests a minute)."""
 RETRY_AFTER = 300.0
@@ -38,13 +39,13 @@ PENDING_LIFE = 30.0
 """Seconds that mail goes without a policy that is still being fetched."""
 MAX_FETCHES = 20  # at a time
 MAX_POLICIES = 10_000
-MAX_NAME = 244  # characters of a domain: "_mta-sts." in front of it has to be a name, too
+MAX_NAME = 244  # characters of a domain: with "_mta-sts." in front it has to be a name, too
 
 _log = logging.getLogger(__name__)
 
 
 class Names(Protocol):
-    """What `Resolver` does."""
+    """The look-ups that `Resolver` offers."""
 
     async def txt(self, name: str) -> DnsAnswer[str]: ...
 
@@ -52,13 +53,13 @@ class Names(Protocol):
 
 
 class Fetch(Protocol):
-    """What `webclient.fetch` does."""
+    """The signature of `webclient.fetch`."""
 
     async def __call__(self, url: str, *, timeout: float, max_size: int, resolve: Resolve) -> Response: ...
 
 
 class StsObserver(Protocol):
-    """What `telemetry.mta_sts.StsEvents` does."""
+    """Hears of policies and failures; `telemetry.events.mta_sts.StsEvents` has it."""
 
     def looked_up(self, result: str) -> None: ...
 
@@ -87,8 +88,9 @@ class StsUntold:
 
 @dataclass(frozen=True, slots=True)
 class PolicyLookup:
-    """`held` is the policy in force. Without one, `problem` says why there may be one that we do not have.
-    `expires` is Unix time: when to look again.
+    """The result of a look-up. `held` is the policy in force; `expires` is Unix time: when to look again.
+
+    Without a policy, `problem` says why there may be one that the relay could not fetch.
     """
 
     held: HeldPolicy | None
@@ -102,7 +104,7 @@ class _Failure(NamedTuple):
 
 
 class StsPolicies:
-    """One per worker. Without `files` nothing survives a restart."""
+    """One per worker. Without `files` no policy survives a restart."""
 
     def __init__(
         self,
@@ -127,7 +129,9 @@ class StsPolicies:
         self._loading: asyncio.Task[None] | None = None
 
     async def look_up(self, zone: ZoneSettings, domain: str) -> PolicyLookup:
-        """The policy of a domain (an ASCII name). `zone` says which addresses its server may have."""
+        """Returns the policy of a domain (an ASCII name). `zone` says which addresses the policy's server may
+        have.
+        """
         await self._loaded()
         if len(domain) > MAX_NAME:
             return self._found(None, DnsAnswer(DnsStatus.NODATA, (), self._clock.monotonic() + RETRY_AFTER))
@@ -144,7 +148,7 @@ class StsPolicies:
         return found
 
     def held(self, domain: str) -> HeldPolicy | None:
-        """What is in force and needs no question."""
+        """Returns the policy in force without asking DNS, `None` without one."""
         held = self._held.get(domain)
         if held is None or held.expires <= self._clock.now():
             return None
@@ -152,7 +156,7 @@ class StsPolicies:
         return held
 
     def mismatch(self, held: HeldPolicy, hosts: Sequence[str]) -> None:
-        """These MX hosts of the domain are not in its policy."""
+        """Reports MX hosts of the domain that are not in its policy."""
         self._observer.mismatch(held.domain, hosts, mode=held.policy.mode.value)
 
     async def close(self) -> None:
@@ -185,7 +189,7 @@ class StsPolicies:
             await asyncio.wait((task,), timeout=FIRST_WAIT)
 
     def _start_fetch(self, zone: ZoneSettings, domain: str, policy_id: str) -> asyncio.Task[None] | None:
-        """The fetch in progress, or a new one; `None` when the last has failed only just."""
+        """Returns the fetch in progress, or a new one; `None` shortly after a failure."""
         task = self._fetching.get(domain)
         if task is not None:
             return task
@@ -197,7 +201,7 @@ class StsPolicies:
         return task
 
     async def _fetch(self, zone: ZoneSettings, domain: str, policy_id: str) -> None:
-        """Keeps what it brings, or the reason why it brings nothing. Never raises."""
+        """Keeps the policy, or the reason why there is none. Never raises."""
         try:
             async with asyncio.timeout(FETCH_TIMEOUT), self._slots:
                 held = await self._fetched(zone, domain, policy_id)
@@ -213,7 +217,7 @@ class StsPolicies:
             del self._fetching[domain]
 
     async def _fetched(self, zone: ZoneSettings, domain: str, policy_id: str) -> HeldPolicy:
-        """Raises WebError, and ValueError when what came is no policy."""
+        """Returns the policy. Raises WebError, and ValueError when the answer is no policy."""
         host = f"mta-sts.{domain}"
         port = "" if self._port == HTTPS_PORT else f":{self._port}"
 
@@ -269,7 +273,7 @@ class StsPolicies:
             self._observer.files(f"the policy of {held.domain} cannot be kept: {error}")
 
     async def _loaded(self) -> None:
-        """What was kept is known, once."""
+        """Waits until the policies on disk are known."""
         if self._loading is None:
             self._loading = asyncio.get_running_loop().create_task(self._load())
         if not self._loading.done():

@@ -1,7 +1,7 @@
-"""MTA-STS (RFC 8461) as texts and values: the TXT record, the policy, whether a host is in it. Pure.
+"""MTA-STS (RFC 8461) as texts and values: the TXT record, the policy, and the hosts that it allows. Pure.
 
-A record or a policy that is not as the RFC writes it is none; the ValueError says why in words that are for
-logs, with no more of the text than a few characters. Unknown fields are passed over, as later versions need.
+A record or a policy that breaks the RFC's syntax counts as none. The ValueError says why, in words for logs
+that quote no more than a few characters. Unknown fields are skipped, as later versions need.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from zonerelay.routing.idna import ascii_domain
 
 VERSION = "STSv1"
 MAX_LIFE = 31_557_600
-"""Seconds (RFC 8461 3.2); a policy that says more gets this."""
+"""Seconds (RFC 8461 3.2); the limit of a longer `max_age`."""
 MIN_LIFE = 60.0
-"""Seconds that any policy is used, so that one for no time at all is not fetched for every message."""
+"""Seconds for which any policy is used, so that one with `max_age` 0 is not fetched for every message."""
 REFRESH_AGE = 86_400.0
 MAX_PATTERNS = 50
 MAX_POLICY = 64 * 1024
@@ -45,14 +45,14 @@ class StsPolicy:
     max_age: int
 
     def allows(self, host: str) -> bool:
-        """Whether an MX host, an ASCII name in lower case, is one of the policy's (RFC 8461 4.1)."""
+        """True when an MX host, an ASCII name in lower case, is in the policy (RFC 8461 4.1)."""
         first, _, parent = host.partition(".")
         return host in self.patterns or (bool(first and parent) and f"*.{parent}" in self.patterns)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldPolicy:
-    """A domain's policy as it was fetched at a Unix time; `id` is that of the TXT record of then."""
+    """A domain's policy, fetched at a Unix time; `id` is that of the TXT record at that time."""
 
     domain: str
     id: str
@@ -65,12 +65,14 @@ class HeldPolicy:
 
     @property
     def refresh_from(self) -> float:
-        """A day old, or half its life (RFC 8461 10.2 suggests the day)."""
+        """Returns the Unix time at which the policy is a day old, or half its life (RFC 8461 10.2 suggests
+        the day).
+        """
         return self.fetched + min(REFRESH_AGE, (self.expires - self.fetched) / 2)
 
 
 def record_id(texts: Iterable[str]) -> str:
-    """The id in the TXT records of `_mta-sts.DOMAIN`, `""` when they say that there is no policy."""
+    """Returns the id in the TXT records of `_mta-sts.DOMAIN`, `""` when they say that there is no policy."""
     records = [text for text in texts if _RECORD.match(text)]
     if len(records) != 1:
         return ""  # RFC 8461 3.1: more than one is none
@@ -85,7 +87,7 @@ def record_id(texts: Iterable[str]) -> str:
 
 
 def parse_policy(body: bytes) -> StsPolicy:
-    """Raises ValueError."""
+    """Returns the policy in a file's octets. Raises ValueError."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
@@ -109,7 +111,7 @@ def parse_policy(body: bytes) -> StsPolicy:
 
 
 def _field(line: str) -> tuple[str, str]:
-    """`("", "")` for an empty line."""
+    """Returns key and value, `("", "")` for an empty line."""
     if not line.strip(" \t"):
         return "", ""
     key, colon, value = line.partition(":")

@@ -1,0 +1,5 @@
+"""The zone of a recipient: `zones.Zones` is the face, `route_rules` has the conditions of one `[[route]]`.
+
+`address_patterns` and `networks` match addresses against patterns of the configuration, also for access rules
+and users.
+"""

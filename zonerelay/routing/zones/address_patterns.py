@@ -1,13 +1,14 @@
-"""Which addresses a pattern of the configuration means. For access rules, routes and the senders of a user.
+"""Matches addresses against patterns of the configuration, for access rules, routes and the senders of a
+user.
 
-Patterns: "user@example.com"; "example.com" (and "@example.com"): every address there; "*.example.com": at
-every name below it, not at itself; "*": every address; "<>": the null sender, which nothing else matches. A
-`*` in a local part stands for any text. Local parts are compared without case and quotes, because that is
-how nearly every server delivers them: a list that `SPAM@` or `"spam"@` gets around is no list. Domains are
-compared as A-labels in lower case.
+Patterns: "user@example.com"; "example.com" (and "@example.com"): every address there; "*.example.com": every
+name below it, not the domain itself; "*": every address; "<>": the null sender, which no other pattern
+matches. A `*` in a local part stands for any text. Local parts are compared without case and quotes, as
+nearly every server delivers them: `SPAM@` or `"spam"@` must not evade a block list. Domains are compared as
+A-labels in lower case.
 
 The cost of a look-up does not grow with the number of patterns, except for patterns with a `*` in the local
-part: of those for the mail's own domain, the ones whose text before the `*` fits are tried in turn.
+part: those of the mail's domain whose text before the `*` fits are tried in turn.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 class AddressPatterns:
-    """Raises ValueError in words when a pattern's domain is none."""
+    """A set of patterns. Raises ValueError in words when a pattern's domain is none."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self._null_sender = False
@@ -36,11 +37,11 @@ class AddressPatterns:
             self._add(pattern)
 
     def match(self, mailbox: str) -> bool:
-        """`mailbox` as in an envelope, `""` for the null sender."""
+        """True when a pattern matches. `mailbox` as in an envelope, `""` for the null sender."""
         return bool(self.find(mailbox))
 
     def find(self, mailbox: str) -> str:
-        """A pattern that matches, as it was written; `""` when none does."""
+        """Returns a pattern that matches, as it was written; `""` when none does."""
         if not mailbox:
             return _NULL_SENDER if self._null_sender else ""
         local, domain = _parts(mailbox)
@@ -74,7 +75,7 @@ class AddressPatterns:
 
 
 class AddressTable:
-    """Patterns that stand for numbers, such as those of rules. The null sender is in none.
+    """Patterns that stand for numbers, such as those of rules. No pattern matches the null sender.
 
     Raises ValueError in words when a pattern's domain is none.
     """
@@ -96,7 +97,7 @@ class AddressTable:
         self._numbers.setdefault(key, []).append(number)
 
     def find(self, mailbox: str) -> list[int]:
-        """The numbers of all patterns that match, in order."""
+        """Returns the numbers of all patterns that match, in order."""
         if not mailbox:
             return []
         local, domain = _parts(mailbox)
@@ -134,7 +135,7 @@ class _Globs:
 
 
 def _glob(pattern: str) -> Callable[[str], bool]:
-    """Pieces are looked for from left to right: no pattern makes a text be gone through twice."""
+    """Looks for the pieces from left to right, so that no pattern makes the text be read twice."""
     first, *middle = pattern.split(_ANY)
     last = middle.pop() if middle else None
 
@@ -167,7 +168,7 @@ def _domain_pattern(pattern: str) -> str:
 
 @lru_cache(4096)
 def _parts(mailbox: str) -> tuple[str, str]:
-    """Local part and domain as they compare; a bare postmaster (RFC 5321 4.5.1) has no domain."""
+    """Returns local part and domain in comparable form. A bare postmaster (RFC 5321 4.5.1) has no domain."""
     local, at, domain = mailbox.rpartition("@")
     if not at:
         return _local_part(domain), ""

@@ -1,4 +1,4 @@
-"""Whether a client's address is in one of some networks: for access rules, routes and who may name a zone."""
+"""Matches a client's address against networks, for access rules, routes and the zone header."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zonerelay.config.settings import Network
 
 
 class Networks:
-    """Networks in a set for each length of prefix: the cost does not grow with their number."""
+    """Networks in a set for each prefix length, so that the cost does not grow with their number."""
 
     def __init__(self, networks: Iterable[Network]) -> None:
         self._prefixes: dict[tuple[int, int], set[int]] = {}
@@ -20,7 +20,7 @@ class Networks:
             found.add(int(network.network_address) >> shift)
 
     def match(self, address: str) -> bool:
-        """`address` is `""` on a Unix socket, which is in no network."""
+        """True when a network contains the address, which is `""` on a Unix socket."""
         version, number = _number(address)
         return any(
             version == of and number >> shift in prefixes for (of, shift), prefixes in self._prefixes.items()

@@ -1,7 +1,8 @@
-"""One `[[route]]`: its conditions, and what they look at.
+"""The conditions of one `[[route]]`.
 
 Most conditions are about the message and are asked once for it; `recipient_domain` and `recipient` are asked
-for each recipient of it. Both in the order of their cost. A condition answers with what matched, for people.
+for each recipient. Both kinds are asked in the order of their cost. A condition answers with the text that
+matched, for people.
 
 Everything is prepared when the settings are loaded; asking never raises.
 """
@@ -24,7 +25,7 @@ _ANY = "*"
 
 
 class Mail:
-    """What conditions look at. `size` is `None` when nobody knows it yet."""
+    """The properties of mail that conditions test. `size` is `None` while it is unknown."""
 
     __slots__ = (
         "_fields",
@@ -61,7 +62,7 @@ class Mail:
         self._fields: dict[str, list[str]] | None = None
 
     def values(self, name: str) -> Sequence[str]:
-        """Of the fields with this name; both in lower case."""
+        """Returns the values of the fields with this name; both are in lower case."""
         if self._fields is None:
             self._fields = {}
             for key, value in self.headers:
@@ -74,7 +75,7 @@ AboutRecipient = Callable[[str], str]
 
 
 class Rule:
-    """Raises ValueError in words when a pattern's domain is none. `number` counts the routes from 1.
+    """One route. `number` counts from 1. Raises ValueError in words when a pattern's domain is none.
 
     A route without any condition matches all mail.
     """
@@ -94,7 +95,7 @@ class Rule:
         return bool(self._about_recipient)
 
     def takes(self, mail: Mail) -> bool:
-        """What the route says about the message holds: now it depends on the recipient."""
+        """True when every condition about the message holds; the recipient decides then."""
         for _, ask in self._about_mail:  # noqa: SIM110 - all() with a generator takes twice as long
             if not ask(mail):
                 return False
@@ -107,7 +108,7 @@ class Rule:
         return True
 
     def said_of_mail(self, mail: Mail) -> tuple[str, ...]:
-        """What matches, by condition."""
+        """Returns what matches, by condition."""
         asked = ((name, ask(mail)) for name, ask in self._about_mail)
         return tuple(f"{name} matches {what}" for name, what in asked if what)
 
@@ -116,7 +117,7 @@ class Rule:
         return tuple(f"{name} matches {what}" for name, what in asked if what)
 
     def unmatched(self, mail: Mail, recipient: str) -> tuple[str, ...]:
-        """The conditions that do not match, by name."""
+        """Returns the names of the conditions that do not match."""
         of_mail = [name for name, ask in self._about_mail if not ask(mail)]
         return (*of_mail, *(name for name, ask in self._about_recipient if not ask(recipient)))
 
@@ -176,7 +177,7 @@ class _Domains:
         self._exact = frozenset(_ascii(pattern) for pattern in patterns if not pattern.startswith("*"))
 
     def find(self, mailbox: str) -> str:
-        """The pattern that matches, `""` for none."""
+        """Returns the pattern that matches, `""` for none."""
         domain = _domain(mailbox)
         if domain in self._exact:
             return domain
@@ -206,7 +207,7 @@ def _domain(mailbox: str) -> str:
 
 
 def _ascii(domain: str) -> str:
-    """A domain that has no ASCII form (an address literal, say) is compared as it is written."""
+    """Returns the ASCII form. A domain without one (an address literal, say) is compared as it is written."""
     try:
         return ascii_domain(domain)
     except ValueError:

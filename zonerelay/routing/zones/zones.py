@@ -1,11 +1,15 @@
-"""Which zone a recipient's delivery belongs to: the first `[[route]]` whose every condition matches.
+"""Chooses the zone of a recipient's delivery: the first `[[route]]` whose conditions all match.
 
 Within one condition the values are alternatives. Domains are compared in lower-case ASCII (A-labels);
 `*.example.com` matches every name below example.com, not example.com itself; `*` matches any domain. Users
-are compared exactly; `*` is any of them. A header condition is `Name` (present) or `Name: value` (one of the
-fields with that name contains the value, case-insensitively). Sizes are those of the message as it came. No
-route matches: the zone named `default`. Before the routes comes a zone that the message itself names, if
-whoever sent it may do that and there is such a zone.
+are compared exactly; `*` is any user. A header condition is `Name` (present) or `Name: value` (one of the
+fields with that name contains the value, case-insensitively). Sizes are those of the message as it came. When
+no route matches, the zone is `default`. A zone that the message names itself comes before the routes, if its
+client may name zones and the zone exists.
+
+`zone_notes` lists the choices for `queue trace`: one line for each zone and reason, those for most recipients
+first. It is bounded, because a message has as many recipients as its client likes, and the notes stay with
+it.
 
 Everything is prepared when the settings are loaded; choosing never raises.
 """
@@ -28,9 +32,9 @@ MAX_NAME = 64  # characters of a name that a message gives: no zone has a longer
 
 
 class Choice(NamedTuple):
-    """A zone, and why, for the trace: `route=2 sender matches …`; `""` where there is nothing to choose.
+    """A zone and the reason for the trace: `route=2 sender matches …`; `""` where there is nothing to choose.
 
-    `priority` `None`: the message's own.
+    `priority` `None` stands for the message's own.
     """
 
     zone: str
@@ -39,7 +43,7 @@ class Choice(NamedTuple):
 
 
 ZoneOf = Callable[[str], Choice]
-"""The choice for each recipient of one message."""
+"""Returns the choice for a recipient of one message."""
 
 _NOTHING_TO_CHOOSE = Choice(DEFAULT_ZONE, "")
 _NO_ROUTE = Choice(DEFAULT_ZONE, NO_ROUTE)
@@ -47,7 +51,9 @@ _NO_ROUTE = Choice(DEFAULT_ZONE, NO_ROUTE)
 
 @dataclass(frozen=True, slots=True)
 class RuleCheck:
-    """What one route says about a piece of mail; `unmatched` names conditions, none if it matches."""
+    """The answer of one route about a piece of mail. `unmatched` names conditions, none if the route
+    matches.
+    """
 
     rule: int
     zone: str
@@ -58,7 +64,7 @@ class RuleCheck:
 class Explanation:
     """Why a zone was chosen. `rule` counts the `[[route]]` tables from 1; 0 means that none matched.
 
-    `checks` are the routes that were asked, in order; those behind the one that matches are not.
+    `checks` are the routes that were asked, in order, up to the one that matches.
     """
 
     zone: str
@@ -69,7 +75,7 @@ class Explanation:
 
 
 class Zones:
-    """`configure` takes up other settings at a reload; whoever holds this object sees them.
+    """The zones and routes. `configure` replaces them at a reload; holders of this object see the new ones.
 
     Both raise ValueError in words when a pattern of a route cannot be used; then nothing has changed.
     """
@@ -88,11 +94,13 @@ class Zones:
         return tuple(self._zones)
 
     def get(self, name: str) -> ZoneSettings:
-        """The settings of a zone that was chosen. Only the default need not be configured."""
+        """Returns the settings of a chosen zone. Only the default zone need not be configured."""
         return self._zones.get(name, self._default)
 
     def choose(self, envelope: Envelope, /, *, headers: Headers, size: int, named: str = "") -> ZoneOf:
-        """For one message; `named` is the zone that it names itself, by one who may."""
+        """Returns the choices for one message. `named` is the zone in its zone header, `""` if it may not
+        name one.
+        """
         if named:
             return self._named(named, envelope, headers, size)
         if not self._rules:
@@ -124,7 +132,9 @@ class Zones:
         return otherwise
 
     def explain(self, recipient: str, mail: Mail, *, named: str = "") -> Explanation:
-        """What `choose` would do, which route and condition decided, and why those before it did not."""
+        """Returns what `choose` would do, the route and condition that decide, and why earlier routes did not
+        match.
+        """
         if named in self._zones:
             return Explanation(named, 0, f"the {BY_HEADER} names it")
         checks: list[RuleCheck] = []
@@ -178,7 +188,9 @@ MAX_NOTE = 500  # characters
 
 
 def zone_notes(choices: Iterable[tuple[str, Choice]]) -> tuple[str, ...]:
-    """None where there was nothing to choose."""
+    """Returns the notes about the choices of a message's recipients; none where there was nothing to
+    choose.
+    """
     chosen: dict[Choice, list[str]] = {}
     for recipient, choice in choices:
         if choice.why:

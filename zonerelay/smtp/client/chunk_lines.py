@@ -1,13 +1,12 @@
-"""A stored body on its way into BDAT chunks (RFC 3030): the octets as they are, with strict line ends.
+"""Prepares a stored body for BDAT chunks (RFC 3030): the octets unchanged, with strict line ends.
 
-No dot is stuffed, because nothing in the octets is framing: that is what makes BDAT immune to the
-smuggling that DATA's end invites. For the same reason there is no shield for dots behind NULs as in
-`DotStuffer`: the peer gets such a line unchanged, and how it would write it in a DATA of its own is its
-affair, as with all mail it takes.
+No dot is stuffed, because no octet is framing: BDAT is immune to the smuggling that the end of DATA invites.
+For the same reason dots behind NULs get no space as in `DotStuffer`: the peer gets such a line unchanged, and
+answers for it when it sends the message on with DATA.
 
-Line ends are CRLF only all the same (DESIGN rule 5), and the last line has one: without BINARYMIME a
-message is text, and the peer will mostly pass it on with DATA. The store promises it; a body that is not
-known to be plain is looked at once more, and normalized as `DotStuffer` would.
+Line ends are CRLF only (DESIGN rule 5), and the last line has one: without BINARYMIME a message is text, and
+the peer will mostly send it on with DATA. The store promises CRLF; a body that is not known to be plain is
+checked again and normalized as `DotStuffer` does.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _CLEAN = (None, "\r\n")
 
 
 class ChunkLines:
-    """`feed` every piece in order, then `finish` once; send what they return. `plain`: no need to look."""
+    """`feed` every piece in order, then `finish` once; send what they return. `plain`: skip the check."""
 
     __slots__ = ("_ended", "_held_cr", "_line_ends", "normalized")
 
@@ -38,7 +37,7 @@ class ChunkLines:
         return piece
 
     def finish(self) -> bytes:
-        """The end of the last line, if it had none."""
+        """Returns the end of the last line, if it had none."""
         if self._held_cr:
             self.normalized = True
             return b" \r\n"
@@ -60,7 +59,7 @@ class ChunkLines:
 
 
 def as_chunk(body: bytes, *, plain: bool) -> bytes:
-    """A whole body, ready to be one chunk."""
+    """Returns a whole body as one chunk."""
     if plain and body.endswith(b"\n"):
         return body
     lines = ChunkLines(plain=plain)

@@ -1,27 +1,28 @@
 """The client's half of one mail transaction with BDAT (RFC 3030). No I/O.
 
-As `Transaction`, but for how the content goes:
+It differs from `Transaction` in how the content goes:
 
-- Usually the first octet goes alone, as a chunk of its own (`BDAT 1`), in one write with MAIL and the RCPTs;
-  its reply is to us what 354 is with DATA, for as many round trips. Then (phase CHUNKS) the caller writes
-  what `chunk` makes of the rest. So no body is sent for recipients that are refused, and none to a
-  server that offers CHUNKING and does not know BDAT: it would run the body's lines as commands. One
-  octet, which is no line end, is no command.
-- At once, when the caller knows that this server takes BDAT: everything is one write. The message is
-  complete before MAIL is answered, so all who have no answer are in doubt from the beginning, and no
-  other host may be asked in their place. Without PIPELINING nothing goes at once.
+- Usually the first octet goes alone, as a chunk of its own (`BDAT 1`), in one write with MAIL and the RCPTs.
+  Its reply serves as the 354 of DATA, for as many round trips. Then (phase CHUNKS) the caller writes what
+  `chunk` makes of the rest. So no body is sent for refused recipients, nor to a server that offers CHUNKING
+  without knowing BDAT, which would run the body's lines as commands. One octet that is no line end is no
+  command.
+- At once, when the caller knows that the server takes BDAT: everything is one write. The message is complete
+  before MAIL is answered, so every recipient without an answer is in doubt from the beginning, and no other
+  host may be asked instead. Without PIPELINING nothing goes at once.
 
 Policies:
 
-- In doubt is what was lost after the last octet was written, before its reply, as after the final dot. 421
-  is a reply, to whatever command.
-- Servers consume the octets of a chunk that they refuse (RFC 3030 2), so after a refused one there is
-  nothing to close: replies to chunks that were on the way are read, then RSET. What they say, be it
-  250, changes nothing.
-- The first BDAT answered with 500 to 504 though somebody was accepted: the server does not know it.
-  `unknown` is true, and after RSET those accepted are to be asked `again`, with DATA. Such a server may have
-  kept the octet for the beginning of the next command; a RSET that it did not understand is said once more.
-- All RCPTs refused: each keeps its reply, whatever BDAT is answered with. There is no lone dot.
+- A message is in doubt when the connection is lost after its last octet was written and before the reply, as
+  after the final dot. 421 is a reply, to any command.
+- Servers consume the octets of a chunk that they refuse (RFC 3030 2), so a refused chunk does not close the
+  connection: the replies to chunks in flight are read, then RSET is sent. Those replies, a 250 included,
+  change nothing.
+- When the first BDAT gets 500 to 504 although a recipient was accepted, the server does not know BDAT.
+  `unknown` is true, and after RSET the accepted recipients are to be asked `again`, with DATA. Such a server
+  may have kept the octet for the beginning of the next command; a RSET that it did not understand is sent
+  again.
+- When all RCPTs are refused, each keeps its reply, whatever BDAT is answered with. There is no lone dot.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from zonerelay.smtp.client.transaction import Peer, Phase, Transaction
 
 
 def can_be_chunked(head: bytes) -> bool:
-    """True when the first octet of such a body can go alone: no line end, no blank, no control character."""
+    """True when the first octet of the body can go alone: no line end, no blank, no control character."""
     return b"!" <= head[:1] <= b"~"
 
 
 class ChunkedTransaction(Transaction):
-    """`content` is the whole message, as it is to be sent, when it goes `at_once`; else its first octet."""
+    """`content` is the whole message in its final form when it goes `at_once`; else its first octet."""
 
     __slots__ = ("_complete", "_octet_unread", "bdat_taken", "unanswered_chunks", "unknown")
 
@@ -62,7 +63,7 @@ class ChunkedTransaction(Transaction):
         self.bdat_taken = False
         """True when a BDAT was answered with 2yz: the server knows it."""
         self.unknown = False
-        """True when BDAT was answered as an unknown command is."""
+        """True when BDAT was answered like an unknown command."""
         self.unanswered_chunks = 0
         """Chunks that were written and not answered, without the first and the last."""
         self._octet_unread = False
@@ -77,7 +78,7 @@ class ChunkedTransaction(Transaction):
             self._commands[-1] = command + content
 
     def chunk(self, content: bytes, *, last: bool) -> bytes:
-        """In CHUNKS: what to write for the next octets, of which there is at least one."""
+        """In CHUNKS, returns what to write for the next octets, of which there is at least one."""
         if last:
             self.phase = Phase.LAST_CHUNK
             self._complete = True

@@ -1,14 +1,14 @@
-"""The DSN parameters of a message that goes on to a server with DSN (RFC 3461 5.2.1, RFC 6533 3).
+"""Writes the DSN parameters of a message for a server with DSN (RFC 3461 5.2.1, RFC 6533 3). No I/O.
 
 Policy:
 
 - ENVID, RET and NOTIFY are passed on when the client gave them, and never otherwise.
-- ORCPT is passed on as it was given, in the client's case. Who gave NOTIFY without it gets one made of the
-  recipient's address (5.2.1 d), so that a report from further on names the recipient that the sender knows.
-- An ORCPT of type utf-8 stays as it is in a transaction with SMTPUTF8; elsewhere what is beyond ASCII
-  becomes `\\x{HEX}`, the form that RFC 6533 has for servers without SMTPUTF8.
+- ORCPT is passed on as it was given, in the client's case. A recipient with NOTIFY but without ORCPT gets one
+  made of its address (5.2.1 d), so that a later report names the recipient that the sender knows.
+- An ORCPT of type utf-8 stays unchanged in a transaction with SMTPUTF8. Elsewhere characters beyond ASCII
+  become `\\x{HEX}`, RFC 6533's form for servers without SMTPUTF8.
 
-What comes in was checked when it arrived (`dsn_params.py`), so nothing here can end a line. No I/O.
+The parameters were checked when they arrived (`smtp/server/dsn.py`), so no value here can end a line.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _NOTIFY = tuple(_words(Notify(value)) for value in range(16))
 
 
 def mail_parameters(envelope: Envelope) -> str:
-    """RET and ENVID, each with a space in front."""
+    """Returns RET and ENVID, each with a space in front."""
     ret = f" RET={envelope.ret}" if envelope.ret else ""
     return f"{ret} ENVID={envelope.envid}" if envelope.envid else ret
 
 
 def rcpt_parameters(delivery: Delivery, *, smtputf8: bool) -> str:
-    """NOTIFY and ORCPT, each with a space in front. `smtputf8`: MAIL was given with that parameter."""
+    """Returns NOTIFY and ORCPT, each with a space in front. `smtputf8`: MAIL has that parameter."""
     notify = f" NOTIFY={_NOTIFY[delivery.notify]}" if delivery.notify else ""
     orcpt = delivery.orcpt
     if not orcpt and notify:
@@ -54,7 +54,7 @@ def rcpt_parameters(delivery: Delivery, *, smtputf8: bool) -> str:
 
 
 def original_recipient(recipient: Mailbox) -> str:
-    """An ORCPT value for an address, `""` when it would be too long for one."""
+    """Returns an ORCPT value for an address, `""` when it would be too long for one."""
     if recipient.isascii():
         value = "rfc822;" + _NOT_XTEXT.sub(_xtext, recipient)
     else:

@@ -1,7 +1,7 @@
-"""What a server offers, from the text of its EHLO reply; and the lines of ours that take some making.
+"""Parses what a server offers in its EHLO reply, and writes the LIMITS and FUTURERELEASE lines of ours.
 
-Unknown keywords are ignored, and so are values that their RFC does not allow: a limit that cannot be read
-is no limit.
+Unknown keywords are ignored, and so are values that break the syntax of their RFC: a limit that cannot be
+read is no limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LIMITS = re.compile(r"[A-Z0-9_-]+(?:=[!-:<-~]+)?(?: +[A-Z0-9_-]+(?:=[!-:<-~]+)?
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a server takes (RFC 9422 4): RCPT in a transaction, MAIL in a session, domains in a session."""
+    """A server's limits (RFC 9422 4): RCPT in a transaction, MAIL in a session, domains in a session."""
 
     rcptmax: int | None = None
     mailmax: int | None = None
@@ -34,10 +34,10 @@ NO_AUTH: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The service extensions we know. A server that only knows HELO has none: `Capabilities()`.
+    """The service extensions that the relay knows. A server with HELO only has none: `Capabilities()`.
 
-    `size` is the largest message in octets, `None` when the server sets no fixed limit
-    (RFC 1870 4: no SIZE keyword, no number, or zero).
+    `size` is the largest message in octets, `None` when the server sets no fixed limit (RFC 1870 4: no SIZE
+    keyword, no number, or zero).
     """
 
     pipelining: bool = False
@@ -54,7 +54,7 @@ class Capabilities:
 
 
 def parse_ehlo(text: str) -> Capabilities:
-    """`text` is the reply's text, lines separated by `\\n`; the first is the greeting, not a keyword."""
+    """Parses the reply's text, lines separated by `\\n`; the first line is the greeting, not a keyword."""
     offered: dict[str, str] = {}
     for line in text.split("\n")[1:]:
         keyword, _, parameters = line.strip().partition(" ")
@@ -75,7 +75,7 @@ def parse_ehlo(text: str) -> Capabilities:
 
 
 def _mechanisms(offered: dict[str, str]) -> frozenset[str]:
-    """RFC 4954 3; and "AUTH=PLAIN LOGIN", as servers older than the RFC write it."""
+    """Returns the mechanisms of RFC 4954 3, and of "AUTH=PLAIN LOGIN", the form of older servers."""
     words = offered.get("AUTH", "").split()
     for keyword, parameters in offered.items():
         if keyword.startswith("AUTH="):
@@ -96,7 +96,7 @@ def _limits(parameters: str) -> Limits:
     least: dict[str, int] = {}
     for word in parameters.upper().split():
         name, _, value = word.partition("=")
-        # Said twice, the stricter counts: it can do no harm.
+        # Of two values the stricter one counts: it does no harm.
         if _LIMIT.fullmatch(value):
             least[name] = min(int(value), least.get(name, MAX_LIMIT))
     return Limits(
@@ -107,14 +107,15 @@ def _limits(parameters: str) -> Limits:
 
 
 def limits_line(rcpt_max: int) -> str:
-    """`LIMITS RCPTMAX=1000`."""
+    """Returns `LIMITS RCPTMAX=1000`."""
     return f"LIMITS RCPTMAX={min(rcpt_max, MAX_LIMIT)}"
 
 
 def future_release_line(max_hold_seconds: float, now: float) -> str:
-    """`FUTURERELEASE 604800 2030-01-31T09:00:00Z` (RFC 4865 3): the longest interval and the latest time.
+    """Returns `FUTURERELEASE 604800 2030-01-31T09:00:00Z` (RFC 4865 3): the longest interval and the latest
+    time.
 
-    For submission only: RFC 4865 4.2 does not want it said to other servers. `now` is Unix time.
+    It is for submission only: RFC 4865 4.2 does not want it offered to other servers. `now` is Unix time.
     """
     interval = min(int(max_hold_seconds), MAX_HOLD_FOR)
     latest = datetime.fromtimestamp(int(now) + interval, UTC)

@@ -1,13 +1,13 @@
-"""A peer's replies, from bytes to `Reply`, incrementally.
+"""Parses a peer's replies, from bytes to `Reply`, incrementally.
 
-Tolerant where servers differ (bare LF, missing text, missing or misplaced enhanced codes, several codes
-in one multi-line reply: the last line counts, as in Postfix), strict where a stranger could
-harm: a line or a reply beyond its cap, or one without a code from 200 to 599, is a `PeerError`.
-After a `PeerError` the stream is out of step and the connection must be closed.
+It is tolerant where servers differ (bare LF, missing text, missing or misplaced enhanced codes, several codes
+in one multi-line reply: the last line counts, as in Postfix), and strict where a stranger could do harm: a
+line or a reply beyond its limit, or one without a code from 200 to 599, is a `PeerError`. After a `PeerError`
+the stream is out of step and the connection must be closed.
 
-The text is for people only, so whatever could move a cursor or forge a log line is replaced here.
+The text is for people only, so characters that could move a cursor or forge a log line are replaced here.
 
-Peers say the same few lines to every message, so short replies of one line are parsed once and remembered.
+Peers send the same few lines for every message, so short replies of one line are parsed once and remembered.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from zonerelay.model.reply import Reply
 
 MAX_LINE = 8 * 1024
 MAX_REPLY = 64 * 1024
-# Unread input, reached only by a peer that sends while nobody asks: twice the longest reply.
+# Unread input, twice the longest reply. Only a peer that sends without a command reaches it.
 MAX_BACKLOG = 2 * MAX_REPLY
-# What is remembered is bounded in number and in octets each: a peer decides what it says.
+# Remembered replies are bounded in number and octets, because the peer chooses their text.
 MAX_REMEMBERED = 1024
 MAX_REMEMBERED_LINE = 128
 
@@ -31,14 +31,14 @@ _ENHANCED = re.compile(r"([245])\.([0-9]{1,3}\.[0-9]{1,3})(?: +|\Z)")
 
 
 class PeerError(Exception):
-    """The peer said something that is not SMTP; the conversation cannot go on."""
+    """The peer sent something that is not SMTP; the conversation cannot go on."""
 
 
 class ReplyParser:
     """Bytes in, replies out: `feed`, then `next_reply` until it returns `None`.
 
-    Replies that were complete before the offending bytes are still returned, in order:
-    a `250` for the final dot must not be lost because of what follows it.
+    Replies that were complete before the offending bytes are still returned, in order: a `250` for the final
+    dot must not be lost because of what follows it.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class ReplyParser:
 
     @property
     def has_input(self) -> bool:
-        """True when bytes wait that no returned reply has used up."""
+        """True when bytes wait that no returned reply has used."""
         return bool(self._buffer or self._lines)
 
     def feed(self, data: bytes) -> None:
@@ -63,7 +63,7 @@ class ReplyParser:
             self._flooded = True
 
     def next_reply(self) -> Reply | None:
-        """The next complete reply, or `None` when more bytes are needed."""
+        """Returns the next complete reply, or `None` when more bytes are needed. Raises PeerError."""
         buffer, at = self._buffer, self._at
         while (end := buffer.find(b"\n", at)) >= 0:
             end += 1
@@ -98,7 +98,7 @@ class ReplyParser:
 
 @functools.lru_cache(MAX_REMEMBERED)
 def _whole_reply(line: bytes) -> Reply | None:
-    """The reply that this line alone is; `None` for any other line, good or bad."""
+    """Returns the reply that this line alone makes; `None` for any other line, valid or not."""
     match = _LINE.match(line.rstrip(b"\r\n"))
     if match is None or match[2] == b"-":
         return None
@@ -106,7 +106,7 @@ def _whole_reply(line: bytes) -> Reply | None:
 
 
 def make_reply(code: int, lines: list[str]) -> Reply:
-    """A reply of a peer from its printable lines, the enhanced code moved from the text to `detail`.
+    """Makes a peer's reply from its printable lines; the enhanced code moves from the text to `detail`.
 
     A code whose class contradicts the reply code is no enhanced code (RFC 2034 4) and stays text.
     """
@@ -122,7 +122,7 @@ def make_reply(code: int, lines: list[str]) -> Reply:
 
 
 def printable(raw: bytes | str) -> str:
-    """Text safe to show and log: no control, format (bidi) or surrogate character survives."""
+    """Returns text that is safe to show and log, without control, format (bidi) and surrogate characters."""
     text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)

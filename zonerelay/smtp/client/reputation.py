@@ -1,14 +1,15 @@
-"""Whether a refusal is about the address that we sent from: its reputation, its listing, its name in DNS.
+"""Tells whether a refusal is about our address: its reputation, its listing, its name in DNS.
 
-A table of what receivers say, because no code says it: 5.7.1 is everything from a block list to a wrong
-password. Each row has its reason and a reply as it was seen. The text is read as one line in lower case,
-without what stands in angle brackets (addresses of people may spell anything).
+The module is a table of receivers' texts, because no code says it: 5.7.1 is everything from a block list to a
+wrong password. Each row has its reason and a reply as it was seen. The text is read as one line in lower
+case, without what stands in angle brackets (people's addresses may contain any word).
 
-What is about the message, the recipient, the sender's domain or its authentication (SPF, DKIM, DMARC) never
+A refusal of the message, the recipient, the sender's domain or its authentication (SPF, DKIM, DMARC) never
 counts, whatever else the text says: the same mail would be refused from any address. Greylisting and limits
-on the number of connections do not either: they pass by themselves.
+on the number of connections do not count either, because they pass.
 
-A reply that is not understood blames nobody. All patterns are bounded: a stranger wrote the text.
+A reply that matches no row is not about our address. All patterns are bounded, because a stranger wrote the
+text.
 """
 
 # ruff: noqa: E501  (a reply is a line)
@@ -21,14 +22,14 @@ from dataclasses import dataclass
 from zonerelay.model.reply import Reply
 
 MAX_TEXT = 2000
-"""Characters of a reply that are looked at."""
+"""Characters of a reply that are searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """`pattern` is searched in the text, of replies whose code and detail match `code`, when it is given.
+    """A row: `pattern` is searched in texts of replies whose code and detail match `code`, when it is given.
 
-    `code` is a pattern for "550 5.7.1". `example` is a reply that this row is for.
+    `code` is a pattern for "550 5.7.1". `example` is a reply that the row is for.
     """
 
     who: str
@@ -248,7 +249,7 @@ NOT_OURS = (
     r"\bdomain\b.{0,60}\b(?:listed|blacklisted|blocklisted|blocked)\b",
     r"\bdomain(?:'s)? reputation|reputation of (?:the |your )?(?:sending |from |sender )?domain",
 )
-"""Texts that are about the message, the sender's domain or its authentication, and greylisting."""
+"""Patterns of texts about the message, the sender's domain or its authentication, and about greylisting."""
 
 NOT_OURS_DETAILS = re.compile(
     # Recipients and mailboxes; authentication (RFC 7372, Google, Yahoo, Microsoft).
@@ -261,7 +262,7 @@ _TABLE = tuple((re.compile(row.pattern), re.compile(row.code), row) for row in B
 
 
 def blame(reply: Reply) -> Blame | None:
-    """Why this reply is about the address that we sent from; `None` when it is not, or does not say so."""
+    """Returns the row that says why the reply is about our address; `None` for any other reply."""
     if reply.is_positive or NOT_OURS_DETAILS.fullmatch(reply.detail):
         return None
     text = _BRACKETED.sub(" ", reply.text[:MAX_TEXT].lower()).replace("\n", " ")

@@ -1,14 +1,13 @@
-"""The client's side of a log-in: mechanisms as values that answer challenges. No I/O.
+"""The client's side of a log-in: SASL mechanisms that answer challenges. No I/O.
 
 PLAIN (RFC 4616), LOGIN, SCRAM-SHA-1 and SCRAM-SHA-256 without channel binding (RFC 5802, RFC 7677), XOAUTH2.
-A `Conversation` carries one of them over SMTP (RFC 4954): lines to send out, replies in, until `done`.
+A `Conversation` carries one of them over SMTP (RFC 4954): lines out, replies in, until `done`.
 
-- A server that speaks SCRAM must prove that it knows the password too: without its signature a 235 is worth
-  nothing, and the conversation ends with a SaslError. So does one whose challenges make no sense, or that
-  asks for so many iterations that computing them would be an attack, or for so few that somebody who had
-  read the exchange could guess the password from it.
-- A SaslError's text has no secret; what a server says in return is cleaned of them by `without_secrets`.
-- Nothing is ever tried a second time with another mechanism: each try counts where accounts are locked.
+- A SCRAM server must prove that it knows the password too: without its signature a 235 is worth nothing, and
+  the conversation ends with a SaslError. Malformed challenges end it as well, and so do iteration counts that
+  are an attack on our CPU, or so low that an eavesdropper could guess the password from the exchange.
+- The text of a SaslError contains no secret; `without_secrets` removes secrets from a server's reply.
+- A log-in is never repeated with another mechanism: each try counts where accounts are locked.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ class SaslError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who logs in. `secret`: the password, or the access token."""
+    """The user that logs in. `secret`: the password, or the access token."""
 
     user: str
     secret: str = field(repr=False)
 
 
 class Mechanism(Protocol):
-    """Answers challenges; `name` as in EHLO."""
+    """A SASL mechanism. `name` is its name in EHLO."""
 
     name: str
     first: bytes | None
@@ -78,13 +77,17 @@ class Mechanism(Protocol):
 
 
 def choose_mechanism(wanted: str, offered: Collection[str]) -> str | None:
-    """`wanted`: a mechanism's name, or ANY_PASSWORD for the strongest that takes a password. `None`: none."""
+    """Returns the mechanism to use, `None` without one. `wanted`: a name, or ANY_PASSWORD for the strongest
+    with a password.
+    """
     candidates = PASSWORD_MECHANISMS if wanted == ANY_PASSWORD else (wanted,)
     return next((name for name in candidates if name in offered), None)
 
 
 def make_mechanism(name: str, identity: Identity, nonce: str) -> Mechanism:
-    """`nonce`: printable ASCII without commas nobody can guess, for SCRAM. Raises SaslError."""
+    """Makes a mechanism. `nonce`: unpredictable printable ASCII without commas, for SCRAM. Raises
+    SaslError.
+    """
     match name:
         case "PLAIN":
             return Plain(identity)
@@ -110,7 +113,7 @@ class Conversation:
         self._giving_up: SaslError | None = None
 
     def begin(self) -> bytes:
-        """The AUTH command, without CRLF, as all lines here."""
+        """Returns the AUTH command, without CRLF, like all lines here."""
         name = self.mechanism.name.encode()
         first = self.mechanism.first
         if first is None:
@@ -122,7 +125,9 @@ class Conversation:
         return b"AUTH " + name
 
     def receive(self, code: int, text: str) -> bytes:
-        """The next line, which may be empty; void when `done`. Raises SaslError, and is done then."""
+        """Returns the next line, which may be empty; without meaning when `done`. Raises SaslError, and is
+        done then.
+        """
         if code != 334:
             self.done = True
             if self._giving_up is not None:
@@ -192,7 +197,9 @@ class Login:
 
 
 class Xoauth2:
-    """Google's and Microsoft's way to show an access token. A refusal comes as a challenge with JSON."""
+    """The form in which Google and Microsoft take an access token. A refusal comes as a challenge
+    with JSON.
+    """
 
     name = XOAUTH2
 
@@ -214,7 +221,7 @@ class Xoauth2:
 
 
 class Scram:
-    """`respond` computes for milliseconds: see `is_slow`."""
+    """SCRAM (RFC 5802). `respond` computes for milliseconds: see `is_slow`."""
 
     def __init__(self, name: str, digest: str, identity: Identity, nonce: str) -> None:
         self.name = name
@@ -286,12 +293,12 @@ class Scram:
 
 
 def is_slow(mechanism: Mechanism) -> bool:
-    """Whether `receive` should run in a thread: hashing a password takes long, on purpose."""
+    """True when `receive` should run in a thread: hashing a password takes long, on purpose."""
     return isinstance(mechanism, Scram)
 
 
 def without_secrets(text: str, identity: Identity) -> str:
-    """A server's words, should it repeat what it was sent, be it a part of it."""
+    """Removes secrets from a server's text, should it repeat what it was sent, in whole or in part."""
     spellings = _spellings(identity)
     for secret in (*spellings, identity.secret):
         if len(secret) >= _LEAST_SECRET:
@@ -303,15 +310,15 @@ def without_secrets(text: str, identity: Identity) -> str:
 def _spellings(identity: Identity) -> list[str]:
     user, secret = _octets(identity.user), _octets(identity.secret)
     whole = (secret, b"\0%s\0%s" % (user, secret), b"user=%s\x01auth=Bearer %s\x01\x01" % (user, secret))
-    # The longest first: what is shorter may be a part of it.
+    # The longest comes first, because a shorter one may be a part of it.
     return sorted((_encoded(each).decode() for each in whole), key=len, reverse=True)
 
 
 def _error_in(challenge: bytes) -> str:
-    """`{"status":"401","schemes":"bearer","scope":"…"}` in words that fit on a line."""
+    """Returns `{"status":"401","schemes":"bearer","scope":"…"}` in words that fit on a line."""
     try:
         found = json.loads(challenge)
-    except (ValueError, RecursionError):  # also what is not UTF-8, and lists within lists
+    except (ValueError, RecursionError):  # invalid UTF-8 and deeply nested lists included
         found = None
     if not isinstance(found, dict) or not found:
         return "the token was refused"

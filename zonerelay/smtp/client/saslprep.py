@@ -1,4 +1,4 @@
-"""SASLprep (RFC 4013): user names and passwords as SCRAM wants them. ASCII stays as it is."""
+"""SASLprep (RFC 4013): user names and passwords in the form that SCRAM sends. ASCII stays unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORBIDDEN: tuple[Callable[[str], bool], ...] = (
 
 
 def prepared(text: str) -> str:
-    """Raises ValueError in words that continue "the password …"."""
+    """Returns the prepared text. Raises ValueError in words that continue "the password …"."""
     if not text.isascii():
         spaced = "".join(" " if stringprep.in_table_c12(c) else c for c in text)
         text = unicodedata.ucd_3_2_0.normalize(
@@ -33,7 +33,9 @@ def prepared(text: str) -> str:
 
 
 def _check_direction(text: str) -> None:
-    """RFC 3454 6: right-to-left text begins and ends with such letters, and has none of the others."""
+    """Checks that right-to-left text begins and ends with such letters, and has none of the others (RFC 3454
+    6).
+    """
     if text.isascii() or not any(map(stringprep.in_table_d1, text)):
         return
     ends = stringprep.in_table_d1(text[0]) and stringprep.in_table_d1(text[-1])

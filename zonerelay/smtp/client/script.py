@@ -1,4 +1,6 @@
-"""The commands of one transaction: MAIL with what the peer can use of the message, the RCPTs, DATA."""
+"""Writes the commands of one transaction: MAIL with the parameters that the peer supports, the RCPTs,
+DATA.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ _NEXT_RCPT = ">\r\nRCPT TO:<"
 
 
 def script(message: Message, deliveries: Sequence[Delivery], capabilities: Capabilities) -> bytes:
-    """MAIL, the RCPTs and DATA, a line each.
+    """Returns MAIL, the RCPTs and DATA, a line each. Raises ValueError for a line break in an address.
 
-    Mailboxes and DSN parameters were parsed on the way in; that no line break is among them is checked
-    once more, because one would be a command of a stranger's choice.
+    Mailboxes and DSN parameters were parsed when they arrived. Line breaks are checked once more, because one
+    would be a command of a stranger's choice.
     """
     envelope = message.envelope
     sender, everybody = envelope.sender, _NEXT_RCPT.join([each.recipient for each in deliveries]) + ">"
@@ -43,6 +45,6 @@ def script(message: Message, deliveries: Sequence[Delivery], capabilities: Capab
 
 
 def _with_wishes(deliveries: Sequence[Delivery], *, smtputf8: bool) -> str:
-    """Every recipient with its DSN parameters, where there are any."""
+    """Returns every recipient with its DSN parameters, where there are any."""
     rcpts = [f"{each.recipient}>{rcpt_parameters(each, smtputf8=smtputf8)}" for each in deliveries]
     return "\r\nRCPT TO:<".join(rcpts)

@@ -1,14 +1,14 @@
 """Dot-stuffing (RFC 5321 4.5.2), incrementally, over any split of the body.
 
-Stored bodies have CRLF line ends only (DESIGN rule 5). Should a bare CR or LF be found here all the
-same, it is normalized as it would have been on the way in and never sent on: a peer with
-another idea of line ends could read it as the end of the message and the rest as commands.
+Stored bodies have CRLF line ends only (DESIGN rule 5). A bare CR or LF that is found here nevertheless is
+normalized as at arrival and never sent on: a peer with other line ends could read it as the end of the
+message and the rest as commands.
 
 Some servers drop NUL before they look at a line, and take `<NUL>.` for the end of data (a sequence of the
-public SMTP smuggling tests). A dot behind NULs at the beginning of a line gets a space in front. Stuffing
-would not do: only what follows the NULs tells whether they need it, and they may be many.
+public SMTP smuggling tests). A dot behind NULs at the beginning of a line gets a space in front. Stuffing is
+no remedy: only what follows the NULs tells whether they need it, and they may be many.
 
-A chunk that needs no change is returned as it is, without a copy.
+A chunk that needs no change is returned without a copy.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _HIDDEN_DOT = re.compile(rb"(\r\n\x00+)\.")
 class DotStuffer:
     """`feed` every chunk in order, then `finish` once; write what they return.
 
-    `normalized` tells whether a bare line end, or a dot behind NULs, was met.
+    `normalized` is true after a bare line end or a dot behind NULs.
     """
 
     def __init__(self) -> None:
         self.normalized = False
         self._line_start = True
         self._held_cr = False
-        self._only_nul = False  # the line that was begun
-        # It keeps the set of line ends it has seen, at four times the speed of counting them.
+        self._only_nul = False  # true while the unfinished line has NULs only
+        # The decoder keeps the set of line ends that it has seen, four times as fast as counting them.
         self._line_ends = io.IncrementalNewlineDecoder(None, False)
 
     def feed(self, chunk: bytes) -> bytes:
@@ -57,7 +57,7 @@ class DotStuffer:
         return b"." + stuffed if starts_line and chunk.startswith(b".") else stuffed
 
     def finish(self) -> bytes:
-        """The end of the message: the last line is ended if it was not, then the lone dot."""
+        """Returns the end of the message: the end of the last line if it had none, then the lone dot."""
         if self._held_cr:
             self.normalized = True
             return b" \r\n" + END
@@ -78,7 +78,7 @@ class DotStuffer:
 
 
 def stuffed(body: bytes, *, plain: bool) -> bytes:
-    """A whole body with its end; `plain`: it is known to need nothing else."""
+    """Returns a whole body with its end. `plain`: the body needs nothing else."""
     if plain:
         return body + (b"\r\n" + END if body and not body.endswith(b"\n") else END)
     stuffer = DotStuffer()
@@ -86,7 +86,7 @@ def stuffed(body: bytes, *, plain: bool) -> bytes:
 
 
 class PlainLines:
-    """In place of a `DotStuffer` for a body that is known to need nothing but its end."""
+    """Replaces `DotStuffer` for a body that needs nothing but its end."""
 
     __slots__ = ("_tail",)
 
@@ -94,7 +94,7 @@ class PlainLines:
         self._tail = b"\r\n"
 
     def feed(self, chunk: bytes) -> bytes:
-        # One octet is enough: a plain body has no bare LF, so LF at its end means CRLF.
+        # One octet is enough, because a plain body has no bare LF: LF at its end means CRLF.
         self._tail = chunk[-1:] or self._tail
         return chunk
 

@@ -1,26 +1,27 @@
 """The client's half of one mail transaction with DATA, as values: replies in, bytes to write out. No I/O.
 
-`chunked.py` is the same with BDAT.
+`chunked.py` does the same with BDAT.
 
-The caller writes what `begin` and `receive` return and reads one reply at a time until `phase` is
-DONE; in BODY it sends the stuffed body and the final dot and then calls `body_sent`. What became
-of each recipient is in `outcomes`: always something once DONE, whatever went wrong.
+The caller writes what `begin` and `receive` return and reads one reply at a time until `phase` is DONE. In
+BODY it sends the stuffed body and the final dot and then calls `body_sent`. `outcomes` has the result for
+each recipient: in DONE always one, after any failure.
 
 Policies:
 
-- PIPELINING (RFC 2920): MAIL, every RCPT and DATA are one write; otherwise step by step. A server
-  that answers DATA with 354 although nobody is left gets a lone dot, whose reply does not matter.
+- PIPELINING (RFC 2920): MAIL, every RCPT and DATA are one write; otherwise step by step. A server that
+  answers DATA with 354 although no recipient is left gets a lone dot, whose reply does not matter.
 - Only the first digit of a reply decides (RFC 5321 4.2.1), except 421 and 552.
-- 421 at any time ends the session (RFC 5321 3.8). At MAIL nobody has been asked yet, so the
-  transaction is `unanswered` and may be tried on another connection; later it is a deferral.
-- 452 or 552 at RCPT means too many recipients (RFC 5321 4.5.3.1.10) unless the enhanced code names
-  another reason. If somebody was accepted before, the rest is `overflow`, to be sent in a next transaction.
-- MAIL or DATA refused concerns everybody in the transaction; who was refused at RCPT keeps that.
-- After the final dot the peer is responsible or not, and only its reply says so: when that reply
-  does not come the outcome is a deferral `in_doubt` (RFC 1047).
-- A server that offers DSN gets the client's wishes for reports (`dsn_relay.py`), and reporting success is its
-  duty from then on (`Outcome.dsn_passed`); one that does not gets none of them.
-- Whether a peer can be sent this message at all (SIZE, 8BITMIME, SMTPUTF8) is for the caller to know before.
+- 421 at any time ends the session (RFC 5321 3.8). At MAIL no recipient has been asked yet, so the transaction
+  is `unanswered` and may be tried on another connection; later it is a deferral.
+- 452 or 552 at RCPT means too many recipients (RFC 5321 4.5.3.1.10) unless the enhanced code names another
+  reason. If a recipient was accepted before, the rest is `overflow`, for a next transaction.
+- A refusal of MAIL or DATA concerns every recipient of the transaction; a recipient refused at RCPT keeps
+  that reply.
+- After the final dot only the peer's reply says whether the peer is responsible: without a reply the outcome
+  is a deferral `in_doubt` (RFC 1047).
+- A server that offers DSN gets the client's wishes for reports (`dsn.py`), and reports success from then on
+  (`Outcome.dsn_passed`). A server without DSN gets none of them.
+- The caller knows beforehand whether the peer can take this message at all (SIZE, 8BITMIME, SMTPUTF8).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ TOO_MANY_RECIPIENTS = "5.3"
 
 
 class Phase(enum.StrEnum):
-    """What the next reply answers; the value completes "connection lost during …"."""
+    """The command whose reply comes next; the value completes "connection lost during …"."""
 
     MAIL = "MAIL"
     RCPT = "RCPT"
@@ -60,7 +61,7 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Whom an outcome is about: MX host name, address and port, TLS version (`""` in clear text)."""
+    """The peer of an outcome: MX host name, address and port, TLS version (`""` in clear text)."""
 
     host: str = ""
     address: str = ""
@@ -68,9 +69,10 @@ class Peer:
 
 
 def needs_smtputf8(message: Message) -> bool:
-    """Whoever it is for: because of its sender, or of UTF-8 in the header of a message that was declared so.
+    """True when the message needs SMTPUTF8 for any recipient (RFC 6531 3.6, RFC 6532 3.2).
 
-    RFC 6531 3.6, RFC 6532 3.2. Of a very long header, only what the message remembers of it is looked at.
+    The sender is beyond ASCII, or a message that was declared so has UTF-8 in its header. Of a very long
+    header only the fields that the message remembers are examined.
     """
     envelope = message.envelope
     if not envelope.sender.isascii():
@@ -79,7 +81,9 @@ def needs_smtputf8(message: Message) -> bool:
 
 
 def too_large(message: Message, capabilities: Capabilities) -> Reply | None:
-    """The refusal that the peer has announced with SIZE (RFC 1870 6.1): asking it would change nothing."""
+    """Returns the refusal that the peer has announced with SIZE (RFC 1870 6.1), `None` when the
+    message fits.
+    """
     if capabilities.size is None or message.size <= capabilities.size:
         return None
     return Reply(
@@ -88,7 +92,7 @@ def too_large(message: Message, capabilities: Capabilities) -> Reply | None:
 
 
 class Transaction:
-    """One attempt to hand one message to one peer for `deliveries` of it, of which there is at least one."""
+    """One attempt to hand one message to one peer for `deliveries`, of which there is at least one."""
 
     __slots__ = (
         "_accepted",
@@ -124,12 +128,14 @@ class Transaction:
         """True when the session ended before MAIL was answered: no recipient has been asked."""
         self.delivered = False
         self.at_once = False
-        """True when what is written first is everything, so that nothing but replies follows."""
+        """True when the first write is everything, so that only replies follow."""
         self.again = False
-        """True when those without an outcome are to be asked once more, on this connection."""
+        """True when recipients without an outcome are to be asked once more, on this connection."""
         self.overflow: list[int] = []
         self.outcomes: list[Outcome | None] = [None] * len(deliveries)
-        """What became of each recipient: `None` before DONE, for those in `overflow` or to ask `again`."""
+        """The result of each recipient. `None` before DONE, for those in `overflow` and those to ask
+        `again`.
+        """
         self._peer = peer
         self._pipelining = capabilities.pipelining
         self._dsn = capabilities.dsn
@@ -141,30 +147,34 @@ class Transaction:
         self._after_rcpt = Phase.DATA
 
     def begin(self) -> bytes:
-        """What to write first."""
+        """Returns what to write first."""
         return self._script if self._pipelining else self._commands[0]
 
     def receive(self, reply: Reply) -> bytes:
-        """Take the reply to the oldest unanswered command; returns what to write next, maybe nothing."""
+        """Takes the reply to the oldest unanswered command. Returns what to write next, maybe nothing."""
         if reply.code == 421:
             return self._session_ends(reply)
         return self._on_reply[self.phase](self, reply)
 
     def body_sent(self) -> None:
-        """The final dot has been written: from here on only the peer's reply can tell."""
+        """Notes that the final dot has been written: from here on only the peer's reply can tell."""
         self.phase = Phase.FINAL_DOT
 
     def lost(self, reply: Reply) -> None:
-        """The connection failed, in words of our own; recipients without an answer are deferred."""
+        """Ends a transaction whose connection failed. `reply` is ours; recipients without an answer are
+        deferred.
+        """
         self._end(reply, local=True)
 
     def abandon(self, reply: Reply) -> None:
-        """Our own trouble in the middle of the body: the message must not be completed."""
+        """Ends the transaction in the middle of the body after trouble of our own: the message must not be
+        completed.
+        """
         self.closing = True
         self._settle(self._waiting(), reply, Verdict.DEFERRED, Scope.LOCAL, local=True, counts=False)
         self.phase = Phase.DONE
 
-    # What each reply means, one method per phase.
+    # One method per phase takes its replies.
 
     def _on_mail(self, reply: Reply) -> bytes:
         kind = reply.code // 100
@@ -216,7 +226,9 @@ class Transaction:
         return self._finish() if self._mail_refused else self._reset()
 
     def _on_early_reply(self, reply: Reply) -> bytes:
-        """A reply before the final dot. Where the peer's reading stands is unknown: never reuse."""
+        """Takes a reply before the final dot. The peer's position in the body is unknown, so the connection
+        is not reused.
+        """
         if reply.code < 400:
             return self._confused(reply)
         self.closing = True
@@ -251,13 +263,13 @@ class Transaction:
     def _finish(self) -> bytes:
         self.phase = Phase.DONE
         if self.overflow and not (self.delivered or self.again):
-            # Nobody was refused for good, so nothing of the attempt is held against the rest.
+            # No recipient was refused for good, so the attempt does not count against the rest.
             self._settle(self.overflow, _LATER, Verdict.DEFERRED, Scope.RECIPIENT, counts=False)
         return b""
 
     @property
     def _may_be_taken(self) -> bool:
-        """The whole message was written and its reply did not come."""
+        """True when the whole message was written and its reply did not come."""
         return self.phase is Phase.FINAL_DOT
 
     def _session_ends(self, reply: Reply) -> bytes:
@@ -270,7 +282,7 @@ class Transaction:
 
     def _end(self, reply: Reply, *, local: bool) -> None:
         self.closing = True
-        in_doubt = local and self._may_be_taken  # 421 is an answer
+        in_doubt = local and self._may_be_taken  # 421 is a reply
         self.unanswered = self.phase is Phase.MAIL and not in_doubt
         self._settle(
             self._waiting(),
