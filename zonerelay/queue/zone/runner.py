@@ -4,7 +4,7 @@ Every task here belongs to the zone and ends in `stop`. What a task does between
 call on the queue's plan, so no two tasks ever see it half changed.
 
 - Batches are carried by *lanes* (`lanes.py`), so that no task is made per message.
-- What a batch goes through is `attempts.py`'s, how it comes here `claimer.py`'s.
+- What a batch goes through is `attempts.py`'s, how it comes here `claims.py`'s.
 
 Failure: a router that raises costs its deliveries a deferral and the operator a `trouble` event.
 """
@@ -32,7 +32,7 @@ from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.settle.disposition import TROUBLE
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone.attempts import Attempts
-from zonerelay.queue.zone.claimer import Claimer
+from zonerelay.queue.zone.claims import Claims
 from zonerelay.queue.zone.lanes import Lanes
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan
 from zonerelay.routing.destinations.nexthop import DestinationKey, Route, SiteKey
@@ -101,7 +101,7 @@ class Zone:
         self._lanes = Lanes(self._attempt, self._following, self._drop, around.events)
         self._errands = Tasks("queue.errand", around.events)
         self._pump_soon = Once(self._pump)
-        self._claimer = Claimer(
+        self._claims = Claims(
             zone.name,
             self._queue,
             store=around.store,
@@ -122,19 +122,19 @@ class Zone:
 
     def know(self, priority: Priority) -> None:
         """The store may hold mail of this priority, now or later."""
-        self._claimer.know(priority)
+        self._claims.know(priority)
 
     def notify(self, priority: Priority = Priority.NORMAL) -> None:
         """There may be something new to claim."""
-        self._claimer.notify(priority)
+        self._claims.notify(priority)
 
     def wake(self) -> None:
         """Anything may have changed in the store: look for new, due and released deliveries."""
-        self._claimer.wake()
+        self._claims.wake()
 
     def postponed(self, when: float, priority: Priority = Priority.NORMAL) -> None:
         """A deferral to `when` is durable, or new mail that is to leave then."""
-        self._claimer.postponed(when, priority)
+        self._claims.postponed(when, priority)
 
     def granted(self) -> None:
         """Of shared limits there may be more."""
@@ -178,7 +178,7 @@ class Zone:
 
     def _quit(self) -> None:
         self._stopping = True
-        self._claimer.stop()
+        self._claims.stop()
         self._next_turn.cancel()
         self._lanes.close()
         self._linger.cancel()
@@ -206,7 +206,7 @@ class Zone:
     @property
     def priorities(self) -> Collection[Priority]:
         """Those that the zone has or has had mail of."""
-        return self._claimer.priorities
+        return self._claims.priorities
 
     @property
     def active(self) -> int:
@@ -232,7 +232,7 @@ class Zone:
             self._next_turn.set(self._queue.next_turn)
         if self._queue.has_requests:
             self._grant_requests()
-        self._claimer.go_on()
+        self._claims.go_on()
 
     def _next_work(self, now: float) -> Work | None:
         return self._queue.next_work(now, self._clock.monotonic() if self._rates.used else 0.0)
@@ -244,7 +244,7 @@ class Zone:
         returned = self._queue.take_returned()
         if returned:
             self._release(returned)
-            self._claimer.released({delivery.priority for delivery in returned})
+            self._claims.released({delivery.priority for delivery in returned})
 
     def _start_look_ups(self) -> None:
         for domain in self._queue.take_look_ups():
@@ -318,11 +318,11 @@ class Zone:
         self._events.resumed(self.zone.name, destination.label)
         self._rests.stop(destination)
         self._queue.rested(destination)
-        self._claimer.wake()
+        self._claims.wake()
 
     def _rested(self, destination: Destination) -> None:
         self._queue.rested(destination)
-        self._claimer.go_on()
+        self._claims.go_on()
 
     # Attempts
 
