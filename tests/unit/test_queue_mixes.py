@@ -177,8 +177,8 @@ class Mix:
             await asyncio.sleep(1000.0)
         assert self.sent == Counter(self.accepted)
         await asyncio.sleep(100.0)
-        (runner,) = self.relay.scheduler._all_runners()
-        assert _left_in(runner._queue) == {}
+        (zone,) = self.relay.scheduler._all_zones()
+        assert _left_in(zone.plan) == {}
         await self.relay.close()
 
 
