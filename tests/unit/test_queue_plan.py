@@ -16,7 +16,8 @@ from zonerelay.model.message_id import MessageId, first_at
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority
 from zonerelay.model.reply import Reply
-from zonerelay.queue.destination.destinations import Backlog, Destination, Work
+from zonerelay.queue.destination.backlog import Backlog
+from zonerelay.queue.destination.destinations import Destination, Work
 from zonerelay.queue.destination.suspension import Suspension, Transition
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.queue.zone.window import Claim, NewClaim, Refill

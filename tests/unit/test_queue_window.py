@@ -16,7 +16,7 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId, MessageIdSource, first_at
 from zonerelay.model.priority import Priority
-from zonerelay.queue.destination.rows import FRESH_WEIGHT
+from zonerelay.queue.destination.order import FRESH_WEIGHT
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan
 from zonerelay.queue.zone.window import AGAIN, CLAIM_LIMIT, LOW_MARK, Claim, NewClaim, PriorityWindow, Refill
 from zonerelay.store.common.fresh_order import FreshOrder

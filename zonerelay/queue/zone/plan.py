@@ -50,11 +50,11 @@ from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority, priority_of
+from zonerelay.queue.destination.backlog import Line
 from zonerelay.queue.destination.destinations import (
     LONG,
     Destination,
     DestinationStatus,
-    Line,
     Standing,
     Unrouted,
     Work,

@@ -17,7 +17,7 @@ over is always fetched.
 New mail and backlog: a sender's mail for a host that is idle must not wait behind a hundred thousand messages
 for others that came before. So when more waits in memory than `crowd`, everything that came until then is
 *backlog*, however much of it is still in the store; it is treated like mail that has been put off
-(`destination/rows.py`). What comes from then on is *new*: it has claims of its own, every other one where
+(`destination/backlog.py`). What comes from then on is *new*: it has claims of its own, every other one where
 both have something to ask for, `new_most` places in memory besides the window, and the precedence of fresh
 mail in look-ups, in the round robin, on probation and in each line. So a sender with an ordinary amount of
 mail hardly notices a backlog, and the backlog has its part, however much new mail comes, and all that new
@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId, first_at
 from zonerelay.model.priority import Priority
-from zonerelay.queue.destination.destinations import Backlog, Line
+from zonerelay.queue.destination.backlog import Backlog, Line
 from zonerelay.queue.destination.precedence import STRIDE, Precedence
 
 LOW_MARK = 1000
