@@ -14,7 +14,7 @@ from zonerelay.model.delivery import Delivery, DeliveryKey, DeliveryState
 from zonerelay.model.message_id import MessageId
 from zonerelay.queue.operator import operations as module
 from zonerelay.queue.operator.operations import Operations, QueueFilter, Result
-from zonerelay.queue.zone import claimer
+from zonerelay.queue.zone import claims
 from zonerelay.queue.zone.plan import ZonePlan
 from zonerelay.store.contract import MessageNotFoundError
 
@@ -161,7 +161,7 @@ async def put_off_soon(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mail has been claimed for a suspended destination, while enough waits for a pause between claims."""
     relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
     await deferred(relay, "b@dead.example")
-    monkeypatch.setattr(claimer, "CLAIM_PAUSE", 0.2)
+    monkeypatch.setattr(claims, "CLAIM_PAUSE", 0.2)
     monkeypatch.setattr(ZonePlan, "is_crowded", True)
     relay.accept("c@dead.example")
     await relay.until(lambda: relay.store.asked["claim"] > 1)

@@ -26,7 +26,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.queue.contract import Batch
 from zonerelay.queue.selection.backlog_throttle import LEAST
 from zonerelay.queue.settle import outcome_log as journal
-from zonerelay.queue.zone import claimer
+from zonerelay.queue.zone import claims
 from zonerelay.routing.destinations.nexthop import DestinationKey, Unroutable
 from zonerelay.store.contract import QueueCounts, StoreCorruptError
 
@@ -537,7 +537,7 @@ async def test_outcomes_outlive_store_trouble_and_claims_stop_meanwhile(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "RETRY_FIRST", 0.01)
-    monkeypatch.setattr(claimer, "CLAIM_RETRY_FIRST", 0.01)
+    monkeypatch.setattr(claims, "CLAIM_RETRY_FIRST", 0.01)
     relay = make()
     relay.courier.gate = asyncio.Event()
     await relay.scheduler.start()
@@ -563,7 +563,7 @@ async def test_outcomes_outlive_store_trouble_and_claims_stop_meanwhile(
 async def test_a_store_that_cannot_be_asked_is_asked_again(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claimer, "CLAIM_RETRY_FIRST", 0.01)
+    monkeypatch.setattr(claims, "CLAIM_RETRY_FIRST", 0.01)
     relay = make()
     await relay.scheduler.start()
     await asyncio.sleep(0.01)
@@ -575,7 +575,7 @@ async def test_a_store_that_cannot_be_asked_is_asked_again(
 
 
 async def test_a_store_that_is_repaired_is_asked_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claimer, "CLAIM_RETRY_FIRST", 3600.0)
+    monkeypatch.setattr(claims, "CLAIM_RETRY_FIRST", 3600.0)
     relay = make()
     await relay.scheduler.start()
     await asyncio.sleep(0.01)
@@ -717,9 +717,8 @@ async def test_status_shows_what_is_going_on(make: Make) -> None:
     assert destination.key == DestinationKey("default mx.hop:25")
     assert (destination.active, destination.waiting, destination.suspended_until) == (2, 3, None)
     assert relay.scheduler.active_count("default") == 2
-    assert relay.scheduler.is_active(
-        DeliveryKey("default", message.id, message.envelope.recipients[0].address)
-    )
+    key = DeliveryKey("default", message.id, message.envelope.recipients[0].address)
+    assert key in relay.scheduler.active_keys()
     relay.courier.gate.set()
     await relay.until_empty()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.queueing import DELIVERED, delivery, prove, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.priority import Priority
-from zonerelay.queue.destination.rows import FRESH_WEIGHT
+from zonerelay.queue.destination.order import FRESH_WEIGHT
 from zonerelay.queue.selection.backlog_throttle import (
     BUSY,
     FRESH_STARTS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.queueing import delivery
 from zonerelay.model.delivery import Delivery
-from zonerelay.queue.destination.destinations import Backlog
+from zonerelay.queue.destination.backlog import Backlog
 
 MESSAGE = "00000000000000aa"
 

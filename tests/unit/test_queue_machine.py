@@ -24,7 +24,7 @@ from zonerelay.model.priority import Priority, priority_of, queue_of
 from zonerelay.queue.destination.destinations import Destination, Work
 from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.zone.plan import ZonePlan
-from zonerelay.queue.zone.window_shares import Claim, Refill
+from zonerelay.queue.zone.window import Claim, Refill
 from zonerelay.routing.destinations.nexthop import Limits, MxHost, Route, SiteKey
 
 NOW = 1_700_000_000.0

@@ -177,8 +177,8 @@ class Mix:
             await asyncio.sleep(1000.0)
         assert self.sent == Counter(self.accepted)
         await asyncio.sleep(100.0)
-        (runner,) = self.relay.scheduler._all_runners()
-        assert _left_in(runner._queue) == {}
+        (zone,) = self.relay.scheduler._all_zones()
+        assert _left_in(zone.plan) == {}
         await self.relay.close()
 
 
@@ -197,8 +197,8 @@ def _left_in(queue: ZonePlan) -> dict[str, object]:
         "blocked": [site.key for site in ring._sites.values() if site.blocked],
         "on probation": probation is not None and (bool(probation) or any(probation._active.values())),
     }
-    for priority, shares in queue._claims._shares.items():
-        held[f"new {priority}"] = shares.newcomers.waiting
+    for priority, shares in queue._window._windows.items():
+        held[f"new {priority}"] = shares.new_waiting
         held[f"shares {priority}"] = [*shares._hungry, *shares._hungry_new, *shares._resting, *shares._skip]
     return {name: value for name, value in held.items() if value}
 

@@ -16,10 +16,11 @@ from zonerelay.model.message_id import MessageId, first_at
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority
 from zonerelay.model.reply import Reply
-from zonerelay.queue.destination.destinations import Backlog, Destination, Work
+from zonerelay.queue.destination.backlog import Backlog
+from zonerelay.queue.destination.destinations import Destination, Work
 from zonerelay.queue.destination.suspension import Suspension, Transition
 from zonerelay.queue.zone.plan import ZonePlan
-from zonerelay.queue.zone.window_shares import Claim, NewClaim, Refill
+from zonerelay.queue.zone.window import Claim, NewClaim, Refill
 
 NOW = 1_700_000_000.0
 MORE = {Priority.NORMAL}
@@ -533,10 +534,10 @@ class World:
         active = Counter(work.destination.key for work in self.works)
         assert sum(active.values()) == self.queue.active <= self.zone.max_connections
         assert all(count <= self.zone.max_connections_per_destination for count in active.values())
-        newcomers = self.queue._claims.of(Priority.NORMAL).newcomers
+        window = self.queue._window.of(Priority.NORMAL)
         lines = dict.fromkeys(self.queue._lines.values())
-        assert newcomers.waiting == sum(newcomers.is_new(d) for line in lines for d in line)
-        assert self.queue.waiting == sum(line.waiting for line in lines) <= self.window + newcomers.most
+        assert window.new_waiting == sum(window.is_new(d) for line in lines for d in line)
+        assert self.queue.waiting == sum(line.waiting for line in lines) <= self.window + window.new_most
         in_flight = [d.key for work in self.works for d in work.deliveries]
         assert len(in_flight) == len(set(in_flight))
 

@@ -1,4 +1,4 @@
-"""All zones of one worker: who is woken, what an operator may touch, how it ends.
+"""The scheduler has all zones of one worker: it wakes and stops them, and withdraws mail for an operator.
 
 STRATEGIES (policy → the harm it prevents). Those inside a zone head `zone/plan.py`; here:
 
@@ -7,7 +7,7 @@ STRATEGIES (policy → the harm it prevents). Those inside a zone head `zone/pla
   → an idle relay costs nothing, and new mail starts within a turn or two of the event loop.
 - Mail in zones that the configuration no longer names is served with the default zone's settings
   → no mail is orphaned by an edit of the configuration.
-- Who wants to change deliveries withdraws them first and gives them back afterwards
+- An operator's change withdraws its deliveries first and gives them back afterwards
   → an operator's change and an attempt never cross.
 """
 
@@ -32,7 +32,7 @@ from zonerelay.queue.selection.backlog_throttle import ThrottleTimer
 from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone.plan import WINDOW
-from zonerelay.queue.zone.runner import Zone, ZoneParts
+from zonerelay.queue.zone.zone import Zone, ZoneParts
 from zonerelay.routing.destinations.nexthop import DestinationKey
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
@@ -88,14 +88,14 @@ class Scheduler:
             throttle=None if self._throttle_timer is None else self._throttle_timer.throttle,
         )
         self._default = _default(zones)
-        # They outlive runners, too: an operator's change goes on while settings are replaced.
+        # Withdrawn deliveries and rates outlive a `Zone`: an operator's change goes on while settings are
+        # replaced, and a reload must not make room in a rate that is used up.
         self._withdrawn: set[DeliveryKey] = set()
-        # They outlive runners: a reload must not make room in a rate that is used up.
         self._rates: defaultdict[str, Rates] = defaultdict(Rates)
-        # Zones that no configuration names: those of mailboxes.
+        # Settings of zones that no configuration names: those of mailboxes.
         self._provided: dict[str, ZoneSettings] = {}
-        self._runners = {zone.name: self._runner(zone) for zone in zones}
-        # Of settings that were replaced, while their last attempts end.
+        self._zones = {settings.name: self._make(settings) for settings in zones}
+        # Zones whose settings were replaced, while their last attempts end.
         self._retired: dict[Zone, asyncio.Task[None]] = {}
         self._running = False
         self.resumed: Callable[[str], None] = _nobody
@@ -105,10 +105,10 @@ class Scheduler:
     async def start(self) -> None:
         """Take up what the store holds. Raises StoreError."""
         for queue in sorted(await self._store.zones()):
-            self._of(zone_of(queue)).know(priority_of(queue))
+            self.zone(zone_of(queue)).claims.know(priority_of(queue))
         self._running = True
-        for runner in self._runners.values():
-            runner.wake()
+        for zone in self._zones.values():
+            zone.claims.wake()
 
     async def stop(self, timeout: float) -> None:
         """No new batches; those in flight may end within `timeout`, then they are cancelled.
@@ -122,7 +122,7 @@ class Scheduler:
         deadline = asyncio.get_running_loop().time() + timeout
         for retirement in self._retired.values():
             retirement.cancel()
-        await asyncio.gather(*(runner.stop(deadline) for runner in self._all_runners()))
+        await asyncio.gather(*(zone.stop(deadline) for zone in self._all_zones()))
         left = max(0.0, deadline - asyncio.get_running_loop().time())
         await self._settler.drain(left + 1.0)
 
@@ -137,64 +137,69 @@ class Scheduler:
         self._default = _default(zones)
         self._around = replace(self._around, retry=retry)
         wanted = {zone.name: zone for zone in zones} | self._provided
-        for name in (*wanted, *(self._runners.keys() - wanted.keys())):
-            zone = wanted.get(name) or self._implied(name)
-            is_served = zone is not None
-            old = self._runners.get(name)
-            if old is not None and old.is_served is is_served and self._is_in_force(old, zone, other_routes):
+        for name in (*wanted, *(self._zones.keys() - wanted.keys())):
+            wanted_settings = wanted.get(name) or self._implied(name)
+            is_served = wanted_settings is not None
+            old = self._zones.get(name)
+            if (
+                old is not None
+                and old.is_served is is_served
+                and self._is_in_force(old, wanted_settings, other_routes)
+            ):
                 continue
-            runner = self._runners[name] = self._runner(zone or ZoneSettings(name=name), is_served=is_served)
+            new = self._zones[name] = self._make(
+                wanted_settings or ZoneSettings(name=name), is_served=is_served
+            )
             if not is_served:
                 self._tell_missing(name)
             if old is not None:
-                for priority in old.priorities:
-                    runner.know(priority)
+                for priority in old.claims.priorities:
+                    new.claims.know(priority)
                 self._retire(old)
             self.wake(name)
 
-    def _is_in_force(self, runner: Zone, zone: ZoneSettings | None, other_routes: bool) -> bool:
-        if zone is None:
+    def _is_in_force(self, zone: Zone, settings: ZoneSettings | None, other_routes: bool) -> bool:
+        if settings is None:
             return True
-        return not other_routes and runner.zone == zone and runner.retry == self._around.retry
+        return not other_routes and zone.settings == settings and zone.retry == self._around.retry
 
-    def provide(self, zone: ZoneSettings) -> None:
+    def provide(self, settings: ZoneSettings) -> None:
         """Serve a zone that the configuration does not name by these settings from now on."""
-        self._provided[zone.name] = zone
-        old = self._runners.get(zone.name)
-        if old is not None and old.is_served and old.zone == zone:
+        self._provided[settings.name] = settings
+        old = self._zones.get(settings.name)
+        if old is not None and old.is_served and old.settings == settings:
             return
-        self._runners[zone.name] = self._runner(zone)
+        self._zones[settings.name] = self._make(settings)
         if old is not None:
             self._retire(old)
 
-    def dismiss(self, zone: str) -> bool:
+    def dismiss(self, name: str) -> bool:
         """Forget a provided zone; false while something of it waits or is attempted."""
-        runner = self._runners.get(zone)
-        if runner is not None:
-            if runner.active or runner.waiting:
+        zone = self._zones.get(name)
+        if zone is not None:
+            if zone.plan.active or zone.plan.waiting:
                 return False
-            del self._runners[zone]
-            self._retire(runner)
-        self._provided.pop(zone, None)
-        self._rates.pop(zone, None)
+            del self._zones[name]
+            self._retire(zone)
+        self._provided.pop(name, None)
+        self._rates.pop(name, None)
         return True
 
-    def _retire(self, runner: Zone) -> None:
-        given_back = partial(self._wake_successor, runner)
-        retirement = asyncio.get_running_loop().create_task(runner.retire(given_back))
-        self._retired[runner] = retirement
-        retirement.add_done_callback(lambda _: self._succeeded(runner))
+    def _retire(self, zone: Zone) -> None:
+        retirement = asyncio.get_running_loop().create_task(zone.retire(lambda: self._wake_successor(zone)))
+        self._retired[zone] = retirement
+        retirement.add_done_callback(lambda _: self._succeeded(zone))
 
-    def _succeeded(self, runner: Zone) -> None:
-        self._retired.pop(runner, None)
-        self._wake_successor(runner)
+    def _succeeded(self, zone: Zone) -> None:
+        self._retired.pop(zone, None)
+        self._wake_successor(zone)
 
-    def _wake_successor(self, runner: Zone) -> None:
-        if runner.zone.name in self._runners:
-            self.wake(runner.zone.name)
+    def _wake_successor(self, zone: Zone) -> None:
+        if zone.settings.name in self._zones:
+            self.wake(zone.settings.name)
 
-    def _all_runners(self) -> tuple[Zone, ...]:
-        return (*self._runners.values(), *self._retired)
+    def _all_zones(self) -> tuple[Zone, ...]:
+        return (*self._zones.values(), *self._retired)
 
     # Reasons to wake
 
@@ -204,35 +209,35 @@ class Scheduler:
         """
         if self._running:
             # Normal mail's queue has the name of its zone.
-            runner = self._runners.get(queue)
-            priority = Priority.NORMAL if runner is not None else priority_of(queue)
-            runner = runner or self._of(zone_of(queue))
+            zone = self._zones.get(queue)
+            priority = Priority.NORMAL if zone is not None else priority_of(queue)
+            zone = zone or self.zone(zone_of(queue))
             if due:
-                runner.postponed(due, priority)
+                zone.claims.postponed(due, priority)
             else:
-                runner.notify(priority)
+                zone.claims.notify(priority)
 
     def wake(self, queue: str) -> None:
-        """Deliveries of the zone have changed, or new ones of this priority may have come from others."""
+        """Deliveries of the zone have changed, or other workers may have left new ones of this priority."""
         if self._running:
-            runner = self._of(zone_of(queue))
-            runner.know(priority_of(queue))
-            runner.wake()
+            claims = self.zone(zone_of(queue)).claims
+            claims.know(priority_of(queue))
+            claims.wake()
 
-    def granted(self, zone: str) -> None:
+    def granted(self, name: str) -> None:
         """Of limits that are shared with other workers there may be more for the zone."""
-        runner = self._runners.get(zone)
-        if self._running and runner is not None:
-            runner.granted()
+        zone = self._zones.get(name)
+        if self._running and zone is not None:
+            zone.granted()
 
     def _unthrottled(self) -> None:
-        for runner in self._all_runners():
-            runner.unthrottled()
+        for zone in self._all_zones():
+            zone.unthrottled()
 
     def _postponed(self, queue: str, when: float) -> None:
         # A mailbox is looked at again by the outbox, which may have dismissed it.
         if self._running and not is_mailbox_zone(queue):
-            self._of(zone_of(queue)).postponed(when, priority_of(queue))
+            self.zone(zone_of(queue)).claims.postponed(when, priority_of(queue))
 
     # Operators
 
@@ -240,33 +245,33 @@ class Scheduler:
         """Keep the scheduler's hands off deliveries; the ones that may be changed now.
 
         Free are those that are neither being attempted nor waiting for their outcome to become durable,
-        whether they were claimed or not, and that nobody else has withdrawn: who gives back first would let
-        them be attempted in the middle of the other's change. They are attempted again only after
+        whether they were claimed or not, and that no other change has withdrawn: the first to give them back
+        would let them be attempted in the middle of the other change. They are attempted again only after
         `give_back`, which must follow.
         """
         free = set(keys) - self._settler.unsettled_keys() - self._withdrawn
-        for runner in self._all_runners():
-            free -= runner.active_keys()
+        for zone in self._all_zones():
+            free -= zone.plan.active_keys()
         self._withdrawn |= free
-        for zone, some in _by_zone(free).items():
-            self._of(zone).withdraw(some)
+        for name, some in _by_zone(free).items():
+            self.zone(name).plan.withdraw(some)
         return free
 
     def give_back(self, keys: Collection[DeliveryKey]) -> None:
         """The changes are stored: these may be attempted again when they are due."""
         self._withdrawn.difference_update(keys)
-        for zone, some in _by_zone(keys).items():
-            self._of(zone).give_back(some)
+        for name, some in _by_zone(keys).items():
+            self.zone(name).give_back(some)
 
     def resume(self, zone: str, destination: DestinationKey | None = None) -> None:
         """Lift the suspension of a destination, or of all in the zone."""
         self.resumed(zone)
-        self._of(zone).resume(destination)
+        self.zone(zone).resume(destination)
 
     def resume_domain(self, zone: str, domain: str) -> None:
         """Lift the suspension of the destination that mail for a domain goes to, if one is known."""
         self.resumed(zone)
-        destination = self._of(zone).destination_of(domain)
+        destination = self.zone(zone).plan.destination_of(domain)
         if destination is not None:
             self.resume(zone, destination)
 
@@ -285,49 +290,44 @@ class Scheduler:
             f' and none is sent. Put [[zone]] name = "{zone}" back and reload, or return them to their'
             f" senders with zonerelay queue bounce --zone {zone}"
             for zone in sorted(stored)
-            if not is_mailbox_zone(zone) and not self._of(zone).is_served
+            if not is_mailbox_zone(zone) and not self.zone(zone).is_served
         )
 
     def snapshot(self) -> tuple[ZoneStatus, ...]:
         return tuple(
-            ZoneStatus(name, runner.active, runner.waiting, runner.destinations())
-            for name, runner in self._runners.items()
+            ZoneStatus(name, zone.plan.active, zone.plan.waiting, zone.destinations())
+            for name, zone in self._zones.items()
         )
 
     def active_count(self, zone: str) -> int:
         """Deliveries of the zone that are being attempted; of all mailboxes' zones under their label."""
-        if zone == MAILBOXES:
-            return sum(
-                len(runner.active_keys()) for name, runner in self._runners.items() if is_mailbox_zone(name)
-            )
-        runner = self._runners.get(zone)
-        return 0 if runner is None else len(runner.active_keys())
+        names = filter(is_mailbox_zone, self._zones) if zone == MAILBOXES else self._zones.keys() & {zone}
+        return sum(len(self._zones[name].plan.active_keys()) for name in names)
 
     def active_keys(self) -> set[DeliveryKey]:
         """Deliveries that are being attempted, or whose outcome is not durable yet."""
         keys = self._settler.unsettled_keys()
-        for runner in self._all_runners():
-            keys |= runner.active_keys()
+        for zone in self._all_zones():
+            keys |= zone.plan.active_keys()
         return keys
-
-    def is_active(self, key: DeliveryKey) -> bool:
-        return key in self.active_keys()
 
     # Zones
 
-    def _of(self, zone: str) -> Zone:
-        return self._runners.get(zone) or self._adopt(zone)
+    def zone(self, name: str) -> Zone:
+        """The zone of that name; a zone that is not known yet is taken up."""
+        return self._zones.get(name) or self._adopt(name)
 
     def _adopt(self, name: str) -> Zone:
-        zone = self._provided.get(name) or self._implied(name)
-        if zone is None and not is_mailbox_zone(name):  # which has no mail before it is provided
+        settings = self._provided.get(name) or self._implied(name)
+        if settings is None and not is_mailbox_zone(name):  # which has no mail before it is provided
             self._tell_missing(name)
-        runner = self._runner(zone or ZoneSettings(name=name), is_served=zone is not None)
-        self._runners[name] = runner
-        return runner
+        zone = self._zones[name] = self._make(
+            settings or ZoneSettings(name=name), is_served=settings is not None
+        )
+        return zone
 
     def _implied(self, name: str) -> ZoneSettings | None:
-        """The default zone need not be configured; where it is, it has a runner of its own."""
+        """The default zone need not be configured; where it is, it has a zone of its own."""
         return self._default if name == DEFAULT_ZONE else None
 
     def _tell_missing(self, zone: str) -> None:
@@ -339,13 +339,13 @@ class Scheduler:
         counts = self._store.counts()
         return sum(counts[queue].total for queue in queues_of(zone) if queue in counts)
 
-    def _runner(self, zone: ZoneSettings, *, is_served: bool = True) -> Zone:
-        rates, limits = self._rates[zone.name], self._around.limits
+    def _make(self, settings: ZoneSettings, *, is_served: bool = True) -> Zone:
+        rates, limits = self._rates[settings.name], self._around.limits
         if limits is not None:
-            rates.lessor = partial(limits.turns, zone.name)
-        runner = Zone(zone, self._around, rates, window=self._window, is_served=is_served)
-        runner.withdraw([key for key in self._withdrawn if zone_of(key.queue) == zone.name])
-        return runner
+            rates.lessor = partial(limits.turns, settings.name)
+        zone = Zone(settings, self._around, rates, window=self._window, is_served=is_served)
+        zone.plan.withdraw([key for key in self._withdrawn if zone_of(key.queue) == settings.name])
+        return zone
 
 
 def _nobody(zone: str) -> None:

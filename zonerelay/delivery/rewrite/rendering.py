@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from zonerelay.config.settings import DkimMode, ZoneSettings
-from zonerelay.delivery.batch.transaction_io import ReadBody
 from zonerelay.delivery.rewrite.signing import Signing
 from zonerelay.delivery.rewrite.stored_pieces import ReadBody, StoredPieces
 from zonerelay.message.dkim.authors import author_domain

@@ -1,26 +1,22 @@
-"""Where claimed deliveries wait in memory: a line per destination, in it a backlog per priority, oldest
-message first.
+"""Destinations: lines with a route, their hosts, and one batch for one of them. Pure.
 
-Pure bookkeeping: nothing here awaits, and `now` is a parameter. A `Backlog` holds deliveries grouped by
-message; an `Unrouted` line waits for a look-up of its domain; a `Destination` has a route, counts its
-active transactions and knows whether it is suspended. `selection/round_robin.py` chooses between
-destinations and applies their limits; `Site` counts the transactions at the hosts that several lines share.
+Nothing here awaits, and `now` is a parameter. An `Unrouted` line waits for a look-up of its domain; a
+`Destination` has a route, counts its active transactions and knows whether it is suspended.
+`selection/round_robin.py` chooses between destinations and applies their limits; `Site` counts the
+transactions at the hosts that several lines share.
 """
 
 from __future__ import annotations
 
 import enum
-import heapq
-from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
 from zonerelay.config.settings import RetrySettings, ZoneSettings
-from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.delivery import Delivery
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.priority import Priority
-from zonerelay.queue.destination.precedence import STRIDE, Precedence
-from zonerelay.queue.destination.rows import Row
+from zonerelay.queue.destination.backlog import Line
 from zonerelay.queue.destination.suspension import Suspension
 from zonerelay.queue.selection.rates import Pace, Rates, Ticket
 from zonerelay.routing.destinations.nexthop import DestinationKey, Limits, Route, SiteKey
@@ -41,197 +37,6 @@ class Standing(enum.Enum):
     NEW = enum.auto()
     FAILING = enum.auto()
     SLOW = enum.auto()
-
-
-class Backlog:
-    """The deliveries of one priority in a line, in message order (`rows.py`). `domains` are the line's.
-
-    `passed_over` are the domains that claims skip because this backlog is long enough; the store
-    holds more for them. `is_new`: what came last was new (`window.py`), so what the store holds behind it
-    is, too. `apart`: what is taken together has one domain.
-    """
-
-    __slots__ = (
-        "_again",
-        "_apart",
-        "_fresh",
-        "_turn_of_again",
-        "domains",
-        "is_new",
-        "passed_over",
-        "waiting",
-    )
-
-    def __init__(self, domains: Collection[str], *, apart: bool = False) -> None:
-        self._apart = apart
-        # Only while they are needed: there are many destinations, and at most of them nothing waits in one.
-        self._fresh: Row | None = None
-        self._again: Row | None = None
-        self._turn_of_again = False
-        self.waiting = 0
-        self.domains = domains
-        self.is_new = False
-        self.passed_over: dict[str, None] = {}
-
-    @property
-    def has_fresh(self) -> bool:
-        """Mail waits that is tried for the first time, and is no backlog."""
-        return bool(self._fresh)
-
-    def add(self, delivery: Delivery, since: MessageId | None = None) -> None:
-        """`since`: what is older is backlog (`window.py`)."""
-        if delivery.next_attempt > 0 or (since is not None and delivery.message_id < since):
-            if self._again is None:
-                self._again = Row(apart=self._apart)
-            self._again.add(delivery)
-        else:
-            if self._fresh is None:
-                self._fresh = Row(apart=self._apart)
-            self._fresh.add(delivery)
-            self.is_new = since is not None
-        self.waiting += 1
-
-    def take(self, limit: int, domains: int = 1) -> tuple[Delivery, ...]:
-        """Up to `limit` deliveries of the oldest message, of fresh ones and others by turns; the backlog must
-        not be empty. `domains`: how many of a message go together although they are apart.
-        """
-        is_again = bool(self._again) and (self._turn_of_again or not self._fresh)
-        self._turn_of_again = not is_again
-        row = self._again if is_again else self._fresh
-        assert row is not None
-        taken = row.take(limit, domains)
-        self.waiting -= len(taken)
-        self._tidy()
-        return tuple(taken)
-
-    def sort(self, since: MessageId, *, is_earlier: bool = False) -> int:
-        """What is older than this message is backlog now; how many are new. `is_earlier`: than the last
-        one, so that what was backlog may be new.
-        """
-        again = list(self._again or ()) if is_earlier else []
-        if is_earlier:
-            self._again = None
-        sorted_anew = [*(self._fresh or ()), *again]
-        self._fresh = None
-        self.is_new = False
-        self.waiting -= len(sorted_anew)
-        for delivery in sorted_anew:
-            self.add(delivery, since)
-        return sum(each.next_attempt <= 0 and each.message_id >= since for each in sorted_anew)
-
-    def remove(self, key: DeliveryKey) -> Delivery | None:
-        """Forget one delivery; `None` when it is not waiting here."""
-        for row in self._rows():
-            delivery = row.remove(key)
-            if delivery is not None:
-                self.waiting -= 1
-                self._tidy()
-                return delivery
-        return None
-
-    def drain(self) -> list[Delivery]:
-        """Everything that waits, oldest message first; it is empty afterwards."""
-        deliveries = list(self)
-        self._fresh = self._again = None
-        self.waiting = 0
-        return deliveries
-
-    def __iter__(self) -> Iterator[Delivery]:
-        return heapq.merge(*self._rows(), key=_message_id)
-
-    def _rows(self) -> Iterator[Row]:
-        if self._fresh is not None:
-            yield self._fresh
-        if self._again is not None:
-            yield self._again
-
-    def _tidy(self) -> None:
-        if not self._fresh:
-            self._fresh = None
-        if not self._again:
-            self._again = None
-
-
-class Line:
-    """What waits to go one way, and the domains it belongs to. `apart`: as in `Backlog`."""
-
-    __slots__ = ("_apart", "_backlogs", "_precedence", "domains", "waiting")
-
-    def __init__(self, *, apart: bool = False) -> None:
-        self._apart = apart
-        # No set: the garbage collector looks at every one of those, and at no dict of words.
-        self.domains: dict[str, None] = {}
-        self.waiting = 0
-        self._backlogs: dict[Priority, Backlog] = {}
-        self._precedence: Precedence | None = None
-
-    def backlog(self, priority: Priority) -> Backlog:
-        backlog = self._backlogs.get(priority)
-        if backlog is None:
-            backlog = self._backlogs[priority] = Backlog(self.domains, apart=self._apart)
-        return backlog
-
-    @property
-    def backlogs(self) -> Mapping[Priority, Backlog]:
-        """Those that there are; some may be empty."""
-        return self._backlogs
-
-    def add(self, delivery: Delivery, priority: Priority, since: MessageId | None = None) -> None:
-        self.backlog(priority).add(delivery, since)
-        self.waiting += 1
-
-    def take(self, limit: int, domains: int = 1) -> tuple[Priority, tuple[Delivery, ...]]:
-        """Up to `limit` deliveries of the oldest message of the priority whose turn it is. One must wait.
-        `domains`: as in `Backlog.take`.
-        """
-        backlogs = self._backlogs
-        if len(backlogs) == 1:  # as nearly everywhere
-            ((priority, backlog),) = backlogs.items()
-        else:
-            if self._precedence is None:
-                self._precedence = Precedence()
-            priority = self._precedence.pick(each for each, backlog in backlogs.items() if backlog.waiting)
-            backlog = backlogs[priority]
-        deliveries = backlog.take(limit, domains)
-        self.waiting -= len(deliveries)
-        return priority, deliveries
-
-    def remove(self, key: DeliveryKey, priority: Priority) -> Delivery | None:
-        """Forget one delivery; `None` when it is not waiting here."""
-        backlog = self._backlogs.get(priority)
-        delivery = None if backlog is None else backlog.remove(key)
-        if delivery is not None:
-            self.waiting -= 1
-        return delivery
-
-    def drain(self, priority: Priority) -> list[Delivery]:
-        """All of one priority, oldest message first."""
-        deliveries = self.backlog(priority).drain()
-        self.waiting -= len(deliveries)
-        return deliveries
-
-    @property
-    def has_fresh(self) -> bool:
-        """Mail waits that is tried for the first time, and is no backlog."""
-        return any(backlog.has_fresh for backlog in self._backlogs.values())
-
-    @property
-    def passed_over(self) -> set[str]:
-        return {domain for backlog in self._backlogs.values() for domain in backlog.passed_over}
-
-    @property
-    def urgency(self) -> Priority:
-        """The highest priority that waits; something must."""
-        if len(self._backlogs) == 1:
-            (priority,) = self._backlogs
-            return priority
-        return min(
-            (each for each, backlog in self._backlogs.items() if backlog.waiting), key=STRIDE.__getitem__
-        )
-
-    def __iter__(self) -> Iterator[Delivery]:
-        for backlog in self._backlogs.values():
-            yield from backlog
 
 
 class Unrouted(Line):
@@ -405,7 +210,3 @@ class DestinationStatus:
     suspended_until: float | None
     reply: str
     turn_in: float | None = None
-
-
-def _message_id(delivery: Delivery) -> MessageId:
-    return delivery.message_id

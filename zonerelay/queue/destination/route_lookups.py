@@ -1,7 +1,7 @@
 """Which domains' routes are asked for next. Pure.
 
 A bounded number is under way. Domains of urgent mail come first; those of fresh mail and those of mail that
-has been put off take turns (`rows.py`), so that a list for ten thousand domains does not stand before the
+has been put off take turns (`order.py`), so that a list for ten thousand domains does not stand before the
 mail of others. A domain that waits already when fresh or urgent mail comes for it is put there as well.
 """
 
@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 from zonerelay.model.priority import Priority
 from zonerelay.queue.destination.destinations import Unrouted
-from zonerelay.queue.destination.rows import FairQueue
+from zonerelay.queue.destination.order import FairQueue
 
 AT_ONCE = 50
 AGAIN_AT_ONCE = AT_ONCE // 5

@@ -1,0 +1,1 @@
+"""The choice of the destination that may start next: round robin, rates, and the throttle of a backlog."""

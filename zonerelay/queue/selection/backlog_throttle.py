@@ -1,6 +1,6 @@
 """How fast what has waited before may start while new mail needs the processor. `BacklogThrottle` is pure.
 
-Turns (`rows.py`) are of no use where the processor is what is short: a message of a backlog for thousands of
+Turns (`order.py`) are of no use where the processor is what is short: a message of a backlog for thousands of
 hosts, with look-ups and a connection of its own, takes five times as much of it as one that comes in and
 leaves for a known host, and has the turns that new mail leaves while it is being accepted. With 100,000 of
 them other mail was taken at a third of its rate. So while the event loop is busy (`BUSY`) and fresh mail
@@ -21,7 +21,7 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from zonerelay.queue.destination.rows import FRESH_WEIGHT
+from zonerelay.queue.destination.order import FRESH_WEIGHT
 
 LOOK = 0.1
 """Seconds."""

@@ -2,7 +2,7 @@
 
 - Destinations with work stand in a ring and take turns. There is a ring for each priority, and
   a destination stands in that of the most urgent mail that it has; between rings `precedence.py` chooses.
-  Within one, destinations with fresh mail and those without it go by turns (`rows.py`).
+  Within one, destinations with fresh mail and those without it go by turns (`order.py`).
 - In a zone routed by MX a turn goes on for up to `MOST_IN_VISIT` batches, as long as the later ones take less
   than `VISIT_SECONDS` together: with more destinations than connections each turn costs a new connection. It
   ends at once when what waits is more urgent, or fresh where its own mail is not, or for the same hosts on
@@ -28,9 +28,9 @@ from zonerelay.config.settings import ZoneSettings
 from zonerelay.limits.worker.allowance import ZoneAllowance
 from zonerelay.model.priority import Priority
 from zonerelay.queue.destination.destinations import Destination, Site, Standing
+from zonerelay.queue.destination.order import FairQueue
 from zonerelay.queue.destination.precedence import STRIDE, Precedence
 from zonerelay.queue.destination.probation import Probation
-from zonerelay.queue.destination.rows import FairQueue
 from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
 from zonerelay.queue.selection.rates import Rates, Ticket
 from zonerelay.routing.destinations.nexthop import SiteKey
@@ -300,7 +300,7 @@ class RoundRobin:
             return True
         if self._throttle is not None and self._throttle.is_used_up:
             return False
-        return not self._queues[destination.urgency].is_of_fresh
+        return not self._queues[destination.urgency].fresh_is_next
 
     def _stands(self, *, fresh_only: bool = False) -> list[Priority]:
         return [

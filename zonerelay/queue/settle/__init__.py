@@ -1,0 +1,4 @@
+"""What becomes of a delivery after its attempt: `settler` decides by `disposition` and `retry` and writes.
+
+`outcome_log` holds the writes until the store has them; `bounces` makes the reports to senders.
+"""

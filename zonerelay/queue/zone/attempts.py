@@ -1,17 +1,22 @@
-"""One attempt: from a batch that the plan has started to outcomes in the settler's hands.
+"""The attempts of one zone: batches that the plan has started become outcomes in the settler's hands.
+
+Attempts are carried by *lanes*: tasks that take one batch after the other. Making a task costs more than
+everything else that starting a batch does, so a lane that has run dry waits for more work; only what is
+beyond `SPARE` ends. Promise: work that is handed to `start` is attempted, or its claim is released when the
+lane is cancelled first; in both cases `finished` is called once.
 
 Policy: a message that is larger than its zone allows is returned to its sender (552 5.3.4) without a
 connection.
 
 Failure: a message that cannot be read, and a courier that raises, cost the batch a deferral and the operator
-a `trouble` event. A cancelled attempt leaves no outcome, and its claim is released; one whose outcome is
-known has been handed to the settler, which nobody cancels.
+a `trouble` event. A cancelled attempt leaves no outcome, and its claim is released; an outcome that is known
+has been handed to the settler, which is not cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from zonerelay.config.options.units import format_size
 from zonerelay.config.settings import ZoneSettings
@@ -19,6 +24,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import Message
 from zonerelay.model.outcome import Outcome, Scope, Verdict
 from zonerelay.model.reply import Reply
+from zonerelay.queue.aio import Tasks
 from zonerelay.queue.contract import Batch, Courier
 from zonerelay.queue.destination.destinations import Work
 from zonerelay.queue.selection.turn import Turn
@@ -27,9 +33,15 @@ from zonerelay.queue.settle.settler import Settler
 from zonerelay.store.contract import MessageNotFoundError, MessageSettledError, QueueStore, StoreCorruptError
 from zonerelay.telemetry.events.events import Events
 
+SPARE = 16
+
 
 class Attempts:
-    """Those of one zone, by the settings that it has now."""
+    """The lanes of one zone, by the settings that it has now.
+
+    `following` says what a lane goes on with after its last work, `None` when there is nothing. `finished` is
+    told of the outcomes of each work, in order: none when it never came to a courier.
+    """
 
     def __init__(
         self,
@@ -40,6 +52,8 @@ class Attempts:
         settler: Settler,
         events: Events,
         clock: Clock,
+        following: Callable[[Work], Work | None],
+        finished: Callable[[Work, Sequence[Outcome]], None],
     ) -> None:
         self._zone = zone
         self._store = store
@@ -47,6 +61,58 @@ class Attempts:
         self._settler = settler
         self._events = events
         self._clock = clock
+        self._following = following
+        self._finished = finished
+        self._tasks = Tasks("queue.lane", events)
+        self._spare: list[asyncio.Future[Work | None]] = []
+        self._closed = False
+
+    def start(self, work: Work) -> None:
+        while self._spare:
+            spare = self._spare.pop()
+            if not spare.done():
+                spare.set_result(work)
+                return
+        self._tasks.start(self._run(work))
+
+    def close(self) -> None:
+        """Let every lane end when it has run dry."""
+        self._closed = True
+        for spare in self._spare:
+            if not spare.done():
+                spare.set_result(None)
+        self._spare.clear()
+
+    async def wait(self, timeout: float | None) -> bool:
+        """Until every lane has ended; false when the time is over first. After `close`."""
+        return await self._tasks.wait(timeout)
+
+    async def cancel(self) -> None:
+        await self._tasks.cancel()
+
+    async def _run(self, first: Work) -> None:
+        work: Work | None = first
+        while work is not None:
+            outcomes: Sequence[Outcome] = ()
+            try:
+                outcomes = await self.make(work)
+            finally:
+                self._finished(work, outcomes)
+            work = self._following(work)
+            if work is None and not self._closed and len(self._spare) < SPARE:
+                work = await self._wait_for_work()
+
+    async def _wait_for_work(self) -> Work | None:
+        spare: asyncio.Future[Work | None] = asyncio.get_running_loop().create_future()
+        self._spare.append(spare)
+        try:
+            return await spare
+        except asyncio.CancelledError:
+            work = None if spare.cancelled() else spare.result()
+            if work is not None:
+                self._release(work)
+                self._finished(work, ())
+            raise
 
     async def make(self, work: Work) -> Sequence[Outcome]:
         """The outcomes, in order, which have been posted; none when the batch never came to a courier."""
@@ -62,7 +128,7 @@ class Attempts:
                 return self._return(work, message)
             return await self._deliver(work, message)
         except asyncio.CancelledError:
-            self._store.release([delivery.key for delivery in work.deliveries])
+            self._release(work)
             raise
 
     async def _deliver(self, work: Work, message: Message) -> Sequence[Outcome]:
@@ -95,7 +161,7 @@ class Attempts:
 
     def _unreadable(self, work: Work, error: Exception) -> None:
         if isinstance(error, MessageSettledError):
-            self._store.release([delivery.key for delivery in work.deliveries])
+            self._release(work)
             return
         self._events.trouble("queue.read_message", error, message_id=work.message_id)
         label = work.destination.label
@@ -112,3 +178,6 @@ class Attempts:
     def _courier_failed(self, batch: Batch, error: Exception) -> Sequence[Outcome]:
         self._events.trouble("queue.courier", error, message_id=batch.message.id)
         return [TROUBLE] * len(batch.deliveries)
+
+    def _release(self, work: Work) -> None:
+        self._store.release([delivery.key for delivery in work.deliveries])

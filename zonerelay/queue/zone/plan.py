@@ -50,11 +50,11 @@ from zonerelay.model.address import domain_of
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.priority import Priority, priority_of
+from zonerelay.queue.destination.backlog import Line
 from zonerelay.queue.destination.destinations import (
     LONG,
     Destination,
     DestinationStatus,
-    Line,
     Standing,
     Unrouted,
     Work,
@@ -66,8 +66,7 @@ from zonerelay.queue.selection.backlog_throttle import BacklogThrottle
 from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.selection.round_robin import MOST_IN_VISIT, VISIT_SECONDS, RoundRobin
 from zonerelay.queue.selection.table import DestinationTable
-from zonerelay.queue.zone.claim_plan import ClaimPlan
-from zonerelay.queue.zone.window_shares import Question, Refill
+from zonerelay.queue.zone.window import Question, Refill, Window
 from zonerelay.routing.destinations.nexthop import DestinationKey, Route, SiteKey
 
 WINDOW = 4000
@@ -94,8 +93,8 @@ class ZonePlan:
         self._throttle = throttle
         self._round_robin = RoundRobin(zone, self._rates, shared, throttle)
         self._by_domain = not zone.next_hop
-        self._claims = ClaimPlan(window, by_domain=self._by_domain)
-        self.wants_claim = self._claims.wants
+        self._window = Window(window, by_domain=self._by_domain)
+        self.wants_claim = self._window.wants
         self._probes = Probes(window)
         self._table = DestinationTable(zone, retry, self._rates, self._round_robin)
         self._lines = self._table.lines
@@ -113,7 +112,7 @@ class ZonePlan:
 
     @property
     def waiting(self) -> int:
-        return self._claims.waiting
+        return self._window.waiting
 
     def add(self, claimed: Sequence[Delivery], now: float, priority: Priority = Priority.NORMAL) -> None:
         """Freshly claimed deliveries of one priority."""
@@ -130,10 +129,10 @@ class ZonePlan:
         self._is_asked = False
         self._given_back.clear()
         if not isinstance(plan, Refill) or count >= plan.limit:
-            self._claims.claimed(plan, count)
+            self._window.claimed(plan, count)
             return
         line = self._lines[plan.domain]
-        self._claims.of(plan.priority).exhausted(line.backlog(plan.priority), plan.domain)
+        self._window.of(plan.priority).exhausted(line.backlog(plan.priority), plan.domain)
         if isinstance(line, Unrouted) and not line.sought and not line.passed_over:
             del self._lines[plan.domain]
 
@@ -148,14 +147,14 @@ class ZonePlan:
             self._move(line, destination, domain, priority, now)
         self._placed(destination, now)
         for priority in line.backlogs:
-            self._claims.of(priority).shortened(destination.backlog(priority))
+            self._window.of(priority).shortened(destination.backlog(priority))
 
     def unroutable(self, domain: str) -> list[Delivery]:
         """A look-up ended without a route: the deliveries that waited for it."""
         self._look_ups.ended(domain, found=False)
         line = self._lines.pop(domain)
-        deliveries = self._claims.drain(line)
-        self._claims.forget(line)
+        deliveries = self._window.drain(line)
+        self._window.forget(line)
         for priority, backlog in line.backlogs.items():
             if backlog.passed_over:
                 self._replace(domain, priority)
@@ -248,11 +247,11 @@ class ZonePlan:
     @property
     def is_crowded(self) -> bool:
         """Enough waits that the next claim may wait for company."""
-        return self._claims.is_crowded
+        return self._window.is_crowded
 
     def plan_claim(self, more: Collection[Priority], new: Collection[Priority] = ()) -> Question | None:
         """The next question to the store; its answer goes to `add`, then to `claimed`."""
-        plan = self._claims.next(more, new)
+        plan = self._window.next(more, new)
         self._is_asked = plan is not None
         self._given_back.clear()
         return plan
@@ -275,7 +274,7 @@ class ZonePlan:
     def rested(self, destination: Destination) -> None:
         """Enough time has passed since deliveries for it were put off, or it is no longer suspended."""
         for priority, backlog in destination.backlogs.items():
-            self._claims.of(priority).rested(backlog)
+            self._window.of(priority).rested(backlog)
 
     def take_returned(self) -> list[Delivery]:
         """Deliveries to be released: their destination holds its share already, or they were given back while
@@ -298,9 +297,9 @@ class ZonePlan:
             line = self._lines.get(domain_of(key.recipient) if self._by_domain else "")
             priority = priority_of(key.queue)
             if line is not None and (delivery := line.remove(key, priority)) is not None:
-                shares = self._claims.of(priority)
-                shares.left((delivery,))
-                shares.shortened(line.backlog(priority))
+                window = self._window.of(priority)
+                window.left((delivery,))
+                window.shortened(line.backlog(priority))
 
     def _without_withdrawn(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         return [delivery for delivery in deliveries if delivery.key not in self._withdrawn]
@@ -327,7 +326,7 @@ class ZonePlan:
         self._look_ups.clear()
         for line in dict.fromkeys(self._lines.values()):
             if line.waiting:
-                yield self._claims.drain(line)
+                yield self._window.drain(line)
         # Last: an attempt that ends meanwhile may have put off what waited.
         yield self.take_returned()
         for _, deliveries in self.take_parked():
@@ -344,8 +343,8 @@ class ZonePlan:
 
     def _enter(self, deliveries: Sequence[Delivery], now: float, priority: Priority) -> None:
         touched: dict[Line, None] = {}
-        shares = self._claims.of(priority)
-        since = shares.newcomers.since
+        window = self._window.of(priority)
+        since = window.since
         for delivery in deliveries:
             domain = delivery.domain if self._by_domain else ""
             line = self._lines.get(domain)
@@ -353,19 +352,19 @@ class ZonePlan:
                 line = self._lines[domain] = Unrouted(domain)
             line.add(delivery, priority, since)
             touched[line] = None
-        shares.entered(deliveries)
+        window.entered(deliveries)
         for line in touched:
             self._placed(line, now)
             if self._by_domain:
-                shares.grew(line.backlog(priority))
-        if self._by_domain and shares.newcomers.is_to_be_drawn(shares.waiting, now):
+                window.grew(line.backlog(priority))
+        if self._by_domain and window.is_to_be_drawn(now):
             self._draw_line(priority, now)
 
     def _draw_line(self, priority: Priority, now: float) -> None:
         """What waits of the priority is backlog, what comes from now on is new."""
-        newcomers = self._claims.of(priority).newcomers
-        is_earlier = newcomers.is_drawn_earlier(now)
-        newcomers.waiting = self._table.sort(priority, newcomers.draw(now), is_earlier=is_earlier)
+        window = self._window.of(priority)
+        is_earlier = window.is_drawn_earlier(now)
+        window.new_waiting = self._table.sort(priority, window.draw(now), is_earlier=is_earlier)
         self._look_ups.sort()
         self._round_robin.sort()
 
@@ -375,7 +374,7 @@ class ZonePlan:
             self._probes_next_hop(line)
             suspension = line.suspension
             is_suspended = suspension.is_suspended(now)
-            if not is_suspended and not self._probes.may_wait(line, is_half_full=self._claims.is_half_full):
+            if not is_suspended and not self._probes.may_wait(line, is_half_full=self._window.is_half_full):
                 suspension.wait(now)
                 is_suspended = True
             if is_suspended:
@@ -387,55 +386,55 @@ class ZonePlan:
             self._look_ups.want(line)
 
     def _probes_next_hop(self, destination: Destination) -> None:
-        self._claims.is_probing = not self._by_domain and destination.suspension.is_troubled
+        self._window.is_probing = not self._by_domain and destination.suspension.is_troubled
 
     def _move(
         self, line: Line, destination: Destination, domain: str, priority: Priority, now: float
     ) -> None:
         """From an unrouted line to its destination; what is too much for it goes back to the store."""
-        shares = self._claims.of(priority)
+        window = self._window.of(priority)
         old, backlog = line.backlog(priority), destination.backlog(priority)
         backlog.passed_over.update(old.passed_over)
         backlog.is_new = backlog.is_new or old.is_new
-        shares.forget(old)
+        window.forget(old)
         deliveries = line.drain(priority)
-        if self._by_domain and not destination.suspension.is_suspended(now) and shares.may_pass_over():
-            room = max(0, shares.share(backlog) - backlog.waiting)
+        if self._by_domain and not destination.suspension.is_suspended(now) and window.may_pass_over():
+            room = max(0, window.share(backlog) - backlog.waiting)
             if len(deliveries) > room:
-                shares.pass_over(backlog, domain)
+                window.pass_over(backlog, domain)
                 self._returned += deliveries[room:]
-                shares.left(deliveries[room:])
+                window.left(deliveries[room:])
                 del deliveries[room:]
         for delivery in deliveries:
-            destination.add(delivery, priority, shares.newcomers.since)
+            destination.add(delivery, priority, window.since)
         if self._by_domain:
-            shares.grew(backlog)
+            window.grew(backlog)
 
     def _park(self, destination: Destination) -> None:
-        deliveries = self._claims.drain(destination)
+        deliveries = self._window.drain(destination)
         if self._by_domain and len(deliveries) >= MANY_PUT_OFF:
             for priority, domain in {(delivery.priority, delivery.domain) for delivery in deliveries}:
-                shares = self._claims.of(priority)
-                if shares.may_pass_over():
-                    shares.pass_over(destination.backlog(priority), domain)
+                window = self._window.of(priority)
+                if window.may_pass_over():
+                    window.pass_over(destination.backlog(priority), domain)
         if deliveries or destination.passed_over:
             self._parked.setdefault(destination, []).extend(deliveries)
             for priority, backlog in destination.backlogs.items():
-                self._claims.of(priority).rest(backlog)
+                self._window.of(priority).rest(backlog)
 
     def _reroute(self, destination: Destination, now: float) -> None:
         """The route is too old: its domains are looked up again before anything more is sent."""
-        self._claims.is_probing = False
+        self._window.is_probing = False
         for domain in destination.domains:
             del self._lines[domain]
         destination.domains.clear()
-        self._claims.forget(destination)
+        self._window.forget(destination)
         for priority, backlog in destination.backlogs.items():
             for domain in backlog.passed_over:
                 self._replace(domain, priority)
             backlog.passed_over.clear()
             deliveries = destination.drain(priority)
-            self._claims.of(priority).left(deliveries)
+            self._window.of(priority).left(deliveries)
             self._enter(deliveries, now, priority)
 
     def _replace(self, domain: str, priority: Priority) -> None:
@@ -445,7 +444,7 @@ class ZonePlan:
             line = self._lines[domain] = Unrouted(domain)
         backlog = line.backlog(priority)
         backlog.passed_over[domain] = None
-        self._claims.of(priority).shortened(backlog)
+        self._window.of(priority).shortened(backlog)
 
     def _start(
         self, destination: Destination, now: float, tick: float, *, number: int = 1, used: float = 0.0
@@ -453,10 +452,10 @@ class ZonePlan:
         priority, deliveries = destination.take(
             destination.limits.max_recipients_per_transaction, destination.most_domains
         )
-        shares = self._claims.of(priority)
-        shares.left(deliveries)
+        window = self._window.of(priority)
+        window.left(deliveries)
         if self._throttle is not None:
-            self._throttle.started(is_fresh=shares.newcomers.is_fresh(deliveries[0]))
+            self._throttle.started(is_fresh=window.is_fresh(deliveries[0]))
         ticket = self._round_robin.start(destination, tick)
         work = Work(
             destination,
@@ -471,5 +470,5 @@ class ZonePlan:
         self._works.add(work)
         self._round_robin.offer(destination, now)
         if self._by_domain:
-            shares.shortened(destination.backlog(priority))
+            window.shortened(destination.backlog(priority))
         return work

@@ -16,7 +16,7 @@ from zonerelay.model.priority import Priority, queue_of
 from zonerelay.queue.aio import Alarm, Tasks
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone.plan import ZonePlan
-from zonerelay.queue.zone.window_shares import Claim, NewClaim, Question, Refill
+from zonerelay.queue.zone.window import Claim, NewClaim, Question, Refill
 from zonerelay.store.contract import QueueStore
 from zonerelay.telemetry.events.events import Events
 
@@ -33,7 +33,7 @@ OVERDUE_PAUSE = 1.0
 """Seconds to the next look when the store names a due time that has passed although a claim found nothing."""
 
 
-class Claimer:
+class Claims:
     """What it has claimed is added to `queue`, then `claimed` is called. Its task is one of `tasks`, whose
     owner ends it; after `stop` what a question still brings is released.
     """

@@ -3,8 +3,7 @@
 Every task here belongs to the zone and ends in `stop`. What a task does between two awaits is one
 call on the queue's plan, so no two tasks ever see it half changed.
 
-- Batches are carried by *lanes* (`lanes.py`), so that no task is made per message.
-- What a batch goes through is `attempts.py`'s, how it comes here `claimer.py`'s.
+`claims.py` asks the store for deliveries, `attempts.py` takes batches to the courier.
 
 Failure: a router that raises costs its deliveries a deferral and the operator a `trouble` event.
 """
@@ -21,7 +20,6 @@ from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.outcome import Outcome, Scope, Verdict
-from zonerelay.model.priority import Priority
 from zonerelay.model.reply import Reply
 from zonerelay.queue.aio import Alarm, Linger, Once, Tasks, Timers, in_slices
 from zonerelay.queue.contract import Courier, Router
@@ -32,8 +30,7 @@ from zonerelay.queue.selection.rates import Rates
 from zonerelay.queue.settle.disposition import TROUBLE
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.queue.zone.attempts import Attempts
-from zonerelay.queue.zone.claimer import Claimer
-from zonerelay.queue.zone.lanes import Lanes
+from zonerelay.queue.zone.claims import Claims
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan
 from zonerelay.routing.destinations.nexthop import DestinationKey, Route, SiteKey
 from zonerelay.store.contract import QueueStore
@@ -70,40 +67,41 @@ class Zone:
 
     def __init__(
         self,
-        zone: ZoneSettings,
+        settings: ZoneSettings,
         around: ZoneParts,
         rates: Rates,
         *,
         window: int = WINDOW,
         is_served: bool = True,
     ) -> None:
-        self.zone = zone
+        self.settings = settings
         self.is_served = is_served
         self.retry = around.retry
         self._around = around
         self._store = around.store
         self._settler = around.settler
         self._attempts = Attempts(
-            zone,
+            settings,
             store=around.store,
             courier=around.courier,
             settler=around.settler,
             events=around.events,
             clock=around.clock,
+            following=self._following,
+            finished=self._finished,
         )
         self._events = around.events
         self._clock = around.clock
         self._rates = rates
-        shared = None if around.limits is None else around.limits.zone(zone.name)
-        self._queue = ZonePlan(
-            zone, around.retry, rates, window=window, shared=shared, throttle=around.throttle
+        shared = None if around.limits is None else around.limits.zone(settings.name)
+        self.plan = ZonePlan(
+            settings, around.retry, rates, window=window, shared=shared, throttle=around.throttle
         )
-        self._lanes = Lanes(self._attempt, self._following, self._drop, around.events)
         self._errands = Tasks("queue.errand", around.events)
         self._pump_soon = Once(self._pump)
-        self._claimer = Claimer(
-            zone.name,
-            self._queue,
+        self.claims = Claims(
+            settings.name,
+            self.plan,
             store=around.store,
             settler=around.settler,
             events=around.events,
@@ -120,26 +118,10 @@ class Zone:
 
     # From outside
 
-    def know(self, priority: Priority) -> None:
-        """The store may hold mail of this priority, now or later."""
-        self._claimer.know(priority)
-
-    def notify(self, priority: Priority = Priority.NORMAL) -> None:
-        """There may be something new to claim."""
-        self._claimer.notify(priority)
-
-    def wake(self) -> None:
-        """Anything may have changed in the store: look for new, due and released deliveries."""
-        self._claimer.wake()
-
-    def postponed(self, when: float, priority: Priority = Priority.NORMAL) -> None:
-        """A deferral to `when` is durable, or new mail that is to leave then."""
-        self._claimer.postponed(when, priority)
-
     def granted(self) -> None:
         """Of shared limits there may be more."""
         if not self._stopping:
-            self._queue.granted(self._clock.now())
+            self.plan.granted(self._clock.now())
             self._pump()
 
     def unthrottled(self) -> None:
@@ -152,8 +134,8 @@ class Zone:
         # Claims and look-ups in progress are forgotten: nothing has been sent for them.
         await self._errands.cancel()
         await self._give_up()
-        await self._lanes.wait(max(0.0, deadline - asyncio.get_running_loop().time()))
-        await self._lanes.cancel()
+        await self._attempts.wait(max(0.0, deadline - asyncio.get_running_loop().time()))
+        await self._attempts.cancel()
 
     async def retire(self, given_back: Callable[[], None]) -> None:
         """Make way for a runner with other settings: give back what waits, let attempts end. `given_back` is
@@ -167,57 +149,35 @@ class Zone:
         await self._give_up()
         # Attempts may take many minutes, and nobody would look for this claim's mail until they have ended.
         given_back()
-        await self._lanes.wait(None)
-        async for _ in in_slices(self._queue.clear(), self._clock.monotonic):
+        await self._attempts.wait(None)
+        async for _ in in_slices(self.plan.clear(), self._clock.monotonic):
             pass
 
     async def _give_up(self) -> None:
         """Back to the store with what waits."""
-        async for deliveries in in_slices(self._queue.drain(), self._clock.monotonic):
+        async for deliveries in in_slices(self.plan.drain(), self._clock.monotonic):
             self._release(deliveries)
 
     def _quit(self) -> None:
         self._stopping = True
-        self._claimer.stop()
+        self.claims.stop()
         self._next_turn.cancel()
-        self._lanes.close()
+        self._attempts.close()
         self._linger.cancel()
         self._rests.cancel()
 
-    def active_keys(self) -> set[DeliveryKey]:
-        return self._queue.active_keys()
-
-    def withdraw(self, keys: Collection[DeliveryKey]) -> None:
-        self._queue.withdraw(keys)
-
     def give_back(self, keys: Collection[DeliveryKey]) -> None:
-        self._queue.give_back(keys)
+        self.plan.give_back(keys)
         self._store.release(keys)
-        self.wake()
+        self.claims.wake()
 
     def resume(self, destination: DestinationKey | None) -> None:
-        for resumed in self._queue.resume(destination):
+        for resumed in self.plan.resume(destination):
             self._resumed(resumed)
-        self.wake()
-
-    def destination_of(self, domain: str) -> DestinationKey | None:
-        return self._queue.destination_of(domain)
-
-    @property
-    def priorities(self) -> Collection[Priority]:
-        """Those that the zone has or has had mail of."""
-        return self._claimer.priorities
-
-    @property
-    def active(self) -> int:
-        return self._queue.active
-
-    @property
-    def waiting(self) -> int:
-        return self._queue.waiting
+        self.claims.wake()
 
     def destinations(self) -> tuple[DestinationStatus, ...]:
-        return self._queue.status(self._clock.now(), self._clock.monotonic())
+        return self.plan.status(self._clock.now(), self._clock.monotonic())
 
     # Doing what the plan says
 
@@ -227,32 +187,32 @@ class Zone:
             return
         now = self._clock.now()
         while (work := self._next_work(now)) is not None:
-            self._lanes.start(work)
-        if self._queue.next_turn is not None:
-            self._next_turn.set(self._queue.next_turn)
-        if self._queue.has_requests:
+            self._attempts.start(work)
+        if self.plan.next_turn is not None:
+            self._next_turn.set(self.plan.next_turn)
+        if self.plan.has_requests:
             self._grant_requests()
-        self._claimer.go_on()
+        self.claims.go_on()
 
     def _next_work(self, now: float) -> Work | None:
-        return self._queue.next_work(now, self._clock.monotonic() if self._rates.used else 0.0)
+        return self.plan.next_work(now, self._clock.monotonic() if self._rates.used else 0.0)
 
     def _grant_requests(self) -> None:
         self._start_look_ups()
-        for destination, deliveries in self._queue.take_parked():
+        for destination, deliveries in self.plan.take_parked():
             self._put_off(destination, deliveries)
-        returned = self._queue.take_returned()
+        returned = self.plan.take_returned()
         if returned:
             self._release(returned)
-            self._claimer.released({delivery.priority for delivery in returned})
+            self.claims.released({delivery.priority for delivery in returned})
 
     def _start_look_ups(self) -> None:
-        for domain in self._queue.take_look_ups():
+        for domain in self.plan.take_look_ups():
             self._errands.start(self._look_up(domain))
 
     def _pump_together(self) -> None:
         """Pump once the look-ups in progress have ended, or after `LINGER`."""
-        if self._queue.looking_up:
+        if self.plan.looking_up:
             self._start_look_ups()
             self._linger.soon()
         else:
@@ -266,19 +226,19 @@ class Zone:
 
     async def _look_up(self, domain: str) -> None:
         try:
-            answer = await self._around.router.route(self.zone, domain)
+            answer = await self._around.router.route(self.settings, domain)
         except Exception as error:  # noqa: BLE001 - a router's bug is temporary trouble
             self._events.trouble("queue.router", error)
             outcome = TROUBLE
         else:
             if isinstance(answer, Route):
-                self._queue.found(domain, answer, self._clock.now())
+                self.plan.found(domain, answer, self._clock.now())
                 # Not at once: other domains of the message may turn out to go the same way.
                 self._pump_soon.ask()
                 return
             outcome = answer.outcome
-        deliveries = self._queue.unroutable(domain)
-        self._settler.post_unattempted(deliveries, outcome, destination=domain or self.zone.next_hop)
+        deliveries = self.plan.unroutable(domain)
+        self._settler.post_unattempted(deliveries, outcome, destination=domain or self.settings.next_hop)
         self._pump_together()
 
     def _put_off(self, destination: Destination, deliveries: Sequence[Delivery]) -> None:
@@ -296,7 +256,7 @@ class Zone:
         self._rests.start(destination, pause)
 
         def until() -> float:
-            if self.zone.next_hop:
+            if self.settings.next_hop:
                 return suspension.until if is_old else now
             if not is_old:
                 return suspension.until
@@ -315,14 +275,14 @@ class Zone:
 
     def _resumed(self, destination: Destination) -> None:
         """What waits for it may leave at once."""
-        self._events.resumed(self.zone.name, destination.label)
+        self._events.resumed(self.settings.name, destination.label)
         self._rests.stop(destination)
-        self._queue.rested(destination)
-        self._claimer.wake()
+        self.plan.rested(destination)
+        self.claims.wake()
 
     def _rested(self, destination: Destination) -> None:
-        self._queue.rested(destination)
-        self._claimer.go_on()
+        self.plan.rested(destination)
+        self.claims.go_on()
 
     # Attempts
 
@@ -331,23 +291,12 @@ class Zone:
         if self._stopping:
             return None
         now = self._clock.now()
-        work = self._queue.following(last, now, self._clock.monotonic()) or self._next_work(now)
+        work = self.plan.following(last, now, self._clock.monotonic()) or self._next_work(now)
         self._pump()
         return work
 
-    def _drop(self, work: Work) -> None:
-        self._release(work.deliveries)
-        self._finished(work, ())
-
-    async def _attempt(self, work: Work) -> None:
-        outcomes: Sequence[Outcome] = ()
-        try:
-            outcomes = await self._attempts.make(work)
-        finally:
-            self._finished(work, outcomes)
-
     def _finished(self, work: Work, outcomes: Sequence[Outcome]) -> None:
-        transition = self._queue.finished(work, outcomes, self._clock.now())
+        transition = self.plan.finished(work, outcomes, self._clock.now())
         if transition is Transition.NONE:
             return
         destination = work.destination
@@ -358,10 +307,10 @@ class Zone:
         # Destinations that died together are not probed at the same moment.
         suspension.until += self._around.random.uniform(0, suspension.duration() * self._around.retry.jitter)
         if suspension.reply is not None:
-            self._events.suspended(self.zone.name, destination.label, suspension.until, suspension.reply)
+            self._events.suspended(self.settings.name, destination.label, suspension.until, suspension.reply)
 
     # Rates
 
     def _turns_changed(self, site: SiteKey, /, *, earlier: bool) -> None:
-        self._queue.turns_changed(site, self._clock.now(), earlier=earlier)
+        self.plan.turns_changed(site, self._clock.now(), earlier=earlier)
         self._pump_soon.ask()

@@ -1,33 +1,63 @@
-"""Lanes carry one batch after another and are kept for the next one."""
+"""The lanes of a zone carry one batch after another and are kept for the next one."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import pytest
 
 from tests.support.queueing import Sink, make_events, route_to
-from zonerelay.config.settings import RetrySettings
+from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
+from zonerelay.model.delivery import DeliveryKey
+from zonerelay.model.outcome import Outcome
+from zonerelay.queue.contract import Courier
 from zonerelay.queue.destination.destinations import Destination, Site, Work
-from zonerelay.queue.zone import lanes as module
-from zonerelay.queue.zone.lanes import Lanes
+from zonerelay.queue.settle.settler import Settler
+from zonerelay.queue.zone import attempts as module
+from zonerelay.queue.zone.attempts import Attempts
+from zonerelay.store.contract import QueueStore
+
+
+class Carried(Attempts):
+    """Attempts that note what they carry, once the gate is open."""
+
+    def __init__(self, following: Callable[[Work], Work | None], store: QueueStore) -> None:
+        clock = ManualClock()
+        super().__init__(
+            ZoneSettings(),
+            store=store,
+            courier=cast("Courier", None),
+            settler=cast("Settler", None),
+            events=make_events(Sink(), clock),
+            clock=clock,
+            following=following,
+            finished=lambda work, _: self.finished.append(work),
+        )
+        self.finished: list[Work] = []
+        self.carried: list[tuple[Work, asyncio.Task[object] | None]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def make(self, work: Work) -> Sequence[Outcome]:
+        await self.gate.wait()
+        self.carried.append((work, asyncio.current_task()))
+        return ()
 
 
 class Bench:
     def __init__(self) -> None:
         self.waiting: deque[Work] = deque()
-        self.carried: list[tuple[Work, asyncio.Task[object] | None]] = []
-        self.dropped: list[Work] = []
-        self.gate = asyncio.Event()
-        self.gate.set()
-        events = make_events(Sink(), ManualClock())
-        self.lanes = Lanes(self._carry, self._following, self.dropped.append, events)
+        self.released: list[object] = []
+        self.lanes = Carried(self._following, cast("QueueStore", self))
+        self.carried, self.gate = self.lanes.carried, self.lanes.gate
 
-    async def _carry(self, work: Work) -> None:
-        await self.gate.wait()
-        self.carried.append((work, asyncio.current_task()))
+    def release(self, keys: Sequence[DeliveryKey]) -> None:
+        """The store's."""
+        self.released.append(keys)
 
     def _following(self, last: Work) -> Work | None:
         return self.waiting.popleft() if self.waiting else None
@@ -103,5 +133,6 @@ async def test_work_handed_to_a_lane_that_is_cancelled_is_dropped() -> None:
     late = make_work()
     bench.lanes.start(late)
     await bench.lanes.cancel()
-    assert bench.dropped == [late]
+    assert bench.released == [[]]
+    assert bench.lanes.finished[-1] is late
     assert late not in [work for work, _ in bench.carried]

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 from tests.support.queueing import DELIVERED, delivery, prove, route_to
 from zonerelay.config.settings import RetrySettings, ZoneSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.queue.destination.destinations import Backlog
-from zonerelay.queue.destination.rows import FRESH_WEIGHT, FairQueue, Row
+from zonerelay.model.priority import Priority
+from zonerelay.queue.destination.backlog import Backlog, Line, Row
+from zonerelay.queue.destination.order import FRESH_WEIGHT, FairQueue
 from zonerelay.queue.zone.plan import ZonePlan
 
 NOW = ManualClock().now()
 
 
-@dataclass(eq=False)
-class Waiting:
-    name: str
-    has_fresh: bool
+class Waiting(Line):
+    def __init__(self, name: str, has_fresh: bool) -> None:
+        super().__init__()
+        self.name = name
+        if has_fresh:
+            self.add(delivery(f"{name}@example.com"), Priority.NORMAL)
 
 
 def message(number: int) -> str:
@@ -38,9 +39,9 @@ def test_those_with_fresh_mail_have_most_turns_and_the_others_each_eighth_and_al
     fresh = [f"fresh{number}" for number in range(FRESH_WEIGHT + 2)]
     for name in ("later1", "later2", "later3", *fresh):
         turns.append(Waiting(name, name.startswith("fresh")))
-    assert turns.is_of_fresh
+    assert turns.fresh_is_next
     popped = [turns.pop().name for _ in range(FRESH_WEIGHT)]
-    assert not turns.is_of_fresh
+    assert not turns.fresh_is_next
     while turns:
         popped.append(turns.pop().name)
     assert popped == [*fresh[:FRESH_WEIGHT], "later1", *fresh[FRESH_WEIGHT:], "later2", "later3"]
@@ -53,10 +54,10 @@ def test_who_comes_first_uses_up_a_turn_of_its_kind() -> None:
     turns.append(Waiting("fresh", True))
     for _ in range(FRESH_WEIGHT):
         turns.pop()
-    assert not turns.is_of_fresh
+    assert not turns.fresh_is_next
     turns.put_first(Waiting("later", False))
     assert turns.pop().name == "later"
-    assert turns.is_of_fresh
+    assert turns.fresh_is_next
 
 
 def test_one_that_had_its_turn_elsewhere_comes_before_all() -> None:
@@ -89,7 +90,7 @@ def test_who_is_new_and_came_first_has_its_place() -> None:
     turns.append(Waiting("a", True))
     stale = Waiting("stale", True)
     turns.append(stale, new=True)
-    stale.has_fresh = False
+    stale.drain(Priority.NORMAL)
     assert turns.sort() == [stale]
     assert [turns.pop().name for _ in range(5)] == ["new0", "new1", "new2", "a", "stale"]
 

@@ -16,11 +16,9 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery, DeliveryKey
 from zonerelay.model.message_id import MessageId, MessageIdSource, first_at
 from zonerelay.model.priority import Priority
-from zonerelay.queue.destination.rows import FRESH_WEIGHT
-from zonerelay.queue.zone.claim_plan import CLAIM_LIMIT, LOW_MARK
-from zonerelay.queue.zone.newcomers import AGAIN, Newcomers
+from zonerelay.queue.destination.order import FRESH_WEIGHT
 from zonerelay.queue.zone.plan import WINDOW, ZonePlan
-from zonerelay.queue.zone.window_shares import Claim, NewClaim, Refill
+from zonerelay.queue.zone.window import AGAIN, CLAIM_LIMIT, LOW_MARK, Claim, NewClaim, PriorityWindow, Refill
 from zonerelay.store.common.fresh_order import FreshOrder
 
 ALL = {Priority.NORMAL}
@@ -34,7 +32,7 @@ class Relay:
         self.clock = ManualClock()
         self.ids = MessageIdSource(self.clock)
         self.queue = ZonePlan(zone or ZoneSettings(max_connections=2), RetrySettings(), window=window)
-        self.newcomers = self.queue._claims.of(Priority.NORMAL).newcomers
+        self.window = self.queue._window.of(Priority.NORMAL)
 
     def mail(self, *domains: str) -> list[Delivery]:
         return [delivery(f"u@{domain}", message_id=self.ids.next()) for domain in domains]
@@ -76,7 +74,7 @@ def is_new(domains: Iterable[str]) -> list[bool]:
 def test_a_single_for_an_idle_host_passes_a_thousand_that_came_before(*, proven: bool) -> None:
     relay = Relay()
     relay.old(LOW_MARK + 1)
-    assert relay.newcomers.since is not None
+    assert relay.window.since is not None
     relay.add("new.example")
     assert "new.example" in relay.look_up()[:4]
     while relay.look_up():
@@ -89,10 +87,10 @@ def test_a_single_for_an_idle_host_passes_a_thousand_that_came_before(*, proven:
 def test_mail_is_not_told_apart_while_little_waits_nor_in_a_zone_with_one_next_hop() -> None:
     relay = Relay()
     relay.old(LOW_MARK)
-    assert relay.newcomers.since is None
+    assert relay.window.since is None
     relay = Relay(ZoneSettings(next_hop="hop.example"))
     relay.old(2 * LOW_MARK)
-    assert relay.newcomers.since is None
+    assert relay.window.since is None
     assert not relay.queue.wants_claim((), ALL)
 
 
@@ -113,7 +111,7 @@ def test_the_backlog_has_its_part_of_the_turns_and_no_more_however_much_new_mail
     assert len(sent) == 100
     assert 100 // (FRESH_WEIGHT + 1) <= len(sent) - sum(is_new(sent)) <= 20
     list(relay.queue.drain())
-    assert relay.queue.waiting == relay.newcomers.waiting == 0
+    assert relay.queue.waiting == relay.window.new_waiting == 0
 
 
 def test_new_mail_for_a_destination_with_a_backlog_takes_turns_with_that() -> None:
@@ -141,7 +139,7 @@ def test_a_destination_in_the_row_of_the_others_comes_forward_when_new_mail_for_
 def test_claims_for_new_mail_and_for_the_rest_take_turns() -> None:
     relay = Relay()
     relay.old(LOW_MARK + 1)
-    since = relay.newcomers.since
+    since = relay.window.since
     assert since is not None
     new = NewClaim(min(CLAIM_LIMIT, MOST), frozenset(), since)
     plans = [relay.queue.plan_claim(ALL, ALL) for _ in range(4)]
@@ -159,12 +157,12 @@ def test_new_mail_has_places_besides_a_full_window_and_not_more() -> None:
     assert isinstance(plan, NewClaim)
     assert plan.limit == 20
     relay.add(*(f"new{number}.example" for number in range(20)))
-    assert relay.newcomers.waiting == 20
+    assert relay.window.new_waiting == 20
     assert not relay.queue.wants_claim(ALL, ALL)
     last = relay.mail("new.example")
     relay.clock.advance(AGAIN)
     relay.queue.add(last, relay.clock.now())
-    assert relay.newcomers.waiting == 0, "what was new for so long is backlog"
+    assert relay.window.new_waiting == 0, "what was new for so long is backlog"
     assert not relay.queue.wants_claim(ALL, ALL), "one too many is in memory"
     relay.send(2)
     assert not relay.queue.wants_claim(ALL)
@@ -183,12 +181,12 @@ def test_new_mail_of_a_line_that_was_too_long_is_fetched_although_a_backlog_fill
     assert relay.queue.plan_claim(ALL) is None, "the window is full"
     line = relay.queue._lines["new.example"]
     assert line.waiting == 40, "of 160 places; the others went back"
-    while line.waiting * 2 >= (160 - relay.newcomers.waiting) // 2:
+    while line.waiting * 2 >= (160 - relay.window.new_waiting) // 2:
         assert relay.send(1)
         relay.old(1)
     plan = relay.queue.plan_claim((), ())
     assert isinstance(plan, Refill)
-    assert (plan.domain, plan.limit + line.waiting) == ("new.example", (160 - relay.newcomers.waiting) // 2)
+    assert (plan.domain, plan.limit + line.waiting) == ("new.example", (160 - relay.window.new_waiting) // 2)
 
 
 def test_a_line_of_new_mail_may_hold_half_as_much_as_there_are_places_left() -> None:
@@ -204,11 +202,11 @@ def test_a_line_of_new_mail_may_hold_half_as_much_as_there_are_places_left() -> 
             relay.add(*[f"new{number}.example"] * 4)
             while relay.look_up():
                 pass
-        skipped.append(relay.newcomers.waiting)
+        skipped.append(relay.window.new_waiting)
     held = [after - before for before, after in pairwise([0, *skipped])]
     assert held == sorted(held, reverse=True)
     assert 50 <= held[0] <= 56
-    assert relay.newcomers.waiting < relay.newcomers.most, "there is room for one more"
+    assert relay.window.new_waiting < relay.window.new_most, "there is room for one more"
 
 
 def test_of_a_backlog_that_was_passed_over_nothing_is_fetched_into_the_places_of_new_mail() -> None:
@@ -226,7 +224,7 @@ def test_of_a_backlog_that_was_passed_over_nothing_is_fetched_into_the_places_of
     relay.queue.withdraw([each.key for each in old])
     assert isinstance(relay.queue.plan_claim((), ()), Refill), "there is room"
     relay.queue.add(rest, relay.clock.now())
-    assert relay.newcomers.waiting == 0
+    assert relay.window.new_waiting == 0
     assert relay.queue.plan_claim((), ()) is None, "only for new mail"
 
 
@@ -239,7 +237,7 @@ def test_what_is_new_does_not_make_room_for_more_than_the_window_holds() -> None
         if plan is None:
             break
         relay.add(*(f"new{relay.queue.waiting + number}.example" for number in range(plan.limit)))
-    assert relay.queue.waiting <= 80 + relay.newcomers.most
+    assert relay.queue.waiting <= 80 + relay.window.new_most
 
 
 def test_there_is_no_backlog_when_the_store_has_no_more_and_little_waits() -> None:
@@ -248,12 +246,12 @@ def test_there_is_no_backlog_when_the_store_has_no_more_and_little_waits() -> No
     relay.send(10)
     assert relay.queue.waiting == 11
     relay.queue.claimed(Claim(10, frozenset()), 3)
-    assert relay.newcomers.since is not None
+    assert relay.window.since is not None
     relay.send(1)
     relay.queue.claimed(Claim(10, frozenset()), 10)
-    assert relay.newcomers.since is not None
+    assert relay.window.since is not None
     relay.queue.claimed(Claim(10, frozenset()), 9)
-    assert relay.newcomers.since is None
+    assert relay.window.since is None
 
 
 def test_mail_of_one_millisecond_is_new_on_one_side_of_the_line_only() -> None:
@@ -266,10 +264,10 @@ def test_mail_of_one_millisecond_is_new_on_one_side_of_the_line_only() -> None:
 
 
 def test_a_clock_that_was_set_back_does_not_keep_the_line_where_it_is() -> None:
-    newcomers = Newcomers(80, 20)
-    newcomers.draw(1_000_000.0)
-    newcomers.waiting = newcomers.most
-    assert newcomers.is_to_be_drawn(100, 5.0)
+    window = PriorityWindow(80, 20)
+    window.draw(1_000_000.0)
+    window.waiting, window.new_waiting = 100, window.new_most
+    assert window.is_to_be_drawn(5.0)
 
 
 def test_what_is_new_is_counted_aright_after_a_clock_was_set_back() -> None:
@@ -278,10 +276,10 @@ def test_what_is_new_is_counted_aright_after_a_clock_was_set_back() -> None:
     relay.ids.next()  # they never go backwards
     relay.clock.advance(-100.0)
     relay.add(*(f"new{number}.example" for number in range(20)))
-    assert relay.newcomers.waiting == 80
+    assert relay.window.new_waiting == 80
     assert len(relay.send(100)) == 80
-    assert relay.newcomers.waiting == relay.queue.waiting == 0
-    assert relay.queue._claims.of(Priority.NORMAL).room == 80
+    assert relay.window.new_waiting == relay.queue.waiting == 0
+    assert relay.queue._window.of(Priority.NORMAL).room == 80
 
 
 def key(number: int) -> DeliveryKey:

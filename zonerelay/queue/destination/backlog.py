@@ -1,0 +1,300 @@
+"""What waits in memory for one destination, and in which order it leaves. Pure.
+
+A `Line` has a `Backlog` for each priority, and each backlog two `Row`s: fresh mail, and mail that was put
+off or is backlog (`zone/window.py`). The rows take precedence alternately, the oldest message first in each.
+So a single message passes a hundred thousand that have come due together, or a list of a million, and these
+get half of what their destination takes all the same.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
+
+from zonerelay.model.address import domain_of
+from zonerelay.model.delivery import Delivery, DeliveryKey
+from zonerelay.model.message_id import MessageId
+from zonerelay.model.priority import Priority
+from zonerelay.queue.destination.precedence import STRIDE, Precedence
+
+
+class Row:
+    """Deliveries by message, the oldest message first. Never asked for one when it is empty (`bool`).
+
+    `apart`: each domain of a message by itself.
+    """
+
+    __slots__ = ("_apart", "_groups", "_order")
+
+    def __init__(self, *, apart: bool = False) -> None:
+        self._apart = apart
+        # By recipient where a message has several: an operator may withdraw thousands, one after the other.
+        self._groups: dict[str, Delivery | dict[str, Delivery]] = {}
+        self._order: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def add(self, delivery: Delivery) -> None:
+        name = self._group_of(delivery) if self._apart else delivery.message_id
+        group = self._groups.get(name)
+        if group is None:
+            self._groups[name] = delivery
+            heapq.heappush(self._order, name)
+        elif isinstance(group, dict):
+            group[delivery.recipient] = delivery
+        else:
+            both: dict[str, Delivery] = {group.recipient: group, delivery.recipient: delivery}
+            self._groups[name] = both
+
+    def take(self, limit: int, domains: int = 1) -> list[Delivery]:
+        """Up to `limit` deliveries of the oldest message; where domains are apart, in up to so many."""
+        taken = self._take_group(limit)
+        while self._apart and domains > 1 and len(taken) < limit and self._next() == taken[0].message_id:
+            taken += self._take_group(limit - len(taken))
+            domains -= 1
+        return taken
+
+    def _take_group(self, limit: int) -> list[Delivery]:
+        # Withdrawing leaves names behind in the heap: finding them there would cost a scan.
+        while (name := self._order[0]) not in self._groups:
+            heapq.heappop(self._order)
+        group = self._groups[name]
+        if not isinstance(group, dict) or len(group) <= limit:
+            heapq.heappop(self._order)
+            del self._groups[name]
+            return _all(group)
+        taken = list(islice(group.values(), limit))
+        for delivery in taken:
+            del group[delivery.recipient]
+        return taken
+
+    def remove(self, key: DeliveryKey) -> Delivery | None:
+        """Forget one delivery; `None` when it was not here."""
+        name = self._group_of(key) if self._apart else key.message_id
+        group = self._groups.get(name)
+        if isinstance(group, dict):
+            delivery = group.pop(key.recipient, None)
+            if group:
+                return delivery
+        else:
+            delivery = group if group is not None and group.recipient == key.recipient else None
+            if delivery is None:
+                return None
+        self._groups.pop(name, None)
+        return delivery
+
+    def __iter__(self) -> Iterator[Delivery]:
+        for name in sorted(self._groups):
+            yield from _all(self._groups[name])
+
+    @staticmethod
+    def _group_of(one: Delivery | DeliveryKey) -> str:
+        """Where domains are apart. Names sort as the messages do, for ids have one length."""
+        return f"{one.message_id} {domain_of(one.recipient)}"
+
+    def _next(self) -> str:
+        """The message of the next group; "" if there is none."""
+        while self._order and self._order[0] not in self._groups:
+            heapq.heappop(self._order)
+        return self._order[0].partition(" ")[0] if self._order else ""
+
+
+def _all(group: Delivery | dict[str, Delivery]) -> list[Delivery]:
+    return list(group.values()) if isinstance(group, dict) else [group]
+
+
+class Backlog:
+    """The deliveries of one priority in a line, in message order (`order.py`). `domains` are the line's.
+
+    `passed_over` are the domains that claims skip because this backlog is long enough; the store
+    holds more for them. `is_new`: what came last was new (`window.py`), so what the store holds behind it
+    is, too. `apart`: what is taken together has one domain.
+    """
+
+    __slots__ = (
+        "_again",
+        "_apart",
+        "_fresh",
+        "_turn_of_again",
+        "domains",
+        "is_new",
+        "passed_over",
+        "waiting",
+    )
+
+    def __init__(self, domains: Collection[str], *, apart: bool = False) -> None:
+        self._apart = apart
+        # Only while they are needed: there are many destinations, and at most of them nothing waits in one.
+        self._fresh: Row | None = None
+        self._again: Row | None = None
+        self._turn_of_again = False
+        self.waiting = 0
+        self.domains = domains
+        self.is_new = False
+        self.passed_over: dict[str, None] = {}
+
+    @property
+    def has_fresh(self) -> bool:
+        """Mail waits that is tried for the first time, and is no backlog."""
+        return bool(self._fresh)
+
+    def add(self, delivery: Delivery, since: MessageId | None = None) -> None:
+        """`since`: what is older is backlog (`window.py`)."""
+        if delivery.next_attempt > 0 or (since is not None and delivery.message_id < since):
+            if self._again is None:
+                self._again = Row(apart=self._apart)
+            self._again.add(delivery)
+        else:
+            if self._fresh is None:
+                self._fresh = Row(apart=self._apart)
+            self._fresh.add(delivery)
+            self.is_new = since is not None
+        self.waiting += 1
+
+    def take(self, limit: int, domains: int = 1) -> tuple[Delivery, ...]:
+        """Up to `limit` deliveries of the oldest message, of fresh ones and others by turns; the backlog must
+        not be empty. `domains`: how many of a message go together although they are apart.
+        """
+        is_again = bool(self._again) and (self._turn_of_again or not self._fresh)
+        self._turn_of_again = not is_again
+        row = self._again if is_again else self._fresh
+        assert row is not None
+        taken = row.take(limit, domains)
+        self.waiting -= len(taken)
+        self._tidy()
+        return tuple(taken)
+
+    def sort(self, since: MessageId, *, is_earlier: bool = False) -> int:
+        """What is older than this message is backlog now; how many are new. `is_earlier`: than the last
+        one, so that what was backlog may be new.
+        """
+        again = list(self._again or ()) if is_earlier else []
+        if is_earlier:
+            self._again = None
+        sorted_anew = [*(self._fresh or ()), *again]
+        self._fresh = None
+        self.is_new = False
+        self.waiting -= len(sorted_anew)
+        for delivery in sorted_anew:
+            self.add(delivery, since)
+        return sum(each.next_attempt <= 0 and each.message_id >= since for each in sorted_anew)
+
+    def remove(self, key: DeliveryKey) -> Delivery | None:
+        """Forget one delivery; `None` when it is not waiting here."""
+        for row in self._rows():
+            delivery = row.remove(key)
+            if delivery is not None:
+                self.waiting -= 1
+                self._tidy()
+                return delivery
+        return None
+
+    def drain(self) -> list[Delivery]:
+        """Everything that waits, oldest message first; it is empty afterwards."""
+        deliveries = list(self)
+        self._fresh = self._again = None
+        self.waiting = 0
+        return deliveries
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return heapq.merge(*self._rows(), key=_message_id)
+
+    def _rows(self) -> Iterator[Row]:
+        if self._fresh is not None:
+            yield self._fresh
+        if self._again is not None:
+            yield self._again
+
+    def _tidy(self) -> None:
+        if not self._fresh:
+            self._fresh = None
+        if not self._again:
+            self._again = None
+
+
+class Line:
+    """What waits to go one way, and the domains it belongs to. `apart`: as in `Backlog`."""
+
+    __slots__ = ("_apart", "_backlogs", "_precedence", "domains", "waiting")
+
+    def __init__(self, *, apart: bool = False) -> None:
+        self._apart = apart
+        # No set: the garbage collector looks at every one of those, and at no dict of words.
+        self.domains: dict[str, None] = {}
+        self.waiting = 0
+        self._backlogs: dict[Priority, Backlog] = {}
+        self._precedence: Precedence | None = None
+
+    def backlog(self, priority: Priority) -> Backlog:
+        backlog = self._backlogs.get(priority)
+        if backlog is None:
+            backlog = self._backlogs[priority] = Backlog(self.domains, apart=self._apart)
+        return backlog
+
+    @property
+    def backlogs(self) -> Mapping[Priority, Backlog]:
+        """Those that there are; some may be empty."""
+        return self._backlogs
+
+    def add(self, delivery: Delivery, priority: Priority, since: MessageId | None = None) -> None:
+        self.backlog(priority).add(delivery, since)
+        self.waiting += 1
+
+    def take(self, limit: int, domains: int = 1) -> tuple[Priority, tuple[Delivery, ...]]:
+        """Up to `limit` deliveries of the oldest message of the priority whose turn it is. One must wait.
+        `domains`: as in `Backlog.take`.
+        """
+        backlogs = self._backlogs
+        if len(backlogs) == 1:  # as nearly everywhere
+            ((priority, backlog),) = backlogs.items()
+        else:
+            if self._precedence is None:
+                self._precedence = Precedence()
+            priority = self._precedence.pick(each for each, backlog in backlogs.items() if backlog.waiting)
+            backlog = backlogs[priority]
+        deliveries = backlog.take(limit, domains)
+        self.waiting -= len(deliveries)
+        return priority, deliveries
+
+    def remove(self, key: DeliveryKey, priority: Priority) -> Delivery | None:
+        """Forget one delivery; `None` when it is not waiting here."""
+        backlog = self._backlogs.get(priority)
+        delivery = None if backlog is None else backlog.remove(key)
+        if delivery is not None:
+            self.waiting -= 1
+        return delivery
+
+    def drain(self, priority: Priority) -> list[Delivery]:
+        """All of one priority, oldest message first."""
+        deliveries = self.backlog(priority).drain()
+        self.waiting -= len(deliveries)
+        return deliveries
+
+    @property
+    def has_fresh(self) -> bool:
+        """Mail waits that is tried for the first time, and is no backlog."""
+        return any(backlog.has_fresh for backlog in self._backlogs.values())
+
+    @property
+    def passed_over(self) -> set[str]:
+        return {domain for backlog in self._backlogs.values() for domain in backlog.passed_over}
+
+    @property
+    def urgency(self) -> Priority:
+        """The highest priority that waits; something must."""
+        if len(self._backlogs) == 1:
+            (priority,) = self._backlogs
+            return priority
+        return min(
+            (each for each, backlog in self._backlogs.items() if backlog.waiting), key=STRIDE.__getitem__
+        )
+
+    def __iter__(self) -> Iterator[Delivery]:
+        for backlog in self._backlogs.values():
+            yield from backlog
+
+
+def _message_id(delivery: Delivery) -> MessageId:
+    return delivery.message_id

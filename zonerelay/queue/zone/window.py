@@ -1,0 +1,384 @@
+"""The window: how much of a zone's mail waits in memory, and what to ask the store for next. Pure.
+
+There is a window for each priority (`PriorityWindow`), made when the first mail of it comes, so a long bulk
+queue leaves room for urgent mail; `destination/precedence.py` chooses between their claims. A zone with one
+route asks for more only when little waits, because then one claim brings hundreds of deliveries, not one
+each; it asks for nothing while its next hop is suspended, and for little until the probe has succeeded,
+because all of it is put off if the probe fails.
+
+In a zone routed by MX a line may hold an eighth of the window, and a sixty-fourth while the window is half
+full; a line of new mail may hold more while new mail has places. Claims pass over the domains of a line that
+holds its share; when the line has drained to half of it, they are fetched by name, one after the other, until
+the store has no more of them. Passed-over new mail is fetched into the places of new mail, or the backlog,
+which takes all other room, would stand before it after all. Promise: a domain that is passed over belongs to
+a line, and a line that is short and has such domains is in `_hungry` or `_hungry_new`, so what was passed
+over is always fetched.
+
+New mail and backlog: a sender's mail for a host that is idle must not wait behind a hundred thousand messages
+for others that came before. So when more waits in memory than `crowd`, everything that came until then is
+*backlog*, however much of it is still in the store; it is treated like mail that has been put off
+(`destination/backlog.py`). What comes from then on is *new*: it has claims of its own, every other one where
+both have something to ask for, `new_most` places in memory besides the window, and the precedence of fresh
+mail in look-ups, in the round robin, on probation and in each line. So a sender with an ordinary amount of
+mail hardly notices a backlog, and the backlog has its part, however much new mail comes, and all that new
+mail leaves. When new mail has used up its places, it becomes backlog too, and the line is drawn again: at
+once while the window has room for it, and otherwise at most every `AGAIN` seconds, or newer mail would fill
+the window bit by bit. The backlog ends when the store has no more and little waits. While little waits,
+nothing is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from zonerelay.model.delivery import Delivery
+from zonerelay.model.message_id import MessageId, first_at
+from zonerelay.model.priority import Priority
+from zonerelay.queue.destination.backlog import Backlog, Line
+from zonerelay.queue.destination.precedence import STRIDE, Precedence
+
+LOW_MARK = 1000
+CLAIM_LIMIT = 500
+PROBED = 20
+"""Deliveries in memory while the only next hop of a zone is being probed."""
+MAX_PASSED_OVER = 10_000
+"""Names of domains kept per priority. With more, long lines may fill the window: memory stays bounded."""
+AGAIN = 60.0
+
+_NO_DOMAINS: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Ask the store for the oldest due deliveries, passing over these domains."""
+
+    limit: int
+    skip: frozenset[str]
+    priority: Priority = Priority.NORMAL
+
+
+@dataclass(frozen=True, slots=True)
+class NewClaim:
+    """Ask the store for the oldest fresh deliveries of messages from `since` on, passing over domains."""
+
+    limit: int
+    skip: frozenset[str]
+    since: MessageId
+    priority: Priority = Priority.NORMAL
+
+
+@dataclass(frozen=True, slots=True)
+class Refill:
+    """Ask the store for deliveries of one domain that claims passed over."""
+
+    domain: str
+    limit: int
+    priority: Priority = Priority.NORMAL
+
+
+Question = Claim | NewClaim | Refill
+
+
+class PriorityWindow:
+    """What one zone has in memory of one priority: `waiting` deliveries, of which `new_waiting` are new."""
+
+    def __init__(self, size: int, crowd: int, priority: Priority = Priority.NORMAL) -> None:
+        self.priority = priority
+        self.waiting = 0
+        self.new_waiting = 0
+        self.new_most = max(1, size // 4)
+        self.since: MessageId | None = None
+        """The first message id that is new; `None`: there is no backlog."""
+        self.new_is_next = True
+        """The next claim is one of new mail, if other mail waits for one, too."""
+        self.refilled_last = False
+        self._size = size
+        self._crowd = crowd
+        self._drawn = 0.0
+        self._usual = max(1, size // 8)
+        self._crowded = max(1, size // 64)
+        self._long: dict[Backlog, None] = {}
+        self._hungry: dict[Backlog, None] = {}
+        """Short lines whose passed-over domains can be fetched."""
+        self._hungry_new: dict[Backlog, None] = {}
+        """Those of which what was passed over is new, as far as is known."""
+        self._refills_new = False
+        self._resting: set[Backlog] = set()
+        self._skip: set[str] = set()
+        self._frozen: frozenset[str] | None = frozenset()
+
+    @property
+    def is_resting(self) -> bool:
+        """A line rests; in a zone with one next hop there is no other."""
+        return bool(self._resting)
+
+    @property
+    def room(self) -> int:
+        """For what is not known to be new; no more than the window and the places of new mail are ever in
+        memory.
+        """
+        return self._size - self.waiting + min(self.new_waiting, self.new_most)
+
+    @property
+    def new_room(self) -> int:
+        """For new mail only."""
+        if self.since is None:
+            return 0
+        return self.new_most - max(self.new_waiting, self.waiting - self._size)
+
+    @property
+    def wants_refill(self) -> bool:
+        """There is room, and perhaps something that was passed over."""
+        room = self.room
+        if room > 0:
+            return bool(self._hungry or self._hungry_new)
+        return bool(self._hungry_new) and self.new_room > 0
+
+    def entered(self, deliveries: Sequence[Delivery]) -> None:
+        """They wait in memory now."""
+        self.waiting += len(deliveries)
+        if self.since is not None:
+            self.new_waiting += sum(map(self.is_new, deliveries))
+
+    def left(self, deliveries: Sequence[Delivery]) -> None:
+        """They no longer wait."""
+        self.waiting -= len(deliveries)
+        if self.since is not None:
+            self.new_waiting -= sum(map(self.is_new, deliveries))
+
+    # New mail
+
+    def is_new(self, delivery: Delivery) -> bool:
+        return self.since is not None and self.is_fresh(delivery)
+
+    def is_fresh(self, delivery: Delivery) -> bool:
+        """New, or tried for the first time while there is no backlog."""
+        return delivery.next_attempt <= 0 and (self.since is None or delivery.message_id >= self.since)
+
+    def is_to_be_drawn(self, now: float) -> bool:
+        """So much waits that what is here is backlog from now on."""
+        if self.since is None:
+            return self.waiting > self._crowd
+        if self.new_waiting < self.new_most:
+            return False
+        return self.waiting <= self._size or not self._drawn <= now < self._drawn + AGAIN
+
+    def is_drawn_earlier(self, now: float) -> bool:
+        """The clock was set back since the last line was drawn: some of the backlog is new then."""
+        return now < self._drawn
+
+    def draw(self, now: float) -> MessageId:
+        """What comes from `now` on is new. The caller counts again what is new of what waits."""
+        self._drawn = now
+        self.new_waiting = 0
+        self.since = first_at(now)
+        return self.since
+
+    def claimed_all(self) -> None:
+        """The store has nothing more to claim: the backlog ends, if little waits."""
+        if self.since is not None and self.waiting <= self._crowd // 2:
+            self.since = None
+            self.new_waiting = 0
+
+    # Shares
+
+    def share(self, line: Backlog) -> int:
+        """How many of a line may wait. Of new mail half as many as there are places left: alone it may have a
+        third of them, and many lines leave some for one more (dynamic thresholds, Choudhury and Hahne 1998).
+        """
+        if self.waiting * 2 < self._size:
+            return self._usual
+        return max(self._crowded, self.new_room // 2) if line.is_new else self._crowded
+
+    def grew(self, line: Backlog) -> None:
+        if line.waiting >= self._crowded:
+            self._long[line] = None
+
+    def shortened(self, line: Backlog) -> None:
+        if line.passed_over and self._is_short(line) and line not in self._resting:
+            (self._hungry_new if line.is_new else self._hungry)[line] = None
+        if self._long and line.waiting < self._crowded:
+            self._long.pop(line, None)
+
+    def rest(self, line: Backlog) -> None:
+        """Fetch nothing for the line until `rested`: its destination is suspended."""
+        self._resting.add(line)
+        self._sate(line)
+
+    def rested(self, line: Backlog) -> None:
+        self._resting.discard(line)
+        self.shortened(line)
+
+    def forget(self, line: Backlog) -> None:
+        """The line is no longer in use; its passed-over domains have moved."""
+        self._long.pop(line, None)
+        self._resting.discard(line)
+        self._sate(line)
+
+    def may_pass_over(self) -> bool:
+        return len(self._skip) < MAX_PASSED_OVER
+
+    def pass_over(self, line: Backlog, domain: str) -> None:
+        if domain not in self._skip:
+            self._skip.add(domain)
+            self._frozen = None
+            line.passed_over[domain] = None
+
+    def skip_list(self) -> frozenset[str]:
+        """The domains that the next claim passes over."""
+        for line in self._long:
+            if line.waiting >= self.share(line) and self.may_pass_over():
+                for domain in line.domains:
+                    self.pass_over(line, domain)
+        if self._frozen is None:
+            self._frozen = frozenset(self._skip)
+        return self._frozen
+
+    def plan_refill(self) -> Refill | None:
+        """Of new mail and of other mail by turns, as there is room."""
+        self._refills_new = not self._refills_new
+        for new in (self._refills_new, not self._refills_new):
+            # What is new may have any room, or it would wait for its places while the window is empty.
+            places = max(self.room, self.new_room) if new else self.room
+            if places > 0 and (refill := self._refill(self._hungry_new if new else self._hungry, places)):
+                return refill
+        return None
+
+    def _refill(self, hungry: dict[Backlog, None], places: int) -> Refill | None:
+        for line in list(hungry):
+            if not line.passed_over or not self._is_short(line):
+                self._sate(line)
+                continue
+            if line.is_new is not (hungry is self._hungry_new):
+                self._sate(line)
+                self.shortened(line)
+                continue
+            domain = next(iter(line.passed_over))
+            # To the end: the domains of one destination take turns.
+            del line.passed_over[domain]
+            line.passed_over[domain] = None
+            return Refill(domain, min(self.share(line) - line.waiting, places), self.priority)
+        return None
+
+    def _sate(self, line: Backlog) -> None:
+        self._hungry.pop(line, None)
+        self._hungry_new.pop(line, None)
+
+    def exhausted(self, line: Backlog, domain: str) -> None:
+        """The store has no more passed-over deliveries of the domain: claims may return it again."""
+        self._skip.discard(domain)
+        self._frozen = None
+        line.passed_over.pop(domain, None)
+        if not line.passed_over:
+            self._sate(line)
+
+    def _is_short(self, line: Backlog) -> bool:
+        return line.waiting * 2 < self.share(line)
+
+
+class Window:
+    """The window of one zone; `by_domain`: it is routed by MX."""
+
+    def __init__(self, size: int, *, by_domain: bool) -> None:
+        self._size = size
+        self._low_mark = min(LOW_MARK, max(1, size // 4))
+        self._by_domain = by_domain
+        self.is_probing = False
+        """The zone's only next hop has failed, and nothing has been heard from it since."""
+        self._normal = PriorityWindow(size, self._low_mark)
+        self._windows = {Priority.NORMAL: self._normal}
+        self._precedence = Precedence()
+
+    def of(self, priority: Priority) -> PriorityWindow:
+        window = self._windows.get(priority)
+        if window is None:
+            window = self._windows[priority] = PriorityWindow(self._size, self._low_mark, priority)
+        return window
+
+    @property
+    def waiting(self) -> int:
+        return sum(window.waiting for window in self._windows.values())
+
+    @property
+    def is_crowded(self) -> bool:
+        """Enough waits that the next claim may wait until more can be claimed."""
+        return self.waiting >= self._low_mark
+
+    @property
+    def is_half_full(self) -> bool:
+        return self.waiting * 2 >= self._size
+
+    def wants(self, more: Collection[Priority], new: Collection[Priority] = ()) -> bool:
+        """There is room, and perhaps something to claim; of `more` the store may hold due deliveries, of
+        `new` new ones.
+        """
+        if len(self._windows) == 1 and (not more or (Priority.NORMAL in more and len(more) == 1)):
+            window = self._normal
+            return self._wants(window, bool(more)) or (bool(new) and window.new_room > 0)
+        return bool(self._wanted(more, new))
+
+    def next(self, more: Collection[Priority], new: Collection[Priority] = ()) -> Question | None:
+        wanted = self._wanted(more, new)
+        if not wanted:
+            return None
+        priority = wanted[0] if len(wanted) == 1 else self._precedence.pick(wanted)
+        window = self._windows[priority]
+        is_new = priority in new and window.new_room > 0
+        if is_new and window.new_is_next:
+            window.new_is_next = False
+            return self._newer(window)
+        window.new_is_next = True
+        plan = self._plan(window, priority in more) if self._wants(window, priority in more) else None
+        return self._newer(window) if plan is None and is_new else plan
+
+    def _newer(self, window: PriorityWindow) -> NewClaim:
+        assert window.since is not None
+        return NewClaim(min(CLAIM_LIMIT, window.new_room), window.skip_list(), window.since, window.priority)
+
+    def claimed(self, plan: Question, count: int) -> None:
+        """A claim was answered."""
+        if isinstance(plan, Claim) and count < plan.limit:
+            self._windows[plan.priority].claimed_all()
+
+    def drain(self, line: Line) -> list[Delivery]:
+        """Everything that waits there, what is urgent first; it no longer waits."""
+        deliveries: list[Delivery] = []
+        for priority in sorted(line.backlogs, key=STRIDE.__getitem__):
+            drained = line.drain(priority)
+            self.of(priority).left(drained)
+            deliveries += drained
+        return deliveries
+
+    def forget(self, line: Line) -> None:
+        """The line is no longer in use."""
+        for priority, backlog in line.backlogs.items():
+            self.of(priority).forget(backlog)
+
+    def _wanted(self, more: Collection[Priority], new: Collection[Priority]) -> list[Priority]:
+        for priority in more:
+            self.of(priority)
+        return [
+            each
+            for each, window in self._windows.items()
+            if self._wants(window, each in more) or (each in new and window.new_room > 0)
+        ]
+
+    def _wants(self, window: PriorityWindow, more: bool) -> bool:
+        if not self._by_domain:
+            most = PROBED if self.is_probing else self._low_mark
+            return more and window.waiting < most and not window.is_resting
+        return (more and window.room > 0) or window.wants_refill
+
+    def _plan(self, window: PriorityWindow, more: bool) -> Claim | Refill | None:
+        # Alternately, so that neither new mail nor what was passed over waits for the other.
+        may_claim = more and window.room > 0
+        if not may_claim or not window.refilled_last:
+            refill = window.plan_refill()
+            if refill is not None or not may_claim:
+                window.refilled_last = True
+                return refill
+        window.refilled_last = False
+        skip = window.skip_list() if self._by_domain else _NO_DOMAINS
+        most = PROBED if self.is_probing else CLAIM_LIMIT
+        return Claim(min(most, window.room), skip, window.priority)
