@@ -15,7 +15,7 @@ from zonerelay.model.priority import Priority
 from zonerelay.queue.destination.rows import FRESH_TURNS
 from zonerelay.queue.selection.backlog_throttle import BUSY, FRESH_STARTS, LEAST, LOOK, PATIENCE, Restraint
 from zonerelay.queue.zone.plan import ZoneQueue
-from zonerelay.telemetry.load.cpu_demand import CpuDemand
+from zonerelay.telemetry.load import CpuDemand
 from zonerelay.telemetry.metrics.metrics import Metrics
 
 SATURATED, IDLE = 0.95, 0.2

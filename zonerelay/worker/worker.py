@@ -41,7 +41,7 @@ from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Store, StoreError
 from zonerelay.store.spool_paths import is_shared, name_of, remove_spool
 from zonerelay.telemetry.events.events import Events, LogSink
-from zonerelay.telemetry.load.cpu_demand import CpuDemand
+from zonerelay.telemetry.load import CpuDemand
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.endpoints import Endpoints
