@@ -37,7 +37,9 @@ ROLL = tuple(name for name in RESTART if name not in (*NEXT_START, "workers"))
 
 @dataclass(frozen=True, slots=True)
 class ReloadPlan:
-    """`settings` are in force from now on. `roll` names what needs new processes."""
+    """`settings` are in force from now on; `roll` names the tables that need new processes, `later` those
+    that wait for the next start.
+    """
 
     settings: Settings
     later: tuple[str, ...]
@@ -45,6 +47,7 @@ class ReloadPlan:
 
 
 def plan(old: Settings, new: Settings) -> ReloadPlan:
+    """Compares two configurations, table by table."""
     later = tuple(name for name in NEXT_START if getattr(old, name) != getattr(new, name))
     settings = kept_from(old, new)
     roll = [name for name in ROLL if getattr(old, name) != getattr(new, name)]
@@ -58,7 +61,7 @@ _LOOK_EVERY = 0.05
 
 
 class RefusedError(Exception):
-    """The new configuration is not taken; the text is for the operator."""
+    """The new configuration is refused; the text tells the operator why."""
 
 
 class RelayReload:
@@ -90,7 +93,7 @@ class RelayReload:
         self._again = False
 
     def begin(self) -> None:
-        """The signal's handler."""
+        """Starts a reload, or notes that another one follows the present one: the handler of SIGHUP."""
         if self._board.draining:
             return
         if self._task is not None and not self._task.done():
@@ -174,14 +177,14 @@ class RelayReload:
         self._log.emit("info", "reload-refused", {"first": why})
 
     async def _take_back(self, text: bytes, old: Settings, *, rolled: bool) -> None:
-        """Those that had taken it already, or were started meanwhile, get the old one again. One that is
-        being started gets it when it is ready. Raises RefusedError.
+        """Gives the old configuration back to the workers that have taken the new one or were started with
+        it. A worker that is starting gets it when it is ready. Raises RefusedError.
         """
         refused = self._workers.edition
         self._put_in_force(text, old)
         taken = [each for each in self._workers.members.values() if each.edition == refused]
         if rolled:
-            # Who has just died of it is started with the old one anyway.
+            # A worker that has just died of the new one is started with the old one anyway.
             run = [each for each in taken if not each.drains_spool and each.policy.phase is not Phase.DOWN]
             await self._roll(RollingRestart({each.index: each.policy for each in run}))
             self._workers.replace_draining()
@@ -206,13 +209,15 @@ class RelayReload:
                 raise RefusedError(f"{member.name}: {refusal}")
 
     def _first(self) -> SupervisedWorker | None:
-        """Who is to try it. Of one in trouble it would not be known what it dies of."""
+        """Returns the worker that tries the configuration first; the death of a worker in trouble would prove
+        nothing.
+        """
         now = self._clock.monotonic()
         members = self._workers.members.values()
         return next((each for each in members if not each.drains_spool and each.policy.is_well(now)), None)
 
     async def _try(self, member: SupervisedWorker) -> None:
-        """Raises RefusedError when the worker will not take it, or dies of it."""
+        """Raises RefusedError when the worker refuses the configuration or dies of it."""
         child = member.child
         refusal = await self._tell(member)
         if refusal:
@@ -224,7 +229,9 @@ class RelayReload:
             raise RefusedError(f"{member.name} does not stay up with it: {member.problem}")
 
     async def _tell(self, member: SupervisedWorker) -> str:
-        """SIGHUP; what the worker has against it. One that ends meanwhile reads it at its next start."""
+        """Sends SIGHUP and returns the reason of a refusal, or `""`. A worker that ends meanwhile reads the
+        configuration at its next start.
+        """
         child, before = member.child, member.verdicts
         if child is None:
             return ""
@@ -237,7 +244,7 @@ class RelayReload:
         return (member.verdict or "") if member.verdicts != before else ""
 
     async def _replace_all(self) -> None:
-        """One worker after the other. Raises RefusedError when one does not come up."""
+        """Replaces one worker after the other. Raises RefusedError when one does not come up."""
         roll = RollingRestart(self._workers.policies)
         await self._roll(roll)
         if roll.failed is not None:
@@ -254,8 +261,8 @@ class RelayReload:
         self._workers.roll = None
 
     async def _resize(self, old: Settings, new: Settings) -> None:
-        """More workers at once; of fewer, the others end when their spools are empty. Those that stay are
-        replaced, for the listening sockets are dealt out anew.
+        """Starts further workers at once; of fewer workers, the others end when their spools are empty. The
+        workers that stay are replaced, because the listening sockets are dealt out anew.
         """
         workers, before = self._count(new), self._count(old)
         if workers == before or self._stays_as_it_is(old, new):
@@ -266,6 +273,8 @@ class RelayReload:
         await self._roll(RollingRestart(stay))
 
     def _stays_as_it_is(self, old: Settings, new: Settings) -> bool:
-        """A queue in memory ends with its process, so nobody can be dismissed."""
+        """Returns whether the number of workers stays: a queue in memory ends with its process, so no worker
+        can go.
+        """
         volatile = new.spool.backend is Backend.MEMORY and new.spool.shelve is None
         return volatile and self._count(new) < self._count(old)

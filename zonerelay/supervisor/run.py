@@ -1,8 +1,8 @@
-"""`zonerelay serve` with several workers: the supervisor's process. It takes no mail itself.
+"""The supervisor: the process of `zonerelay serve` with several workers. It takes no mail itself.
 
 Start: the lock, the listening sockets, the workers, the operators' channel, HTTP; the service manager hears
 READY when all workers listen. SIGTERM and SIGINT stop the workers, which drain, and exit 0; a second one
-kills them. SIGHUP: see `reloading`. Failure at start: StartError, with no process left behind.
+kills them. SIGHUP: see `reload`. Failure at start: StartError, with no process left behind.
 """
 
 from __future__ import annotations
@@ -144,7 +144,9 @@ class Supervisor:
         self._admin: AdminServer | None = None
 
     def _build_limits(self, settings: Settings, clock: Clock) -> LimitServer:
-        """Totals over all workers. Nobody of a former relay is left, for we have the lock: no quiet time."""
+        """Builds the totals over all workers, without a quiet time: the lock proves that no worker of a
+        former relay runs.
+        """
         path = self._launcher.limits = limits_socket_path(settings)
         return LimitServer(path, LimitTable(clock))
 

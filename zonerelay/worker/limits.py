@@ -28,7 +28,7 @@ class SharedLimits:
         self._events = events
         self._scheduler: Scheduler | None = None
         self._courier: SmtpCourier | None = None
-        keeper.listener = self
+        keeper.observer = self
 
     def attach(self, scheduler: Scheduler, courier: SmtpCourier) -> None:
         self._scheduler, self._courier = scheduler, courier

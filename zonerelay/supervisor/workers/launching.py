@@ -1,4 +1,4 @@
-"""How a worker's process is started: command line, environment, and what it inherits.
+"""The start of a worker's process: its command line, its environment, and the descriptors that it inherits.
 
 The command is the one that the supervisor was started with, with `worker` in place of `serve`. Workers read
 the configuration that is in force from a copy beside the spool: what an operator is editing must not stop a
@@ -61,7 +61,7 @@ class Launcher:
         self, index: int, *, drains_spool: bool
     ) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]:
         for path, text in self._texts.items():
-            if not path.exists():  # somebody has tidied up
+            if not path.exists():  # an operator has removed it
                 _write(path, text)
         program = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]]
         command = [*program, "worker", "--index", str(index), "--config", str(self._config)]
@@ -80,12 +80,12 @@ class Launcher:
         return command, environment, (self._held, *descriptors)
 
     def begin(self, text: bytes) -> None:
-        """The relay is started with this configuration. Raises OSError."""
+        """Writes down the configuration that the relay is started with. Raises OSError."""
         self._put(self._at_start, text)
         self._put(self._config, text)
 
     def put_in_force(self, text: bytes) -> None:
-        """Whole or not at all. Raises OSError."""
+        """Writes the configuration that new workers read, whole or not at all. Raises OSError."""
         if text != self._texts[self._config]:
             self._put(self._config, text)
 

@@ -78,7 +78,7 @@ HELD_UP = 2.0
 
 
 class Launch(Protocol):
-    """Command line, environment and descriptors of a new process."""
+    """Returns the command line, the environment and the descriptors of a new process."""
 
     def __call__(
         self, index: int, *, drains_spool: bool
@@ -109,15 +109,15 @@ class Workers:
         self.ready = asyncio.get_running_loop().create_future()
         """Done when all workers listen for the first time; a StartError when one cannot."""
 
-    # ---- who there is -----------------------------------------------------------------------------
+    # ---- the workers there are -----------------------------------------------------------------------------
 
     @property
     def policies(self) -> dict[int, RestartPolicy]:
-        """Of those that take connections."""
+        """The restart policies of the workers that take connections, by index."""
         return {index: each.policy for index, each in self.members.items() if not each.drains_spool}
 
     def employ(self, workers: int, draining: Sequence[int] = ()) -> None:
-        """Have so many workers from now on, and these for the spools of others."""
+        """Sets the number of workers, and the indexes of the workers that only drain their spools."""
         for index in (*range(workers), *draining):
             member = self.members.get(index)
             drains_spool = index >= workers
@@ -133,7 +133,7 @@ class Workers:
         self.wake()
 
     def dismiss(self, workers: int, *, drain: bool) -> None:
-        """Have so many workers only. `drain`: the others stay until their spools are empty."""
+        """Reduces the number of workers. `drain`: the others stay until their spools are empty."""
         for index, member in self.members.items():
             if index < workers or member.drains_spool:
                 continue
@@ -145,7 +145,7 @@ class Workers:
         self.wake()
 
     def replace_draining(self) -> None:
-        """Those that have another configuration. They take no clients, so at once."""
+        """Replaces, at once, the draining workers that have another configuration: they take no clients."""
         for member in self.members.values():
             if member.drains_spool and member.edition != self.edition:
                 self._do(member, member.policy.replace(self._now()))
@@ -167,7 +167,7 @@ class Workers:
         self._awake.set()
 
     def stop(self) -> None:
-        """Everybody, for good: `run` returns when all have ended."""
+        """Stops all workers for good; `run` returns when all have ended."""
         self._stopping = True
         self.roll = None
         for member in self.members.values():
@@ -175,7 +175,7 @@ class Workers:
         self.wake()
 
     def kill(self) -> None:
-        """At once, as in a crash, which loses nothing."""
+        """Kills all processes at once, as in a crash, which loses nothing."""
         for member in self.members.values():
             if member.child is not None:
                 member.child.signal(signal.SIGKILL)
@@ -237,7 +237,7 @@ class Workers:
             self._ended(member, child, 127)
             return
         self._log.emit("info", "worker-started", {"worker": member.index, "pid": child.pid})
-        if member.policy.phase is Phase.STOPPING:  # somebody wanted that before there was a process to tell
+        if member.policy.phase is Phase.STOPPING:  # `stop` came before there was a process to signal
             child.signal(signal.SIGTERM)
 
     def _do(self, member: SupervisedWorker, act: Action | None) -> None:
@@ -252,7 +252,7 @@ class Workers:
             )
         member.child.signal(signal.SIGTERM if act is Action.TERMINATE else signal.SIGKILL)
 
-    # ---- what the processes say -------------------------------------------------------------------
+    # ---- packets and exits -------------------------------------------------------------------
 
     def _heard(self, member: SupervisedWorker, child: Child, packet: str) -> None:
         if child is not member.child:

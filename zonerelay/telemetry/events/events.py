@@ -113,7 +113,7 @@ class Events:
         self._emit("info", "credentials-read", {"users": users})
 
     def credentials_broken(self, problem: str) -> None:
-        """Nobody can log in; `problem` names file and line."""
+        """The credentials file cannot be read, so no user can log in; `problem` names file and line."""
         self._emit("error", "credentials-broken", {"problem": self._redact.text(problem)})
 
     def reply_lost(self, message_id: MessageId, origin: Origin) -> None:
@@ -178,7 +178,7 @@ class Events:
         self._emit("info", "dsn", fields)
 
     def no_dsn(self, about: MessageId, reason: str) -> None:
-        """A report was owed to nobody; `reason` is one of NO_DSN_REASONS."""
+        """No report is due; `reason` is one of NO_DSN_REASONS."""
         self.metrics.no_dsn(reason)
         self._emit("info", "no-dsn", {"about": about, "reason": reason})
 

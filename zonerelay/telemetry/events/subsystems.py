@@ -135,7 +135,7 @@ class SmarthostEvents:
         self._metrics.logins.add((zone_label(zone), result))
 
     def refused(self, zone: str, credential: str, host: str, reply: str) -> None:
-        """Nobody tries again for a while; all mail that needs the credential waits."""
+        """The relay does not try again for a while; all mail that needs the credential waits."""
         text = self._redact.text(reply)
         self._emit(
             "error", "login-refused", {"zone": zone, "credential": credential, "host": host, "reply": text}

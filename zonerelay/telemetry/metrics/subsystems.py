@@ -118,7 +118,7 @@ class OutboxFigures(NamedTuple):
 
 
 class OutboxMetrics(Collector):
-    """`attach` whoever knows the figures."""
+    """`attach` the function that reads the figures."""
 
     def __init__(self) -> None:
         self._read: Callable[[], OutboxFigures] | None = None
@@ -161,7 +161,9 @@ RESULTS = ("ok", "refused", "failed", "broken")
 
 
 class SmarthostMetrics(Instruments):
-    """`attach` whoever knows zone, credential and whether it can log in, of those that have tried."""
+    """`attach` a function that reads zone, credential and whether it can log in, of the credentials that were
+    tried.
+    """
 
     def __init__(self) -> None:
         self.logins = LabelledCounter(
