@@ -14,7 +14,6 @@ again. One reload runs at a time; a signal meanwhile starts another one after it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +25,10 @@ from zonerelay.process.systemd import Notifier
 from zonerelay.store.spool_paths import is_shared, spools_beyond
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.supervisor.sockets import BindError, Sockets
-from zonerelay.supervisor.workers.launching import Launcher
-from zonerelay.supervisor.workers.restart_policy import Phase, WorkerTimeouts
+from zonerelay.supervisor.workers.launching import Launcher, count_of
+from zonerelay.supervisor.workers.restart_policy import Phase
 from zonerelay.supervisor.workers.rolling import STEADY, RollingRestart
-from zonerelay.supervisor.workers.workers import SupervisedWorker, Workers
+from zonerelay.supervisor.workers.workers import SupervisedWorker, Workers, timeouts_of
 from zonerelay.telemetry.events.events import LogSink
 
 ROLL = tuple(name for name in RESTART if name not in (*NEXT_START, "workers"))
@@ -70,31 +69,27 @@ class RelayReload:
         config: Path,
         *,
         workers: Workers,
-        board: RelayState,
+        state: RelayState,
         launcher: Launcher,
         sockets: Sockets,
         log: LogSink,
         clock: Clock,
         notifier: Notifier,
-        count: Callable[[Settings], int],
-        patience: Callable[[Settings], WorkerTimeouts],
     ) -> None:
         self._config = config
         self._workers = workers
-        self._board = board
+        self._state = state
         self._launcher = launcher
         self._sockets = sockets
         self._log = log
         self._clock = clock
         self._notifier = notifier
-        self._count = count
-        self._patience = patience
         self._task: asyncio.Task[None] | None = None
         self._again = False
 
     def begin(self) -> None:
         """Starts a reload, or notes that another one follows the present one: the handler of SIGHUP."""
-        if self._board.draining:
+        if self._state.draining:
             return
         if self._task is not None and not self._task.done():
             self._again = True
@@ -115,14 +110,14 @@ class RelayReload:
             except RefusedError as error:  # there is no room for the old one any more either
                 self._refuse(str(error))
             except Exception as error:  # noqa: BLE001 - what is wrong once must not stop later reloads
-                self._board.problems = (f"the reload broke off: unexpected {type(error).__name__}: {error}",)
-                self._log.emit("error", "trouble", {"where": "reload", "error": self._board.problems[0]})
-            self._notifier.ready(self._board.where())
+                self._state.problems = (f"the reload broke off: unexpected {type(error).__name__}: {error}",)
+                self._log.emit("error", "trouble", {"where": "reload", "error": self._state.problems[0]})
+            self._notifier.ready(self._state.where())
             if not self._again:
                 return
 
     async def _once(self) -> None:
-        old = self._board.settings
+        old = self._state.settings
         before, edition = self._launcher.in_force(), self._workers.edition
         rolled = False
         try:
@@ -130,7 +125,7 @@ class RelayReload:
             found = plan(old, new)
             rolled = bool(found.roll)
             addresses = [each.address for each in found.settings.listener]
-            self._sockets.open(addresses, self._count(found.settings))
+            self._sockets.open(addresses, count_of(found.settings))
             self._put_in_force(text, found.settings)
             await self._bring_to_workers(found)
         except (RefusedError, BindError) as error:
@@ -142,7 +137,7 @@ class RelayReload:
         self._sockets.keep(each.address for each in found.settings.listener)
         await self._resize(old, found.settings)
         later = (*found.later, *(("workers",) if self._stays_as_it_is(old, new) else ()))
-        self._board.problems = tuple(
+        self._state.problems = tuple(
             f"[{name}] has changed: it takes effect at the next start" for name in later
         )
         self._log.emit(
@@ -163,17 +158,15 @@ class RelayReload:
     def _put_in_force(self, text: bytes, settings: Settings) -> None:
         """Raises RefusedError, with nothing changed."""
         try:
-            self._launcher.put_in_force(text)
+            self._launcher.put_in_force(text, settings)
         except OSError as error:
             raise RefusedError(f"the copy for the workers cannot be written: {error}") from error
         self._workers.edition += 1
-        self._launcher.silence = settings.worker_timeout
-        self._launcher.workers = self._count(settings)
-        self._workers.change_patience(self._patience(settings))
-        self._board.settings = settings
+        self._workers.change_timeouts(timeouts_of(settings))
+        self._state.settings = settings
 
     def _refuse(self, why: str) -> None:
-        self._board.problems = (f"the configuration on disk is wrong, the old one stays in force: {why}",)
+        self._state.problems = (f"the configuration on disk is wrong, the old one stays in force: {why}",)
         self._log.emit("info", "reload-refused", {"first": why})
 
     async def _take_back(self, text: bytes, old: Settings, *, rolled: bool) -> None:
@@ -264,7 +257,7 @@ class RelayReload:
         """Starts further workers at once; of fewer workers, the others end when their spools are empty. The
         workers that stay are replaced, because the listening sockets are dealt out anew.
         """
-        workers, before = self._count(new), self._count(old)
+        workers, before = count_of(new), count_of(old)
         if workers == before or self._stays_as_it_is(old, new):
             return
         stay = {index: policy for index, policy in self._workers.policies.items() if index < workers}
@@ -277,4 +270,4 @@ class RelayReload:
         can go.
         """
         volatile = new.spool.backend is Backend.MEMORY and new.spool.shelve is None
-        return volatile and self._count(new) < self._count(old)
+        return volatile and count_of(new) < count_of(old)

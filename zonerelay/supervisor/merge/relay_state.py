@@ -59,7 +59,7 @@ class RelayState:
         return f"listening on {' '.join(self._listening.addresses())}, {workers} workers"
 
     def status(self) -> RelayStatus:
-        now = self._now()
+        now = self._clock.monotonic()
         return RelayStatus(
             software=__version__,
             pid=os.getpid(),
@@ -76,6 +76,3 @@ class RelayState:
             problems=self.problems,
             workers=tuple(member.status(now) for member in self.members()),
         )
-
-    def _now(self) -> float:
-        return self._clock.monotonic()

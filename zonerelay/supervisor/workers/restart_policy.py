@@ -47,8 +47,8 @@ class WorkerTimeouts:
 class RestartPolicy:
     """The policy for one worker over all its processes; `starts` counts them."""
 
-    def __init__(self, patience: WorkerTimeouts, now: float) -> None:
-        self.patience = patience
+    def __init__(self, timeouts: WorkerTimeouts, now: float) -> None:
+        self.timeouts = timeouts
         self.phase = Phase.DOWN
         self.since = now
         self.starts = 0
@@ -85,14 +85,14 @@ class RestartPolicy:
         match self.phase:
             case Phase.DOWN if self._wanted and now >= self._next:
                 return Action.START
-            case Phase.STARTING if now - self.since > self.patience.start:
+            case Phase.STARTING if now - self.since > self.timeouts.start:
                 return self._kill()
-            case Phase.RUNNING if now - self._heard > self.patience.silence:
+            case Phase.RUNNING if now - self._heard > self.timeouts.silence:
                 self._enter(Phase.HUNG, now)
                 return Action.TERMINATE
-            case Phase.HUNG if now - self.since > min(HUNG_GRACE, self.patience.silence):
+            case Phase.HUNG if now - self.since > min(HUNG_GRACE, self.timeouts.silence):
                 return self._kill()
-            case Phase.STOPPING if now - self.since > self.patience.stop:
+            case Phase.STOPPING if now - self.since > self.timeouts.stop:
                 return self._kill()
         return None
 

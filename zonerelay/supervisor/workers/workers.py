@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from zonerelay.config.tables.models import Settings
 from zonerelay.control.messages.standings import WorkerStatus
 from zonerelay.process.setup import StartError
 from zonerelay.supervisor.workers.child import Child, ending
@@ -72,9 +73,19 @@ class SupervisedWorker:
         return f"; started again in {left:.0f} s" if self.policy.phase is Phase.DOWN and left >= 1 else ""
 
 
+START_TIMEOUT = 600.0
+"""A spool that a crash left is read before its worker is ready: as long as the unit's TimeoutStartSec."""
+STOP_GRACE = 10.0
+"""On top of shutdown_timeout: outcomes are synced and the spool is closed."""
 TICK = 0.25
 HELD_UP = 2.0
 """Seconds between two ticks that say that this process itself was not allowed to run."""
+
+
+def timeouts_of(settings: Settings) -> WorkerTimeouts:
+    return WorkerTimeouts(
+        start=START_TIMEOUT, silence=settings.worker_timeout, stop=settings.shutdown_timeout + STOP_GRACE
+    )
 
 
 class Launch(Protocol):
@@ -90,14 +101,14 @@ class Workers:
         self,
         *,
         launch: Launch,
-        patience: WorkerTimeouts,
+        timeouts: WorkerTimeouts,
         log: LogSink,
-        accounts: MetricTotals,
+        totals: MetricTotals,
         now: Callable[[], float],
     ) -> None:
         self.members: dict[int, SupervisedWorker] = {}
-        self.accounts = accounts
-        self.patience = patience
+        self.totals = totals
+        self.timeouts = timeouts
         self.roll: RollingRestart | None = None
         self.edition = 0
         """Of the configuration in force: one more whenever that changes."""
@@ -123,7 +134,7 @@ class Workers:
             drains_spool = index >= workers
             if member is None or member.policy.phase is Phase.OVER:
                 self.members[index] = SupervisedWorker(
-                    index, RestartPolicy(self.patience, self._now()), drains_spool
+                    index, RestartPolicy(self.timeouts, self._now()), drains_spool
                 )
                 continue
             member.policy.want()
@@ -156,10 +167,10 @@ class Workers:
         if member.child is not None:
             member.child.signal(signal.SIGHUP)
 
-    def change_patience(self, patience: WorkerTimeouts) -> None:
-        self.patience = patience
+    def change_timeouts(self, timeouts: WorkerTimeouts) -> None:
+        self.timeouts = timeouts
         for member in self.members.values():
-            member.policy.patience = patience
+            member.policy.timeouts = timeouts
 
     # ---- the one task -----------------------------------------------------------------------------
 
@@ -204,7 +215,7 @@ class Workers:
             self._do(member, act)
         if member.policy.phase is Phase.OVER and not self._stopping:
             del self.members[member.index]
-            self.accounts.forget(member.index)
+            self.totals.forget(member.index)
 
     def _step_roll(self) -> None:
         if self.roll is None:
@@ -244,7 +255,7 @@ class Workers:
         if member.child is None or act is None or act is Action.START:
             return
         if act is Action.TERMINATE and member.policy.phase is Phase.HUNG:
-            member.because = f"no sign of life for {self.patience.silence:g} s"
+            member.because = f"no sign of life for {self.timeouts.silence:g} s"
             self._log.emit("error", "worker-hung", {"worker": member.index, "pid": _pid(member)})
         elif act is Action.KILL and not member.because:
             member.because = (
@@ -284,9 +295,9 @@ class Workers:
     def _last_metrics(self, member: SupervisedWorker, text: str) -> None:
         text, member.metrics = member.metrics + text, ""
         families = msgspec.json.decode(text, type=tuple[Family, ...])
-        self.accounts.take(member.index, member.policy.starts, families)
+        self.totals.take(member.index, member.policy.starts, families)
         # An answer to a scrape that was on its way has less.
-        self.accounts.bury(member.index, member.policy.starts)
+        self.totals.bury(member.index, member.policy.starts)
 
     def _ended(self, member: SupervisedWorker, child: Child, status: int) -> None:
         asked = member.policy.phase is Phase.STOPPING and not member.because
@@ -296,7 +307,7 @@ class Workers:
         # An empty spool ends a worker that drains it only; its number may be wanted again by now.
         member.emptied = member.emptied and member.drains_spool
         member.policy.ended(self._now(), finished=member.emptied)
-        self.accounts.bury(member.index, member.policy.starts)
+        self.totals.bury(member.index, member.policy.starts)
         fields: dict[str, Field] = {"worker": member.index, "pid": child.pid, "why": why}
         if member.policy.phase is Phase.DOWN and not asked:
             fields["restart_in"] = round(max(member.policy.next_start - self._now(), 0.0), 3)
