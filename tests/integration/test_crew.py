@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.queueing import Sink
+from zonerelay.config.settings import Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.sockets import NOTHING
 from zonerelay.supervisor.sockets import Sockets
@@ -59,12 +60,12 @@ def launch_of(program: str) -> Launch:
 
 @asynccontextmanager
 async def supervised(program: str = STAYS) -> AsyncIterator[Workers]:
-    patience = WorkerTimeouts(start=20.0, silence=20.0, stop=20.0)
+    timeouts = WorkerTimeouts(start=20.0, silence=20.0, stop=20.0)
     relay = Workers(
         launch=launch_of(program),
-        patience=patience,
+        timeouts=timeouts,
         log=Sink(),
-        accounts=MetricTotals(),
+        totals=MetricTotals(),
         now=SystemClock().monotonic,
     )
     running = asyncio.create_task(relay.run())
@@ -127,9 +128,9 @@ async def test_one_that_is_being_started_hears_of_a_new_configuration_when_it_is
 
 
 def test_the_copies_of_the_configuration_are_written_again_when_somebody_removes_them(tmp_path: Path) -> None:
-    launcher = Launcher(tmp_path, 0, Sockets(NOTHING), {}, silence=20.0, workers=2)
+    launcher = Launcher(tmp_path, 0, Sockets(NOTHING), {}, Settings())
     launcher.begin(b"# one")
-    launcher.put_in_force(b"# two")
+    launcher.put_in_force(b"# two", Settings())
     for each in tmp_path.iterdir():
         each.unlink()
     launcher(0, drains_spool=False)
@@ -138,16 +139,16 @@ def test_the_copies_of_the_configuration_are_written_again_when_somebody_removes
 
 
 def test_what_cannot_be_written_is_not_in_force(tmp_path: Path) -> None:
-    launcher = Launcher(tmp_path, 0, Sockets(NOTHING), {}, silence=20.0, workers=2)
+    launcher = Launcher(tmp_path, 0, Sockets(NOTHING), {}, Settings())
     launcher.begin(b"# one")
     (tmp_path / "in-force.new").mkdir()
     with pytest.raises(OSError, match="in-force"):
-        launcher.put_in_force(b"# two")
+        launcher.put_in_force(b"# two", Settings())
     assert launcher.in_force() == b"# one"
 
 
 def test_a_failed_write_says_which_copy(tmp_path: Path) -> None:
-    launcher = Launcher(tmp_path, 0, Sockets(NOTHING), {}, silence=20.0, workers=2)
+    launcher = Launcher(tmp_path, 0, Sockets(NOTHING), {}, Settings())
     (tmp_path / "at-start.new").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device.*at-start\.toml"):
         launcher.begin(b"# one")

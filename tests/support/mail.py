@@ -26,9 +26,10 @@ from zonerelay.routing.destinations.nexthop import Addresses, MxHost, Route
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus, TlsaRecord
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
 from zonerelay.telemetry.events.events import Events, Field
-from zonerelay.telemetry.events.smarthosts import SmarthostEvents, SmarthostMetrics
+from zonerelay.telemetry.events.subsystems import SmarthostEvents
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
+from zonerelay.telemetry.metrics.subsystems import SmarthostMetrics
 
 ZONE = ZoneSettings(allow_private_addresses=True, chunking=True)
 TEXT = b"Subject: test\r\n\r\nHello.\r\n"

@@ -16,8 +16,9 @@ from zonerelay.delivery.auth.oauth import Post, post
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.outcome import Outcome
 from zonerelay.routing.destinations.nexthop import Route
-from zonerelay.telemetry.events.smarthosts import SmarthostEvents, SmarthostMetrics
+from zonerelay.telemetry.events.subsystems import SmarthostEvents
 from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.subsystems import SmarthostMetrics
 
 LOOPBACK = "127.0.0.1"
 REFUSED_TOKEN = {"status": "401", "schemes": "bearer", "scope": "https://mail.example/"}

@@ -66,7 +66,7 @@ class Kept:
     def __init__(self) -> None:
         self.clock, self.authority, self.told = ManualClock(), Authority(), Told()
         self.keeper = LimitKeeper(self.authority, self.clock)
-        self.keeper.listener = self.told
+        self.keeper.observer = self.told
         self.zone = self.keeper.zone("z")
 
     def may_start(self, zone_limit: int = 20) -> bool:

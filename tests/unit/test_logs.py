@@ -47,7 +47,7 @@ def lines(tmp_path: Path) -> Iterator[Lines]:
 
 
 def our_handlers() -> list[logging.Handler]:
-    return [h for h in logging.getLogger().handlers if type(h).__module__ == "zonerelay.telemetry.logs"]
+    return [h for h in logging.getLogger().handlers if type(h).__module__ == "zonerelay.telemetry.logs.logs"]
 
 
 @pytest.fixture(autouse=True)

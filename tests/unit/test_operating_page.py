@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from zonerelay.cli import arguments
-from zonerelay.telemetry.events import events, mta_sts, smarthosts
-from zonerelay.telemetry.logs import strangers
+from zonerelay.telemetry.events import events, subsystems
+from zonerelay.telemetry.logs import refusals
 from zonerelay.telemetry.metrics.metrics import Metrics
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
@@ -21,7 +21,7 @@ def test_every_metric_of_ours_is_explained() -> None:
 
 
 def test_every_log_event_is_explained() -> None:
-    sources = "".join(map(inspect.getsource, (events, mta_sts, smarthosts, strangers)))
+    sources = "".join(map(inspect.getsource, (events, subsystems, refusals)))
     found = re.findall(r'"(?:info|warning|error)",\s*"([a-z-]+)"', sources)
     assert {"accepted", "suspended", "trouble"} <= set(found)
     assert [name for name in found if f"`{name}`" not in PAGE] == []

@@ -13,8 +13,7 @@ from zonerelay.inbound.policy import ClientInfo, PolicyContext, Rcpt
 from zonerelay.inbound.policy.loading import load_policy
 from zonerelay.model.clock import ManualClock
 from zonerelay.policies import quota
-from zonerelay.policies.quota import DAY, HOUR, Limits, Quota, parse_limits
-from zonerelay.policies.windows import SLOTS, Window
+from zonerelay.policies.quota import DAY, HOUR, SLOTS, Limits, Quota, Window, parse_limits
 
 LIMITS = """
 [default]

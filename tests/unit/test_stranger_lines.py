@@ -11,8 +11,8 @@ from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Origin
 from zonerelay.model.reply import Reply
 from zonerelay.telemetry.events.events import Events
-from zonerelay.telemetry.logs import strangers
-from zonerelay.telemetry.logs.strangers import ALL_IN_FULL, IN_FULL, MAX_CLIENTS, TOLD
+from zonerelay.telemetry.logs import refusals as strangers
+from zonerelay.telemetry.logs.refusals import ALL_IN_FULL, IN_FULL, MAX_CLIENTS, TOLD
 
 DENIED = Reply(550, "7.1", "Relaying denied")
 
@@ -60,7 +60,7 @@ def test_log_ins_that_succeed_always_have_their_line(events: Events, log: EventL
     assert len(log.named("logged-in")) == 100
 
 
-def test_many_strangers_have_so_many_lines_together_and_leave_those_of_known_clients_alone(
+def test_many_refusals_have_so_many_lines_together_and_leave_those_of_known_clients_alone(
     events: Events, log: EventLog
 ) -> None:
     for number in range(MAX_CLIENTS - 1):

@@ -20,13 +20,13 @@ from zonerelay.supervisor.workers.restart_policy import (
 )
 from zonerelay.supervisor.workers.rolling import HOPELESS, STEADY, RollingRestart
 
-PATIENCE = WorkerTimeouts(start=600.0, silence=20.0, stop=40.0)
+TIMEOUTS = WorkerTimeouts(start=600.0, silence=20.0, stop=40.0)
 STABLE = 50.0
 """A time at which every process of these tests has run for long."""
 
 
 def running(now: float = 0.0) -> RestartPolicy:
-    policy = RestartPolicy(PATIENCE, now)
+    policy = RestartPolicy(TIMEOUTS, now)
     assert policy.due(now) is Action.START
     policy.started(now)
     policy.ready(now)
@@ -82,7 +82,7 @@ def test_who_does_not_stop_in_time_is_killed_and_who_was_asked_comes_back_at_onc
 
 
 def test_a_worker_that_never_becomes_ready_is_killed() -> None:
-    policy = RestartPolicy(PATIENCE, 0.0)
+    policy = RestartPolicy(TIMEOUTS, 0.0)
     policy.started(0.0)
     assert policy.due(599.0) is None
     assert policy.due(601.0) is Action.KILL
@@ -90,7 +90,7 @@ def test_a_worker_that_never_becomes_ready_is_killed() -> None:
 
 @pytest.mark.parametrize("phase", ["down", "starting", "running"])
 def test_one_that_is_stopped_is_never_started_again(phase: str) -> None:
-    policy = RestartPolicy(PATIENCE, 0.0)
+    policy = RestartPolicy(TIMEOUTS, 0.0)
     if phase != "down":
         policy.started(0.0)
     if phase == "running":
@@ -107,7 +107,7 @@ def test_one_that_is_stopped_is_never_started_again(phase: str) -> None:
     st.lists(st.sampled_from(["wait", "start", "ready", "heard", "end", "replace", "stopping"]), max_size=40)
 )
 def test_there_is_never_a_second_start_before_an_end(steps: list[str]) -> None:
-    policy, now, alive = RestartPolicy(PATIENCE, 0.0), 0.0, False
+    policy, now, alive = RestartPolicy(TIMEOUTS, 0.0), 0.0, False
     for step in steps:
         now += 7.0
         act = policy.due(now)
@@ -259,7 +259,7 @@ def test_who_was_in_trouble_before_may_die_again_while_others_are_replaced() -> 
 
 
 def test_who_is_well_runs_and_has_not_just_died() -> None:
-    policy = RestartPolicy(PATIENCE, 0.0)
+    policy = RestartPolicy(TIMEOUTS, 0.0)
     assert not policy.is_well(0.0)
     policy.started(0.0)
     policy.ready(0.0)

@@ -1,8 +1,8 @@
 """The authority that machines share through a store: one book for each zone, read, decided on, and replaced.
 
-There is no server that decides: each relay reads the book, does with it what the pure code says, and writes
-it back unless somebody else has done so meanwhile; then it begins again. Whoever is slow or stopped in
-between holds nobody up. What it had in mind when it was stopped is then refused.
+No server decides: each relay reads the book, applies the pure code of `authority/`, and writes the book back
+unless another relay has written meanwhile; then it begins again. A relay that is slow or stopped in between
+delays no other one; its outdated write is refused.
 
 Failure: a relay that is not heard of for `LEASE` seconds, by the store's clock, has nothing any longer; it
 itself stops before (`keeper.py`). While the store is out of reach every exchange fails at once; when it is
@@ -28,14 +28,14 @@ LONGEST_PAUSE = 2.0
 """Seconds between two attempts to connect."""
 
 MAX_TRIES = 100
-"""To replace a book: each time somebody else has been faster."""
+"""Attempts to replace a book; each one fails because another relay was faster."""
 
 GOODBYE = 1.0
 """Seconds for giving everything back at the end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class BookVersion:
     """A book as it is written down. `stamp` tells this state from any other, `now` is the store's clock."""
 
     data: bytes | None
@@ -43,18 +43,18 @@ class Page:
     now: float
 
 
-class Shelf(Protocol):
-    """Where books stand. All raise AuthorityError; after one nothing is done before `open`."""
+class BookStore(Protocol):
+    """A store of books. All methods raise AuthorityError; after an error `open` comes first."""
 
     name: str
 
     async def open(self, hear: Callable[[str], None]) -> None:
         """Connect. `hear` is called with each word that is passed on."""
 
-    async def read(self, zone: str) -> Page: ...
+    async def read(self, zone: str) -> BookVersion: ...
 
     async def replace(
-        self, zone: str, page: Page, data: bytes | None, *, keep: float, words: Sequence[str]
+        self, zone: str, page: BookVersion, data: bytes | None, *, keep: float, words: Sequence[str]
     ) -> bool:
         """Put this in the page's place, for `keep` seconds at least, and pass on the words; false, with
         nothing done, when it is not there any longer.
@@ -70,7 +70,7 @@ class Shelf(Protocol):
 class SharedAuthority:
     """`holder`: a name of this process that no other has had."""
 
-    def __init__(self, shelf: Shelf, holder: str, *, lease: float = LEASE) -> None:
+    def __init__(self, shelf: BookStore, holder: str, *, lease: float = LEASE) -> None:
         self.name = shelf.name
         self.lease: float | None = lease
         self._lease = lease
@@ -117,7 +117,7 @@ class SharedAuthority:
         self._open = False
         await self._shelf.close()
 
-    def _read(self, page: Page) -> Book:
+    def _read(self, page: BookVersion) -> Book:
         try:
             return Book.decode(page.data)
         except ValueError as error:

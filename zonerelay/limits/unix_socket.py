@@ -34,7 +34,7 @@ _LENGTH = struct.Struct(">I")
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """First: who asks. `version`: of these frames."""
+    """The first frame of a connection names the holder; `version` is that of these frames."""
 
     holder: str
     version: int = 1
@@ -52,7 +52,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
 
 
 class News(msgspec.Struct, frozen=True, array_like=True, tag="news"):
-    """A question about this zone would bring something."""
+    """An exchange about this zone would bring something."""
 
     zone: str
 
@@ -108,7 +108,7 @@ class LimitServer:
             raise
 
     async def close(self) -> None:
-        """Workers go on with what they hold."""
+        """Closes all connections; the workers go on with the units they hold."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
@@ -159,7 +159,7 @@ class LimitServer:
 
 
 def remove_stale(path: Path) -> None:
-    """What a crash has left. Raises OSError when somebody answers there."""
+    """Removes the socket that a crash has left. Raises OSError when another server answers there."""
     if not path.is_socket():
         return  # bind() says what is wrong, if anything is
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -1,12 +1,12 @@
-"""What a worker and the authority over shared limits say to each other. Values only.
+"""The messages between a worker and the authority over shared limits. Values only.
 
 A *unit* is the right to one connection of a line at a site: it counts in the zone, at the site and for the
 line. A *turn* is a moment at which one MAIL may be written. The *authority* knows who holds which units and
 which turns are given away; a *holder* is a worker that asks it.
 
-A worker says what is so, not what has changed: "of this line I keep 3, I want 5". Saying it again changes
-nothing, and who says it to an authority that has forgotten everything is believed. So answers may get lost,
-and an authority may be started again.
+A request declares a state, not a change: "of this line I keep 3 units and want 5". To repeat it changes
+nothing, and an authority that has forgotten everything believes it. So answers may get lost, and an authority
+may be restarted.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class TurnAsk(Struct, frozen=True, array_like=True):
 class Request(Struct, frozen=True, array_like=True):
     """About one zone. `everything`: these are all claims of the holder, and it wants to hear of all it has.
 
-    `unused`: turns that it has not taken and will not take, each with its site. To be said once: the next
-    time they may be somebody else's. `known_turns`: turns that it has been given,
-    for an authority that may have forgotten them.
+    `unused`: turns that the holder will not take, each with its site; a request names them once, because they
+    may belong to another holder afterwards. `known_turns`: turns that the holder has been given, for an
+    authority that may have forgotten them.
     """
 
     zone_limit: int
@@ -60,8 +60,8 @@ class Request(Struct, frozen=True, array_like=True):
 
 
 class Held(Struct, frozen=True, array_like=True):
-    """`surrender`: so many of them are to go to others, also if they are in use. `pressed`: how many units
-    somebody waits for that these stand in the way of: those that are idle ought to go back.
+    """`surrender`: the units that must go to other holders, even if they are in use. `pressed`: the number of
+    lines that wait because of these units; idle ones ought to go back.
     """
 
     site: str
@@ -74,8 +74,8 @@ class Held(Struct, frozen=True, array_like=True):
 class Answer(Struct, frozen=True, array_like=True):
     """`now`: the authority's clock, in which `turns` are written, a list for each one asked for.
 
-    `pressed`: how many units somebody waits for because all of the zone's are given away. `holders`: so many
-    workers hold some of it or would like to.
+    `pressed`: the number of lines that wait because all units of the zone are given away. `holders`: the
+    number of workers that hold units of the zone or wait for some.
     """
 
     now: float
@@ -86,15 +86,15 @@ class Answer(Struct, frozen=True, array_like=True):
 
 
 class AuthorityError(Exception):
-    """The authority is out of reach, or did not answer: whether it has heard is not known."""
+    """The authority did not answer; it may or may not have taken the request in."""
 
 
 class LimitAuthority(Protocol):
-    """Whoever counts for all workers. Belongs to one event loop."""
+    """The side that counts for all workers. Belongs to one event loop."""
 
     @property
     def name(self) -> str:
-        """For people: where the limits are leased from."""
+        """The name for the operator: where the limits are leased from."""
 
     @property
     def lease(self) -> float | None:
@@ -114,4 +114,4 @@ class LimitAuthority(Protocol):
         """One at a time for each zone. Raises AuthorityError."""
 
     async def close(self) -> None:
-        """Give everything back, as far as that is possible."""
+        """Gives everything back, as far as the authority is in reach."""

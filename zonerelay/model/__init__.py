@@ -1,1 +1,1 @@
-"""Frozen values in the field's own words. Standard library only; no I/O; nothing here awaits."""
+"""The values of mail in the words of the RFCs: frozen, standard library only, without I/O and `await`."""

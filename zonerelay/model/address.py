@@ -2,7 +2,7 @@
 
 A `Mailbox` is text that has passed the RFC 5321 path parser in `zonerelay.smtp.server.params`
 (`local@domain`, the local part in the form the client sent it, quotes included).
-Nothing else may build one, so nobody checks one again. The null reverse-path is
+Nothing else may build one, so no other module checks one again. The null reverse-path is
 `NULL_SENDER`, the empty string: RFC 5321 4.5.5 writes it `<>`, which `path()` restores.
 """
 

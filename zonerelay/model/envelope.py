@@ -90,8 +90,8 @@ class Message:
     `size` is the stored size in octets (CRLF line ends, no dot-stuffing, our own header fields
     included); `headers` are the fields in order, values unfolded and decoded for people, capped;
     `plain_lines`: the body was seen to have CRLF line ends only, no line that begins with a dot and no
-    NUL, so that it can be sent as it is; false when nobody looked.
-    `body_hash` is the base64 SHA-256 of the body in DKIM's relaxed form (RFC 6376 3.4.4), `""` when nobody
+    NUL, so that it can be sent as it is; false when it is not known.
+    `body_hash` is the base64 SHA-256 of the body in DKIM's relaxed form (RFC 6376 3.4.4), `""` when no zone
     computed it.
     `trace` are notes made at acceptance (`"listener=… bare_lf=3"`), for `queue trace`.
     """

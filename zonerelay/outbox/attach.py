@@ -28,8 +28,8 @@ from zonerelay.outbox.store import OutboxStore
 from zonerelay.store.contract import Lost, Store, StoreOpenError
 from zonerelay.store.postgres.driver import Access, load_driver
 from zonerelay.telemetry.events.events import Events
-from zonerelay.telemetry.events.outbox import OutboxFigures
 from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.subsystems import OutboxFigures
 
 NAME_FILE = "outbox-{:02d}.name"
 

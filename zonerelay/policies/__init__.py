@@ -1,1 +1,1 @@
-"""Policies that come with the relay, written with what every operator has: `zonerelay.inbound.policy`."""
+"""Policies that come with the relay; they use only the public interface, `zonerelay.inbound.policy`."""

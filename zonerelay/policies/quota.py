@@ -24,13 +24,52 @@ import ipaddress
 import logging
 import math
 import tomllib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 
 from zonerelay.inbound.policy import ClientInfo, Decision, Policy, PolicyContext, Rcpt, refuse
-from zonerelay.policies.windows import Window
+
+SLOTS = 60
+
+
+class Window:
+    """Counts what was added in the last `length` seconds, in `SLOTS` slots; `now` is a monotonic clock in
+    seconds.
+
+    The window slides by one slot at a time and always covers its whole length, so that no hour has more than
+    the hour's limit; an addition leaves the window up to one slot late.
+    """
+
+    __slots__ = ("_counts", "_slot", "total")
+
+    def __init__(self, length: float) -> None:
+        self._slot = length / SLOTS
+        self._counts: deque[tuple[int, int]] = deque()  # (slot number, count), oldest first
+        self.total = 0
+
+    def slide(self, now: float) -> None:
+        """Forget what has left the window."""
+        first = int(now // self._slot) - SLOTS
+        while self._counts and self._counts[0][0] < first:
+            self.total -= self._counts.popleft()[1]
+
+    def add(self, now: float) -> None:
+        slot = int(now // self._slot)
+        count = self._counts.pop()[1] if self._counts and self._counts[-1][0] == slot else 0
+        self._counts.append((slot, count + 1))
+        self.total += 1
+
+    def room_at(self, limit: int) -> float:
+        """When, without further counting, the total will be below `limit` (at least 1)."""
+        left = self.total
+        for slot, count in self._counts:
+            left -= count
+            if left < limit:
+                return (slot + SLOTS + 1) * self._slot
+        return 0.0
+
 
 HOUR = 3600.0
 DAY = 24 * HOUR

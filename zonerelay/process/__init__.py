@@ -1,0 +1,1 @@
+"""The process around the relay: setup, inherited sockets, the service manager, garbage collection, HTTPS."""

@@ -9,7 +9,7 @@ looked at, and that took 80 to 400 ms. So here
   many cycles at once (DNS answers) is met by the interpreter's own thresholds, which are low.
 - every `SETTLE_AFTER` seconds the rest is looked at, and what is left of it is settled (`gc.freeze`): no
   collection looks at it again. So the largest pause is that of what two seconds make and do not free.
-- what was settled can still become a cycle that nobody uses, and is found only by a look at all of the memory
+- what was settled can still become an unused cycle, and is found only by a look at all of the memory
   (tens of milliseconds to some tenths of a second). That is due when memory has grown so much that cycles may
   be what it holds (`GROWTH`, `GROWN`), and, when the loop is idle, after `IDLE_GROWTH` of it already. A relay
   whose memory does not grow never looks at all of it.

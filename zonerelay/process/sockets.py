@@ -1,7 +1,7 @@
-"""Listening sockets that somebody else has opened: the supervisor for its workers, or systemd (LISTEN_FDS).
+"""Listening sockets that another process has opened: the supervisor for its workers, or systemd (LISTEN_FDS).
 
-They stay open in who opened them, so clients who come while a worker, or the relay, is started again wait in
-the kernel's queue and are not refused. A socket is found by the address that is written in the configuration.
+That process keeps them open, so clients that come while a worker, or the relay, restarts wait in the queue of
+the kernel and are not refused. A socket is found by the address that is written in the configuration.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Inherited:
         return [socket.socket(fileno=os.dup(each)) for each in self._others.get(address, ())]
 
     def take(self, address: str) -> socket.socket | None:
-        """A socket of the caller's own for a listener's address, `None` where nobody has opened one."""
+        """A socket of the caller's own for a listener's address, `None` where no socket was handed over."""
         descriptor = self._descriptors.get(address)
         if descriptor is None:
             wanted = parse_listen(address)
@@ -88,7 +88,7 @@ class Inherited:
         return None if descriptor is None else socket.socket(fileno=os.dup(descriptor))
 
     def unused(self, wanted: Iterable[str]) -> list[str]:
-        """Addresses that nobody has asked for, with the service manager's names of their sockets."""
+        """Returns the addresses that no listener has, with the service manager's names of their sockets."""
         known = {parse_listen(text) for text in wanted if text}
         left = (text for text in self._descriptors if parse_listen(text) not in known)
         return [f"{text} ({name})" if (name := self._names.get(text)) else text for text in left]

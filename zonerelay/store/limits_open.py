@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zonerelay.config.settings import Backend, Settings
-from zonerelay.limits.shared import SharedAuthority, Shelf
+from zonerelay.limits.shared import BookStore, SharedAuthority
 from zonerelay.limits.values import LimitAuthority
 
 
 def open_limits(settings: Settings, holder: str, environment: Mapping[str, str]) -> LimitAuthority | None:
     """`None` for stores of one relay, and those that cannot. Raises StoreOpenError."""
-    shelf: Shelf
+    shelf: BookStore
     if settings.spool.backend is Backend.REDIS:
         # The drivers are extras: without them every other backend works.
         from zonerelay.store.redis.limits import RedisShelf  # noqa: PLC0415

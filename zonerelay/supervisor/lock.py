@@ -1,4 +1,4 @@
-"""One supervisor at a time, and none while workers of a former one still run.
+"""The lock of the relay: one supervisor runs at a time, and none while workers of its predecessor still run.
 
 The lock is on a descriptor that every worker inherits, so it is free when the last of them has ended: a
 supervisor that was killed leaves workers that finish what is in flight, and its successor waits for them here
@@ -34,8 +34,8 @@ def take(
     home: Path, *, patience: float, waiting: Callable[[str], None], refuse: Callable[[bool], None]
 ) -> int:
     """The descriptor to pass on. Blocks; `waiting` is told once by which processes if it has to. `refuse` may
-    know, now or later, why there is nothing to wait for, and is told whether somebody has the lock. Raises
-    StartError, as `refuse` does.
+    know, now or later, why there is nothing to wait for, and is told whether another process has the lock.
+    Raises StartError, as `refuse` does.
     """
     path = home / LOCK_NAME
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -52,7 +52,9 @@ def take(
 
 
 def take_alone(settings: Settings) -> None:
-    """For a worker that somebody runs by hand, before it touches anything. Raises StartError."""
+    """Takes the lock for a worker that an operator starts by hand, before it touches anything. Raises
+    StartError.
+    """
     home = prepare_home(settings)
     take(home, patience=0.0, waiting=lambda _: None, refuse=lambda _: refuse_second(settings))
 

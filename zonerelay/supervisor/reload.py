@@ -14,7 +14,6 @@ again. One reload runs at a time; a signal meanwhile starts another one after it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +25,10 @@ from zonerelay.process.systemd import Notifier
 from zonerelay.store.spool_paths import is_shared, spools_beyond
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.supervisor.sockets import BindError, Sockets
-from zonerelay.supervisor.workers.launching import Launcher
-from zonerelay.supervisor.workers.restart_policy import Phase, WorkerTimeouts
+from zonerelay.supervisor.workers.launching import Launcher, count_of
+from zonerelay.supervisor.workers.restart_policy import Phase
 from zonerelay.supervisor.workers.rolling import STEADY, RollingRestart
-from zonerelay.supervisor.workers.workers import SupervisedWorker, Workers
+from zonerelay.supervisor.workers.workers import SupervisedWorker, Workers, timeouts_of
 from zonerelay.telemetry.events.events import LogSink
 
 ROLL = tuple(name for name in RESTART if name not in (*NEXT_START, "workers"))
@@ -37,7 +36,9 @@ ROLL = tuple(name for name in RESTART if name not in (*NEXT_START, "workers"))
 
 @dataclass(frozen=True, slots=True)
 class ReloadPlan:
-    """`settings` are in force from now on. `roll` names what needs new processes."""
+    """`settings` are in force from now on; `roll` names the tables that need new processes, `later` those
+    that wait for the next start.
+    """
 
     settings: Settings
     later: tuple[str, ...]
@@ -45,6 +46,7 @@ class ReloadPlan:
 
 
 def plan(old: Settings, new: Settings) -> ReloadPlan:
+    """Compares two configurations, table by table."""
     later = tuple(name for name in NEXT_START if getattr(old, name) != getattr(new, name))
     settings = kept_from(old, new)
     roll = [name for name in ROLL if getattr(old, name) != getattr(new, name)]
@@ -58,7 +60,7 @@ _LOOK_EVERY = 0.05
 
 
 class RefusedError(Exception):
-    """The new configuration is not taken; the text is for the operator."""
+    """The new configuration is refused; the text tells the operator why."""
 
 
 class RelayReload:
@@ -67,31 +69,27 @@ class RelayReload:
         config: Path,
         *,
         workers: Workers,
-        board: RelayState,
+        state: RelayState,
         launcher: Launcher,
         sockets: Sockets,
         log: LogSink,
         clock: Clock,
         notifier: Notifier,
-        count: Callable[[Settings], int],
-        patience: Callable[[Settings], WorkerTimeouts],
     ) -> None:
         self._config = config
         self._workers = workers
-        self._board = board
+        self._state = state
         self._launcher = launcher
         self._sockets = sockets
         self._log = log
         self._clock = clock
         self._notifier = notifier
-        self._count = count
-        self._patience = patience
         self._task: asyncio.Task[None] | None = None
         self._again = False
 
     def begin(self) -> None:
-        """The signal's handler."""
-        if self._board.draining:
+        """Starts a reload, or notes that another one follows the present one: the handler of SIGHUP."""
+        if self._state.draining:
             return
         if self._task is not None and not self._task.done():
             self._again = True
@@ -112,14 +110,14 @@ class RelayReload:
             except RefusedError as error:  # there is no room for the old one any more either
                 self._refuse(str(error))
             except Exception as error:  # noqa: BLE001 - what is wrong once must not stop later reloads
-                self._board.problems = (f"the reload broke off: unexpected {type(error).__name__}: {error}",)
-                self._log.emit("error", "trouble", {"where": "reload", "error": self._board.problems[0]})
-            self._notifier.ready(self._board.where())
+                self._state.problems = (f"the reload broke off: unexpected {type(error).__name__}: {error}",)
+                self._log.emit("error", "trouble", {"where": "reload", "error": self._state.problems[0]})
+            self._notifier.ready(self._state.where())
             if not self._again:
                 return
 
     async def _once(self) -> None:
-        old = self._board.settings
+        old = self._state.settings
         before, edition = self._launcher.in_force(), self._workers.edition
         rolled = False
         try:
@@ -127,7 +125,7 @@ class RelayReload:
             found = plan(old, new)
             rolled = bool(found.roll)
             addresses = [each.address for each in found.settings.listener]
-            self._sockets.open(addresses, self._count(found.settings))
+            self._sockets.open(addresses, count_of(found.settings))
             self._put_in_force(text, found.settings)
             await self._bring_to_workers(found)
         except (RefusedError, BindError) as error:
@@ -139,7 +137,7 @@ class RelayReload:
         self._sockets.keep(each.address for each in found.settings.listener)
         await self._resize(old, found.settings)
         later = (*found.later, *(("workers",) if self._stays_as_it_is(old, new) else ()))
-        self._board.problems = tuple(
+        self._state.problems = tuple(
             f"[{name}] has changed: it takes effect at the next start" for name in later
         )
         self._log.emit(
@@ -160,28 +158,26 @@ class RelayReload:
     def _put_in_force(self, text: bytes, settings: Settings) -> None:
         """Raises RefusedError, with nothing changed."""
         try:
-            self._launcher.put_in_force(text)
+            self._launcher.put_in_force(text, settings)
         except OSError as error:
             raise RefusedError(f"the copy for the workers cannot be written: {error}") from error
         self._workers.edition += 1
-        self._launcher.silence = settings.worker_timeout
-        self._launcher.workers = self._count(settings)
-        self._workers.change_patience(self._patience(settings))
-        self._board.settings = settings
+        self._workers.change_timeouts(timeouts_of(settings))
+        self._state.settings = settings
 
     def _refuse(self, why: str) -> None:
-        self._board.problems = (f"the configuration on disk is wrong, the old one stays in force: {why}",)
+        self._state.problems = (f"the configuration on disk is wrong, the old one stays in force: {why}",)
         self._log.emit("info", "reload-refused", {"first": why})
 
     async def _take_back(self, text: bytes, old: Settings, *, rolled: bool) -> None:
-        """Those that had taken it already, or were started meanwhile, get the old one again. One that is
-        being started gets it when it is ready. Raises RefusedError.
+        """Gives the old configuration back to the workers that have taken the new one or were started with
+        it. A worker that is starting gets it when it is ready. Raises RefusedError.
         """
         refused = self._workers.edition
         self._put_in_force(text, old)
         taken = [each for each in self._workers.members.values() if each.edition == refused]
         if rolled:
-            # Who has just died of it is started with the old one anyway.
+            # A worker that has just died of the new one is started with the old one anyway.
             run = [each for each in taken if not each.drains_spool and each.policy.phase is not Phase.DOWN]
             await self._roll(RollingRestart({each.index: each.policy for each in run}))
             self._workers.replace_draining()
@@ -206,13 +202,15 @@ class RelayReload:
                 raise RefusedError(f"{member.name}: {refusal}")
 
     def _first(self) -> SupervisedWorker | None:
-        """Who is to try it. Of one in trouble it would not be known what it dies of."""
+        """Returns the worker that tries the configuration first; the death of a worker in trouble would prove
+        nothing.
+        """
         now = self._clock.monotonic()
         members = self._workers.members.values()
         return next((each for each in members if not each.drains_spool and each.policy.is_well(now)), None)
 
     async def _try(self, member: SupervisedWorker) -> None:
-        """Raises RefusedError when the worker will not take it, or dies of it."""
+        """Raises RefusedError when the worker refuses the configuration or dies of it."""
         child = member.child
         refusal = await self._tell(member)
         if refusal:
@@ -224,7 +222,9 @@ class RelayReload:
             raise RefusedError(f"{member.name} does not stay up with it: {member.problem}")
 
     async def _tell(self, member: SupervisedWorker) -> str:
-        """SIGHUP; what the worker has against it. One that ends meanwhile reads it at its next start."""
+        """Sends SIGHUP and returns the reason of a refusal, or `""`. A worker that ends meanwhile reads the
+        configuration at its next start.
+        """
         child, before = member.child, member.verdicts
         if child is None:
             return ""
@@ -237,7 +237,7 @@ class RelayReload:
         return (member.verdict or "") if member.verdicts != before else ""
 
     async def _replace_all(self) -> None:
-        """One worker after the other. Raises RefusedError when one does not come up."""
+        """Replaces one worker after the other. Raises RefusedError when one does not come up."""
         roll = RollingRestart(self._workers.policies)
         await self._roll(roll)
         if roll.failed is not None:
@@ -254,10 +254,10 @@ class RelayReload:
         self._workers.roll = None
 
     async def _resize(self, old: Settings, new: Settings) -> None:
-        """More workers at once; of fewer, the others end when their spools are empty. Those that stay are
-        replaced, for the listening sockets are dealt out anew.
+        """Starts further workers at once; of fewer workers, the others end when their spools are empty. The
+        workers that stay are replaced, because the listening sockets are dealt out anew.
         """
-        workers, before = self._count(new), self._count(old)
+        workers, before = count_of(new), count_of(old)
         if workers == before or self._stays_as_it_is(old, new):
             return
         stay = {index: policy for index, policy in self._workers.policies.items() if index < workers}
@@ -266,6 +266,8 @@ class RelayReload:
         await self._roll(RollingRestart(stay))
 
     def _stays_as_it_is(self, old: Settings, new: Settings) -> bool:
-        """A queue in memory ends with its process, so nobody can be dismissed."""
+        """Returns whether the number of workers stays: a queue in memory ends with its process, so no worker
+        can go.
+        """
         volatile = new.spool.backend is Backend.MEMORY and new.spool.shelve is None
-        return volatile and self._count(new) < self._count(old)
+        return volatile and count_of(new) < count_of(old)

@@ -1,8 +1,8 @@
-"""`zonerelay serve` with several workers: the supervisor's process. It takes no mail itself.
+"""The supervisor: the process of `zonerelay serve` with several workers. It takes no mail itself.
 
 Start: the lock, the listening sockets, the workers, the operators' channel, HTTP; the service manager hears
 READY when all workers listen. SIGTERM and SIGINT stop the workers, which drain, and exit 0; a second one
-kills them. SIGHUP: see `reloading`. Failure at start: StartError, with no process left behind.
+kills them. SIGHUP: see `reload`. Failure at start: StartError, with no process left behind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from zonerelay import __version__
 from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.config.checks import advice
 from zonerelay.config.hostname import resolve_hostname
-from zonerelay.config.options.options import AUTO
 from zonerelay.config.settings import Settings
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.control.socket.paths import control_socket_path, limits_socket_path
@@ -45,17 +44,11 @@ from zonerelay.supervisor.merge.http import RelayMetrics, RelayReadiness
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.supervisor.reload import RelayReload
 from zonerelay.supervisor.sockets import BindError, Sockets
-from zonerelay.supervisor.workers.launching import Launcher
-from zonerelay.supervisor.workers.restart_policy import WorkerTimeouts
-from zonerelay.supervisor.workers.workers import Workers
+from zonerelay.supervisor.workers.launching import Launcher, count_of
+from zonerelay.supervisor.workers.workers import STOP_GRACE, Workers, timeouts_of
 from zonerelay.telemetry.logs.logs import LogWriter
 from zonerelay.telemetry.logs.logs import configure as configure_logs
 from zonerelay.telemetry.metrics.families import MetricTotals
-
-START_PATIENCE = 600.0
-"""A spool that a crash left is read before its worker is ready: as long as the unit's TimeoutStartSec."""
-STOP_GRACE = 10.0
-"""On top of shutdown_timeout: outcomes are synced and the spool is closed."""
 
 
 def supervise(config: Path, settings: Settings) -> int:
@@ -87,17 +80,6 @@ def _waiting(log: LogWriter, holders: str) -> None:
     log.flush()
 
 
-def count_of(settings: Settings) -> int:
-    """`workers`, with "auto" counted on this machine."""
-    return settings.workers if settings.workers != AUTO else len(os.sched_getaffinity(0))
-
-
-def patience_of(settings: Settings) -> WorkerTimeouts:
-    return WorkerTimeouts(
-        start=START_PATIENCE, silence=settings.worker_timeout, stop=settings.shutdown_timeout + STOP_GRACE
-    )
-
-
 class Supervisor:
     def __init__(
         self, config: Path, settings: Settings, home: Path, *, held: int, log: LogWriter, clock: Clock
@@ -108,43 +90,36 @@ class Supervisor:
         self._clock = clock
         self._handed = Inherited.of_systemd(os.environ, os.getpid())
         self._sockets = Sockets(self._handed)
-        self._launcher = Launcher(
-            home, held, self._sockets, os.environ, silence=settings.worker_timeout, workers=count_of(settings)
-        )
-        accounts = MetricTotals()
+        self._launcher = Launcher(home, held, self._sockets, os.environ, settings)
+        totals = MetricTotals()
         self._workers = Workers(
             launch=self._launcher,
-            patience=patience_of(settings),
+            timeouts=timeouts_of(settings),
             log=log,
-            accounts=accounts,
+            totals=totals,
             now=clock.monotonic,
         )
-        self._board = RelayState(self._workers, settings, self._sockets, clock)
-        self._metrics = RelayMetrics(
-            accounts,
-            sockets=self._board.sockets,
-            members=self._board.members,
-            shared=lambda: self._board.shared,
-        )
+        self._state = RelayState(self._workers, settings, self._sockets, clock)
+        self._metrics = RelayMetrics(totals, self._state)
         self._notifier = Notifier(os.environ, self._deaf)
         self._reloading = RelayReload(
             config,
             workers=self._workers,
-            board=self._board,
+            state=self._state,
             launcher=self._launcher,
             sockets=self._sockets,
             log=log,
             clock=clock,
             notifier=self._notifier,
-            count=count_of,
-            patience=patience_of,
         )
         self._limits = self._build_limits(settings, clock)
         self._control: ControlServer | None = None
         self._admin: AdminServer | None = None
 
     def _build_limits(self, settings: Settings, clock: Clock) -> LimitServer:
-        """Totals over all workers. Nobody of a former relay is left, for we have the lock: no quiet time."""
+        """Builds the totals over all workers, without a quiet time: the lock proves that no worker of a
+        former relay runs.
+        """
         path = self._launcher.limits = limits_socket_path(settings)
         return LimitServer(path, LimitTable(clock))
 
@@ -183,20 +158,20 @@ class Supervisor:
         workers = count_of(self.settings)
         self._workers.employ(workers, spools_beyond(self.settings.spool, workers))
         self._control = ControlServer(
-            control_socket_path(self.settings), FanOut(self._board), trouble=self._trouble
+            control_socket_path(self.settings), FanOut(self._state), trouble=self._trouble
         )
         await self._control.start()
         await asyncio.wait({self._workers.ready, running}, return_when=asyncio.FIRST_COMPLETED)
         if self._workers.ready.done():
             self._workers.ready.result()
-        if self.settings.admin.address and not self._board.draining:
+        if self.settings.admin.address and not self._state.draining:
             await self._serve_http()
 
     async def _serve_http(self) -> None:
         admin = AdminServer(
             self.settings.admin.address,
             metrics=self._metrics.exposition,
-            readiness=RelayReadiness(self._board.running, lambda: self._board.draining),
+            readiness=RelayReadiness(self._state),
             trouble=self._trouble,
             before_metrics=self._metrics.refresh,
             hosts=self.settings.admin.hosts,
@@ -207,22 +182,22 @@ class Supervisor:
 
     async def _until_told(self, running: asyncio.Task[None]) -> None:
         loop = asyncio.get_running_loop()
-        if not self._board.draining:
+        if not self._state.draining:
             where = " ".join(self._sockets.addresses())
             self._log.emit("info", "ready", {"listeners": where})
             loop.add_signal_handler(signal.SIGHUP, self._reloading.begin)
             allow_reload()
-            self._notifier.ready(self._board.where())
+            self._notifier.ready(self._state.where())
             self._notifier.start_watchdog(loop)
         await running
 
     def _stop(self) -> None:
-        if self._board.draining:
+        if self._state.draining:
             self._log.emit("info", "killed", {"why": "a second signal while stopping"})
             self._workers.kill()
             self._log.flush()
             os._exit(1)
-        self._board.draining = True
+        self._state.draining = True
         self._log.emit("info", "stopping", {})
         self._notifier.stopping()
         self._reloading.cancel()

@@ -2,8 +2,8 @@
 
 Each worker has a socket of its own for every IP address (SO_REUSEPORT): the kernel deals clients out evenly,
 also those who stay for long. All workers inherit all of them, so that a client in the queue of one that hangs
-or is being replaced is taken by another (`inbound/neighbours`); and since none is ever closed while the relay
-runs, no client is reset. A Unix socket, and one from systemd, is one for all.
+or is being replaced is taken by another (`inbound/listen/sibling_sockets`); and since none is ever closed
+while the relay runs, no client is reset. A Unix socket, and one from systemd, is one for all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zonerelay.process.sockets import Inherited
 
 
 class BindError(Exception):
-    """The text is for the operator."""
+    """A listening socket cannot be opened; the text tells the operator why."""
 
 
 class Sockets:
@@ -31,7 +31,7 @@ class Sockets:
         self._paths: dict[str, Path] = {}
 
     def open(self, addresses: Iterable[str], workers: int) -> None:
-        """Listen at these too, for so many workers. Raises BindError, with nothing changed."""
+        """Listens at further addresses, for so many workers. Raises BindError, with nothing changed."""
         made: dict[str, list[socket.socket]] = {}
         try:
             for address in addresses:
@@ -44,7 +44,7 @@ class Sockets:
         self._open |= made
 
     def keep(self, addresses: Iterable[str]) -> None:
-        """Close all others. Their workers have closed them before."""
+        """Closes the sockets of all other addresses; the workers have closed theirs before."""
         for address in self._open.keys() - set(addresses):
             _close(self._open.pop(address))
             path = self._paths.pop(address, None)
@@ -61,7 +61,7 @@ class Sockets:
         return tuple(each.fileno() for group in self._open.values() for each in group)
 
     def as_text(self, worker: int, workers: int) -> str:
-        """For its environment (`identity.SOCKETS`): which are its own, which are the others'."""
+        """For its environment (`identity.SOCKETS`): its own descriptors, and those of the others."""
         return json.dumps({address: _dealt(group, worker, workers) for address, group in self._open.items()})
 
     def _listen(self, text: str, workers: int) -> list[socket.socket]:

@@ -1,1 +1,5 @@
-"""What the relay tells its operator: one event function per mail event, metrics, logs, redaction."""
+"""The relay's reports to its operator: log lines and counters of mail events, metrics, redaction, load.
+
+`events` has one function per mail event, which writes a log line and moves the counters of `metrics`; `logs`
+writes the lines and redacts addresses; `load` measures the event loop.
+"""

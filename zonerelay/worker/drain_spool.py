@@ -1,4 +1,4 @@
-"""A worker that is no more: when its spool is empty.
+"""The end of a worker that drains its spool: when the spool counts as empty.
 
 Promise: the spool counts as empty when its store says that no zone has a delivery left and proves that
 nothing else is stored, twice in a row: nothing waits, is being attempted, is held, or cannot be read, nothing
@@ -16,7 +16,7 @@ LOOK_EVERY = 1.0
 
 
 async def until_empty(store: Store, tell: Callable[[str], None]) -> None:
-    """Returns when nothing is left in the store, into which nobody writes new mail. `tell(left)` is called
+    """Returns when nothing is left in the store, into which no listener writes mail. `tell(left)` is called
     when what is left without a delivery that could be sent has changed.
     """
     empty, told = 0, ""

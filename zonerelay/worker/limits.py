@@ -17,7 +17,7 @@ from zonerelay.limits.worker.keeper import LimitKeeper
 from zonerelay.model.clock import Clock
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.store.limits_open import open_limits
-from zonerelay.telemetry.events.limits import LimitEvents
+from zonerelay.telemetry.events.subsystems import LimitEvents
 
 
 class SharedLimits:
@@ -28,7 +28,7 @@ class SharedLimits:
         self._events = events
         self._scheduler: Scheduler | None = None
         self._courier: SmtpCourier | None = None
-        keeper.listener = self
+        keeper.observer = self
 
     def attach(self, scheduler: Scheduler, courier: SmtpCourier) -> None:
         self._scheduler, self._courier = scheduler, courier

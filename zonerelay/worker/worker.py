@@ -1,13 +1,13 @@
 """One worker: a whole relay in one process. This module wires the parts and owns their order.
 
 Start: spool first (its lock makes a second relay impossible), then resolver, courier, scheduler, the
-operators' channel, HTTP, and the listeners last, so that nobody is greeted by a relay that
-cannot take mail. Stop is the reverse: no new connections, idle clients get 421, transactions and
-deliveries in flight finish, outcomes are synced, the spool is closed; all within
-`shutdown_timeout`, except that a commit being written is always awaited.
+operators' channel, HTTP, and the listeners last, so that a relay that cannot take mail greets no client. Stop
+is the reverse: no new connections, idle clients get 421, transactions and deliveries in flight finish,
+outcomes are synced, the spool is closed; all within `shutdown_timeout`, except that a commit being written is
+always awaited.
 
-Promise on failure: whatever fails here fails before the first greeting, in words (`StartError`).
-Only what stands above imports this module: `serve` and the sandbox.
+Promise on failure: whatever fails here fails before the first greeting, in words (`StartError`). Only what
+stands above imports this module: `serve` and the sandbox.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import Store, StoreError
 from zonerelay.store.spool_paths import is_shared, name_of, remove_spool
 from zonerelay.telemetry.events.events import Events, LogSink
-from zonerelay.telemetry.load.cpu_demand import CpuDemand
+from zonerelay.telemetry.load import CpuDemand
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.endpoints import Endpoints

@@ -108,7 +108,7 @@ class Node:
         self._lives += 1
         authority = DistantAuthority(self._table, f"node{self._number}.{self._lives}", self._random)
         keeper = LimitKeeper(authority, self.clock)
-        keeper.listener = Told(self, self._figures)
+        keeper.observer = Told(self, self._figures)
         return keeper
 
     async def start(self) -> None:

@@ -53,7 +53,7 @@ from zonerelay.smtp.client.sasl import (
 )
 
 if TYPE_CHECKING:  # a command that only explains needs no metrics
-    from zonerelay.telemetry.events.smarthosts import SmarthostEvents
+    from zonerelay.telemetry.events.subsystems import SmarthostEvents
 
 MAX_SHOWN = 200
 MAX_WORDS = 500  # characters of a reply, which is stored with every message that waits

@@ -38,7 +38,7 @@ class Turn(Struct, frozen=True, array_like=True, order=True):
 
 
 class Calendar:
-    """Turns in their order. Those so old that they bind nobody are forgotten."""
+    """Turns in their order, without those that are too old to bind a later one."""
 
     def __init__(self, turns: list[Turn] | None = None) -> None:
         self.turns = turns or []
@@ -90,7 +90,9 @@ MAX_TURNS = 200
 """Turns that are given in one answer to one question."""
 
 SILENT = 2.0
-"""Seconds. Who waits asks again more often than that; who has not is given nothing until it does."""
+"""Seconds. A holder that waits asks again more often; one that is silent for longer gets nothing until it
+asks.
+"""
 
 ZONE = ""
 """The name of the zone's own calendar, among those of its sites."""
@@ -104,7 +106,9 @@ class Book:
     def exchange(
         self, name: str, request: Request, now: float, *, until: float = float("inf"), give: bool = True
     ) -> tuple[Answer, set[str]]:
-        """The answer for the holder `name`, and who else ought to ask again. `give` false: nothing is."""
+        """Returns the answer for the holder `name`, and the other holders that ought to ask again. With
+        `give` false no holder gets anything.
+        """
         ledger = self.ledger
         ledger.expire(now)
         ledger.enter(name, request.zone_limit, until)
@@ -124,7 +128,7 @@ class Book:
         return Answer(now, held, turns, ledger.pressed, holders), news - {name}
 
     def end(self, name: str, now: float, *, give: bool = True) -> set[str]:
-        """A holder is gone; who ought to ask again."""
+        """Removes a holder. Returns the holders that ought to ask again."""
         self.ledger.end(name)
         return self.ledger.settle(now, give=give)
 
@@ -140,7 +144,7 @@ class Book:
     # Turns
 
     def _declare(self, ask: TurnAsk, moments: tuple[float, ...]) -> None:
-        """Turns that were given before this book was begun, or are in it."""
+        """Enters turns that were given before this book was begun; those that are in it stay."""
         for at in moments:
             name, line = (ask.site, ask.line) if ask.interval else (ZONE, ZONE)
             if not self._calendar(name).has(at, line):
@@ -209,7 +213,7 @@ class Book:
 
     @classmethod
     def decode(cls, data: bytes | None) -> Book:
-        """Nothing is an empty book. Raises ValueError."""
+        """Decodes a book; no data is an empty book. Raises ValueError."""
         book = cls()
         if not data:
             return book

@@ -29,7 +29,7 @@ from zonerelay.limits.values import Claim, Held
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """What one holder has of one line. `told`: units, surrender and pressed as the holder was told last."""
+    """The units of one holder in one line. `told`: units, surrender and pressed that the holder knows of."""
 
     holder: Holder = field(repr=False)
     site: str
@@ -92,11 +92,11 @@ class Share:
             heapq.heapify(places)
 
     def ask(self, waiting: Entry, wanted: int, now: float) -> None:
-        """So many for a line of one holder."""
+        """Asks `wanted` units back for a line of one holder."""
         for more in range(wanted):
             other = self._richest(waiting.holder)
             if other is None:
-                # Nobody has more: then one of its own lines that has.
+                # No other holder has more: one of its own lines that has more gives way.
                 if not self._take(waiting.holder, now, least=waiting.units + more + 1, spare=waiting):
                     return
             elif self._take(other, now, least=0, spare=None):
@@ -105,7 +105,9 @@ class Share:
                 return
 
     def _richest(self, than: Holder) -> Holder | None:
-        """Who has two more; or the only one, where the other has none."""
+        """Returns the holder with the most units, if it has two more than `than`, or its only one while
+        `than` has none.
+        """
         mine = self._held[than]
         other = max(
             (each for each in self._of if each is not than), key=lambda each: self._held[each], default=None
@@ -158,7 +160,7 @@ MAX_WAITING = 200
 
 
 class Ledger:
-    """One zone's. Call `settle` after every change; who must look again then is in its answer."""
+    """The ledger of one zone. Call `settle` after every change; it returns the holders that have news."""
 
     def __init__(self) -> None:
         self.holders: dict[str, Holder] = {}
@@ -182,7 +184,7 @@ class Ledger:
         return holder
 
     def claim(self, name: str, claim: Claim, now: float) -> None:
-        """Of a holder that has entered."""
+        """Takes in the claim of a holder that has entered."""
         entry = self.entry(name, claim.site, claim.line)
         units = max(entry.units - claim.back, claim.keep)
         entry.holder.units += units - entry.units
@@ -215,7 +217,7 @@ class Ledger:
                 self._drop(entry)
 
     def end(self, name: str) -> None:
-        """A holder is gone."""
+        """Removes a holder and everything it has."""
         holder = self.holders.get(name)
         if holder is not None:
             for entry in list(holder.entries.values()):
@@ -245,9 +247,9 @@ class Ledger:
     # What follows
 
     def settle(self, now: float, *, give: bool = True, awake: float = float("-inf")) -> set[str]:
-        """Give what can be given, ask back what must be. Returns holders that have not heard of it yet.
-        Nobody gets anything whose `until` is before `awake`: it may have died while it waited, and would keep
-        for its whole lease what the others give back.
+        """Gives the units that can be given and asks back those that must be. Returns the holders that have
+        not heard of it yet. A holder whose `until` is before `awake` gets nothing: it may have died while it
+        waited, and would keep the units of the others for its whole lease.
         """
         if give:
             self._give(now, awake)
@@ -289,7 +291,7 @@ class Ledger:
         return any(entry.is_news for entry in holder.unheard)
 
     def _mark(self, entry: Entry) -> None:
-        """Units of it are asked back, or stand in somebody's way."""
+        """Notes that units of the entry are asked back, or that other lines wait because of them."""
         self._marked[entry] = None
         entry.holder.unheard[entry] = None
 
@@ -358,7 +360,7 @@ class Ledger:
                 del self._suspects[site]
 
     def _surrender(self, entries: Collection[Entry], count: int) -> None:
-        """So many units, from who has most."""
+        """Asks `count` units back, each from the entry that has most."""
         for _ in range(count):
             entry = max(entries, key=lambda each: each.left)
             entry.surrender += 1

@@ -1,11 +1,11 @@
-"""What one worker may use of one zone's limits now, and what it would like: asked and told synchronously.
+"""The allowance of one worker in one zone: the units it may use now and the units it wishes for. Synchronous.
 
-The scheduler asks before it starts a batch, the pool before it opens a connection; the answer is known at
-once, and a No is also a wish, which `keeper.py` takes to the authority. Units in excess go back when others
+The scheduler asks before it starts a batch, the pool before it opens a connection. The answer is known at
+once; a refusal is also a wish, which `keeper` takes to the authority. Spare units go back when other holders
 wait for them, else after `KEEP` seconds, so that the next connection need not ask.
 
-Promise: never more connections than units, whatever the authority asks back: what is in use goes back when
-it is free.
+Promise: the worker never has more connections than units. When the authority asks units back, those in use go
+back as soon as they are free.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from zonerelay.limits.authority.ledger import MAX_WAITING
 from zonerelay.limits.values import Claim, Held
 
 KEEP = 2.0
-"""Seconds that units wait for their next use while nobody else wants them."""
+"""Seconds that units wait for their next use while no other holder wants them."""
 
 LINGER = 0.1
-"""Seconds that they wait although somebody does: whoever wished for them here is about to take them."""
+"""Seconds that they wait although another holder wants them: the batch that wished for them is about to
+start.
+"""
 
 
 class LineAllowance:
@@ -74,7 +76,7 @@ class LineAllowance:
         self.surrender = max(0, self.surrender - count)
 
     def claim(self) -> Claim:
-        """To be said now; what comes back with it is on its way then."""
+        """Returns the claim for the next request; the units that it gives back are on their way then."""
         back, self.back = self.back, 0
         self.said = True
         return Claim(self.site, self.line, self.limit, self.units, back, max(self.wished, self.units))
@@ -103,7 +105,9 @@ class ZoneAllowance:
     # What may be done
 
     def may_start(self, site: str, line: str, limit: int, zone_limit: int, waiting: int) -> bool:
-        """A batch, of a line in which so many deliveries wait."""
+        """Returns whether a batch of a line may start, in which `waiting` deliveries wait; a refusal becomes
+        a wish.
+        """
         found = self._line(site, line, limit, zone_limit)
         if found.batches < found.usable and not self.is_closed:
             return True
@@ -119,7 +123,9 @@ class ZoneAllowance:
         return False
 
     def may_keep(self, site: str, line: str) -> bool:
-        """A connection whose transaction has ended; false: others are to have its unit."""
+        """Returns whether a connection whose transaction has ended may stay open; if not, other lines need
+        its unit.
+        """
         found = self._lines.get((site, line))
         if found is None:
             return True
@@ -129,7 +135,7 @@ class ZoneAllowance:
     # What has happened
 
     def started(self, site: str, line: str, *, more: bool = True) -> None:
-        """A batch; `more` waits for the line."""
+        """Notes that a batch has started; `more`: further deliveries wait for the line."""
         found = self._known(site, line)
         found.batches += 1
         found.more = more
@@ -140,8 +146,8 @@ class ZoneAllowance:
         self._freed(found)
 
     def cancel(self, site: str, line: str) -> None:
-        """Nothing waits there any more for the units that were wished for, but perhaps a batch that has
-        started: its unit may have gone with a lease before its connection was opened.
+        """Withdraws the wish of a line in which nothing waits any more, except for a batch that has started:
+        its unit may have gone with a lease before its connection was opened.
         """
         found = self._lines.get((site, line))
         if found is not None and found in self._wishes and found.batches <= found.units:
@@ -197,7 +203,9 @@ class ZoneAllowance:
         return claim
 
     def take_in(self, held: tuple[Held, ...], pressed: int, now: float) -> list[float]:
-        """An answer. Seconds that each wish waited which has come true, at least in part."""
+        """Takes in an answer. Returns, for each wish that was granted at least in part, the seconds that it
+        waited.
+        """
         self.pressed = pressed
         waited = []
         for each in held:
@@ -218,7 +226,7 @@ class ZoneAllowance:
         return waited
 
     def tidy(self, now: float) -> None:
-        """Give back what is too much or has been idle for long."""
+        """Gives back the units that are asked back or have been idle for long."""
         for key, line in list(self._lines.items()):
             spare = line.spare
             patience = LINGER if self._is_wanted(line) else KEEP
@@ -233,23 +241,23 @@ class ZoneAllowance:
 
     @property
     def is_crowded(self) -> bool:
-        """Somebody wants units that are held here."""
+        """Whether another holder wants units that this worker has."""
         return any(line.surrender or line.pressed for line in self._lines.values())
 
     def is_pressed(self, site: str, line: str) -> bool:
-        """An idle connection of the line stands in somebody's way."""
+        """Whether an idle connection of the line has a unit that another line or holder waits for."""
         found = self._lines.get((site, line))
         return bool(self.pressed or (found is not None and found.pressed))
 
     def forget_units(self) -> None:
-        """The lease has ended: what is in use is all that is left, and it is too much."""
+        """Forgets all units but those in use, because the lease has ended."""
         for line in self._lines.values():
             line.back = 0
             line.units = line.connections
             line.surrender = 0
 
     def note_time(self, now: float) -> None:
-        """Wishes are made without a clock."""
+        """Gives their time to new wishes, which are made without a clock."""
         for line in self._wishes:
             line.wished_at = line.wished_at or now
 
@@ -311,7 +319,7 @@ class ZoneAllowance:
             self._give_back(line, spare)
 
     def _is_wanted(self, line: LineAllowance) -> bool:
-        """Somebody waits for units such as these."""
+        """Whether other holders or lines wait for units of this line."""
         return bool(self.pressed or line.pressed)
 
     def _give_back(self, line: LineAllowance, count: int) -> None:

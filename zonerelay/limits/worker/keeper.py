@@ -1,12 +1,12 @@
-"""Keeps one worker's allowances in step with the authority: what is wished for here is asked for there.
+"""The keeper of one worker's shared limits: it exchanges the allowances of all zones with the authority.
 
-Nothing waits for an exchange: it runs in the background, one at a time for each zone, with all that has
-gathered meanwhile, and who was refused is called (`granted`) when it has brought something.
+No batch waits for an exchange. Exchanges run in the background, one at a time for each zone, with all wishes
+that have gathered; the observer hears (`granted`) when an exchange has brought units or turns.
 
-Failure: while the authority is out of reach the worker goes on with what it holds. Where leases expire, it
-stops in time: after `SAFE` of a lease without an answer nothing new is opened and what is idle is closed,
-until the authority is heard of again. Then, or when the authority may have forgotten, everything is said
-again.
+Failure: while the authority is out of reach the worker goes on with the units it holds. Where leases expire,
+it stops in time: after the part `SAFE` of a lease without an answer it opens no connection and closes idle
+ones, until the authority answers again. Then, and when the authority may have forgotten its books, the worker
+declares everything it holds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TICK = 0.1
 """Seconds between two looks at what is idle, overdue or due for renewal; none while nothing is leased."""
 
 POLL = 0.5
-"""Seconds after which somebody who waits asks again: word from the authority may have been lost."""
+"""Seconds after which a worker that waits asks again: the news of the authority may have been lost."""
 
 RENEWALS = 3
 """In the time of one lease."""
@@ -37,8 +37,8 @@ FORGET = 60.0
 """Seconds that a line's turns are remembered after the last one."""
 
 
-class Listener(Protocol):
-    """What the keeper tells of."""
+class KeeperObserver(Protocol):
+    """The keeper calls it when the limits of a zone change for this worker."""
 
     def granted(self, zone: str) -> None:
         """Something may begin that was refused."""
@@ -47,7 +47,7 @@ class Listener(Protocol):
         """Idle connections may stand in others' way (`ZoneAllowance.is_pressed`, `may_keep`)."""
 
     def waited(self, zone: str, seconds: float) -> None:
-        """A unit has come so long after it was wished for."""
+        """A unit has come `seconds` after the wish for it."""
 
     def out_of_reach(self, reason: str) -> None:
         """The authority does not answer."""
@@ -81,11 +81,11 @@ class _Zone:
 
 
 class LimitKeeper:
-    """One per worker, on one event loop. `listener` is set before `start`."""
+    """One per worker, on one event loop. `observer` is set before `start`."""
 
     def __init__(self, authority: LimitAuthority, clock: Clock) -> None:
         self.authority = authority
-        self.listener: Listener | None = None
+        self.observer: KeeperObserver | None = None
         self._clock = clock
         self._zones: dict[str, _Zone] = {}
         self._busy: dict[_Zone, None] = {}
@@ -101,7 +101,7 @@ class LimitKeeper:
         await self.authority.start(self._news, self._back, self._note_lost)
 
     async def close(self) -> None:
-        """Give everything back; what still ends is not told any more."""
+        """Gives everything back to the authority."""
         self._running = False
         if self._ticking is not None:
             self._ticking.cancel()
@@ -113,7 +113,7 @@ class LimitKeeper:
 
     @property
     def status(self) -> str:
-        """For people."""
+        """The text for the operator's status."""
         if self._lost is None:
             return f"leased from {self.authority.name}"
         return f"leased from {self.authority.name}, which is out of reach: {self._lost}"
@@ -132,7 +132,7 @@ class LimitKeeper:
     def turns(
         self, zone: str, site: str, line: str, rate: Rate | None, zone_rate: Rate | None
     ) -> LeasedTurns:
-        """Those of a line; of the whole zone where the line has no rate of its own."""
+        """Returns the turns of a line; where the line has no rate of its own, those of the whole zone."""
         found = self._zone(zone)
         if rate is None:
             site = line = ""
@@ -205,8 +205,8 @@ class LimitKeeper:
         allowance.note_time(now)
         self._check_lease(zone, now)
         allowance.tidy(now)
-        if self.listener is not None and (allowance.pressed or allowance.is_crowded or allowance.closed):
-            self.listener.relieve(allowance.name)
+        if self.observer is not None and (allowance.pressed or allowance.is_crowded or allowance.closed):
+            self.observer.relieve(allowance.name)
         for key, turns in list(zone.turns.items()):
             if turns.is_over(now) and not turns.asked and turns.idle_for(now) > FORGET:
                 del zone.turns[key]
@@ -263,7 +263,7 @@ class LimitKeeper:
         now = self._clock.monotonic()
         allowance = zone.allowance
         zone.heard = sent
-        # Who was refused for that has not wished for anything.
+        # A batch that was refused while the allowance was closed has left no wish.
         opened = allowance.is_closed
         allowance.closed = False
         if self.authority.lease is not None:
@@ -275,19 +275,19 @@ class LimitKeeper:
         for turns, given in zip(wanted, answer.turns, strict=True):
             turns.given(given)
         self._note_back()
-        if self.listener is None:
+        if self.observer is None:
             return
         for seconds in waited:
-            self.listener.waited(allowance.name, seconds)
+            self.observer.waited(allowance.name, seconds)
         if opened or answer.held or any(answer.turns):
-            self.listener.granted(allowance.name)
+            self.observer.granted(allowance.name)
 
     def _note_lost(self, reason: str) -> None:
         was, self._lost = self._lost, reason
-        if was is None and self.listener is not None:
-            self.listener.out_of_reach(reason)
+        if was is None and self.observer is not None:
+            self.observer.out_of_reach(reason)
 
     def _note_back(self) -> None:
         was, self._lost = self._lost, None
-        if was is not None and self.listener is not None:
-            self.listener.back_in_reach()
+        if was is not None and self.observer is not None:
+            self.observer.back_in_reach()

@@ -72,7 +72,7 @@ AHEAD = 0.25
 ASK_AGAIN = 1.0
 HORIZON = 5.0
 TOO_LATE = 0.01
-"""Seconds: a turn that is so near is over before anybody else can have it."""
+"""Seconds: a turn that is so near is over before another worker can have it."""
 
 LEAD_MEMORY = 15.0
 """Seconds in which half of a lead is forgotten, or a few turns if that is longer."""
@@ -85,7 +85,7 @@ _NEVER = float("-inf")
 
 
 class LeasedTurns:
-    """Of the lines that count for the same rates. `site` and `line` are empty where only the zone has one."""
+    """The leased turns of a line. `site` and `line` are empty where only the zone has a rate."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class LeasedTurns:
     # As a Pacer
 
     def expect(self, line: Hashable, waiting: int) -> None:
-        """So many deliveries of the line wait for their start."""
+        """Notes that `waiting` deliveries of the line wait for their start."""
         if waiting:
             self._waiting[line] = waiting
         else:
@@ -163,19 +163,19 @@ class LeasedTurns:
         self.pending += 1
 
     def give_back(self) -> None:
-        """A start that led to nothing."""
+        """Takes a start back that led to no transaction."""
         self.pending -= 1
         self._give_back_surplus()
 
     def arrived(self, seconds: float) -> None:
-        """So long after its start a batch had its connection."""
+        """Notes that a batch had its connection `seconds` after its start."""
         now = self._clock.monotonic()
         half = max(LEAD_MEMORY, _FEW * self.interval)
         self._lead = max(seconds, self._lead * 0.5 ** ((now - self._arrived_at) / half))
         self._arrived_at = now
 
     def take(self, now: float) -> None:
-        """A turn; not before `next_turn`."""
+        """Takes the next turn; call it no earlier than `next_turn`."""
         del now
         if self._turns:
             self.last = self._turns.pop(0)
@@ -227,7 +227,7 @@ class LeasedTurns:
         return float("inf") if self.last == _NEVER else now - self._bounds.window(self.last, 0.0)[0]
 
     def unused(self) -> tuple[tuple[str, float], ...]:
-        """Turns that nobody here has taken or will take. To be said once: they are not ours any longer."""
+        """Returns the turns that this worker will not take, each with its site, and forgets them."""
         unused, self._unused = self._unused, []
         return tuple((self.site, at) for at in unused)
 
@@ -270,5 +270,5 @@ class LeasedTurns:
             self._unused.append(self._turns.pop(0))
             self._useless = True
             if not self.pending:
-                # Whoever was said to wait has not come.
+                # The deliveries that were expected have not come.
                 self._waiting.clear()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from zonerelay.limits.shared import Page
+from zonerelay.limits.shared import BookVersion
 from zonerelay.limits.values import AuthorityError
 from zonerelay.store.contract import StoreError
 from zonerelay.store.postgres.driver import Access, Columns, Link
@@ -36,7 +36,7 @@ SELECT (SELECT count(*) FROM done),
 
 
 class PostgresShelf:
-    """`Shelf` over one database."""
+    """`BookStore` over one database."""
 
     name = "the spool's database"
 
@@ -58,12 +58,12 @@ class PostgresShelf:
             await self.close()
             raise AuthorityError(str(error)) from error
 
-    async def read(self, zone: str) -> Page:
+    async def read(self, zone: str) -> BookVersion:
         ((data, version, now),) = await self._ask(_READ, zone)
-        return Page(data or None, version or 0, float(now))
+        return BookVersion(data or None, version or 0, float(now))
 
     async def replace(
-        self, zone: str, page: Page, data: bytes | None, *, keep: float, words: Sequence[str]
+        self, zone: str, page: BookVersion, data: bytes | None, *, keep: float, words: Sequence[str]
     ) -> bool:
         del keep  # a row stays; zones are few
         said = [word(each) for each in words]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from zonerelay.limits.shared import Page
+from zonerelay.limits.shared import BookVersion
 from zonerelay.limits.values import AuthorityError
 from zonerelay.store.common import records
 from zonerelay.store.contract import StoreError
@@ -26,7 +26,7 @@ return 1
 
 
 class RedisShelf:
-    """`Shelf` over one server."""
+    """`BookStore` over one server."""
 
     name = "the spool's Redis server"
 
@@ -50,16 +50,16 @@ class RedisShelf:
             raise AuthorityError(str(error)) from error
         self._listening = asyncio.get_running_loop().create_task(self._listen(channel, hear))
 
-    async def read(self, zone: str) -> Page:
+    async def read(self, zone: str) -> BookVersion:
         reply = as_list(await self._ask("EVAL_RO", _READ, 1, self._key(zone)))
         data, seconds, microseconds = reply
         assert data is None or isinstance(data, bytes)
         assert isinstance(seconds, bytes)
         assert isinstance(microseconds, bytes)
-        return Page(data, 0, int(seconds) + int(microseconds) / 1e6)
+        return BookVersion(data, 0, int(seconds) + int(microseconds) / 1e6)
 
     async def replace(
-        self, zone: str, page: Page, data: bytes | None, *, keep: float, words: Sequence[str]
+        self, zone: str, page: BookVersion, data: bytes | None, *, keep: float, words: Sequence[str]
     ) -> bool:
         reply = await self._ask(
             "EVAL",

@@ -1,8 +1,9 @@
-"""Operators' questions to a relay with several workers: asked of the workers, answered as one.
+"""The fan-out of operators' requests to all workers, and the one answer of the relay.
 
-Lists stay streams: one delivery of each worker is held, not a queue. Who does not answer in time is named in
-`End.missing` and not waited for. A message id says which worker took the message in; the others are asked
-too when it is not there, for a spool may have been handed on. A shared queue is read through one worker.
+Lists stay streams: the supervisor holds one delivery of each worker, never a queue. `End.missing` names the
+workers that do not answer in time; the answer does not wait for them. A message id tells which worker
+accepted the message; the other workers are asked when that one does not have it, because a spool may have
+changed its worker. A shared queue is read through one worker.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class FanOut:
         *,
         first: int,
     ) -> None:
-        """From the one worker that has it."""
+        """Sends the answer of the one worker that has the message or the loss."""
         not_found: NotFoundError | None = None
         for worker in sorted(asked.workers(), key=lambda each: each != first):
             try:
@@ -176,7 +177,7 @@ class FanOut:
         return End(count=len(seen), missing=asked.missing)
 
     def _readers(self, asked: WorkerAnswers) -> list[int]:
-        """Whom to ask what is in the queue."""
+        """The workers that are asked for the contents of the queue."""
         workers = list(asked.workers())
         return workers[:1] if self._relay.shared else workers
 
@@ -184,19 +185,19 @@ class FanOut:
 async def _begin(streams: dict[int, Rows], heads: dict[int, DeliveryRow]) -> None:
     """All look for their first delivery at the same time: to find that there is none takes longest."""
     begun = (_advance(worker, streams, heads) for worker in streams)
-    # A stream can be closed only when nobody is reading it.
+    # A stream can be closed only when no task is reading it.
     for outcome in await asyncio.gather(*begun, return_exceptions=True):
         if outcome is not None:
             raise outcome
 
 
 async def _advance(worker: int, streams: dict[int, Rows], heads: dict[int, DeliveryRow]) -> None:
-    """The next delivery of this worker becomes its head, if there is one."""
+    """Makes the next delivery of this worker its head, if there is one."""
     row = await anext(streams[worker], None)
     if row is not None:
         heads[worker] = row
 
 
 def _order(row: DeliveryRow) -> tuple[str, str, str]:
-    """As each worker lists: zone by zone, the oldest message first."""
+    """The order in which each worker lists: zone by zone, the oldest message first."""
     return row.zone, row.message_id, row.recipient

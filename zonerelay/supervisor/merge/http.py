@@ -9,7 +9,7 @@ others take its clients; a worker that runs and does not answer does, until it i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -18,32 +18,26 @@ from zonerelay.admin.health import Readiness
 from zonerelay.control.messages.part_messages import Families, PartMetrics, PartReadiness, Reasons
 from zonerelay.control.socket.errors import ControlError
 from zonerelay.supervisor.merge.control_client import UnansweredError, ask
-from zonerelay.supervisor.workers.workers import SupervisedWorker
+from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.telemetry.metrics.families import Family, MetricTotals, collect, exposition
 
 METRICS_TIMEOUT = 2.0
 
 
 class RelayMetrics:
-    def __init__(
-        self,
-        accounts: MetricTotals,
-        *,
-        sockets: Callable[[], Mapping[int, Path]],
-        members: Callable[[], Sequence[SupervisedWorker]],
-        shared: Callable[[], bool],
-    ) -> None:
-        self._accounts = accounts
-        self._sockets = sockets
-        self._members = members
-        self._shared = shared
+    """The exposition of `/metrics`: the totals of all workers and the supervisor's own families."""
+
+    def __init__(self, totals: MetricTotals, state: RelayState) -> None:
+        self._totals = totals
+        self._state = state
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
 
     async def refresh(self) -> None:
-        starts = {member.index: member.policy.starts for member in self._members()}
+        """Asks every worker for its metrics; the last ones of a worker that does not answer stay."""
+        starts = {member.index: member.policy.starts for member in self._state.members()}
         await asyncio.gather(
-            *(self._ask(worker, starts[worker], path) for worker, path in self._sockets().items())
+            *(self._ask(worker, starts[worker], path) for worker, path in self._state.sockets().items())
         )
 
     async def _ask(self, worker: int, start: int, path: Path) -> None:
@@ -51,15 +45,15 @@ class RelayMetrics:
             found = await ask(path, PartMetrics(), Families, silence=METRICS_TIMEOUT)
         except (UnansweredError, ControlError):
             return
-        if any(member.index == worker for member in self._members()):  # or it has just been forgotten
-            self._accounts.take(worker, start, found.families)
+        if any(member.index == worker for member in self._state.members()):  # or it has just been forgotten
+            self._totals.take(worker, start, found.families)
 
     def exposition(self) -> bytes:
         own = (*collect(self._registry), *self._own())
-        return exposition(self._accounts.families(own, shared=self._shared()))
+        return exposition(self._totals.families(own, shared=self._state.shared))
 
     def _own(self) -> tuple[Family, ...]:
-        members = self._members()
+        members = self._state.members()
         states = dict.fromkeys(("running", "starting", "stopping", "down", "hung", "emptying"), 0)
         for member in members:
             states[member.status(0.0).state] = states.get(member.status(0.0).state, 0) + 1
@@ -79,16 +73,15 @@ READINESS_TIMEOUT = 7.0
 
 
 class RelayReadiness:
-    """`running` are the control sockets of the workers that take connections."""
+    """The answer to `/readyz`. Call it for a `Readiness`; it never raises."""
 
-    def __init__(self, running: Callable[[], Mapping[int, Path]], draining: Callable[[], bool]) -> None:
-        self._running = running
-        self._draining = draining
+    def __init__(self, state: RelayState) -> None:
+        self._state = state
 
     async def __call__(self) -> Readiness:
-        if self._draining():
+        if self._state.draining:
             return Readiness(("the relay is shutting down",))
-        running = self._running()
+        running = self._state.running()
         if not running:
             return Readiness(("no worker takes connections",))
         answers = await asyncio.gather(*(_reasons(worker, path) for worker, path in running.items()))

@@ -1,4 +1,4 @@
-"""One relay's answers out of those of its workers. Pure."""
+"""The rules by which the answers of several workers become one answer of the relay. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def merge_status(parts: Mapping[int, RelayStatus], own: RelayStatus, *, shared: 
 
 
 def _limits(parts: Mapping[int, str]) -> str:
-    """What all say once; who says something else is named."""
+    """The text that most workers give, once; the other texts with the number of their worker."""
     said = [text for text in parts.values() if text]
     usual = max(said, key=said.count, default="")
     others = [f"worker {worker}: {text}" for worker, text in parts.items() if text and text != usual]
@@ -64,7 +64,7 @@ def _sum(name: str, zones: Sequence[ZoneStatus]) -> ZoneStatus:
 
 
 def _same_queue(name: str, zones: Sequence[ZoneStatus]) -> ZoneStatus:
-    """Each has counted the whole queue, and knows of its own attempts only."""
+    """Merges counts of a shared queue: each worker counts all of it, and knows its own attempts only."""
     total = max(zone.ready + zone.active + zone.deferred + zone.held for zone in zones)
     active = min(sum(zone.active for zone in zones), total)
     held = max(zone.held for zone in zones)

@@ -1,4 +1,4 @@
-"""What the supervisor can say about its relay: who runs, where each answers, what is wrong."""
+"""The state of the relay as the supervisor knows it: its workers, their control sockets, its problems."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zonerelay.supervisor.workers.workers import SupervisedWorker, Workers
 
 
 class RelayState:
-    """Satisfies `asked.Relay`. `settings` are those in force, `problems` are of the last reload."""
+    """Satisfies `control_client.Relay`. `settings` are those in force, `problems` are of the last reload."""
 
     def __init__(self, workers: Workers, settings: Settings, sockets: Sockets, clock: Clock) -> None:
         self.settings = settings
@@ -40,11 +40,11 @@ class RelayState:
         return [member for _, member in sorted(self._workers.members.items())]
 
     def sockets(self) -> dict[int, Path]:
-        """Of those who can be asked."""
+        """The control sockets of the workers that answer, by index."""
         return {m.index: control_socket_path(self.settings, m.index) for m in self.members() if m.answers}
 
     def running(self) -> dict[int, Path]:
-        """Of those who take connections."""
+        """The control sockets of the workers that take connections, by index."""
         return {
             m.index: control_socket_path(self.settings, m.index)
             for m in self.members()
@@ -59,7 +59,7 @@ class RelayState:
         return f"listening on {' '.join(self._listening.addresses())}, {workers} workers"
 
     def status(self) -> RelayStatus:
-        now = self._now()
+        now = self._clock.monotonic()
         return RelayStatus(
             software=__version__,
             pid=os.getpid(),
@@ -76,6 +76,3 @@ class RelayState:
             problems=self.problems,
             workers=tuple(member.status(now) for member in self.members()),
         )
-
-    def _now(self) -> float:
-        return self._clock.monotonic()

@@ -1,4 +1,4 @@
-"""How a worker's process is started: command line, environment, and what it inherits.
+"""The start of a worker's process: its command line, its environment, and the descriptors that it inherits.
 
 The command is the one that the supervisor was started with, with `worker` in place of `serve`. Workers read
 the configuration that is in force from a copy beside the spool: what an operator is editing must not stop a
@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from zonerelay.config.options.options import AUTO
+from zonerelay.config.settings import Settings
 from zonerelay.process.identity import LIMITS, SOCKETS, STARTED_WITH
 from zonerelay.supervisor.sockets import Sockets
 
@@ -31,6 +33,11 @@ _NOT_FOR_WORKERS = (
 )
 
 
+def count_of(settings: Settings) -> int:
+    """Returns `workers`, with "auto" counted on this machine."""
+    return settings.workers if settings.workers != AUTO else len(os.sched_getaffinity(0))
+
+
 class Launcher:
     """Satisfies `workers.Launch`; call `begin` first. `held` is the descriptor of the lock, which all
     processes of the relay inherit.
@@ -42,9 +49,7 @@ class Launcher:
         held: int,
         sockets: Sockets,
         environment: Mapping[str, str],
-        *,
-        silence: float,
-        workers: int,
+        settings: Settings,
     ) -> None:
         self._held = held
         self._sockets = sockets
@@ -52,8 +57,7 @@ class Launcher:
         self._texts: dict[Path, bytes] = {}
         self._config = (home / IN_FORCE).absolute()
         self._at_start = (home / AT_START).absolute()
-        self.silence = silence
-        self.workers = workers
+        self._settings = settings
         self.limits: Path | None = None
         """The socket where the totals of limits are kept."""
 
@@ -61,7 +65,7 @@ class Launcher:
         self, index: int, *, drains_spool: bool
     ) -> tuple[Sequence[str], Mapping[str, str], Sequence[int]]:
         for path, text in self._texts.items():
-            if not path.exists():  # somebody has tidied up
+            if not path.exists():  # an operator has removed it
                 _write(path, text)
         program = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]]
         command = [*program, "worker", "--index", str(index), "--config", str(self._config)]
@@ -70,9 +74,9 @@ class Launcher:
         environment = {
             **self._environment,
             STARTED_WITH: str(self._at_start),
-            SOCKETS: "{}" if drains_spool else self._sockets.as_text(index, self.workers),
+            SOCKETS: "{}" if drains_spool else self._sockets.as_text(index, count_of(self._settings)),
             # sd_watchdog_enabled(3): a sign of life in half of the time.
-            "WATCHDOG_USEC": str(int(min(self.silence / BEATS, LONGEST_BEAT) * 2_000_000)),
+            "WATCHDOG_USEC": str(int(min(self._settings.worker_timeout / BEATS, LONGEST_BEAT) * 2_000_000)),
         }
         if self.limits is not None:
             environment[LIMITS] = str(self.limits)
@@ -80,14 +84,15 @@ class Launcher:
         return command, environment, (self._held, *descriptors)
 
     def begin(self, text: bytes) -> None:
-        """The relay is started with this configuration. Raises OSError."""
+        """Writes down the configuration that the relay is started with. Raises OSError."""
         self._put(self._at_start, text)
         self._put(self._config, text)
 
-    def put_in_force(self, text: bytes) -> None:
-        """Whole or not at all. Raises OSError."""
+    def put_in_force(self, text: bytes, settings: Settings) -> None:
+        """Writes the configuration that new workers read, whole or not at all. Raises OSError."""
         if text != self._texts[self._config]:
             self._put(self._config, text)
+        self._settings = settings
 
     def in_force(self) -> bytes:
         return self._texts[self._config]

@@ -1,8 +1,10 @@
-"""What is to be done with one worker, and when. Pure: it is told what happened and asked what is due.
+"""The restart policy of one worker: what to do with its process, and when. Pure.
+
+Its owner reports what happened and asks which action is due.
 
 Policy: a worker that dies is started again, at once if it had been well for a minute, else after a pause that
 doubles. One that hangs gets SIGTERM, and SIGKILL when that does not help; so does one that takes too long to
-stop. A supervisor that was itself held up (a suspended machine) takes nobody's silence for a hang.
+stop. A supervisor that was itself held up (a suspended machine) takes no worker's silence for a hang.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerTimeouts:
-    """Seconds: until ready, of silence, until stopped."""
+    """Seconds that a worker may take until it is ready, may be silent, and may take to stop."""
 
     start: float
     silence: float
@@ -43,15 +45,15 @@ class WorkerTimeouts:
 
 
 class RestartPolicy:
-    """One worker, over all its processes. `starts` counts them."""
+    """The policy for one worker over all its processes; `starts` counts them."""
 
-    def __init__(self, patience: WorkerTimeouts, now: float) -> None:
-        self.patience = patience
+    def __init__(self, timeouts: WorkerTimeouts, now: float) -> None:
+        self.timeouts = timeouts
         self.phase = Phase.DOWN
         self.since = now
         self.starts = 0
         self.deaths = 0
-        """Ends that nobody asked for, in a row."""
+        """Ends in a row that the supervisor did not ask for."""
         self._next = now
         self._heard = now
         self._ready = now
@@ -71,47 +73,47 @@ class RestartPolicy:
         return self._wanted
 
     def is_well(self, now: float) -> bool:
-        """It runs, and not because it was started again a moment ago: its death would be news."""
+        """Whether the worker runs, and was not restarted a moment ago: its death would be news."""
         return self.phase is Phase.RUNNING and (self.deaths == 0 or now - self._ready > WELL_AFTER)
 
     # What is due
 
     def due(self, now: float, *, late: bool = False) -> Action | None:
-        """`late`: the caller itself was held up since it asked last."""
+        """Returns the action that is due. `late`: the caller itself was held up since its last call."""
         if late:
             self._heard = now
         match self.phase:
             case Phase.DOWN if self._wanted and now >= self._next:
                 return Action.START
-            case Phase.STARTING if now - self.since > self.patience.start:
+            case Phase.STARTING if now - self.since > self.timeouts.start:
                 return self._kill()
-            case Phase.RUNNING if now - self._heard > self.patience.silence:
+            case Phase.RUNNING if now - self._heard > self.timeouts.silence:
                 self._enter(Phase.HUNG, now)
                 return Action.TERMINATE
-            case Phase.HUNG if now - self.since > min(HUNG_GRACE, self.patience.silence):
+            case Phase.HUNG if now - self.since > min(HUNG_GRACE, self.timeouts.silence):
                 return self._kill()
-            case Phase.STOPPING if now - self.since > self.patience.stop:
+            case Phase.STOPPING if now - self.since > self.timeouts.stop:
                 return self._kill()
         return None
 
     def _kill(self) -> Action | None:
-        """Once: a process in the kernel's hands dies when it does."""
+        """Kills only once: SIGKILL cannot be sped up."""
         first, self._killed = not self._killed, True
         return Action.KILL if first else None
 
     # What is wanted
 
     def stop(self, now: float) -> Action | None:
-        """For good. Returns what to do."""
+        """Stops the worker for good. Returns the action for its process."""
         self._wanted = False
         return self._end(now)
 
     def want(self) -> None:
-        """It is to run, also when it is being stopped: then it is started again. Not when it is over."""
+        """Wants the worker to run; one that is stopping is started again, one that is over is not."""
         self._wanted = True
 
     def replace(self, now: float) -> Action | None:
-        """Stop, then start again at once."""
+        """Stops the worker, and starts it again at once. Returns the action for its process."""
         return self._end(now)
 
     def _end(self, now: float) -> Action | None:
@@ -142,7 +144,7 @@ class RestartPolicy:
         self._heard = now
 
     def stopping(self, now: float) -> None:
-        """It says so itself, asked by somebody else than us."""
+        """The worker says so itself: a process other than the supervisor told it to stop."""
         if self.phase in (Phase.STARTING, Phase.RUNNING):
             self._enter(Phase.STOPPING, now)
 
@@ -162,5 +164,5 @@ class RestartPolicy:
 
 
 def pause(deaths: int) -> float:
-    """Before the next start, after so many deaths in a row."""
+    """Returns the seconds before the next start, after so many deaths in a row."""
     return 0.0 if deaths == 0 else float(min(FIRST_PAUSE * 2.0 ** min(deaths - 1, 20), LONGEST_PAUSE))

@@ -1,10 +1,10 @@
-"""One worker after the other: which one is to be replaced next. Pure.
+"""The rolling restart: which worker is replaced next. Pure.
 
-Policy: never two at a time, and none while no other one takes connections, so that clients wait as little as
-can be; nobody is waited for who dies at each start. A successor has come up when it has lived for a moment:
-one that dies with its first client would else be taken for a success. When one does not come up, or dies
-while others are still being replaced, the rest stay as they are and the roll has failed, unless that worker
-was in trouble before.
+Policy: workers are replaced one at a time, and only while another worker takes connections, so that clients
+hardly wait; the restart does not wait for workers that die at each start. A successor counts as up when it
+has run for `STEADY` seconds, because one that dies with its first client is no success. When a successor does
+not come up, or dies while others are still being replaced, the remaining workers stay as they are and the
+restart has failed, unless that worker was in trouble before.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from zonerelay.supervisor.workers.restart_policy import Phase, RestartPolicy
 STEADY = 1.0
 """Seconds for which a successor runs before the next worker's turn."""
 HOPELESS = 3
-"""Deaths in a row after which nobody waits for a worker."""
+"""Deaths in a row after which the restart does not wait for a worker."""
 
 
 class RollingRestart:
-    """`failed` says who did not come up, `replaced` who did, `done` that nothing is left to do."""
+    """`failed` is the worker that did not come up, `replaced` lists those that did, `done` tells the end."""
 
     def __init__(self, workers: Mapping[int, RestartPolicy]) -> None:
         self._starts = {worker: policy.starts for worker, policy in sorted(workers.items())}
@@ -36,7 +36,7 @@ class RollingRestart:
         return self.failed is not None or (self._current is None and not self._starts)
 
     def step(self, policies: Mapping[int, RestartPolicy], now: float) -> int | None:
-        """The worker to replace now, if one is."""
+        """Returns the index of the worker to replace now, or `None`."""
         self._look(policies, now)
         if self.done or self._current is not None:
             return None
@@ -52,7 +52,7 @@ class RollingRestart:
         return None
 
     def _look(self, policies: Mapping[int, RestartPolicy], now: float) -> None:
-        """Has the one that is being replaced come up, or failed to?"""
+        """Finds out whether the worker that is being replaced has come up or failed."""
         self._starts = {worker: starts for worker, starts in self._starts.items() if worker in policies}
         if self.failed is None:
             self.failed = self._fallen(policies)
@@ -75,13 +75,13 @@ class RollingRestart:
         self._current = None
 
     def _fallen(self, policies: Mapping[int, RestartPolicy]) -> int | None:
-        """Who had come up, and has died since without being asked to."""
+        """Returns a worker that had come up and has died since by itself, or `None`."""
         known = ((worker, deaths) for worker, deaths in self._deaths.items() if worker in policies)
         return next((worker for worker, deaths in known if policies[worker].deaths > deaths), None)
 
 
 def _can_be_spared(worker: int, policies: Mapping[int, RestartPolicy]) -> bool:
-    """Somebody else takes the clients, or nobody will soon: then they wait in the kernel's queue."""
+    """Whether another worker takes the clients, or none will soon: then they wait in the queue there."""
     others = [policy for other, policy in policies.items() if other != worker]
     return any(policy.phase is Phase.RUNNING for policy in others) or all(
         policy.deaths >= HOPELESS for policy in others

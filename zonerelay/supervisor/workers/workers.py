@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from zonerelay.config.settings import Settings
 from zonerelay.control.messages.standings import WorkerStatus
 from zonerelay.process.setup import StartError
 from zonerelay.supervisor.workers.child import Child, ending
@@ -72,13 +73,23 @@ class SupervisedWorker:
         return f"; started again in {left:.0f} s" if self.policy.phase is Phase.DOWN and left >= 1 else ""
 
 
+START_TIMEOUT = 600.0
+"""A spool that a crash left is read before its worker is ready: as long as the unit's TimeoutStartSec."""
+STOP_GRACE = 10.0
+"""On top of shutdown_timeout: outcomes are synced and the spool is closed."""
 TICK = 0.25
 HELD_UP = 2.0
 """Seconds between two ticks that say that this process itself was not allowed to run."""
 
 
+def timeouts_of(settings: Settings) -> WorkerTimeouts:
+    return WorkerTimeouts(
+        start=START_TIMEOUT, silence=settings.worker_timeout, stop=settings.shutdown_timeout + STOP_GRACE
+    )
+
+
 class Launch(Protocol):
-    """Command line, environment and descriptors of a new process."""
+    """Returns the command line, the environment and the descriptors of a new process."""
 
     def __call__(
         self, index: int, *, drains_spool: bool
@@ -90,14 +101,14 @@ class Workers:
         self,
         *,
         launch: Launch,
-        patience: WorkerTimeouts,
+        timeouts: WorkerTimeouts,
         log: LogSink,
-        accounts: MetricTotals,
+        totals: MetricTotals,
         now: Callable[[], float],
     ) -> None:
         self.members: dict[int, SupervisedWorker] = {}
-        self.accounts = accounts
-        self.patience = patience
+        self.totals = totals
+        self.timeouts = timeouts
         self.roll: RollingRestart | None = None
         self.edition = 0
         """Of the configuration in force: one more whenever that changes."""
@@ -109,21 +120,21 @@ class Workers:
         self.ready = asyncio.get_running_loop().create_future()
         """Done when all workers listen for the first time; a StartError when one cannot."""
 
-    # ---- who there is -----------------------------------------------------------------------------
+    # ---- the workers there are -----------------------------------------------------------------------------
 
     @property
     def policies(self) -> dict[int, RestartPolicy]:
-        """Of those that take connections."""
+        """The restart policies of the workers that take connections, by index."""
         return {index: each.policy for index, each in self.members.items() if not each.drains_spool}
 
     def employ(self, workers: int, draining: Sequence[int] = ()) -> None:
-        """Have so many workers from now on, and these for the spools of others."""
+        """Sets the number of workers, and the indexes of the workers that only drain their spools."""
         for index in (*range(workers), *draining):
             member = self.members.get(index)
             drains_spool = index >= workers
             if member is None or member.policy.phase is Phase.OVER:
                 self.members[index] = SupervisedWorker(
-                    index, RestartPolicy(self.patience, self._now()), drains_spool
+                    index, RestartPolicy(self.timeouts, self._now()), drains_spool
                 )
                 continue
             member.policy.want()
@@ -133,7 +144,7 @@ class Workers:
         self.wake()
 
     def dismiss(self, workers: int, *, drain: bool) -> None:
-        """Have so many workers only. `drain`: the others stay until their spools are empty."""
+        """Reduces the number of workers. `drain`: the others stay until their spools are empty."""
         for index, member in self.members.items():
             if index < workers or member.drains_spool:
                 continue
@@ -145,7 +156,7 @@ class Workers:
         self.wake()
 
     def replace_draining(self) -> None:
-        """Those that have another configuration. They take no clients, so at once."""
+        """Replaces, at once, the draining workers that have another configuration: they take no clients."""
         for member in self.members.values():
             if member.drains_spool and member.edition != self.edition:
                 self._do(member, member.policy.replace(self._now()))
@@ -156,10 +167,10 @@ class Workers:
         if member.child is not None:
             member.child.signal(signal.SIGHUP)
 
-    def change_patience(self, patience: WorkerTimeouts) -> None:
-        self.patience = patience
+    def change_timeouts(self, timeouts: WorkerTimeouts) -> None:
+        self.timeouts = timeouts
         for member in self.members.values():
-            member.policy.patience = patience
+            member.policy.timeouts = timeouts
 
     # ---- the one task -----------------------------------------------------------------------------
 
@@ -167,7 +178,7 @@ class Workers:
         self._awake.set()
 
     def stop(self) -> None:
-        """Everybody, for good: `run` returns when all have ended."""
+        """Stops all workers for good; `run` returns when all have ended."""
         self._stopping = True
         self.roll = None
         for member in self.members.values():
@@ -175,7 +186,7 @@ class Workers:
         self.wake()
 
     def kill(self) -> None:
-        """At once, as in a crash, which loses nothing."""
+        """Kills all processes at once, as in a crash, which loses nothing."""
         for member in self.members.values():
             if member.child is not None:
                 member.child.signal(signal.SIGKILL)
@@ -204,7 +215,7 @@ class Workers:
             self._do(member, act)
         if member.policy.phase is Phase.OVER and not self._stopping:
             del self.members[member.index]
-            self.accounts.forget(member.index)
+            self.totals.forget(member.index)
 
     def _step_roll(self) -> None:
         if self.roll is None:
@@ -237,14 +248,14 @@ class Workers:
             self._ended(member, child, 127)
             return
         self._log.emit("info", "worker-started", {"worker": member.index, "pid": child.pid})
-        if member.policy.phase is Phase.STOPPING:  # somebody wanted that before there was a process to tell
+        if member.policy.phase is Phase.STOPPING:  # `stop` came before there was a process to signal
             child.signal(signal.SIGTERM)
 
     def _do(self, member: SupervisedWorker, act: Action | None) -> None:
         if member.child is None or act is None or act is Action.START:
             return
         if act is Action.TERMINATE and member.policy.phase is Phase.HUNG:
-            member.because = f"no sign of life for {self.patience.silence:g} s"
+            member.because = f"no sign of life for {self.timeouts.silence:g} s"
             self._log.emit("error", "worker-hung", {"worker": member.index, "pid": _pid(member)})
         elif act is Action.KILL and not member.because:
             member.because = (
@@ -252,7 +263,7 @@ class Workers:
             )
         member.child.signal(signal.SIGTERM if act is Action.TERMINATE else signal.SIGKILL)
 
-    # ---- what the processes say -------------------------------------------------------------------
+    # ---- packets and exits -------------------------------------------------------------------
 
     def _heard(self, member: SupervisedWorker, child: Child, packet: str) -> None:
         if child is not member.child:
@@ -284,9 +295,9 @@ class Workers:
     def _last_metrics(self, member: SupervisedWorker, text: str) -> None:
         text, member.metrics = member.metrics + text, ""
         families = msgspec.json.decode(text, type=tuple[Family, ...])
-        self.accounts.take(member.index, member.policy.starts, families)
+        self.totals.take(member.index, member.policy.starts, families)
         # An answer to a scrape that was on its way has less.
-        self.accounts.bury(member.index, member.policy.starts)
+        self.totals.bury(member.index, member.policy.starts)
 
     def _ended(self, member: SupervisedWorker, child: Child, status: int) -> None:
         asked = member.policy.phase is Phase.STOPPING and not member.because
@@ -296,7 +307,7 @@ class Workers:
         # An empty spool ends a worker that drains it only; its number may be wanted again by now.
         member.emptied = member.emptied and member.drains_spool
         member.policy.ended(self._now(), finished=member.emptied)
-        self.accounts.bury(member.index, member.policy.starts)
+        self.totals.bury(member.index, member.policy.starts)
         fields: dict[str, Field] = {"worker": member.index, "pid": child.pid, "why": why}
         if member.policy.phase is Phase.DOWN and not asked:
             fields["restart_in"] = round(max(member.policy.next_start - self._now(), 0.0), 3)

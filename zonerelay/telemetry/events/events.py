@@ -17,12 +17,9 @@ from zonerelay.model.envelope import Message, Origin
 from zonerelay.model.message_id import MessageId
 from zonerelay.model.outcome import Outcome
 from zonerelay.model.reply import Reply
-from zonerelay.telemetry.events.limits import LimitEvents
-from zonerelay.telemetry.events.mta_sts import StsEvents
-from zonerelay.telemetry.events.name_servers import NameServerEvents
-from zonerelay.telemetry.events.smarthosts import SmarthostEvents
+from zonerelay.telemetry.events.subsystems import LimitEvents, NameServerEvents, SmarthostEvents, StsEvents
 from zonerelay.telemetry.logs.redact import Redactor
-from zonerelay.telemetry.logs.strangers import Strangers
+from zonerelay.telemetry.logs.refusals import RefusalLog
 from zonerelay.telemetry.metrics.metrics import Metrics
 
 Field = str | int | float | bool | None
@@ -42,7 +39,7 @@ class Events:
         self.metrics = metrics
         self._redact = redactor
         self._clock = clock
-        self._strangers = Strangers(sink.emit, redactor)
+        self._refusals = RefusalLog(sink.emit, redactor)
         self.sts = StsEvents(sink.emit, metrics.sts, redactor)
         self.limits = LimitEvents(sink.emit, metrics.limits)
         self.name_servers = NameServerEvents(sink.emit, metrics.name_servers)
@@ -83,7 +80,7 @@ class Events:
         """
         self.metrics.refused(reason)
         client = origin.client_address
-        if not self._strangers.shows(client, reason, known=not origin.stranger):
+        if not self._refusals.shows(client, reason, known=not origin.stranger):
             return
         fields: dict[str, Field] = {
             "command": command,
@@ -102,7 +99,7 @@ class Events:
     def login(self, result: str, client: str, *, user: str = "") -> None:
         """AUTH was answered: `ok`, `wrong`, `locked` or `broken`. `user` is a known one or `""`."""
         self.metrics.login(result)
-        if result != "ok" and not self._strangers.shows(client, f"login-{result}"):
+        if result != "ok" and not self._refusals.shows(client, f"login-{result}"):
             return
         fields: dict[str, Field] = {"client": self._redact.client(client)}
         if user:
@@ -116,7 +113,7 @@ class Events:
         self._emit("info", "credentials-read", {"users": users})
 
     def credentials_broken(self, problem: str) -> None:
-        """Nobody can log in; `problem` names file and line."""
+        """The credentials file cannot be read, so no user can log in; `problem` names file and line."""
         self._emit("error", "credentials-broken", {"problem": self._redact.text(problem)})
 
     def reply_lost(self, message_id: MessageId, origin: Origin) -> None:
@@ -181,7 +178,7 @@ class Events:
         self._emit("info", "dsn", fields)
 
     def no_dsn(self, about: MessageId, reason: str) -> None:
-        """A report was owed to nobody; `reason` is one of NO_DSN_REASONS."""
+        """No report is due; `reason` is one of NO_DSN_REASONS."""
         self.metrics.no_dsn(reason)
         self._emit("info", "no-dsn", {"about": about, "reason": reason})
 
@@ -287,7 +284,7 @@ class Events:
 
     def close(self) -> None:
         """Tell what was to be told together with more."""
-        self._strangers.tell()
+        self._refusals.tell()
 
     def lifecycle(self, event: str, **fields: Field) -> None:
         """`starting`, `ready`, `reloading`, `stopping`, `stopped`."""

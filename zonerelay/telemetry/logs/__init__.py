@@ -1,0 +1,1 @@
+"""The log: one line per event, redacted, and bounded for what clients can cause without end."""

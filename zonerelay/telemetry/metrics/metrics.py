@@ -19,12 +19,7 @@ from prometheus_client import CollectorRegistry, Info, ProcessCollector, generat
 
 from zonerelay import __version__
 from zonerelay.model.outbox import zone_label
-from zonerelay.telemetry.events.limits import LimitMetrics
-from zonerelay.telemetry.events.mta_sts import StsCounters
-from zonerelay.telemetry.events.name_servers import NameServerMetrics
-from zonerelay.telemetry.events.outbox import OutboxMetrics
-from zonerelay.telemetry.events.smarthosts import SmarthostMetrics
-from zonerelay.telemetry.load.loop_lag import LoopLag
+from zonerelay.telemetry.load import LoopLag
 from zonerelay.telemetry.metrics.collectors import (
     CertificateCollector,
     QueueCollector,
@@ -36,6 +31,13 @@ from zonerelay.telemetry.metrics.collectors import (
 )
 from zonerelay.telemetry.metrics.families import Family, collect
 from zonerelay.telemetry.metrics.instruments import Counter, Gauge, Histogram, Instruments, LabelledCounter
+from zonerelay.telemetry.metrics.subsystems import (
+    LimitMetrics,
+    NameServerMetrics,
+    OutboxMetrics,
+    SmarthostMetrics,
+    StsCounters,
+)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DKIM_RESULTS = ("signed", "no_key", "failed")

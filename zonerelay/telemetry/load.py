@@ -1,16 +1,49 @@
-"""How late the event loop is: what a client, a peer or a timer has to wait because the relay is busy.
+"""How busy the event loop is: how late its timers run, and which part of the time its thread needs a
+processor.
 
-One timer measures how much later than asked it is called. A pause of the loop shows as a lag between its
-length and the interval less; the interval is longer while the loop has next to nothing to do. `longest` is
-the worst of the last one to two minutes, so that every reader of the metrics sees it, however often each of
-them asks.
+`LoopLag` measures with one timer how much later than asked it is called, which is how long a client, a peer
+or another timer waits because the relay is busy. A pause of the loop shows as a lag between its length and
+its length less the interval; the interval is longer while the loop is idle. `longest` is the worst lag of the
+last one to two minutes, so that every reader of the metrics sees it, whatever its interval.
+
+`CpuDemand` adds the time in the kernel's run queue (/proc/thread-self/schedstat) to the thread's CPU time,
+because CPU time alone would say little where other programs use the machine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+SCHEDSTAT = Path("/proc/thread-self/schedstat")
+"""Nanoseconds: running, and waiting to run; then a count."""
+
+
+class CpuDemand:
+    """Of the thread that calls it."""
+
+    def __init__(self, *, schedstat: Path = SCHEDSTAT) -> None:
+        self._schedstat = schedstat
+        self._at = 0.0
+        self._needed = 0.0
+
+    def since_last(self) -> float:
+        """0.0 to 1.0, since the last call; 0.0 at the first."""
+        now, needed = time.monotonic(), time.thread_time() + self._waited()
+        passed, more = now - self._at, needed - self._needed
+        is_first, self._at, self._needed = self._at == 0.0, now, needed
+        if is_first or passed <= 0:
+            return 0.0
+        return min(1.0, max(0.0, more / passed))
+
+    def _waited(self) -> float:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return int(self._schedstat.read_bytes().split()[1]) / 1e9
+        return 0.0
+
 
 INTERVAL = 0.025
 """Seconds: short against a pause that matters (0.05)."""

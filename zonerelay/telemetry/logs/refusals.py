@@ -1,9 +1,9 @@
-"""Refusals in the log: each of the first ones of a client has its line, the others are counted.
+"""Refusals in the log: the first ones of each client have a line each, later ones are counted.
 
-A stranger can have commands refused thousands of times a second, and the log must not fill the disk with
-that. In each interval `IN_FULL` refusals of a client have their lines, and `ALL_IN_FULL` of all strangers
-together. The others are told at the interval's end, in one line per client: `refused-more`. The metrics count
-every refusal.
+A client can have thousands of commands refused in a second, and the log must not fill the disk. In each
+interval of `INTERVAL` seconds `IN_FULL` refusals of a client are logged, and `ALL_IN_FULL` of all clients
+without permission to relay together. At the end of the interval one line per client (`refused-more`) gives
+the number of the others. The metrics count every refusal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Client:
         self.more: Counter[str] = Counter()
 
 
-class Strangers:
+class RefusalLog:
     """One per worker. Its intervals begin with a refusal; where no event loop runs, `tell` ends them."""
 
     def __init__(self, emit: Emit, redactor: Redactor) -> None:

@@ -1,0 +1,155 @@
+"""The log lines of one subsystem each, with their counters: shared limits, MTA-STS, name servers, smarthosts.
+
+Domains are shown as destinations are, and text from remote hosts is redacted. A failed fetch of an MTA-STS
+policy is a warning even while an older policy serves on, because the time to act is before that expires (RFC
+8461 10.2). A refused log-in at a smarthost is an error, because the mail of a whole zone waits until an
+operator corrects it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from zonerelay.model.outbox import zone_label
+from zonerelay.telemetry.logs.redact import Redactor
+from zonerelay.telemetry.metrics.subsystems import (
+    RESULTS,
+    LimitMetrics,
+    NameServerMetrics,
+    SmarthostMetrics,
+    StsCounters,
+)
+
+Field = str | int | float | bool | None
+
+
+MAX_HOSTS = 5  # named in one line
+
+
+class LimitEvents:
+    """One per worker. Never raises."""
+
+    def __init__(self, emit: Callable[[str, str, dict[str, Field]], None], metrics: LimitMetrics) -> None:
+        self._emit = emit
+        self._metrics = metrics
+
+    def read(self, figures: Callable[[], Mapping[str, tuple[int, int, int]]]) -> None:
+        """By zone: places held, connections open, places wished for."""
+        self._metrics.attach(figures)
+
+    def waited(self, seconds: float) -> None:
+        self._metrics.waits.observe(seconds)
+
+    def lost(self, authority: str, reason: str) -> None:
+        self._metrics.lost.value += 1
+        self._metrics.reachable.value = 0
+        self._emit("warning", "limits-lost", {"from": authority, "reason": reason})
+
+    def restored(self, authority: str) -> None:
+        self._metrics.reachable.value = 1
+        self._emit("info", "limits-restored", {"from": authority})
+
+
+class StsEvents:
+    """One per worker. Never raises."""
+
+    def __init__(
+        self, emit: Callable[[str, str, dict[str, Field]], None], counters: StsCounters, redactor: Redactor
+    ) -> None:
+        self._emit = emit
+        self._counters = counters
+        self._redact = redactor
+
+    def looked_up(self, result: str) -> None:
+        """`enforce`, `testing`, `none`: by the mode of the policy in force; `absent`, `failed`."""
+        self._counters.look_ups.add((result,))
+
+    def fetched(self, domain: str, *, mode: str, policy_id: str, expires: float) -> None:
+        self._counters.fetches.add(("fetched",))
+        fields: dict[str, Field] = {
+            "domain": domain,
+            "mode": mode,
+            "policy": policy_id,
+            "expires": round(expires),
+        }
+        self._emit("info", "mta-sts-policy", fields)
+
+    def failed(self, domain: str, problem: str, *, kept_until: float | None) -> None:
+        """A policy cannot be had; until then, the one before it counts."""
+        self._counters.fetches.add(("failed",))
+        fields: dict[str, Field] = {"domain": domain, "problem": self._redact.text(problem)}
+        if kept_until is not None:
+            fields["kept_until"] = round(kept_until)
+        self._emit("warning", "mta-sts-failed", fields)
+
+    def mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None:
+        """MX hosts that the policy does not name: left out in mode enforce."""
+        self._counters.mismatches.add((mode,))
+        fields: dict[str, Field] = {"domain": domain, "mode": mode, "hosts": " ".join(hosts[:MAX_HOSTS])}
+        self._emit("warning", "mta-sts-mismatch", fields)
+
+    def files(self, problem: str) -> None:
+        """A policy on disk cannot be read, or one cannot be kept there."""
+        self._emit("warning", "mta-sts-files", {"problem": self._redact.text(problem)})
+
+
+class NameServerEvents:
+    """One per worker. Never raises."""
+
+    def __init__(
+        self, emit: Callable[[str, str, dict[str, Field]], None], metrics: NameServerMetrics
+    ) -> None:
+        self._emit = emit
+        self._metrics = metrics
+
+    def lost(self, servers: str, reason: str) -> None:
+        """Mail that has to look up a domain waits."""
+        self._metrics.lost.value += 1
+        self._metrics.reachable.value = 0
+        self._emit("error", "name-servers-lost", {"servers": servers, "reason": reason})
+
+    def restored(self, servers: str, seconds: float) -> None:
+        self._metrics.reachable.value = 1
+        self._emit("info", "name-servers-restored", {"servers": servers, "seconds": round(seconds, 1)})
+
+
+class SmarthostEvents:
+    """One per worker. Never raises."""
+
+    def __init__(
+        self,
+        emit: Callable[[str, str, dict[str, Field]], None],
+        metrics: SmarthostMetrics,
+        redactor: Redactor,
+    ) -> None:
+        self._emit = emit
+        self._metrics = metrics
+        self._redact = redactor
+
+    def declare(self, zones: Iterable[str]) -> None:
+        """Those that log in."""
+        self._metrics.logins.declare((zone_label(zone), result) for zone in zones for result in RESULTS)
+
+    def answered(self, zone: str, result: str) -> None:
+        """`ok`, `refused` or `failed` (for now); `broken`: it could not even be tried."""
+        self._metrics.logins.add((zone_label(zone), result))
+
+    def refused(self, zone: str, credential: str, host: str, reply: str) -> None:
+        """The relay does not try again for a while; all mail that needs the credential waits."""
+        text = self._redact.text(reply)
+        self._emit(
+            "error", "login-refused", {"zone": zone, "credential": credential, "host": host, "reply": text}
+        )
+
+    def broken(self, zone: str, credential: str, problem: str) -> None:
+        """A secret cannot be read, or a token server gives no token."""
+        text = self._redact.text(problem)
+        self._emit("error", "login-broken", {"zone": zone, "credential": credential, "problem": text})
+
+    def restored(self, zone: str, credential: str, host: str) -> None:
+        self._emit("info", "login-restored", {"zone": zone, "credential": credential, "host": host})
+
+    def token_trouble(self, credential: str, problem: str) -> None:
+        """While the present token still serves, or a new refresh token could not be written down."""
+        text = self._redact.text(problem)
+        self._emit("warning", "token-trouble", {"credential": credential, "problem": text})

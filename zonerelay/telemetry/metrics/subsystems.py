@@ -1,0 +1,187 @@
+"""The metrics of one subsystem each: shared limits, MTA-STS, name servers, the outbox, smarthosts.
+
+Labels are zones, credentials and fixed words of ours. The metrics of a subsystem that is not configured are
+not exposed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from zonerelay.model.outbox import MAILBOXES, is_mailbox_zone
+from zonerelay.telemetry.metrics.instruments import Counter, Gauge, Histogram, Instruments, LabelledCounter
+
+WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
+
+
+class LimitMetrics(Instruments):
+    """Silent until `attach`: a worker that shares no limits has none of these."""
+
+    def __init__(self) -> None:
+        self.lost = Counter(
+            "zonerelay_limits_lost_total", "Times that whoever leases shared limits was out of reach."
+        )
+        self.reachable = Gauge(
+            "zonerelay_limits_reachable", "1 while whoever leases shared limits answers, else 0."
+        )
+        self.reachable.value = 1
+        self.waits = Histogram(
+            "zonerelay_limits_wait_seconds",
+            "From wishing for a connection to its grant.",
+            WAIT_BUCKETS,
+        )
+        super().__init__(self.lost, self.reachable, self.waits)
+        self._read: Callable[[], Mapping[str, tuple[int, int, int]]] | None = None
+
+    def attach(self, read: Callable[[], Mapping[str, tuple[int, int, int]]]) -> None:
+        """By zone: places held, connections open, places wished for."""
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        if self._read is None:
+            return
+        yield from super().collect()
+        family = GaugeMetricFamily(
+            "zonerelay_limits_places",
+            "Connections that this worker may have of limits it shares, has, and would like.",
+            labels=("zone", "state"),
+        )
+        numbers: Counts[tuple[str, str]] = Counts()
+        for zone, figures in self._read().items():
+            label = MAILBOXES if is_mailbox_zone(zone) else zone
+            for state, number in zip(("held", "used", "wanted"), figures, strict=True):
+                numbers[label, state] += number
+        for labels, number in numbers.items():
+            family.add_metric(labels, number)
+        yield family
+
+
+LOOK_UPS = ("enforce", "testing", "none", "absent", "failed")
+
+
+FETCHES = ("fetched", "failed")
+
+
+MISMATCHES = ("enforce", "testing")
+
+
+class StsCounters(Instruments):
+    def __init__(self) -> None:
+        self.look_ups = LabelledCounter(
+            "zonerelay_mta_sts_lookups_total", "MTA-STS policies looked up for a route.", ("result",)
+        )
+        self.fetches = LabelledCounter(
+            "zonerelay_mta_sts_fetches_total", "MTA-STS policies fetched over HTTPS.", ("result",)
+        )
+        self.mismatches = LabelledCounter(
+            "zonerelay_mta_sts_mismatches_total",
+            "Routes with MX hosts that the domain's MTA-STS policy does not name.",
+            ("mode",),
+        )
+        super().__init__(self.look_ups, self.fetches, self.mismatches)
+        for counter, values in (
+            (self.look_ups, LOOK_UPS),
+            (self.fetches, FETCHES),
+            (self.mismatches, MISMATCHES),
+        ):
+            counter.declare((value,) for value in values)
+
+
+class NameServerMetrics(Instruments):
+    def __init__(self) -> None:
+        self.lost = Counter("zonerelay_name_servers_lost_total", "Times that no name server answered.")
+        self.reachable = Gauge("zonerelay_name_servers_reachable", "1 while name servers answer, else 0.")
+        self.reachable.value = 1
+        super().__init__(self.lost, self.reachable)
+
+
+STATUSES = ("queued", "processing", "failed")
+
+
+ENDS = ("sent", "failed", "queued")
+
+
+class OutboxFigures(NamedTuple):
+    """`rows` by status and `lag` as of the last count of the table; the rest since the start."""
+
+    rows: dict[str, int]
+    lag: float
+    claims: int
+    reaped: int
+    usable: bool
+
+
+class OutboxMetrics(Collector):
+    """`attach` the function that reads the figures."""
+
+    def __init__(self) -> None:
+        self._read: Callable[[], OutboxFigures] | None = None
+        self._finished = dict.fromkeys(ENDS, 0)
+
+    def attach(self, read: Callable[[], OutboxFigures]) -> None:
+        self._read = read
+
+    def finished(self, status: str) -> None:
+        """A row was let go of as `sent`, as `failed`, or as `queued` to be tried again."""
+        self._finished[status] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        if self._read is None:
+            return
+        figures = self._read()
+        rows = GaugeMetricFamily("zonerelay_outbox_rows", "Rows of the outbox.", labels=("status",))
+        for status in STATUSES:
+            rows.add_metric((status,), figures.rows.get(status, 0))
+        yield rows
+        ends = CounterMetricFamily(
+            "zonerelay_outbox_finished_total", "Rows that this relay has let go of.", labels=("status",)
+        )
+        for status, count in self._finished.items():
+            ends.add_metric((status,), count)
+        yield ends
+        yield CounterMetricFamily("zonerelay_outbox_claims_total", "Rows claimed here.", figures.claims)
+        yield CounterMetricFamily(
+            "zonerelay_outbox_reaped_total", "Rows of dead relays given back to the queue.", figures.reaped
+        )
+        yield GaugeMetricFamily(
+            "zonerelay_outbox_lag_seconds", "How long the first row that is due has waited.", figures.lag
+        )
+        yield GaugeMetricFamily(
+            "zonerelay_outbox_up", "1 while the database can be used.", float(figures.usable)
+        )
+
+
+RESULTS = ("ok", "refused", "failed", "broken")
+
+
+class SmarthostMetrics(Instruments):
+    """`attach` a function that reads zone, credential and whether it can log in, of the credentials that were
+    tried.
+    """
+
+    def __init__(self) -> None:
+        self.logins = LabelledCounter(
+            "zonerelay_smarthost_logins_total", "Log-ins at smarthosts.", ("zone", "result")
+        )
+        super().__init__(self.logins)
+        self._read: Callable[[], Iterable[tuple[str, str, bool]]] = tuple
+
+    def attach(self, read: Callable[[], Iterable[tuple[str, str, bool]]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        yield from super().collect()
+        family = GaugeMetricFamily(
+            "zonerelay_smarthost_login",
+            "1 while a credential can log in, 0 while it cannot.",
+            labels=("zone", "credential"),
+        )
+        for zone, credential, works in self._read():
+            family.add_metric((zone, credential), float(works))
+        yield family
