@@ -159,7 +159,8 @@ class Path4KiB:
 
         made: list[Any] = []
         listener = self._listener
-        around("init", lambda: made.append(Session(listener._reception, listener, self._loop)))
+        context = getattr(listener, "_context", None) or listener._reception
+        around("init", lambda: made.append(Session(context, listener, self._loop)))
         (session,) = made
         transport = Transport()
         around("connect", lambda: session.connection_made(transport))

@@ -7,11 +7,10 @@ answer. A check that could not be made is 454, never 535: a client gives up for 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from zonerelay.config.tables.models import ListenerAuth
 from zonerelay.inbound.access.auth import LoginKind
 from zonerelay.inbound.policy import Auth
+from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.questions import LogIn, Verdict
 from zonerelay.inbound.state.replies import ServerReply
@@ -20,9 +19,6 @@ from zonerelay.smtp.server.paths import CommandError
 from zonerelay.smtp.server.sasl import SaslExchange, parse_auth
 
 AUTH_FAILED = 535  # RFC 4954 6
-
-if TYPE_CHECKING:
-    from zonerelay.inbound.session.commands import Conversation
 
 
 def auth(conversation: Conversation, argument: str) -> ServerReply:

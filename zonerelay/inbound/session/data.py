@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from zonerelay.inbound.cleanup.intake import BACKLOG, Intake
 from zonerelay.inbound.limits.large_bodies import Reader
 from zonerelay.inbound.refusal import Reason
-from zonerelay.inbound.session.commands import Conversation
+from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.session.timeouts import Deadlines
 from zonerelay.inbound.session.transport import Transport
 from zonerelay.inbound.state import replies

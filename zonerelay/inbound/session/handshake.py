@@ -12,7 +12,7 @@ from typing import Protocol
 
 from zonerelay.config.tables.models import ListenerTls
 from zonerelay.inbound.access.networks import Client
-from zonerelay.inbound.session.commands import Conversation
+from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.session.timeouts import Deadlines
 from zonerelay.inbound.session.transport import Transport, TransportFault
 from zonerelay.inbound.state import replies

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from zonerelay.inbound.access.strangers import TooManyGuessesError, WrongHashError
 from zonerelay.inbound.limits.connections import client_key
 from zonerelay.inbound.policy import Mail, Rcpt
 from zonerelay.inbound.refusal import Reason
+from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.questions import Verdict
 from zonerelay.inbound.state.replies import ServerReply, Then, refused
@@ -38,9 +38,6 @@ from zonerelay.smtp.server.bdat import parse_bdat
 from zonerelay.smtp.server.params import MailCommand, parse_mail, parse_rcpt
 from zonerelay.smtp.server.paths import CommandError
 from zonerelay.store.common import health
-
-if TYPE_CHECKING:
-    from zonerelay.inbound.session.commands import Conversation
 
 REMEMBERED = 1024  # paths with parameters: the same come again and again. Not whole lines: AUTH's are secret
 RECIPIENT_COST = 512  # octets of memory that a recipient of an open transaction stands for

@@ -33,8 +33,8 @@ from typing import Any
 from aiosmtpd.smtp import SMTP
 
 from zonerelay.inbound.limits.memory import TLS_COST
-from zonerelay.inbound.session import handshake
-from zonerelay.inbound.session.commands import Conversation
+from zonerelay.inbound.session import commands, handshake
+from zonerelay.inbound.session.conversation import Conversation
 from zonerelay.inbound.session.data import Bodies
 from zonerelay.inbound.session.house import House
 from zonerelay.inbound.session.timeouts import Deadlines
@@ -269,7 +269,7 @@ class Session(SMTP):
     def _answer(self, line: bytes | LineFault) -> ServerReply:
         conversation = self.conversation
         try:
-            answer = conversation.answer(line, more=self.lines.waiting > 0)
+            answer = commands.answer(conversation, line, more=self.lines.waiting > 0)
             return conversation.slowed(answer) if conversation.delay else answer
         except Exception as error:  # noqa: BLE001 - rule 3: a mistake of ours is never the client's
             answer = self._trouble(error)
