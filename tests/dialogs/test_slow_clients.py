@@ -173,7 +173,7 @@ async def test_a_client_that_does_not_take_our_last_words_is_cut_off(monkeypatch
             await asyncio.sleep(0.001)
         await until(lambda: session._blocked)
         house.listener.stop_accepting()
-        session.say_goodbye(replies.IDLE)
+        session._say_goodbye(replies.IDLE)
         await until(lambda: house.listener.connections == 0)
 
 
